@@ -1,0 +1,246 @@
+"""What all tests share: a directory of their own, nothing skipped in CI, and nothing left behind.
+
+The whole run has temporary and runtime directories of its own, so that it neither sees nor
+touches the clusters of the person who runs it, and a mark in its environment, by which every
+process that descends from it is found, orphans too.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import socket
+import stat
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+#: With ``TFD_REQUIRE_ALL=1`` a skipped test is a failed one.
+REQUIRE_ALL = os.environ.get("TFD_REQUIRE_ALL") == "1"
+#: Seconds that the end of a test gives to what it stopped.
+SETTLE_SECONDS = 5.0
+
+_MARK = "TFD_TEST_RUN"
+_BASE = Path(tempfile.mkdtemp(prefix="tfd-tests-"))
+_WATCHED = (_BASE / "tmp", _BASE / "run")
+_OUTER_ENVIRONMENT = dict(os.environ)
+
+
+def pytest_configure() -> None:
+    for name in ("tmp", "run", "ipython", "jupyter"):
+        (_BASE / name).mkdir(mode=0o700)
+    os.environ.update(
+        {
+            _MARK: uuid.uuid4().hex,
+            "TMPDIR": str(_BASE / "tmp"),
+            "TFD_RUNTIME_DIR": str(_BASE / "run"),
+            "IPYTHONDIR": str(_BASE / "ipython"),
+            "JUPYTER_RUNTIME_DIR": str(_BASE / "jupyter"),
+            # One log line per op library is all that this hides; errors are still printed.
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+    )
+    tempfile.tempdir = None
+
+
+def pytest_unconfigure() -> None:
+    os.environ.clear()
+    os.environ.update(_OUTER_ENVIRONMENT)
+    tempfile.tempdir = None
+    shutil.rmtree(_BASE, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def need() -> Callable[[object, str], None]:
+    """Return ``need(condition, reason)``, which skips unless `condition` holds.
+
+    What is needed and missing fails the test in CI, see `REQUIRE_ALL`.
+    """
+
+    def check(condition: object, reason: str) -> None:
+        if not condition:
+            pytest.skip(reason)
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def leftovers() -> type[Leftovers]:
+    """Return the class that notes what there is, and can tell later what was left behind."""
+    return Leftovers
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    report = yield
+    if REQUIRE_ALL and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"TFD_REQUIRE_ALL=1 allows no skipped test: {_reason(report.longrepr)}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Iterator[None]:
+    report = yield
+    if REQUIRE_ALL and report.outcome == "skipped":
+        report.outcome = "failed"
+        report.longrepr = f"TFD_REQUIRE_ALL=1 allows no skipped file: {_reason(report.longrepr)}"
+    return report
+
+
+def _reason(longrepr: object) -> object:
+    return longrepr[2] if isinstance(longrepr, tuple) else longrepr
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _module_leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail an integration test module that leaves anything behind."""
+    if request.node.get_closest_marker("integration") is None:
+        yield
+        return
+    before = Leftovers()
+    yield
+    before.check(f"the module {request.node.name}")
+
+
+@pytest.fixture(autouse=True)
+def _test_leaves_nothing(
+    _module_leaves_nothing: None, request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """Fail an integration test that leaves behind what its module's fixtures did not make."""
+    if request.node.get_closest_marker("integration") is None:
+        yield
+        return
+    before = Leftovers()
+    yield
+    before.check("the test", shared=True)
+
+
+class Leftovers:
+    """Everything that a test could leave behind, as it is when this object is made."""
+
+    def __init__(self) -> None:
+        self._threads = _threads()
+        self._processes = _processes()
+        self._sockets = _sockets()
+        self._files = _files()
+
+    def check(self, who: str, shared: bool = False, settle: float = SETTLE_SECONDS) -> None:
+        """Fail if there is more now than there was, and is still after `settle` seconds.
+
+        With `shared`, whatever a process that was there before does counts as that process's:
+        the agent of a shared cluster may restart a task.
+        """
+        deadline = time.monotonic() + settle
+        while left := self._left(shared):
+            if time.monotonic() > deadline:
+                pytest.fail(f"{who} left behind:\n  " + "\n  ".join(left), pytrace=False)
+            gc.collect()
+            time.sleep(0.05)
+
+    def _left(self, shared: bool) -> list[str]:
+        return [
+            *(f"thread {t.name}" for t in _threads() - self._threads),
+            *(f"process {p.pid}: {_command(p)}" for p in self._new_processes(shared)),
+            *(f"port {port}" for port in sorted(_sockets() - self._sockets)),
+            *(f"file {path}" for path in sorted(_files() - self._files)),
+        ]
+
+    def _new_processes(self, shared: bool) -> Iterator[psutil.Process]:
+        for process in _processes() - self._processes:
+            try:
+                parents = set(process.parents())
+            except psutil.Error:
+                continue
+            if not (shared and parents & self._processes):
+                yield process
+
+
+def _agent_pids() -> tuple[int, ...]:
+    """The agent of this process, which lives as long as the run does."""
+    local = sys.modules.get("tfd_notebook.launch.local")
+    return local.agent_pids() if local else ()
+
+
+def _threads() -> set[threading.Thread]:
+    return {
+        thread
+        for thread in threading.enumerate()
+        # The first is pyzmq's and lives for ever; the second serves the agent.
+        if type(thread).__name__ != "GarbageCollectorThread" and thread.name != "tfd-agent"
+    }
+
+
+def _processes() -> set[psutil.Process]:
+    """All living processes of this run, whoever their parent is by now."""
+    mark, permanent = os.environ[_MARK], {os.getpid(), *_agent_pids()}
+    children = set(psutil.Process().children(recursive=True))
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            ours = process in children or process.environ().get(_MARK) == mark
+            zombie = process.status() == psutil.STATUS_ZOMBIE
+            if ours and not zombie and process.pid not in permanent:
+                found.add(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())[:160] or process.name()
+    except psutil.Error:
+        return "(gone by now)"
+
+
+def _sockets() -> set[int]:
+    """The TCP ports that this process listens at or holds without listening."""
+    ports = set()
+    for fd in _descriptors():
+        try:
+            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                continue
+            duplicate = socket.socket(fileno=os.dup(fd))
+        except OSError:
+            continue
+        with duplicate:
+            if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            if duplicate.type != socket.SOCK_STREAM or not duplicate.getsockname()[1]:
+                continue
+            listening = duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            shared = duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT)
+            try:
+                duplicate.getpeername()
+            except OSError:
+                if listening or shared:
+                    ports.add(duplicate.getsockname()[1])
+    return ports
+
+
+def _descriptors() -> list[int]:
+    directory = Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd")
+    return [int(entry) for entry in os.listdir(directory)]
+
+
+def _files() -> set[Path]:
+    """What lies in the temporary and runtime directories."""
+    agents = {path.name for path in _WATCHED[1].glob("agent-*")} if _agent_pids() else set()
+    found = set()
+    for directory in _WATCHED:
+        for path in directory.iterdir():
+            if path.name in agents:
+                found.update(entry for entry in path.iterdir() if entry.is_dir())
+            # Autograph keeps the functions that it rewrote until the process ends.
+            elif not path.name.startswith(("__autograph_generated_file", "__pycache__")):
+                found.add(path)
+    return found

@@ -1,0 +1,240 @@
+"""The rules of the house: what every file here keeps to, whatever it does."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tfd_notebook
+from tfd_notebook import errors
+from tfd_notebook.launch import base
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "tfd_notebook"
+#: What neither ``import tfd_notebook`` nor ``%load_ext tfd_notebook`` may import.
+HEAVY = ("tensorflow", "keras", "pandas", "grpc", "ipywidgets")
+TEXT = {".cfg", ".ipynb", ".md", ".py", ".toml", ".txt", ".yml", ""}
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+
+
+def files() -> Iterator[Path]:
+    """All text files that belong to the project."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\0")
+    for name in filter(None, listed):
+        path = ROOT / name
+        if path.suffix in TEXT and path.is_file():
+            yield path
+
+
+def loaded(code: str) -> set[str]:
+    """Return the HEAVY modules that are loaded after `code` ran in a process of its own."""
+    tail = f"import sys; print(*sorted(set({HEAVY!r}) & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{tail}"],
+        env=dict(os.environ, TFD_PRELOAD="off"),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_public_names_are_sorted_and_exist() -> None:
+    names = tfd_notebook.__all__
+    assert names == sorted(set(names))
+    for name in names:
+        assert getattr(tfd_notebook, name) is not None
+    assert set(names) <= set(dir(tfd_notebook))
+    with pytest.raises(AttributeError, match="nonsense"):
+        tfd_notebook.nonsense  # noqa: B018
+
+
+def test_type_checkers_see_the_names_that_users_see() -> None:
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imported = {alias.asname for node in block.body for alias in node.names}  # type: ignore[attr-defined]
+    assert imported | {"__version__"} == set(tfd_notebook.__all__)
+
+
+def test_import_is_light() -> None:
+    assert loaded("import tfd_notebook") == set()
+
+
+def test_load_ext_is_light() -> None:
+    code = (
+        "from IPython.core.interactiveshell import InteractiveShell\n"
+        "shell = InteractiveShell.instance(colors='nocolor')\n"
+        "shell.run_line_magic('load_ext', 'tfd_notebook')\n"
+        "assert 'tfd_cluster' in shell.magics_manager.magics['line']"
+    )
+    assert loaded(code) == set()
+
+
+def test_one_version() -> None:
+    version = project()["project"]["version"]
+    assert tfd_notebook.__version__ == version
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_error_tree_is_drawn_as_it_is() -> None:
+    drawn = dict(re.findall(r"(\w+)\s+(TFD\d{3})\s", errors.__doc__ or ""))
+    kinds = [getattr(errors, name) for name in errors.__all__]
+    assert drawn == {kind.__name__: kind.code for kind in kinds}
+    assert len(set(drawn.values())) == len(drawn)
+    assert list(errors.__all__) == sorted(errors.__all__)
+    assert set(_subclasses(errors.TfdError)) | {errors.TfdError} == set(kinds)
+
+
+def _subclasses(kind: type[errors.TfdError]) -> Iterator[type[errors.TfdError]]:
+    for child in kind.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield child
+            yield from _subclasses(child)
+
+
+def test_docs_name_every_error() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text()
+    missing = [n for n in errors.__all__ if f"`{n}`" not in page]
+    assert not missing
+    assert {getattr(errors, n).code for n in errors.__all__} == set(re.findall(r"TFD\d{3}", page))
+
+
+def test_launchers_are_entry_points() -> None:
+    declared = project()["project"]["entry-points"][base.ENTRY_POINTS]
+    assert list(declared) == sorted(declared)
+    for name, target in declared.items():
+        module, _, attribute = target.partition(":")
+        kind = getattr(importlib.import_module(module), attribute)
+        assert issubclass(kind, base.Launcher)
+        assert kind.name == name
+
+
+def test_private_names_of_tensorflow_stay_behind_one_door() -> None:
+    found = []
+    for path, tree in modules():
+        if path.startswith("tfd_notebook/_compat/"):
+            continue
+        documentation = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+            and node.body
+            and isinstance(node.body[0], ast.Expr)
+        }
+        for node in ast.walk(tree):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Constant) and id(node) not in documentation:
+                names = [str(node.value)]
+            elif isinstance(node, ast.Attribute):
+                names = [ast.unparse(node).replace("tf.python", "tensorflow.python")]
+            if any("tensorflow.python" in name for name in names):
+                found.append(f"{path}:{node.lineno}")
+    assert not found
+
+
+def test_layers_hold() -> None:
+    command = shutil.which("lint-imports", path=Path(sys.executable).parent)
+    assert command, "import-linter is missing"
+    done = subprocess.run(
+        [command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_modules_stay_readable() -> None:
+    lengths = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines())
+        for path in PACKAGE.rglob("*.py")
+    }
+    assert {path: length for path, length in lengths.items() if length > 500} == {}
+
+
+def test_no_file_names_a_machine() -> None:
+    private = re.compile(
+        r"/(?:work|root|home|opt)/[\w.]|\bpypi\.org|pythonhosted|npmjs\.|file://\S"
+    )
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in files()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if private.search(line) and path.name != Path(__file__).name
+    ]
+    assert not found
+
+
+def test_pins_name_versions_only() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pin = re.compile(r"[a-z0-9][a-z0-9-]*==[\w.]+( ; .+)?")
+    assert [line for line in lines if line and line[0] != "#" and not pin.fullmatch(line)] == []
+
+
+@pytest.mark.parametrize("kind", ["thread", "process", "port", "held port", "file"])
+def test_leak_check_finds(kind: str, leftovers: Callable[[], Any]) -> None:
+    before = leftovers()
+    before.check("nobody")
+    undo = _leak(kind)
+    try:
+        with pytest.raises(
+            pytest.fail.Exception, match=rf"somebody left behind:\s+{kind.split()[-1]}"
+        ):
+            before.check("somebody", settle=0)
+    finally:
+        undo()
+    before.check("nobody")
+
+
+def _leak(kind: str) -> Callable[[], object]:
+    if kind == "thread":
+        done = threading.Event()
+        thread = threading.Thread(target=done.wait, daemon=True)
+        thread.start()
+        return lambda: (done.set(), thread.join())
+    if kind == "process":
+        process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        return lambda: (process.kill(), process.communicate())
+    if kind == "file":
+        directory = tempfile.mkdtemp()
+        return lambda: os.rmdir(directory)
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(("127.0.0.1", 0))
+    if kind == "port":
+        held.listen()
+    return held.close

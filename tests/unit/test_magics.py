@@ -1,0 +1,245 @@
+"""The magics in an IPython shell, over clusters whose tasks are only talk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+
+from tfd_notebook import errors, magics, views
+from tfd_notebook.cluster import Cluster, clusters
+
+START = "start --launcher fake --data-workers 2"
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    made = InteractiveShell()
+    magics.load_ipython_extension(made)
+    yield made
+    for cluster in clusters().values():
+        cluster.stop()
+    magics.unload_ipython_extension(made)
+    made.history_manager.end_session()
+
+
+def tfd(shell: InteractiveShell, line: str, magic: str = "tfd_cluster") -> Any:
+    return shell.run_line_magic(magic, line)
+
+
+def offered(shell: InteractiveShell, line: str) -> set[str]:
+    """What the line can become by Tab."""
+    with provisionalcompleter():
+        offers = list(shell.Completer.completions(line, len(line)))
+    return {line[: offer.start] + offer.text for offer in offers}
+
+
+def completed(shell: InteractiveShell, line: str) -> list[str]:
+    """What Tab offers for a line of ours; IPython's old way and its new one must agree."""
+    with pytest.warns(PendingDeprecationWarning):
+        text, matches = shell.complete(None, line)
+    assert {line[: len(line) - len(text)] + match for match in matches} == offered(shell, line)
+    return sorted(matches)
+
+
+def test_start_names_the_variable_and_says_so(shell: Any, capsys: Any) -> None:
+    cluster = tfd(shell, START)
+    assert shell.user_ns["cluster"] is cluster
+    assert "started; it is in the variable 'cluster'" in capsys.readouterr().out
+    assert [task.name for task in cluster.tasks] == [
+        "dispatcher:0",
+        "data_worker:0",
+        "data_worker:1",
+    ]
+
+
+def test_a_cell_that_starts_a_cluster_can_be_run_again(shell: Any, capsys: Any) -> None:
+    first = tfd(shell, START)
+    assert tfd(shell, START) is first
+    assert "lives already and is used" in capsys.readouterr().out
+    assert "cluster_2" not in shell.user_ns
+    first.stop()
+    second = tfd(shell, START)
+    assert second is not first
+    assert shell.user_ns["cluster"] is second
+
+
+def test_start_never_overwrites_somebody_elses_variable(shell: Any, capsys: Any) -> None:
+    shell.user_ns.update(cluster=7, cluster_2="x")
+    made = tfd(shell, START)
+    assert (shell.user_ns["cluster"], shell.user_ns["cluster_2"]) == (7, "x")
+    assert shell.user_ns["cluster_3"] is made
+    assert "'cluster' holds something else" in capsys.readouterr().out
+    other = tfd(shell, f"{START} --name other -o cluster_3")
+    assert shell.user_ns["cluster_3"] is made
+    assert shell.user_ns["cluster_3_2"] is other
+
+
+def test_the_commands_do_what_the_methods_do(shell: Any, capsys: Any) -> None:
+    cluster = tfd(shell, START)
+    assert isinstance(tfd(shell, "status"), views.View)
+    assert list(tfd(shell, "status --frame")["task"]) == [t.name for t in cluster.tasks]
+    tfd(shell, "scale --data-workers 3")
+    assert len(cluster.tasks) == 4
+    before = cluster.tasks[1].pid
+    tfd(shell, "kill data_worker:0")
+    assert f"data_worker:0 killed, it was process {before}" in capsys.readouterr().out
+    tfd(shell, "restart cluster data_worker:0")
+    assert cluster.snapshot().task("data_worker:0").restarts == 2
+    tfd(shell, "interrupt")
+    tfd(shell, "logs data_worker:0 -n 5")
+    assert "data_worker:0 has nothing to say" in capsys.readouterr().out
+    assert tfd(shell, "list").records()[0]["observed"] == 4
+    tfd(shell, "stop")
+    assert cluster.state == "stopped"
+    assert len(tfd(shell, "list")) == 0
+    assert "fake" in repr(tfd(shell, "kinds"))
+
+
+def test_without_a_subcommand_it_lists_and_tells_how_to_begin(shell: Any, capsys: Any) -> None:
+    assert len(tfd(shell, "")) == 0
+    assert "%tfd_cluster start" in capsys.readouterr().out
+
+
+def test_several_clusters_want_a_name(shell: Any) -> None:
+    for name in ("one", "two"):
+        tfd(shell, f"{START} --name {name} -o {name}")
+    with pytest.raises(errors.UsageError, match="one, two"):
+        tfd(shell, "status")
+    tfd(shell, "stop one")
+    tfd(shell, "stop --all")
+    assert not clusters()
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "said"),
+    [
+        ("strat", errors.UnknownName, "did you mean 'start'"),
+        ("start --data-worker 2", errors.UnknownName, "did you mean '--data-workers'"),
+        ("start --data-workers two", errors.UsageError, "invalid int"),
+        ("start --data-workers -1", errors.UsageError, "out of range"),
+        ("start --data-workers 99999", errors.UsageError, "out of range"),
+        ("start --launcher lokal", errors.UnknownName, "did you mean 'local'"),
+        ("start --launcher fake --allow 10.0.0.0/99", errors.UsageError, "no network"),
+        ("start --launcher fake --time-limit 0", errors.UsageError, "more than 0"),
+        ("start --name 'no name' --launcher fake", errors.UsageError, "no name for a cluster"),
+        ("start -o 2x", errors.UsageError, "no variable"),
+        ("start -o class", errors.UsageError, "no variable"),
+        ("start 'x", errors.UsageError, "quotation mark"),
+        ("start surplus", errors.UsageError, "surplus"),
+        ("start --ps 1", errors.Unsupported, "cannot be used yet"),
+        ("start --detach", errors.Unsupported, "cannot be used yet"),
+        ("status nobody", errors.UnknownName, "did you mean 'anybody'"),
+        ("restart", errors.UsageError, "which task"),
+        ("restart data_worker:9", errors.UnknownName, "did you mean 'data_worker:0'"),
+        ("kill anybody other data_worker:0", errors.UsageError, "too much"),
+        ("logs -n 0", errors.UsageError, "1 or more"),
+        ("logs --follow", errors.UsageError, "which task"),
+        ("scale", errors.UsageError, "--data-workers N"),
+        ("stop anybody --all", errors.UsageError, "one cluster or all"),
+    ],
+)
+def test_bad_input_gets_a_clear_error_and_changes_nothing(
+    shell: Any, line: str, kind: type[Exception], said: str
+) -> None:
+    cluster = tfd(shell, "start --launcher fake --data-workers 1 --name anybody")
+    with pytest.raises(kind, match=said):
+        tfd(shell, line)
+    assert clusters() == {"anybody": cluster}
+    assert cluster.state == "ready"
+
+
+def test_an_error_is_shown_without_a_traceback(shell: Any, capsys: Any) -> None:
+    result = shell.run_cell("%tfd_cluster strat")
+    assert isinstance(result.error_in_exec, errors.UnknownName)
+    said = capsys.readouterr().out.strip().splitlines()
+    assert said[0] == "UnknownName: [TFD101] %tfd_cluster has no command 'strat'"
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize(
+    "line", ["%tfd_cluster --help", "%tfd_cluster ?", "%tfd_cluster start ?", "%tfd_stream help"]
+)
+def test_help(shell: Any, capsys: Any, line: str) -> None:
+    assert shell.run_cell(line).success
+    assert "usage: " + line.split(" ")[0] in capsys.readouterr().out
+
+
+def test_a_question_mark_shows_the_help(shell: Any) -> None:
+    shown = shell.object_inspect_mime("%tfd_cluster")
+    assert "usage: %tfd_cluster" in shown["text/plain"]
+
+
+def test_completion(shell: Any) -> None:
+    assert completed(shell, "%tfd_cluster st") == ["start", "status", "stop"]
+    assert completed(shell, "c = %tfd_cluster sta") == ["start", "status"]
+    assert completed(shell, "tfd_stream p") == ["pause"]
+    assert completed(shell, "%tfd_cluster start --n") == ["--name"]
+    assert completed(shell, "%tfd_cluster start --launcher in") == ["inprocess"]
+    tfd(shell, f"{START} --name images")
+    assert completed(shell, "%tfd_cluster stop im") == ["images"]
+    assert completed(shell, "%tfd_cluster restart images data_worker:") == [
+        "data_worker:0",
+        "data_worker:1",
+    ]
+    assert "--help" in completed(shell, "%tfd_cluster stop images --")
+
+    class Dataset:
+        element_spec = None
+
+    shell.user_ns.update(train_ds=Dataset(), train_x=7)
+    assert completed(shell, "%tfd_stream start train") == ["train_ds"]
+
+
+def test_other_lines_are_completed_as_before(shell: Any) -> None:
+    shell.user_ns["tfd_cluster_size"] = 3
+    assert "tfd_cluster_size" in offered(shell, "tfd_cluster_s")
+    assert "%tfd_cluster" in offered(shell, "%tfd_c")
+
+
+def test_unloading_undoes_all(shell: Any) -> None:
+    magics.unload_ipython_extension(shell)
+    assert not shell.Completer.custom_matchers
+    assert not {"tfd_cluster", "tfd_stream"} & shell.magics_manager.magics["line"].keys()
+    magics.unload_ipython_extension(shell)
+    magics.load_ipython_extension(shell)
+    magics.load_ipython_extension(shell)
+    assert len(shell.Completer.custom_matchers) == 1
+
+
+def test_stream_commands_find_what_is_meant(shell: Any) -> None:
+    with pytest.raises(errors.StateError, match="no cluster"):
+        tfd(shell, "start ds", "tfd_stream")
+    tfd(shell, START)
+    shell.user_ns["dataset"] = None
+    with pytest.raises(errors.UnknownName, match="did you mean 'dataset'"):
+        tfd(shell, "start dataste", "tfd_stream")
+    with pytest.raises(errors.StateError, match="no stream runs"):
+        tfd(shell, "stop", "tfd_stream")
+    with pytest.raises(errors.UnknownName, match="no stream 'x'"):
+        tfd(shell, "pause x", "tfd_stream")
+    assert len(tfd(shell, "status", "tfd_stream")) == 0
+
+
+def test_loading_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from IPython.core.interactiveshell import InteractiveShell\n"
+        "s = InteractiveShell.instance(); s.run_line_magic('load_ext', 'tfd_notebook')\n"
+        "assert 'tfd_notebook.magics' in sys.modules\n"
+        "print({'tensorflow', 'pandas', 'grpc', 'ipywidgets'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_cluster_made_in_python_can_be_handled_by_magics(shell: Any) -> None:
+    with Cluster(launcher="fake", data_workers=1, name="mine") as cluster:
+        tfd(shell, "scale mine --data-workers 2")
+        assert len(cluster.data_workers()) == 2

@@ -1,0 +1,312 @@
+"""Probes of everything that can be at a port, without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import grpc
+import pytest
+
+from tfd_notebook import wire
+from tfd_notebook.errors import DataError, DispatcherLost, NoWorkers, TimeLimit, UsageError
+from tfd_notebook.probe import (
+    Prober,
+    WorkerTask,
+    complete_tasks,
+    dispatcher_workers,
+    probe,
+    probe_many,
+    worker_tasks,
+)
+
+STATUS = "/tensorflow.WorkerService/GetStatus"
+VERSION = "/tensorflow.data.DispatcherService/GetVersion"
+WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
+UPDATE = "/tensorflow.data.DispatcherService/WorkerUpdate"
+TASKS = "/tensorflow.data.WorkerService/GetWorkerTasks"
+
+Answer = Callable[[bytes, grpc.ServicerContext], bytes]
+
+
+class Server(grpc.GenericRpcHandler):
+    """A gRPC server with the given answers, which notes what it was asked."""
+
+    def __init__(self, answers: dict[str, bytes | Answer], port: int = 0) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+        self._pool = ThreadPoolExecutor(2)
+        self._server = grpc.server(self._pool, handlers=(self,))
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{self.port}"
+        self._server.start()
+
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        self.asked.append(call.method)
+        answer = self.answers.get(call.method)
+        if answer is None:
+            return None
+        return grpc.unary_unary_rpc_method_handler(
+            answer if callable(answer) else lambda request, context: answer
+        )
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+        self._pool.shutdown()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def fails(code: grpc.StatusCode, text: str) -> Answer:
+    return lambda request, context: context.abort(code, text)
+
+
+@contextmanager
+def listening(answer: bytes | None) -> Iterator[str]:
+    """A TCP server that says `answer` to everyone, or accepts nobody."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = "{}:{}".format(*server.getsockname())
+        if answer is None:
+            yield address
+            return
+        done = threading.Event()
+
+        def serve() -> None:
+            server.settimeout(0.05)
+            while not done.is_set():
+                try:
+                    connection, _ = server.accept()
+                except TimeoutError:
+                    continue
+                with connection:
+                    connection.settimeout(1)
+                    connection.recv(100)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield address
+        finally:
+            done.set()
+            thread.join()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+DISPATCHER = {VERSION: wire.GetVersionResponse(version=9).SerializeToString()}
+WORKER = {TASKS: b""}
+
+
+def test_dispatcher() -> None:
+    with Server(DISPATCHER) as server:
+        found = probe(f"grpc://{server.address}")
+    assert (found.address, found.state, found.kind) == (server.address, "alive", "dispatcher")
+    assert found.alive and found.version == 9 and not found.reason
+    assert 0 < found.latency_ms < 1000
+
+
+def test_server_with_devices() -> None:
+    status = wire.GetStatusResponse()
+    status.device_attributes.add(
+        name="/job:ps/replica:0/task:1/device:CPU:0",
+        device_type="CPU",
+        memory_limit=268435456,
+        incarnation=2**63 + 1,
+        physical_device_desc="a CPU",
+    )
+    with Server({STATUS: status.SerializeToString()}) as server:
+        found = probe(server.address)
+    assert found.kind == "server"
+    (device,) = found.devices
+    assert device.name.startswith("/job:ps/replica:0/task:1/") and device.type == "CPU"
+    assert device.memory_bytes == 268435456 and device.incarnation == 2**63 + 1
+    assert device.description == "a CPU"
+
+
+@pytest.mark.parametrize(("expect", "calls"), [(None, 3), ("data_worker", 1), ("dispatcher", 3)])
+def test_expect_makes_it_one_call(expect: str | None, calls: int) -> None:
+    with Server(WORKER) as server:
+        assert probe(server.address, expect=expect).kind == "data_worker"
+        assert len(server.asked) == calls
+
+
+def test_nothing_there() -> None:
+    found = probe(f"127.0.0.1:{free_port()}")
+    assert (found.state, found.kind) == ("refused", None)
+    assert "refused" in found.reason
+
+
+def test_hung_keeps_to_the_limit() -> None:
+    with listening(None) as address, Prober() as prober:
+        for _ in range(2):  # the second time over a connection that it keeps
+            start = time.monotonic()
+            found = prober.probe(address, timeout=0.3)
+            assert 0.2 < time.monotonic() - start < 0.5
+            assert found.state == "hung" and "0.3 s" in found.reason
+
+
+def test_no_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
+        waiting = []
+        for _ in range(4):  # fill the queue: the kernel then drops what comes
+            waiting.append(socket.socket())
+            waiting[-1].setblocking(False)
+            waiting[-1].connect_ex(server.getsockname())
+        found = probe("{}:{}".format(*server.getsockname()), timeout=0.3)
+        for connection in waiting:
+            connection.close()
+    assert found.state == "unreachable" and "no connection" in found.reason
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n"], ids=["http", "ssh"]
+)
+def test_foreign(answer: bytes) -> None:
+    with listening(answer) as address:
+        found = probe(address)
+    assert (found.state, found.kind) == ("foreign", None)
+
+
+def test_other_grpc_server() -> None:
+    with Server({}) as server:
+        found = probe(server.address)
+    assert (found.state, found.kind) == ("foreign", "grpc")
+
+
+def test_refusal_in_words() -> None:
+    with Server({TASKS: fails(grpc.StatusCode.DATA_LOSS, "gone for good")}) as server:
+        found = probe(server.address, expect="data_worker")
+    assert (found.state, found.kind, found.reason) == ("foreign", "grpc", "gone for good")
+
+
+def test_restarted_is_seen_at_once() -> None:
+    port = free_port()
+    with Prober() as prober:
+        for _ in range(3):
+            for _ in range(3):
+                assert prober.probe(f"127.0.0.1:{port}").state == "refused"
+            with Server(WORKER, port):
+                start = time.monotonic()
+                assert prober.probe(f"127.0.0.1:{port}", expect="data_worker").alive
+                assert time.monotonic() - start < 0.1
+        # Died and came back between two probes: the connection kept is dead, the task is not.
+        with Server(WORKER, port):
+            assert prober.probe(f"127.0.0.1:{port}", expect="data_worker").alive
+        with Server(WORKER, port):
+            assert prober.probe(f"127.0.0.1:{port}", expect="data_worker").alive
+
+
+def test_leaves_nothing() -> None:
+    with Server(WORKER) as server:
+        probe(server.address)
+        descriptors, threads = len(os.listdir("/dev/fd")), set(threading.enumerate())
+        prober = Prober()
+        for _ in range(20):
+            prober.probe(server.address, expect="data_worker")
+            probe(server.address)
+        prober.close()
+        prober.close()
+        probe_many([server.address] * 8)
+        limit = time.monotonic() + 5
+        while len(os.listdir("/dev/fd")) > descriptors and time.monotonic() < limit:
+            time.sleep(0.01)
+        assert len(os.listdir("/dev/fd")) <= descriptors
+        assert set(threading.enumerate()) <= threads | {
+            thread for thread in threading.enumerate() if "ThreadPoolExecutor" in thread.name
+        }
+
+
+def test_closed_by_another_thread() -> None:
+    with listening(None) as address:
+        prober = Prober()
+        with ThreadPoolExecutor(1) as pool:
+            result = pool.submit(prober.probe, address, 5.0)
+            while not prober._channels:
+                time.sleep(0.001)
+            time.sleep(0.05)
+            prober.close()
+            assert result.result(3).state == "unreachable"
+
+
+def test_many_in_order_and_in_parallel() -> None:
+    with Server(DISPATCHER) as server, listening(None) as hung:
+        addresses = [hung, server.address, f"127.0.0.1:{free_port()}", hung, hung]
+        start = time.monotonic()
+        found = probe_many(addresses, timeout=0.4)
+        assert time.monotonic() - start < 0.8
+    assert [p.address for p in found] == addresses
+    assert [p.state for p in found] == ["hung", "alive", "refused", "hung", "hung"]
+    assert probe_many([]) == ()
+
+
+def test_proxy_is_obeyed_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with Server(DISPATCHER) as server:
+        assert probe(server.address).alive
+        assert not probe(server.address, via_proxy=True).alive
+
+
+@pytest.mark.parametrize(
+    "address", ["localhost", "localhost:0", ":1", "a b:1:2", "localhost:99999"]
+)
+def test_no_address(address: str) -> None:
+    with pytest.raises(UsageError):
+        probe(address)
+
+
+def test_workers_and_tasks() -> None:
+    workers, tasks = wire.GetWorkersResponse(), wire.GetWorkerTasksResponse()
+    workers.workers.add(address="a:1")
+    workers.workers.add(address="b:2")
+    tasks.tasks.add(task_id=4000, iteration_id=2000)
+    answers = {WORKERS: workers.SerializeToString(), TASKS: tasks.SerializeToString()}
+    with Server(answers) as server:
+        assert dispatcher_workers(server.address) == ("a:1", "b:2")
+        assert worker_tasks(server.address) == (WorkerTask(4000, 2000),)
+
+
+def test_requests_that_fail() -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    with pytest.raises(DispatcherLost, match="refused"):
+        dispatcher_workers(nobody)
+    with pytest.raises(NoWorkers, match=nobody):
+        worker_tasks(nobody)
+    with Server({}) as server, pytest.raises(DispatcherLost, match="something else"):
+        dispatcher_workers(server.address)
+    with listening(None) as address, pytest.raises(TimeLimit, match=r"0\.2 s"):
+        worker_tasks(address, timeout=0.2)
+    broken = {WORKERS: fails(grpc.StatusCode.INTERNAL, "disk full")}
+    with Server(broken) as server, pytest.raises(DataError, match="disk full"):
+        dispatcher_workers(server.address)
+
+
+def test_complete_tasks() -> None:
+    done: list[tuple[str, int]] = []
+
+    def update(request: bytes, context: grpc.ServicerContext) -> bytes:
+        message = wire.WorkerUpdateRequest.FromString(request)
+        for progress in message.updates:
+            if progress.task_id == 2:
+                context.abort(grpc.StatusCode.NOT_FOUND, "Task 2 not found")
+            assert progress.completed
+            done.append((message.worker_address, progress.task_id))
+        return b""
+
+    with Server({UPDATE: update}) as server:
+        complete_tasks(server.address, "localhost:5", [1, 2, 3])
+    assert done == [("localhost:5", 1), ("localhost:5", 3)]

@@ -1,0 +1,97 @@
+"""Frames survive the way, and nothing else is taken for one."""
+
+import pytest
+
+from tfd_notebook import errors
+from tfd_notebook.launch import protocol
+from tfd_notebook.launch.client import AgentClient
+
+
+def frame(body):
+    return protocol.encode(protocol.Frame("host", "agent", 7, body))
+
+
+def test_round_trip():
+    body = {"text": "a\nb ü \u2028", "n": [1, None, 2.5]}
+    line = frame(body)
+    assert line.count(b"\n") == 1
+    assert protocol.decode(line) == protocol.Frame("host", "agent", 7, body)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"Welcome to host!\n", b"TFD1 host agent\n", b"TFD2 h a 1 2 {}\n", b"TFD1 h a x 2 {}\n"],
+)
+def test_other_lines_are_no_frames(line):
+    assert protocol.decode(line) is None
+
+
+def test_a_torn_frame_is_no_frame():
+    assert protocol.decode(frame({"a": "b" * 100})[:-20] + b"\n") is None
+
+
+def test_errors_survive_the_way():
+    error = errors.PortInUse("port 1 is taken", task="dispatcher:0", fix="use another")
+    back = protocol.unpack_error(protocol.pack_error(error))
+    assert type(back) is errors.PortInUse
+    assert (back.what, back.task, back.fix) == (error.what, error.task, error.fix)
+    foreign = protocol.unpack_error(protocol.pack_error(OSError("disk full")))
+    assert type(foreign) is errors.LaunchError
+    assert "disk full" in foreign.what
+
+
+def answering(body):
+    """A client whose agent answers every request with `body`."""
+
+    def send(line):
+        number = protocol.decode(line).body["id"]
+        client.feed(frame({"re": number, **body}))
+
+    client = AgentClient("agent", "host", send)
+    return client
+
+
+def test_request_returns_the_value():
+    assert answering({"ok": True, "value": 5}).request("x", 1) == 5
+
+
+def test_request_raises_what_the_agent_raised():
+    error = protocol.pack_error(errors.UnknownName("no such task"))
+    with pytest.raises(errors.UnknownName, match="no such task"):
+        answering({"ok": False, "error": error}).request("x", 1)
+
+
+def test_request_has_a_limit():
+    client = AgentClient("agent", "host", lambda line: None)
+    with pytest.raises(errors.TimeLimit, match="did not answer"):
+        client.request("x", 0.01)
+
+
+def test_a_lost_agent_fails_waiting_and_later_requests_and_tells_clusters():
+    client = AgentClient("agent", "host", lambda line: None)
+    told = []
+    client.listen("c", told.append)
+    waiting = client.submit("x")
+    client.lost("it ended")
+    with pytest.raises(errors.AgentLost, match="it ended"):
+        waiting.result(1)
+    with pytest.raises(errors.AgentLost, match="it ended"):
+        client.request("x", 1)
+    assert told == [{"event": "lost", "cluster": "c", "reason": "it ended"}]
+
+
+def test_events_reach_their_cluster_only():
+    client = AgentClient("agent", "host", lambda line: None)
+    mine, other = [], []
+    client.listen("mine", mine.append)
+    client.listen("other", other.append)
+    client.feed(frame({"event": "task", "cluster": "mine"}))
+    client.feed(b"stray output\n")
+    assert (len(mine), len(other)) == (1, 0)
+
+
+def test_another_version_is_refused_by_both_numbers():
+    client = AgentClient("agent", "host", lambda line: None)
+    client.feed(frame({"event": "hello", "version": 99, "pid": 1}))
+    with pytest.raises(errors.AgentLost, match=r"99.*1"):
+        client.request("x", 1)

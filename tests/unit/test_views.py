@@ -1,0 +1,249 @@
+"""Views are pure functions of a snapshot; nothing from outside gets through them unescaped."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from html.parser import HTMLParser
+
+import pytest
+
+from tfd_notebook import views
+from tfd_notebook.cluster import Cluster
+from tfd_notebook.events import Notice
+from tfd_notebook.snapshot import Snapshot, StreamRow, TaskRow
+from tfd_notebook.spec import Role, TaskState
+from tfd_notebook.views import _figures as figures
+from tfd_notebook.views import widget
+
+ESCAPE = "\x1b[2J<script>alert('&')</script>"
+
+
+def worker(index: int, state: TaskState = TaskState.READY, **fields: object) -> TaskRow:
+    return TaskRow(
+        f"data_worker:{index}",
+        Role.DATA_WORKER,
+        index,
+        address=f"localhost:{40000 + index}",
+        pid=1000 + index,
+        state=state,
+        open_to="this host",
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def snapshot(*tasks: TaskRow, planned: int | None = None, **fields: object) -> Snapshot:
+    ready = sum(row.state is TaskState.READY for row in tasks)
+    planned = len(tasks) if planned is None else planned
+    given: dict[str, object] = {
+        "planned": {Role.DATA_WORKER: planned},
+        "requested": {Role.DATA_WORKER: len(tasks)},
+        "observed": {Role.DATA_WORKER: ready},
+        **fields,
+    }
+    return Snapshot(3, 1000.0, "images", "local", "degraded", tuple(tasks), **given)  # type: ignore[arg-type]
+
+
+BUSY = snapshot(
+    worker(0, cpu_percent=97.2, pss_mb=31.5, bytes_sent=1_234_567_890, bytes_per_s=63e6),
+    worker(1, TaskState.RESTARTING, reason="killed by signal 9 (SIGKILL)", restarts=2),
+    streams=(
+        StreamRow("train", "dataset", "running", 12_345, 63_000_000, 1200.0, 63e6, 0.12, (0, 1, 2)),
+    ),
+    events=(Notice("warning", "was killed", task="data_worker:1", fix="more memory"),),
+    journal_bytes=12_000,
+    expires=1000.0 + 3480,
+)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster(launcher="fake", data_workers=2, name="seen") as made:
+        yield made
+
+
+class Balance(HTMLParser):
+    """Collects the text; every element that opens must close."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.names: list[str] = []
+        self.text = ""
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.open.append(tag)
+        self.names.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: object) -> None:
+        self.names.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + "\n"
+
+
+@pytest.mark.parametrize("shown", [views.text(BUSY), Balance(views.html(BUSY)).text])
+def test_both_views_say_everything(shown: str) -> None:
+    for words in (
+        "images",
+        "degraded",
+        "launcher local",
+        "open to this host",
+        "journal 12.0 kB",
+        "stops in 58 min",
+        "● ready",
+        "↻ restarting",
+        "killed by signal 9 (SIGKILL)",
+        "localhost:40001",
+        "1001",
+        "97 %",
+        "31.5 MB",
+        "1.2 GB",
+        "63.0 MB/s",
+        "► running",
+        "12,345",
+        "1,200",
+        "12 %",
+        "▲ warning: data_worker:1: was killed",
+        "more memory",
+    ):
+        assert words in shown.replace("\n: ", ": ")
+
+
+def test_planned_requested_and_observed_differ_with_their_reasons() -> None:
+    shown = views.text(
+        snapshot(worker(0), worker(1, TaskState.STARTING, reason="importing"), planned=4)
+    )
+    assert re.search(r"data_worker +4 +2 +1\b", shown)
+    assert "2 not requested yet; data_worker:1 starting (importing)" in shown
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_text_keeps_within_its_width_and_keeps_the_reason(width: int) -> None:
+    shown = views.text(BUSY, width)
+    assert max(map(figures.columns_of, shown.splitlines())) <= width
+    assert "killed by signal 9 (SIGKILL)" in " ".join(shown.replace("└", "").split())
+    assert "restarting" in shown
+
+
+def test_long_and_wide_names_are_cut_in_text_and_whole_in_html() -> None:
+    name = "名前" * 60
+    seen = snapshot(worker(0), streams=(StreamRow(name, "stream", "running"),))
+    lines = views.text(seen, 80).splitlines()
+    assert max(map(figures.columns_of, lines)) <= 80
+    assert any("…" in line for line in lines)
+    assert f'title="{name}"' in views.html(seen)
+
+
+def test_nothing_from_outside_is_taken_for_markup_or_for_terminal_commands() -> None:
+    seen = Snapshot(
+        1,
+        0.0,
+        ESCAPE,
+        ESCAPE,
+        "ready",
+        (worker(0, TaskState.FAILED, reason=ESCAPE, gpu=ESCAPE),),
+        (StreamRow(ESCAPE, "stream", "failed", error=ESCAPE),),
+        events=(Notice("error", ESCAPE, task=ESCAPE, fix=ESCAPE),),
+    )
+    assert "script" not in Balance(views.html(seen)).names
+    assert "\x1b" not in views.text(seen)
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_any_number_of_tasks(count: int) -> None:
+    seen = snapshot(*(worker(i) for i in range(count)))
+    page = Balance(views.html(seen))
+    assert page.names.count("tr") <= 55
+    assert ("and 950 more (950 ready)" in views.text(seen)) == (count == 1000)
+    assert ("and 950 more (950 ready)" in page.text) == (count == 1000)
+
+
+def test_of_many_tasks_those_that_need_a_look_come_first() -> None:
+    tasks = [worker(i) for i in range(998)]
+    seen = snapshot(*tasks, worker(998, TaskState.HUNG), worker(999, TaskState.FAILED))
+    lines = views.text(seen).splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("task"))
+    assert lines[first + 1].startswith("data_worker:999")
+    assert lines[first + 2].startswith("data_worker:998")
+
+
+def test_html_takes_its_colours_from_the_theme() -> None:
+    page = views.html(BUSY)
+    assert "background" not in page
+    for rule in re.findall(r"[^-]color:([^;}]+)", page):
+        assert rule.startswith("var(--jp-") or rule == "inherit"
+
+
+def test_figures() -> None:
+    assert figures.sparkline((0, 1, 2, 4)) == "▁▃▅█"
+    assert figures.sparkline((0, 0)) == "▁▁"
+    assert figures.sparkline(tuple(range(100)), 5)[-1] == "█"
+    assert [figures.size(n) for n in (0, 999, 999.6, 12_000, 5e6, 2.5e12)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "12.0 kB",
+        "5.0 MB",
+        "2.5 TB",
+    ]
+    assert [figures.count(n) for n in (0, 0.5, 1200, 2e6)] == ["0", "0.5", "1,200", "2.0 M"]
+    assert [figures.duration(n) for n in (-1, 40, 3480, 36_000)] == [
+        "0 s",
+        "40 s",
+        "58 min",
+        "10.0 h",
+    ]
+
+
+def test_a_cluster_shows_itself_as_text_and_html(cluster: Cluster) -> None:
+    bundle = views.View(cluster.snapshot())._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "text/html"}
+    assert "data_worker:1" in bundle["text/plain"]
+
+
+def test_the_widget_draws_scales_and_ends_with_its_cluster(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(widget, "_front_end", lambda: True)
+    view = widget.live(cluster, hz=10)
+    assert widget.live(cluster) is view
+    page, controls = view.widget.children
+    count, scale, stop, said = controls.children
+    assert "data_worker:1" in page.value
+    assert count.value == 2
+
+    count.value = 3
+    scale.click()
+    until(lambda: "data_worker:2" in page.value and said.value == "scale to 3: done")
+    view.scale(100_000)
+    until(lambda: "out of range" in said.value)
+    stop.click()
+    until(lambda: view.closed and controls.layout.display == "none")
+    assert "stopped" in page.value
+    until(lambda: not [t for t in threading.enumerate() if t.name == "tfd-live"])
+
+
+def test_a_live_view_without_ipywidgets_shows_html(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(widget, "_front_end", lambda: True)
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    view = widget.live(cluster)
+    assert view.widget is None
+    assert set(view._repr_mimebundle_()) == {"text/plain", "text/html"}
+
+
+def until(holds: object, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

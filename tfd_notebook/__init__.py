@@ -1,0 +1,88 @@
+"""TensorFlow's distributed runtime from a notebook.
+
+``import tfd_notebook as tfd``, or ``%load_ext tfd_notebook`` for the magics. Neither imports
+TensorFlow; that happens when something needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfd_notebook import errors as errors
+    from tfd_notebook import launchers as launchers
+    from tfd_notebook.cluster import Cluster as Cluster
+    from tfd_notebook.cluster import clusters as clusters
+    from tfd_notebook.data.servers import DataWorker as DataWorker
+    from tfd_notebook.data.servers import Dispatcher as Dispatcher
+    from tfd_notebook.data.stream import Stream as Stream
+    from tfd_notebook.spec import Policy as Policy
+    from tfd_notebook.spec import Service as Service
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Cluster": "cluster",
+    "DataWorker": "data.servers",
+    "Dispatcher": "data.servers",
+    "Policy": "spec",
+    "Service": "spec",
+    "Stream": "data.stream",
+    "clusters": "cluster",
+    "errors": "",
+    "launchers": "",
+}
+
+__all__ = [
+    "Cluster",
+    "DataWorker",
+    "Dispatcher",
+    "Policy",
+    "Service",
+    "Stream",
+    "__version__",
+    "clusters",
+    "errors",
+    "launchers",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES[name]
+    if not home:
+        return importlib.import_module(f"{__name__}.{name}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """Called by ``%load_ext tfd_notebook``."""
+    from tfd_notebook import magics
+    from tfd_notebook._compat import pyfunc
+    from tfd_notebook.launch import local
+
+    pyfunc.make_tokens_unique()
+    magics.load_ipython_extension(ipython)
+    local.preload()
+
+
+def unload_ipython_extension(ipython: Any) -> None:
+    """Called by ``%unload_ext tfd_notebook``: stops everything and undoes what loading did."""
+    from tfd_notebook import magics
+    from tfd_notebook._compat import pyfunc
+    from tfd_notebook.cluster import clusters
+    from tfd_notebook.launch import local
+
+    magics.unload_ipython_extension(ipython)
+    for living in clusters().values():
+        living.stop()
+    local.shutdown()
+    pyfunc.restore_tokens()

@@ -1,0 +1,16 @@
+"""The graph of a dataset, as it is sent to a tf.data service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def serialized(dataset: Any) -> bytes:
+    """Return the ``GraphDef`` of a ``tf.data.Dataset``; empty if it is larger than 2 GB."""
+    import tensorflow as tf
+
+    # Registration applies the user's policy and warns; here nothing is to be said yet.
+    policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    graph = dataset._as_serialized_graph(external_state_policy=policy).numpy()
+    assert isinstance(graph, bytes)
+    return graph

@@ -1,0 +1,142 @@
+"""What one iteration has delivered and waited for: written by its consumer, read by anyone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from tfd_notebook.errors import TfdError
+
+
+class Reading(NamedTuple):
+    """Totals of an iteration: elements, bytes, and seconds its consumer waited for them."""
+
+    elements: int = 0
+    bytes: int = 0
+    waited: float = 0.0
+
+
+#: A call that a thread is in right now: since when (`time.perf_counter`), what ends it from another
+#: thread, and whether it is a ``tf.function``, which may be computing instead of waiting for data.
+Blocked = tuple[float, Callable[[], None], bool]
+
+
+class GraphClock(Protocol):
+    """What TensorFlow itself counts for an iterator that a ``tf.function`` reads."""
+
+    def read(self) -> Reading: ...
+
+    def starved(self) -> bool:
+        """Whether nothing is buffered in front of the consumer."""
+
+    def close(self) -> None: ...
+
+
+class Meter:
+    """The account of one iterator; it outlives the iterator.
+
+    Attributes
+    ----------
+    elements, bytes, waited
+        Counted by Python's ``next``; `read` adds what a ``tf.function`` consumed.
+    blocked : dict of int to Blocked
+        The calls in progress, by thread.
+    error : TfdError or None
+        Set by `cancel`: every further use raises it.
+    failure : BaseException or None
+        The error that the iteration itself ended with.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_progress",
+        "_settled",
+        "blocked",
+        "bytes",
+        "clock",
+        "elements",
+        "ended",
+        "error",
+        "failure",
+        "finished",
+        "interrupted",
+        "waited",
+    )
+
+    def __init__(self) -> None:
+        self.elements = 0
+        self.bytes = 0
+        self.waited = 0.0
+        self.blocked: dict[int, Blocked] = {}
+        self.clock: GraphClock | None = None
+        self.error: TfdError | None = None
+        self.failure: BaseException | None = None
+        self.interrupted = False
+        self.finished = False
+        self.ended: float | None = None
+        self._settled: Reading | None = None
+        self._progress = (0, time.perf_counter())
+
+    def read(self) -> Reading:
+        """Return the totals up to now, the wait in progress included."""
+        if self._settled is not None:
+            return self._settled
+        reading = Reading(self.elements, self.bytes, self.waited)
+        clock = self.clock
+        if clock is not None:
+            reading = Reading(*(a + b for a, b in zip(reading, clock.read(), strict=True)))
+        if self.ended is not None:
+            self._settled, self.clock = reading, None
+            if clock is not None:
+                clock.close()
+            return reading
+        since = self._waiting_since(reading.elements)
+        if since is not None:
+            reading = reading._replace(waited=reading.waited + time.perf_counter() - since)
+        return reading
+
+    def waiting_since(self) -> float | None:
+        """Return since when (`time.perf_counter`) the consumer waits for data, or None."""
+        clock = self.clock
+        return self._waiting_since(self.elements + (clock.read().elements if clock else 0))
+
+    def _waiting_since(self, elements: int) -> float | None:
+        if elements != self._progress[0]:
+            self._progress = (elements, time.perf_counter())
+        calls = list(self.blocked.values())
+        if not calls:
+            return None
+        since, _, function = min(calls, key=lambda call: call[0])
+        if not function:
+            return since
+        # Inside a tf.function the consumer waits when nothing is buffered for it.
+        clock = self.clock
+        if clock is None or not clock.starved():
+            return None
+        return max(since, self._progress[1])
+
+    def finish(self) -> None:
+        """Note that the data ended."""
+        self.finished = True
+        self.end()
+
+    def end(self) -> None:
+        """Note that nothing more will come."""
+        if self.ended is None:
+            self.ended = time.perf_counter()
+
+    def cancel(self, error: TfdError) -> None:
+        """End the calls in progress; they, and all further ones, raise `error`."""
+        if self.error is None:
+            self.error = error
+        self.end()
+        for _, end_call, _ in list(self.blocked.values()):
+            end_call()
+
+    def interrupt(self, thread: int) -> None:
+        """End the call that `thread` is in, which then raises KeyboardInterrupt."""
+        call = self.blocked.get(thread)
+        if call is not None:
+            self.interrupted = True
+            call[1]()

@@ -1,0 +1,220 @@
+"""The subcommands of ``tfd``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+from tfd_notebook import control, views
+from tfd_notebook.cli._screen import Screen
+from tfd_notebook.errors import StateError, UnknownName, UsageError
+from tfd_notebook.magics.options import add_start_options, make_cluster
+from tfd_notebook.magics.parsing import Command, CommandLine, Parser, nearest
+
+_STOP_SECONDS = 60.0
+_FOLLOW_SECONDS = 0.5
+
+
+def command_line() -> CommandLine:
+    """Return the subcommands of ``tfd``."""
+    commands = (
+        Command("demo", "train on a small cluster in this terminal", _demo),
+        Command("start", "start a cluster and hold it until Ctrl-C", _start, _start_args),
+        Command("list", "the clusters of this user", _list, _json_args),
+        Command("stop", "stop a cluster", _stop, _name_args),
+        Command("logs", "what the tasks of a cluster wrote", _logs, _logs_args),
+        Command("watch", "follow a cluster", _watch, _watch_args),
+        Command("sweep", "end what dead kernels left behind", _sweep, _sweep_args),
+    )
+    return CommandLine(
+        "tfd",
+        "Clusters for tf.data. list, stop, logs and watch act on those of running notebooks too.",
+        commands,
+    )
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from tfd_notebook import demo
+
+    return int(demo.main() or 0)
+
+
+# A cluster of our own
+
+
+def _start_args(parser: Parser) -> None:
+    add_start_options(parser)
+    parser.add_argument(
+        "--port", type=int, default=0, metavar="P", help="of the dispatcher (default: a free one)"
+    )
+    parser.add_argument(
+        "--foreground", action="store_true", help="hold it until Ctrl-C or SIGTERM (the default)"
+    )
+
+
+def _start(options: argparse.Namespace) -> int:
+    with make_cluster(options, options.port) as cluster, Screen() as screen:
+        while not cluster.ended and not screen.leaving:
+            snapshot = cluster.snapshot()
+            screen.show(views.text(snapshot, screen.width), screen.gist(snapshot))
+            screen.wait(1.0)
+    ended = cluster.snapshot()
+    if ended.state in ("failed", "lost"):
+        raise StateError(f"cluster {ended.name!r} {ended.state}", fix="see the notices above")
+    print(f"cluster {ended.name!r} stopped")
+    return 0
+
+
+# Clusters of any process of this user
+
+
+def _json_args(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _list(options: argparse.Namespace) -> int:
+    found = control.clusters()
+    print(json.dumps(found) if options.json else views.clusters_table(found).text(Screen().width))
+    return 0
+
+
+def _name_args(parser: Parser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="which cluster, where several live")
+    parser.add_argument("--pid", type=int, help="its process, where two have a cluster NAME")
+
+
+def _find(options: argparse.Namespace) -> tuple[int, str]:
+    """Return process and name of the cluster that is meant."""
+    known = control.clusters()
+    found = [
+        one
+        for one in known
+        if options.name in (None, one["name"]) and options.pid in (None, one["pid"])
+    ]
+    if len(found) == 1:
+        return found[0]["pid"], found[0]["name"]
+    said = ", ".join(f"{one['name']} (process {one['pid']})" for one in found or known)
+    if found:
+        raise UsageError("several clusters could be meant", fix=f"add NAME or --pid: {said}")
+    if options.name is None and options.pid is None:
+        raise StateError("no cluster of this user lives", fix="tfd start --data-workers 2")
+    meant = options.name if options.name is not None else f"of process {options.pid}"
+    names = [one["name"] for one in known]
+    raise UnknownName(
+        f"there is no cluster {meant}",
+        fix=nearest(str(options.name), names) + f"clusters: {said or 'none'}",
+    )
+
+
+def _stop(options: argparse.Namespace) -> int:
+    pid, name = _find(options)
+    state = control.call(pid, {"command": "stop", "name": name}, _STOP_SECONDS)
+    print(f"cluster {name!r} is {state}")
+    return 0
+
+
+def _logs_args(parser: Parser) -> None:
+    parser.add_argument(
+        "words", nargs="*", metavar="NAME [TASK]", help="one task (default: all of the cluster)"
+    )
+    parser.add_argument("--pid", type=int, help="its process, where two have a cluster NAME")
+    parser.add_argument(
+        "-n", "--lines", type=int, default=100, metavar="N", help="lines of each task (default 100)"
+    )
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="go on with new lines until Ctrl-C"
+    )
+
+
+def _logs(options: argparse.Namespace) -> int:
+    names = [word for word in options.words if ":" not in word]
+    tasks = [word for word in options.words if ":" in word]
+    if len(names) > 1 or len(tasks) > 1:
+        raise UsageError(f"{' '.join(options.words)!r} names too much", fix="write NAME TASK")
+    if options.follow and not tasks:
+        raise UsageError("--follow needs a task", fix="add one, such as data_worker:0")
+    options.name = names[0] if names else None
+    pid, name = _find(options)
+    request: dict[str, Any] = {"command": "logs", "name": name, "lines": options.lines}
+    request["task"] = tasks[0] if tasks else None
+    while True:
+        try:
+            said = control.call(pid, request)
+        except UnknownName:
+            if request.get("offset") is None:
+                raise
+            return 0  # the cluster ended while it was followed
+        if said["text"]:
+            print(said["text"], flush=True)
+        if not options.follow:
+            return 0
+        if request.get("offset") == said["offset"]:
+            time.sleep(_FOLLOW_SECONDS)
+        request["offset"] = said["offset"]
+
+
+def _watch_args(parser: Parser) -> None:
+    _name_args(parser)
+    _json_args(parser)
+    parser.add_argument("--once", action="store_true", help="show it once")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default 1)"
+    )
+
+
+def _watch(options: argparse.Namespace) -> int:
+    if not 0.1 <= options.interval <= 3600:
+        raise UsageError(f"--interval {options.interval:g} is out of range", fix="use 0.1 to 3600")
+    pid, name = _find(options)
+    with Screen(redraw=not (options.json or options.once)) as screen:
+        while not screen.leaving:
+            request = {"command": "snapshot", "name": name, "width": screen.width}
+            try:
+                seen = control.call(pid, request)
+            except UnknownName:
+                print(f"cluster {name!r} has ended")
+                return 0
+            if options.json:
+                print(json.dumps(seen["snapshot"]), flush=True)
+            else:
+                screen.show(seen["text"], screen.gist(seen["snapshot"]))
+            if options.once:
+                return 0
+            screen.wait(options.interval)
+    return 0
+
+
+def _sweep_args(parser: Parser) -> None:
+    _json_args(parser)
+    parser.add_argument("--dry-run", action="store_true", help="only look")
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from tfd_notebook.launch.sweep import sweep
+
+    left = sweep(dry_run=options.dry_run)
+    rows = [
+        (
+            views.Cell("directory" if one.pid is None else f"process {one.pid}"),
+            views.Cell(one.what),
+        )
+        for one in left
+    ]
+    records = [{"agent": one.agent, "pid": one.pid, "what": one.what} for one in left]
+    if options.json:
+        print(json.dumps(records))
+        return 0
+    table = views.Table(
+        (
+            views.Column("would end" if options.dry_run else "ended"),
+            views.Column("what", note=True),
+        ),
+        rows,
+        label="leftovers",
+        empty="nothing was left behind",
+        records=records,
+    )
+    print(table.text(Screen().width))
+    return 0

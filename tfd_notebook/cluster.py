@@ -1,0 +1,537 @@
+"""`Cluster`: the one object that a user holds."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tfd_notebook import errors
+from tfd_notebook.data.consumers import Consumers
+from tfd_notebook.fleet import DISPATCHER, Fleet
+from tfd_notebook.handles import ClusterDispatcher, Task
+from tfd_notebook.launch import base
+from tfd_notebook.monitor import Monitor
+from tfd_notebook.snapshot import Snapshot, TaskRow
+from tfd_notebook.spec import ClusterConfig, Policy, Role, Service, check_count
+from tfd_notebook.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tfd_notebook.data.stream import Stream
+
+_STOP_SECONDS = 10.0
+
+_clusters: dict[str, Cluster] = {}
+_clusters_lock = threading.RLock()
+
+
+def clusters() -> dict[str, Cluster]:
+    """Return the clusters of this process that have not ended, by name."""
+    with _clusters_lock:
+        return {name: c for name, c in _clusters.items() if not c.ended}
+
+
+class Cluster:
+    """A tf.data service whose tasks run where the launcher puts them.
+
+    Running the same call again returns the cluster that lives already, so that a cell can be run
+    twice. A cluster ends by `stop`, at the end of a ``with`` block, at its time limit or with its
+    kernel; never because a variable was bound anew.
+
+    Parameters
+    ----------
+    data_workers : int
+        How many tf.data service workers to start. Default 0.
+    launcher : str or Launcher
+        Where the tasks run: ``"local"`` (child processes, the default), ``"inprocess"``, or
+        another name from ``%tfd_cluster kinds``, or an object from `tfd_notebook.launchers`.
+    name : str, optional
+        Up to 64 letters, digits, ``.``, ``_`` and ``-``. Default ``"cluster"``.
+    if_exists : {"reuse", "replace", "error"}
+        What to do when a cluster of that name lives: use it if its specification is the same
+        (the default), stop it first, or raise `NameTaken`.
+    env : mapping of str to str, optional
+        Variables for the tasks, besides the kernel's environment as it is at the start.
+    preload : iterable of str
+        Modules and op libraries (``*.so``) that each task loads before its server starts.
+    policy : Policy
+        How the tasks are looked after.
+    service : Service
+        How the tf.data service is set up.
+    start : bool
+        Whether to start at once. Default true; otherwise call `start`.
+
+    Raises
+    ------
+    UsageError
+        An argument cannot be meant.
+    NameTaken
+        A cluster of that name lives with another specification.
+    LaunchError
+        A task did not come up; nothing is left running then.
+
+    See Also
+    --------
+    tf.data.experimental.service : TensorFlow's side of it.
+    """
+
+    def __new__(
+        cls, *, name: str | None = None, if_exists: str = "reuse", **options: Any
+    ) -> Cluster:
+        if if_exists not in ("reuse", "replace", "error"):
+            raise errors.UsageError(
+                f"if_exists={if_exists!r} is not known", fix="use reuse, replace or error"
+            )
+        config, launcher = _configure(name, options)
+        with _clusters_lock:
+            living = clusters().get(config.name)
+            if living is not None:
+                if if_exists == "replace":
+                    living.stop()
+                elif if_exists == "error" or living._config != config:
+                    raise errors.NameTaken(
+                        f"a cluster {config.name!r} lives already"
+                        + (", with another specification" if living._config != config else ""),
+                        fix="give this one another name=, stop that one, or pass "
+                        'if_exists="replace"',
+                    )
+                else:
+                    return living
+            made = super().__new__(cls)
+            made._make(config, launcher)
+            _clusters[config.name] = made
+            return made
+
+    def __init__(
+        self,
+        *,
+        data_workers: int = 0,
+        launcher: str | base.Launcher = "local",
+        name: str | None = None,
+        if_exists: str = "reuse",
+        env: Mapping[str, str] | None = None,
+        preload: Iterable[str] = (),
+        policy: Policy | None = None,
+        service: Service | None = None,
+        start: bool = True,
+    ) -> None:
+        if start and self.state == "new":
+            self.start()
+
+    def _make(self, config: ClusterConfig, launcher: base.Launcher) -> None:
+        self._config = config
+        self._consumers = Consumers()
+        self._monitor = Monitor(config, self._consumers)
+        self._fleet = Fleet(config, launcher, self._monitor)
+        self._streams: dict[str, Stream] = {}
+        self._lock = threading.RLock()
+        self._ending = False
+        for role, count in config.counts.items():
+            self._monitor.plan(role, count)
+
+    # Life
+
+    def start(self) -> Cluster:
+        """Start all tasks and return when they are ready.
+
+        Raises
+        ------
+        StateError
+            If the cluster was stopped: a new one is a new object.
+        LaunchError
+            A task did not come up; nothing is left running then.
+        """
+        with self._lock:
+            if self.state in ("ready", "degraded"):
+                return self
+            if self.state != "new":
+                raise errors.StateError(
+                    f"cluster {self.name!r} is {self.state} and cannot be started again",
+                    fix="make a new one with tfd.Cluster(...)",
+                )
+            self._monitor.set_state("starting")
+            upkeep = Upkeep(
+                self._fleet, self._monitor, self._consumers, self.policy.hang_seconds, self.stop
+            )
+            self._monitor.start(on_tick=upkeep)
+            try:
+                if self.policy.time_limit is not None:
+                    self._monitor.expires = time.time() + self.policy.time_limit
+                self._fleet.bring_up()
+            except BaseException:
+                self._end("failed")
+                raise
+            self._monitor.set_state("ready")
+        return self
+
+    def stop(self) -> None:
+        """Stop streams, then workers, then the dispatcher; does nothing when already stopped.
+
+        Consumers that are blocked in this process get `Interrupted`.
+        """
+        if not self.ended:
+            self._end("stopped")
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until nothing reads from the cluster any more; answers Ctrl-C.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds. Default: no limit.
+
+        Returns
+        -------
+        bool
+            True.
+
+        Raises
+        ------
+        TimeLimit
+            Something still reads after `timeout` seconds.
+        """
+        if not self._consumers.wait_idle(timeout):
+            raise errors.TimeLimit(
+                f"cluster {self.name!r} is still being read after {timeout:g} s",
+                fix="cluster.interrupt() ends every iteration",
+            )
+        return True
+
+    def scale(self, *, data_workers: int) -> None:
+        """Have this many data workers from now on; returns when new ones are ready.
+
+        Parameters
+        ----------
+        data_workers : int
+            Workers that go are those with the highest index. What they had buffered for an epoch
+            that runs is not delivered; a notice says so.
+
+        Raises
+        ------
+        UsageError, StateError, LaunchError
+        """
+        check_count("data_workers", data_workers)
+        with self._lock:
+            self._must_run()
+            self._fleet.scale(data_workers)
+
+    def restart(self, task: str) -> None:
+        """Start a fresh process for `task` on its own port; returns when it is ready.
+
+        Raises
+        ------
+        UnknownName
+            There is no such task.
+        LaunchError
+            It did not come up.
+        """
+        self._must_run()
+        self._fleet.restart(task, {})
+
+    def kill(self, task: str) -> int | None:
+        """Kill the process of `task` as a crash would; the policy decides what follows.
+
+        Returns
+        -------
+        int or None
+            The pid that was killed; None if the task had no process.
+        """
+        self._must_run()
+        pid: int | None = self._fleet.ask("kill", task=task)
+        return pid
+
+    def interrupt(self) -> None:
+        """Cancel every read that this process does from the cluster; its tasks live on."""
+        self._consumers.cancel_all(
+            errors.Interrupted(
+                f"reading from cluster {self.name!r} was interrupted", fix="iterate again"
+            )
+        )
+
+    def wait_ended(self, timeout: float | None = None) -> bool:
+        """Wait until the cluster has ended; False after `timeout` seconds. Answers Ctrl-C."""
+        limit = float("inf") if timeout is None else timeout
+        return self._monitor.wait(lambda _: self.ended, limit)
+
+    def __enter__(self) -> Cluster:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # Seeing
+
+    @property
+    def name(self) -> str:
+        """The name of the cluster."""
+        return self._config.name
+
+    @property
+    def state(self) -> str:
+        """One of new, starting, ready, degraded, stopping, stopped, failed and lost."""
+        return self._monitor.snapshot().state
+
+    @property
+    def ended(self) -> bool:
+        """Whether the cluster has ended and stays so."""
+        return self.state in ("stopped", "failed", "lost")
+
+    @property
+    def policy(self) -> Policy:
+        """How the tasks are looked after."""
+        return self._config.policy
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks as they are now, the dispatcher first."""
+        return tuple(
+            Task(row.task, row.role, row.state, row.address, row.pid, self._fleet)
+            for row in self.snapshot().tasks
+        )
+
+    @property
+    def streams(self) -> Mapping[str, Stream]:
+        """The streams made by `stream`, by name."""
+        return dict(self._streams)
+
+    @property
+    def consumers(self) -> Consumers:
+        """What reads from the cluster in this process."""
+        return self._consumers
+
+    @property
+    def dispatcher(self) -> ClusterDispatcher:
+        """The dispatcher, with the contract of TensorFlow's ``DispatchServer``."""
+        return ClusterDispatcher(self)
+
+    def snapshot(self) -> Snapshot:
+        """Return the cluster at this moment."""
+        return self._monitor.snapshot()
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the tasks as a DataFrame; its columns are `tfd_notebook.snapshot.TASK_COLUMNS`."""
+        return self.snapshot().to_frame()
+
+    def subscribe(self, subscriber: Callable[[Snapshot], None]) -> Callable[[], None]:
+        """Call `subscriber` with a fresh snapshot about twice a second, from another thread.
+
+        Returns
+        -------
+        callable
+            Ends the subscription.
+        """
+        return self._monitor.subscribe(subscriber)
+
+    def command(self, work: Callable[[], Any]) -> None:
+        """Have the cluster's own thread call `work`; what it raises becomes a notice."""
+        self._monitor.command(work)
+
+    def logs(
+        self, task: str | None = None, lines: int = 100, follow: bool = False
+    ) -> str | Iterator[str]:
+        """Return what tasks wrote to their standard output and error.
+
+        Parameters
+        ----------
+        task : str, optional
+            One task; default all, each under a heading.
+        lines : int
+            How many lines of each task. Default 100.
+        follow : bool
+            Return an iterator over these and all later lines instead, until the task ends or
+            Ctrl-C. Needs `task`.
+        """
+        if follow:
+            if task is None:
+                raise errors.UsageError(
+                    "follow=True needs a task", fix='logs("data_worker:0", ...)'
+                )
+            return self._fleet.follow(task, lines)
+        if task is not None:
+            return self._fleet.log(task, lines)
+        names = [row.task for row in self.snapshot().tasks]
+        return "\n".join(f"--- {name}\n{self._fleet.log(name, lines)}" for name in names)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        from tfd_notebook import views
+
+        return views.mimebundle(self.snapshot())
+
+    def __repr__(self) -> str:
+        seen = self.snapshot()
+        ready = ", ".join(f"{count} {role}" for role, count in seen.observed.items())
+        return (
+            f"<Cluster {self.name!r} {seen.state} on {seen.launcher}: {ready or 'no task'} ready>"
+        )
+
+    # The data path
+
+    def distribute(self, processing_mode: Any, **options: Any) -> Callable[[Any], Any]:
+        """Return what ``Dataset.apply`` takes to read a dataset through this cluster.
+
+        Takes the arguments of ``tf.data.experimental.service.distribute`` except ``service``; see
+        `tfd_notebook.data.service.distribute`.
+        """
+        from tfd_notebook.data import service
+
+        return service.distribute(self, processing_mode, **options)
+
+    def observe(self, dataset: Any, name: str | None = None) -> Any:
+        """Return `dataset` with its figures shown under `name`; it stays a ``tf.data.Dataset``."""
+        from tfd_notebook.data import watch
+
+        self._must_run()
+        return watch.watch(dataset, self._consumers, name)
+
+    def stream(self, dataset: Any, name: str | None = None, **options: Any) -> Stream:
+        """Return a `Stream` that iterates `dataset` in a background thread; not yet started.
+
+        A stream of that name that has not ended is stopped first, so that a cell can be run
+        again.
+        """
+        from tfd_notebook.data.stream import Stream
+
+        self._must_run()
+        with self._lock:
+            if name is None:
+                taken = self._streams
+                name = next(n for i in range(1, 10**6) if (n := f"stream-{i}") not in taken)
+            before = self._streams.pop(name, None)
+            if before is not None:
+                before.stop()
+            made = self._streams[name] = Stream(dataset, self._consumers, name, **options)
+            return made
+
+    def register(self, dataset: Any, dataset_id: str | None = None, **options: Any) -> Any:
+        """Register `dataset` with the service; see `tfd_notebook.data.service.register`."""
+        from tfd_notebook.data import service
+
+        return service.register(self, dataset, dataset_id, **options)
+
+    def from_dataset_id(self, processing_mode: Any, dataset_id: Any, **options: Any) -> Any:
+        """Read a registered dataset; see `tfd_notebook.data.service.from_dataset_id`."""
+        from tfd_notebook.data import service
+
+        return service.from_dataset_id(self, processing_mode, dataset_id, **options)
+
+    def save(self, dataset: Any, path: str, **options: Any) -> Any:
+        """Have the workers write `dataset` to `path`; see `tfd_notebook.data.service.save`."""
+        from tfd_notebook.data import service
+
+        return service.save(self, dataset, path, **options)
+
+    # What the data path asks of its cluster (`tfd_notebook.data.host.ServiceHost`)
+
+    @property
+    def service_target(self) -> str:
+        """``"grpc://host:port"`` of the dispatcher."""
+        self._must_run()
+        return f"grpc://{self._fleet.row(DISPATCHER).address}"
+
+    @property
+    def service_work_dir(self) -> str | None:
+        """Where the dispatcher keeps its journal, None without one."""
+        return self._fleet.work_dir
+
+    @property
+    def service_in_process(self) -> bool:
+        """Whether the data workers live in this process."""
+        return self._fleet.in_process
+
+    @property
+    def service_on_this_host(self) -> bool:
+        """Whether the data workers live on this host."""
+        return self._fleet.on_this_host
+
+    def data_workers(self) -> tuple[TaskRow, ...]:
+        """The data workers that have not ended, by index."""
+        return tuple(
+            row
+            for row in self.snapshot().tasks
+            if row.role is Role.DATA_WORKER and not row.state.ended
+        )
+
+    def install_functions(self, functions: Mapping[str, str], blob: bytes) -> None:
+        """Give every present and future data worker Python functions."""
+        self._fleet.install(blob)
+
+    def enable_static_sharding(self) -> None:
+        """Have the dispatcher know its workers by address, restarting it if that is news."""
+        with self._lock:
+            if self._fleet.knows_workers():
+                return
+            if not self._config.service.fault_tolerant and not self._consumers.idle():
+                raise errors.StateError(
+                    "sharding by file or data needs the dispatcher restarted, which without "
+                    "fault_tolerant would end what is being read",
+                    fix="finish reading first, or use Service(fault_tolerant=True)",
+                )
+            self._fleet.enable_static_sharding()
+
+    # How it is done
+
+    def _must_run(self) -> None:
+        if self.state not in ("ready", "degraded", "starting"):
+            fix = "cluster.start()" if self.state == "new" else "make a new one: tfd.Cluster(...)"
+            raise errors.StateError(f"cluster {self.name!r} is {self.state}", fix=fix)
+
+    def _end(self, state: str) -> None:
+        with _clusters_lock:
+            if self._ending:
+                return
+            self._ending = True
+        self._monitor.set_state("stopping")
+        for stream in self._streams.values():
+            with contextlib.suppress(errors.TfdError):
+                stream.stop()
+        self._consumers.cancel_all(
+            errors.Interrupted(
+                f"cluster {self.name!r} stopped", fix="make a new one: tfd.Cluster(...)"
+            )
+        )
+        self._fleet.close(_STOP_SECONDS)
+        self._monitor.set_state(state)
+        self._monitor.close()
+        with _clusters_lock:
+            if _clusters.get(self.name) is self:
+                del _clusters[self.name]
+
+
+def _configure(name: str | None, options: Mapping[str, Any]) -> tuple[ClusterConfig, base.Launcher]:
+    known = ("data_workers", "launcher", "env", "preload", "policy", "service", "start")
+    for option in options:
+        if option not in known:
+            raise TypeError(f"Cluster() got an unexpected argument {option!r}")
+    launcher = base.launcher(options.get("launcher", "local"))
+    preload = options.get("preload", ())
+    config = ClusterConfig(
+        name=name or "cluster",
+        launcher=launcher.name,
+        counts={Role.DISPATCHER: 1, Role.DATA_WORKER: options.get("data_workers", 0)},
+        policy=options.get("policy") or Policy(),
+        service=options.get("service") or Service(),
+        env=dict(options.get("env") or {}),
+        preload=(preload,) if isinstance(preload, str) else tuple(preload),
+        allow=launcher.allow,
+    )
+    return config, launcher
+
+
+def _stop_all() -> None:
+    for cluster in clusters().values():
+        with contextlib.suppress(Exception):
+            cluster.stop()
+
+
+atexit.register(_stop_all)

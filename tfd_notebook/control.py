@@ -1,0 +1,357 @@
+"""A unix socket by which this user's other processes reach the clusters of this one.
+
+One line of JSON asks, one line answers. The socket lies in the user's runtime directory (0700), has
+mode 0600, and asks the system who is there; nothing that arrives is ever executed or unpickled. It
+is served by threads of its own, also while a cell runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tfd_notebook import errors
+
+__all__ = ["ControlServer", "call", "clusters", "ensure_started", "processes", "stop"]
+
+_MOST_REQUEST = 65_536
+_MOST_REPLY = 64_000_000
+_PEER_SECONDS = 5.0
+_CLIENTS = 8
+
+_server: ControlServer | None = None
+_server_lock = threading.Lock()
+
+
+def ensure_started() -> Path:
+    """Have this process listen, and return the path of its socket."""
+    global _server
+    with _server_lock:
+        if _server is None:
+            _server = ControlServer()
+        return _server.path
+
+
+def stop() -> None:
+    """Listen no longer; does nothing where nobody listens."""
+    global _server
+    with _server_lock:
+        server, _server = _server, None
+    if server is not None:
+        server.close()
+
+
+def _after_fork() -> None:
+    # A socket held by a child would look alive after its process ended.
+    global _server, _server_lock
+    server, _server, _server_lock = _server, None, threading.Lock()
+    if server is not None:
+        server.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class ControlServer:
+    """Answers requests about the clusters of this process.
+
+    Parameters
+    ----------
+    path : Path, optional
+        Of the socket. Default: ``<runtime directory>/<pid>.sock``.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        from tfd_notebook.launch.runtime import runtime_dir
+
+        self.path = path or runtime_dir() / f"{os.getpid()}.sock"
+        self._slots = threading.BoundedSemaphore(_CLIENTS)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Under its own name only when it listens: before, `processes` would take it for dead.
+        unborn = self.path.with_suffix(".new")
+        unborn.unlink(missing_ok=True)
+        with _short(unborn) as address:
+            self._listener.bind(address)
+        unborn.chmod(0o600)
+        self._listener.listen(_CLIENTS)
+        unborn.replace(self.path)
+        self._asleep, self._waker = socket.socketpair()
+        self._thread = threading.Thread(target=self._accept, name="tfd-control", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no longer; requests that are being served are still answered."""
+        self._waker.send(b"x")
+        if self._thread is not threading.current_thread():
+            self._thread.join(_PEER_SECONDS)
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the sockets, which belong to the parent."""
+        for held in (self._listener, self._asleep, self._waker):
+            held.close()
+
+    def _accept(self) -> None:
+        try:
+            while True:
+                ready, _, _ = select.select([self._listener, self._asleep], [], [])
+                if self._asleep in ready:
+                    return
+                peer, _ = self._listener.accept()
+                if not _is_this_user(peer) or not self._slots.acquire(blocking=False):
+                    peer.close()
+                    continue
+                threading.Thread(
+                    target=self._serve, args=(peer,), name="tfd-control-peer", daemon=True
+                ).start()
+        finally:
+            self.path.unlink(missing_ok=True)
+            for held in (self._listener, self._asleep, self._waker):
+                held.close()
+
+    def _serve(self, peer: socket.socket) -> None:
+        try:
+            # A peer that went away needs no answer.
+            with contextlib.suppress(OSError), peer:
+                peer.settimeout(_PEER_SECONDS)
+                peer.sendall(_answer(_read_line(peer, _MOST_REQUEST)))
+        finally:
+            self._slots.release()
+
+
+def processes() -> tuple[int, ...]:
+    """Return the pids of this user's processes that listen; dead sockets are removed."""
+    from tfd_notebook.launch.runtime import runtime_dir
+
+    found = []
+    for path in sorted(runtime_dir().glob("*.sock")):
+        if not path.stem.isdecimal():
+            continue
+        try:
+            with _connect(path, _PEER_SECONDS):
+                found.append(int(path.stem))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+        except OSError:
+            # Busy or stuck, but somebody's.
+            found.append(int(path.stem))
+    return tuple(found)
+
+
+def call(pid: int, request: Mapping[str, Any], timeout: float = 10.0) -> Any:
+    """Ask the process `pid` and return its answer.
+
+    Parameters
+    ----------
+    pid : int
+        One of `processes`.
+    request : mapping
+        ``command`` and its arguments: ``list``; ``snapshot(name, width)``;
+        ``logs(name, task, lines, offset)``; ``stop(name)``.
+    timeout : float
+        Seconds for the whole of it. Default 10.
+
+    Raises
+    ------
+    TimeLimit
+        It did not answer in time.
+    UnknownName
+        No such process listens.
+    TfdError
+        What the process answered.
+    """
+    from tfd_notebook.launch.runtime import runtime_dir
+
+    try:
+        with _connect(runtime_dir() / f"{pid}.sock", timeout) as peer:
+            peer.sendall(json.dumps(dict(request)).encode() + b"\n")
+            line = _read_line(peer, _MOST_REPLY, timeout)
+    except TimeoutError:
+        raise errors.TimeLimit(
+            f"process {pid} did not answer within {timeout:g} s",
+            fix="it may be stopped or swapped out; try again",
+        ) from None
+    except OSError as error:
+        raise errors.UnknownName(
+            f"process {pid} cannot be reached: {error.strerror or error}", fix="see tfd list"
+        ) from None
+    try:
+        reply = json.loads(line)
+    except ValueError:
+        raise errors.UnknownName(
+            f"process {pid} went away without an answer", fix="see tfd list"
+        ) from None
+    if "error" in reply:
+        raise _error(reply["error"])
+    return reply["value"]
+
+
+def clusters(timeout: float = 10.0) -> list[dict[str, Any]]:
+    """Return all clusters of this user, as `tfd_notebook.views.brief` gives them, with ``pid``."""
+    found: list[dict[str, Any]] = []
+    for pid in processes():
+        # One that has just ended, or does not answer, must not hide the others.
+        with contextlib.suppress(errors.UnknownName, errors.TimeLimit):
+            found += [dict(one, pid=pid) for one in call(pid, {"command": "list"}, timeout)]
+    return found
+
+
+# What can be asked
+
+
+def _answer(line: bytes) -> bytes:
+    try:
+        try:
+            request = json.loads(line)
+        except ValueError:
+            raise errors.UsageError("the request is not one line of JSON") from None
+        if not isinstance(request, dict) or request.get("command") not in _COMMANDS:
+            raise errors.UsageError(f"the request has none of the commands {', '.join(_COMMANDS)}")
+        reply = {"value": _COMMANDS[request["command"]](request)}
+    except errors.TfdError as error:
+        reply = {"error": _packed(error)}
+    except Exception as error:
+        reply = {"error": _packed(errors.TfdError(f"{type(error).__name__}: {error}"))}
+    return json.dumps(reply).encode() + b"\n"
+
+
+def _list(request: Mapping[str, Any]) -> Any:
+    from tfd_notebook import views
+    from tfd_notebook.cluster import clusters as living
+
+    return [views.brief(cluster.snapshot()) for cluster in living().values()]
+
+
+def _snapshot(request: Mapping[str, Any]) -> Any:
+    from tfd_notebook import views
+    from tfd_notebook.snapshot import as_dict
+
+    snapshot = _cluster(request).snapshot()
+    width = _number(request, "width", 110, least=20, most=1000)
+    return {"snapshot": as_dict(snapshot), "text": views.text(snapshot, width)}
+
+
+def _logs(request: Mapping[str, Any]) -> Any:
+    task = request.get("task")
+    if task is not None and not isinstance(task, str):
+        raise errors.UsageError(f"task={task!r} is no name")
+    cluster = _cluster(request)
+    lines = _number(request, "lines", 100, least=1, most=100_000)
+    if task is None:
+        return {"text": cluster.logs(None, lines), "offset": None}
+    if request.get("offset") is None:
+        text, offset = cluster._request("logs", task=task, size=lines * 400)
+        return {"text": "\n".join(text.splitlines()[-lines:]), "offset": offset}
+    since = _number(request, "offset", 0, least=0, most=2**62)
+    text, offset = cluster._request("logs", task=task, size=65_536, offset=since)
+    return {"text": text.removesuffix("\n"), "offset": offset}
+
+
+def _stop(request: Mapping[str, Any]) -> Any:
+    cluster = _cluster(request)
+    cluster.stop()
+    return cluster.state
+
+
+_COMMANDS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "list": _list,
+    "snapshot": _snapshot,
+    "logs": _logs,
+    "stop": _stop,
+}
+
+
+def _cluster(request: Mapping[str, Any]) -> Any:
+    from tfd_notebook.cluster import clusters as living
+
+    known = living()
+    name = request.get("name")
+    if not isinstance(name, str) or name not in known:
+        raise errors.UnknownName(f"there is no cluster {name!r} in process {os.getpid()}")
+    return known[name]
+
+
+def _number(request: Mapping[str, Any], name: str, default: int, *, least: int, most: int) -> int:
+    value = request.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise errors.UsageError(f"{name}={value!r} is out of range", fix=f"use {least} to {most}")
+    return value
+
+
+# How it travels
+
+
+def _packed(error: errors.TfdError) -> dict[str, Any]:
+    return {"code": error.code, "what": error.what, "task": error.task, "fix": error.fix}
+
+
+def _error(packed: Mapping[str, Any]) -> errors.TfdError:
+    kinds = {
+        kind.code: kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.TfdError)
+    }
+    kind = kinds.get(str(packed.get("code")), errors.TfdError)
+    return kind(str(packed.get("what")), task=packed.get("task"), fix=packed.get("fix"))
+
+
+def _read_line(peer: socket.socket, most: int, timeout: float = _PEER_SECONDS) -> bytes:
+    """Read up to a newline, or what came when the peer closed or `most` bytes were there."""
+    deadline = time.monotonic() + timeout
+    got = bytearray()
+    while not got.endswith(b"\n") and len(got) < most:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        peer.settimeout(left)
+        more = peer.recv(65_536)
+        if not more:
+            break
+        got += more
+    return bytes(got)
+
+
+def _connect(path: Path, timeout: float) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        peer.settimeout(timeout)
+        with _short(path) as address:
+            peer.connect(address)
+    except BaseException:
+        peer.close()
+        raise
+    return peer
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """Yield a name for `path` that fits into a socket address, which takes about 100 bytes."""
+    if len(os.fsencode(path)) < 100:
+        yield str(path)
+        return
+    if not os.path.isdir("/proc/self/fd"):
+        raise errors.WorkDirError(
+            f"the path {path} is too long for a socket", fix="set TFD_RUNTIME_DIR to a shorter one"
+        )
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
+
+
+def _is_this_user(peer: socket.socket) -> bool:
+    """Whether the system says so; where it cannot, the directory's mode is the guard."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    packed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", packed)
+    return bool(uid == os.getuid())

@@ -1,0 +1,318 @@
+"""Everything in this process that reads a cluster's data, with its figures."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from tfd_notebook._compat.meter import Meter, Reading
+from tfd_notebook.errors import Interrupted, TfdError, TimeLimit
+from tfd_notebook.snapshot import StreamRow
+
+#: Seconds over which rates and the waiting share are taken.
+WINDOW = 5.0
+
+#: Seconds without an element after which a consumer that nobody blocks counts as idle.
+_QUIET = 2.0
+
+#: Consumers that ended and are still listed.
+_ENDED_LISTED = 20
+
+
+class Second(NamedTuple):
+    """What happened in one second: totals at its end, and what it waited."""
+
+    second: int
+    elements: int
+    bytes: int
+    elements_per_s: float
+    bytes_per_s: float
+    wait_fraction: float
+
+
+class Series:
+    """Rates and a history by the second, from readings taken at any time.
+
+    Parameters
+    ----------
+    keep : int
+        How many seconds of history are kept.
+    """
+
+    def __init__(self, keep: int = 60) -> None:
+        self._start = time.perf_counter()
+        self._recent: deque[tuple[float, Reading]] = deque([(self._start, Reading())])
+        self._last_second = (self._start, Reading())
+        self.seconds: deque[Second] = deque(maxlen=keep)
+
+    def add(self, reading: Reading, now: float) -> None:
+        """Take in the totals `reading` as of `now` (`time.perf_counter`)."""
+        self._recent.append((now, reading))
+        while len(self._recent) > 2 and self._recent[1][0] < now - WINDOW:
+            self._recent.popleft()
+        began, before = self._last_second
+        if now - began >= 1.0:
+            self._close_seconds(began, before, reading, now)
+
+    def _close_seconds(self, began: float, before: Reading, reading: Reading, now: float) -> None:
+        """Spread what came since `began` evenly over the seconds that passed."""
+        count = int(now - began)
+        share = 1.0 / (now - began)
+        rates = [(after - old) * share for after, old in zip(reading, before, strict=True)]
+        for step in range(max(1, count - (self.seconds.maxlen or count) + 1), count + 1):
+            self.seconds.append(
+                Second(
+                    second=round(began + step - self._start),
+                    elements=round(before.elements + rates[0] * step),
+                    bytes=round(before.bytes + rates[1] * step),
+                    elements_per_s=rates[0],
+                    bytes_per_s=rates[1],
+                    wait_fraction=min(1.0, rates[2]),
+                )
+            )
+        ahead = [old + rate * count for old, rate in zip(before, rates, strict=True)]
+        self._last_second = (began + count, Reading(round(ahead[0]), round(ahead[1]), ahead[2]))
+
+    def rates(self) -> tuple[float, float, float | None]:
+        """Return elements/s, bytes/s and the waiting share of the last seconds."""
+        (begin, first), (end, last) = self._recent[0], self._recent[-1]
+        if end <= begin:
+            return 0.0, 0.0, None
+        elements, size, waited = (
+            (new - old) / (end - begin) for new, old in zip(last, first, strict=True)
+        )
+        return elements, size, min(1.0, max(0.0, waited))
+
+
+class Source(Protocol):
+    """A consumer as the registry sees it."""
+
+    @property
+    def kind(self) -> str:
+        """``"stream"`` or ``"dataset"``."""
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def error(self) -> BaseException | None: ...
+
+    @property
+    def ended(self) -> float | None:
+        """When it ended (`time.perf_counter`), None while it has not."""
+
+    def reading(self) -> Reading: ...
+
+    def waiting_since(self) -> float | None: ...
+
+    def cancel(self, error: TfdError) -> None: ...
+
+
+class DatasetSource:
+    """A watched dataset: all its iterators, one epoch after the other, make one consumer."""
+
+    kind = "dataset"
+
+    def __init__(self) -> None:
+        self._done = Reading()
+        self._meters: list[Meter] = []
+        self._latest: Meter | None = None
+        self._lock = threading.Lock()
+
+    def add(self, meter: Meter) -> None:
+        """Take in the account of another iterator."""
+        self.reading()  # folds the ended ones, so that a thousand epochs do not pile up
+        with self._lock:
+            self._meters.append(meter)
+            self._latest = meter
+
+    def reading(self) -> Reading:
+        with self._lock:
+            total, live = self._done, []
+            for meter in self._meters:
+                ended = meter.ended is not None
+                total = _add(total, reading := meter.read())
+                if ended:
+                    self._done = _add(self._done, reading)
+                else:
+                    live.append(meter)
+            self._meters = live
+            return total
+
+    @property
+    def state(self) -> str:
+        with self._lock:
+            if any(meter.ended is None for meter in self._meters):
+                return "running"
+            latest = self._latest
+        if latest is None:
+            return "new"
+        if latest.finished:
+            return "finished"
+        if latest.failure is not None:
+            return "failed"
+        if latest.error is None or latest.interrupted or isinstance(latest.error, Interrupted):
+            return "stopped"
+        return "failed"
+
+    @property
+    def error(self) -> BaseException | None:
+        latest = self._latest
+        if latest is None or latest.finished:
+            return None
+        return latest.failure or latest.error
+
+    @property
+    def ended(self) -> float | None:
+        latest = self._latest
+        return latest.ended if latest is not None else None
+
+    def waiting_since(self) -> float | None:
+        with self._lock:
+            waits = [meter.waiting_since() for meter in self._meters]
+        return min((since for since in waits if since is not None), default=None)
+
+    def cancel(self, error: TfdError) -> None:
+        with self._lock:
+            meters = list(self._meters)
+        for meter in meters:
+            meter.cancel(error)
+
+
+@dataclass
+class _Entry:
+    source: Source
+    series: Series = field(default_factory=Series)
+    elements: int = 0
+    moved: float = field(default_factory=time.perf_counter)
+    final: StreamRow | None = None
+
+
+class Consumers:
+    """Who reads, how fast, and who waits; safe to use from any thread.
+
+    Parameters
+    ----------
+    task_of : callable, optional
+        Returns the name of the task at an address such as ``"localhost:4711"``, or None.
+    """
+
+    def __init__(self, task_of: Callable[[str], str | None] | None = None) -> None:
+        self.task_of = task_of or (lambda address: None)
+        self._entries: dict[str, _Entry] = {}
+        self._lock = threading.RLock()
+
+    def add(self, source: Source, name: str) -> str:
+        """List `source`; return its name, made unique among those that have not ended."""
+        with self._lock:
+            for known, entry in self._entries.items():
+                if entry.source is source:
+                    return known
+            unique, number = name, 1
+            while unique in self._entries and not _over(self._entries[unique].source.state):
+                number += 1
+                unique = f"{name}-{number}"
+            self._entries.pop(unique, None)
+            self._entries[unique] = _Entry(source)
+            self._forget_oldest()
+            return unique
+
+    def rows(self) -> tuple[StreamRow, ...]:
+        """Return a row for each consumer, in the order in which they started."""
+        with self._lock:
+            now = time.perf_counter()
+            return tuple(self._row(name, entry, now) for name, entry in self._entries.items())
+
+    def cancel_all(self, error: TfdError) -> None:
+        """End every iteration; consumers that are blocked, and later calls, raise `error`."""
+        for _, entry in self._living():
+            entry.source.cancel(error)
+
+    def stuck(self, seconds: float) -> tuple[str, ...]:
+        """Return the names of the consumers that have waited for one element that long."""
+        now = time.perf_counter()
+        return tuple(
+            name
+            for name, entry in self._living()
+            if (since := entry.source.waiting_since()) is not None and now - since >= seconds
+        )
+
+    def idle(self) -> bool:
+        """Whether no stream runs and no dataset is being read."""
+        self.rows()
+        now = time.perf_counter()
+        return not any(
+            entry.source.kind == "stream"
+            or now - entry.moved < _QUIET
+            or entry.source.waiting_since() is not None
+            for _, entry in self._living()
+            if entry.source.state == "running"
+        )
+
+    def wait_idle(self, timeout: float | None = None) -> None:
+        """Wait until `idle`; raises TimeLimit after `timeout` seconds, and answers Ctrl-C."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.idle():
+            if deadline is not None and time.monotonic() >= deadline:
+                names = ", ".join(name for name, entry in self._living() if entry.final is None)
+                raise TimeLimit(
+                    f"after {timeout:g} s these still read: {names}",
+                    fix="wait longer, or stop them",
+                )
+            time.sleep(0.05)
+
+    def _living(self) -> list[tuple[str, _Entry]]:
+        with self._lock:
+            return [
+                (name, entry)
+                for name, entry in self._entries.items()
+                if not _over(entry.source.state)
+            ]
+
+    def _row(self, name: str, entry: _Entry, now: float) -> StreamRow:
+        source = entry.source
+        state = source.state
+        if entry.final is not None and entry.final.state == state:
+            return entry.final
+        entry.final = None  # a dataset may run again: another epoch
+        reading = source.reading()
+        if reading.elements != entry.elements:
+            entry.elements, entry.moved = reading.elements, now
+        over = _over(state)
+        entry.series.add(reading, min(now, source.ended or now) if over else now)
+        elements, size, waiting = entry.series.rates()
+        error = source.error
+        row = StreamRow(
+            name=name,
+            kind=source.kind,
+            state=state,
+            elements=reading.elements,
+            bytes=reading.bytes,
+            elements_per_s=elements,
+            bytes_per_s=size,
+            wait_fraction=waiting,
+            history=tuple(second.elements_per_s for second in entry.series.seconds),
+            error=str(error) if error is not None else "",
+        )
+        if over:
+            entry.final = row
+        return row
+
+    def _forget_oldest(self) -> None:
+        over = [name for name, entry in self._entries.items() if _over(entry.source.state)]
+        for name in over[:-_ENDED_LISTED]:
+            del self._entries[name]
+
+
+def _over(state: str) -> bool:
+    return state in ("finished", "failed", "stopped")
+
+
+def _add(one: Reading, other: Reading) -> Reading:
+    return Reading(
+        one.elements + other.elements, one.bytes + other.bytes, one.waited + other.waited
+    )

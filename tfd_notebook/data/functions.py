@@ -1,0 +1,183 @@
+"""Python functions of a pipeline, on their way to the data workers.
+
+A dataset's graph names its Python functions by tokens; the functions themselves are pickled by
+`pack` where the dataset is defined, and known to a worker after `install`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tfd_notebook._compat import pyfunc
+from tfd_notebook.errors import NotSerializable
+
+_DEPTH = 6
+
+
+def find_functions(graph_def: Any) -> list[str]:
+    """Return the tokens of the Python functions in a graph and its function library.
+
+    Parameters
+    ----------
+    graph_def : tf.compat.v1.GraphDef
+
+    Returns
+    -------
+    list of str
+        Each token once, in the order of the graph.
+    """
+    bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
+    return list(
+        dict.fromkeys(
+            node.attr["token"].s.decode() for body in bodies for node in body if node.op in pyfunc.OPS
+        )
+    )
+
+
+def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
+    """Pickle the functions that this process runs for `tokens`, all together.
+
+    Functions of importable modules travel by their name, all others (notebook cells, lambdas,
+    closures) by value, with what they refer to. Functions that share an object, as the three of
+    ``from_generator`` do, share it in the worker, too.
+
+    Parameters
+    ----------
+    tokens : iterable of str
+
+    Returns
+    -------
+    names : dict of str to str
+        The function behind each token, as the user called it.
+    blob : bytes
+        What `install` takes.
+
+    Raises
+    ------
+    NotSerializable
+        A function cannot be pickled, is gone, or was traced before tfd_notebook was imported.
+    """
+    functions: dict[str, Any] = {}
+    for token in tokens:
+        function = pyfunc.lookup(token)
+        if function is None:
+            raise NotSerializable(
+                f"the Python function {token} of the dataset is gone",
+                fix="run the cell that defines the dataset again",
+            )
+        if not pyfunc.is_unique(token):
+            raise NotSerializable(
+                f"{_where(pyfunc.user_function(function))} entered the dataset before tfd_notebook "
+                "was imported, and a worker could take it for another function",
+                fix="run the cell that defines the dataset again",
+            )
+        functions[token] = function
+    names = {
+        token: _name(pyfunc.user_function(function)) for token, function in functions.items()
+    }
+    try:
+        return names, pyfunc.dumps(functions)
+    except Exception as error:
+        raise _explained(functions, error) from error
+
+
+def install(blob: bytes) -> tuple[str, ...]:
+    """Have this process run the functions in `blob`; for the processes of data workers.
+
+    Parameters
+    ----------
+    blob : bytes
+        From `pack`.
+
+    Returns
+    -------
+    tuple of str
+        The tokens that this process knows now.
+
+    Raises
+    ------
+    NotSerializable
+        They cannot be unpickled here.
+    """
+    try:
+        functions = pickle.loads(blob)
+    except Exception as error:
+        raise NotSerializable(
+            f"the dataset's Python functions cannot be loaded in process {os.getpid()}: "
+            f"{type(error).__name__}: {error}",
+            fix="make what they import importable there (preload=, or sys.path before the start)",
+        ) from error
+    pyfunc.register(functions)
+    return tuple(functions)
+
+
+def _explained(functions: dict[str, Any], error: Exception) -> NotSerializable:
+    for registered in functions.values():
+        if _failure(registered) is not None:
+            function = pyfunc.user_function(registered)
+            path, thing = _culprit(function)
+            kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
+            uses = f"uses {path} ({kind})" if path else f"({kind})"
+            return NotSerializable(
+                f"{_where(function)} {uses}, which cannot be sent to a data worker: "
+                f"{_failure(thing) or error}",
+                fix="create it inside the function, or import it from a module",
+            )
+    return NotSerializable(f"the dataset's Python functions cannot be pickled: {error}")
+
+
+def _failure(value: Any) -> Exception | None:
+    try:
+        pyfunc.dumps(value)
+    except Exception as error:
+        return error
+    return None
+
+
+def _culprit(value: Any, depth: int = _DEPTH) -> tuple[str, Any]:
+    """Return the innermost thing that fails, and how `value` refers to it."""
+    if depth:
+        for name, inner in _referred(value):
+            if _failure(inner) is not None:
+                further, culprit = _culprit(inner, depth - 1)
+                return f"{name}.{further}" if further else name, culprit
+    return "", value
+
+
+def _referred(value: Any) -> Iterator[tuple[str, Any]]:
+    if inspect.ismethod(value):
+        yield "self", value.__self__
+    elif inspect.isfunction(value):
+        yield from pyfunc.closed_over(value).items()
+        for name in _names(value.__code__):
+            if name in value.__globals__:
+                yield name, value.__globals__[name]
+        yield from zip(reversed(_arguments(value)), reversed(value.__defaults__ or ()), strict=False)
+    elif not isinstance(value, type):
+        yield from getattr(value, "__dict__", {}).items()
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _arguments(function: Any) -> tuple[str, ...]:
+    return tuple(function.__code__.co_varnames[: function.__code__.co_argcount])
+
+
+def _name(function: Any) -> str:
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return str(name).rpartition("<locals>.")[2]
+
+
+def _where(function: Any) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = code or getattr(getattr(type(function), "__call__", None), "__code__", None)
+    place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+    return f"the Python function {_name(function)}{place}"

@@ -1,0 +1,56 @@
+"""What the data path asks of the cluster that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from tfd_notebook.snapshot import TaskRow
+from tfd_notebook.spec import Policy
+
+if TYPE_CHECKING:
+    from tfd_notebook.data.consumers import Consumers
+
+
+class ServiceHost(Protocol):
+    """A tf.data service as `tfd_notebook.data` sees it; `Cluster` is one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def consumers(self) -> Consumers:
+        """Everything in this process that reads from the service."""
+
+    @property
+    def service_target(self) -> str:
+        """``"grpc://host:port"`` of the dispatcher; raises StateError unless the cluster runs."""
+
+    @property
+    def service_work_dir(self) -> str | None:
+        """Directory of the dispatcher's journal, None without ``fault_tolerant``."""
+
+    @property
+    def service_in_process(self) -> bool:
+        """Whether the data workers live in this very process."""
+
+    @property
+    def service_on_this_host(self) -> bool:
+        """Whether all data workers live on this host."""
+
+    def data_workers(self) -> tuple[TaskRow, ...]:
+        """The data workers that have not ended, by index."""
+
+    def install_functions(self, functions: Mapping[str, str], blob: bytes) -> None:
+        """Give every present and future data worker the Python functions in `blob`.
+
+        `functions` maps each token to the name of its function as the user wrote it, `blob` is
+        what `tfd_notebook.data.functions.install` takes. Returns when all present workers have
+        them; raises NotSerializable when one cannot load them.
+        """
+
+    def enable_static_sharding(self) -> None:
+        """Make the dispatcher know its workers' addresses (FILE, DATA and FILE_OR_DATA need it)."""

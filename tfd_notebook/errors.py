@@ -1,0 +1,216 @@
+"""Every error that tfd_notebook raises, in one tree.
+
+::
+
+    TfdError                  TFD000  anything that went wrong here
+    ├── UsageError            TFD100  an argument that cannot be meant (also a ValueError)
+    │   ├── UnknownName       TFD101  a launcher, task, option or cluster that does not exist
+    │   ├── NameTaken         TFD102  a cluster of that name lives with another specification
+    │   ├── PortInUse         TFD103  somebody else holds the port
+    │   ├── WorkDirError      TFD104  work_dir cannot be written, or is full
+    │   └── StateError        TFD105  the call does not fit the object's state
+    ├── LaunchError           TFD200  a task or its agent did not come up
+    │   ├── TensorFlowMissing TFD201  no TensorFlow where one is needed
+    │   ├── StartTimeout      TFD202  not ready within the time limit
+    │   └── AgentLost         TFD203  the agent that looks after the tasks is gone
+    ├── DataError             TFD300  the data path
+    │   ├── NoWorkers         TFD301  no data worker is there to serve
+    │   ├── DataLoss          TFD302  elements were lost and cannot be delivered
+    │   ├── FinishedJob       TFD303  that job has already delivered its data
+    │   ├── PipelineError     TFD304  the user's pipeline failed in a worker
+    │   ├── NotSerializable   TFD305  the dataset cannot travel to the workers
+    │   ├── DispatcherLost    TFD306  the dispatcher is gone
+    │   └── Interrupted       TFD307  iteration was cancelled
+    ├── TimeLimit             TFD400  a wait reached its limit (also a TimeoutError)
+    └── Unsupported           TFD500  this platform or version cannot do it
+
+Every error carries ``code``, ``what`` (what happened), ``task`` (to which task, or ``None``)
+and ``fix`` (the next step); its text is the three of them in one line or two.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "AgentLost",
+    "DataError",
+    "DataLoss",
+    "DispatcherLost",
+    "FinishedJob",
+    "Interrupted",
+    "LaunchError",
+    "NameTaken",
+    "NoWorkers",
+    "NotSerializable",
+    "PipelineError",
+    "PortInUse",
+    "StartTimeout",
+    "StateError",
+    "TensorFlowMissing",
+    "TfdError",
+    "TimeLimit",
+    "UnknownName",
+    "Unsupported",
+    "UsageError",
+    "WorkDirError",
+]
+
+
+class TfdError(Exception):
+    """Base of all errors of this package.
+
+    Parameters
+    ----------
+    what : str
+        What happened, one sentence.
+    task : str, optional
+        The task concerned, such as ``"data_worker:0"``.
+    fix : str, optional
+        The next step for the user.
+
+    Attributes
+    ----------
+    code : str
+        Stable identifier of the kind of error, ``"TFD000"`` and so on.
+    """
+
+    code: ClassVar[str] = "TFD000"
+
+    def __init__(self, what: str, *, task: str | None = None, fix: str | None = None) -> None:
+        self.what = what
+        self.task = task
+        self.fix = fix
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        head = f"{self.task}: " if self.task and self.task not in self.what else ""
+        tail = f"\nNext: {self.fix}" if self.fix else ""
+        return f"[{self.code}] {head}{self.what}{tail}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.task, self.fix)
+
+
+def _rebuild(kind: type[TfdError], what: str, task: str | None, fix: str | None) -> TfdError:
+    return kind(what, task=task, fix=fix)
+
+
+class UsageError(TfdError, ValueError):
+    """An argument that cannot be meant."""
+
+    code = "TFD100"
+
+
+class UnknownName(UsageError):
+    """A launcher, task, option or cluster of that name does not exist."""
+
+    code = "TFD101"
+
+
+class NameTaken(UsageError):
+    """A cluster of that name lives already, with another specification."""
+
+    code = "TFD102"
+
+
+class PortInUse(UsageError):
+    """The port is held by somebody else, who is named where that can be known."""
+
+    code = "TFD103"
+
+
+class WorkDirError(UsageError):
+    """A working directory cannot be used: missing, read-only or full."""
+
+    code = "TFD104"
+
+
+class StateError(UsageError):
+    """The call does not fit the state of the object (stopped, not started, ...)."""
+
+    code = "TFD105"
+
+
+class LaunchError(TfdError):
+    """A task, or the agent that starts tasks, did not come up."""
+
+    code = "TFD200"
+
+
+class TensorFlowMissing(LaunchError):
+    """TensorFlow cannot be imported where a task needs it."""
+
+    code = "TFD201"
+
+
+class StartTimeout(LaunchError, TimeoutError):
+    """A task was not ready within ``Policy.start_timeout`` seconds."""
+
+    code = "TFD202"
+
+
+class AgentLost(LaunchError):
+    """The agent that looks after a host's tasks ended."""
+
+    code = "TFD203"
+
+
+class DataError(TfdError):
+    """The data path failed."""
+
+    code = "TFD300"
+
+
+class NoWorkers(DataError):
+    """No data worker is there to serve a dataset."""
+
+    code = "TFD301"
+
+
+class DataLoss(DataError):
+    """Elements were lost with a task and cannot be delivered."""
+
+    code = "TFD302"
+
+
+class FinishedJob(DataError):
+    """A job of that name has already delivered its data; TensorFlow would deliver nothing."""
+
+    code = "TFD303"
+
+
+class PipelineError(DataError):
+    """The user's own pipeline failed inside a data worker."""
+
+    code = "TFD304"
+
+
+class NotSerializable(DataError):
+    """The dataset, or a Python function in it, cannot travel to the workers."""
+
+    code = "TFD305"
+
+
+class DispatcherLost(DataError):
+    """The dispatcher is gone and does not come back by itself."""
+
+    code = "TFD306"
+
+
+class Interrupted(DataError):
+    """Iteration was cancelled by ``stop()``, ``interrupt()`` or the end of the cluster."""
+
+    code = "TFD307"
+
+
+class TimeLimit(TfdError, TimeoutError):
+    """A wait reached the limit it was given."""
+
+    code = "TFD400"
+
+
+class Unsupported(TfdError):
+    """What was asked cannot be done on this platform or with this version of a library."""
+
+    code = "TFD500"

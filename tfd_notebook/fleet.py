@@ -1,0 +1,263 @@
+"""A cluster's tasks as a whole: brought up, scaled, restarted and asked, through its launcher."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tfd_notebook import errors
+from tfd_notebook.launch import base
+from tfd_notebook.monitor import Monitor
+from tfd_notebook.snapshot import TaskRow
+from tfd_notebook.spec import ClusterConfig, Role, TaskState
+
+DISPATCHER = f"{Role.DISPATCHER}:0"
+_DISPATCHER_FIELDS = (
+    "job_gc_check_interval_ms",
+    "job_gc_timeout_ms",
+    "worker_timeout_ms",
+    "worker_max_concurrent_snapshots",
+)
+_WORKER_FIELDS = ("heartbeat_interval_ms", "dispatcher_timeout_ms", "data_transfer_protocol")
+_BYTES_PER_LINE = 400
+_FOLLOW_SECONDS = 0.2
+
+
+class Fleet:
+    """The dispatcher and data workers of one cluster.
+
+    Parameters
+    ----------
+    config : ClusterConfig
+    launcher : Launcher
+    monitor : Monitor
+        Told what is planned and requested, asked what is.
+    """
+
+    def __init__(self, config: ClusterConfig, launcher: base.Launcher, monitor: Monitor) -> None:
+        self._config = config
+        self._launcher = launcher
+        self._monitor = monitor
+        self._node: base.Node | None = None
+        #: The worker addresses that the dispatcher was given for static sharding.
+        self._static: tuple[str, ...] = ()
+        self.work_dir: str | None = None
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the tasks live in this process."""
+        return self._launcher.in_process
+
+    @property
+    def on_this_host(self) -> bool:
+        """Whether the tasks live on this host."""
+        return self._node is not None and self._node.host == "localhost"
+
+    # As a whole
+
+    def bring_up(self) -> None:
+        """Start the dispatcher, then the data workers; return when they are ready."""
+        config = self._config
+        (self._node,) = self._launcher.connect(config, self._monitor.take)
+        self._monitor.request(Role.DISPATCHER, 1)
+        self.ask("hold", tasks=[self._packed(Role.DISPATCHER, 0, config.service.port)])
+        self.ask("start", tasks={DISPATCHER: self._dispatcher_settings(self._node)})
+        self._await_ready([DISPATCHER])
+        wanted = config.counts[Role.DATA_WORKER]
+        self._monitor.request(Role.DATA_WORKER, wanted)
+        self._add_workers(range(wanted), config.policy.minimum)
+
+    def scale(self, wanted: int) -> None:
+        """Have `wanted` data workers; return when new ones are ready."""
+        self._monitor.plan(Role.DATA_WORKER, wanted)
+        present = [row for row in self._monitor.rows() if row.role is Role.DATA_WORKER]
+        surplus = [row.task for row in present if row.index >= wanted]
+        if surplus:
+            self._remove(surplus)
+        known = {row.index for row in present}
+        missing = [index for index in range(wanted) if index not in known]
+        self._monitor.request(Role.DATA_WORKER, wanted)
+        try:
+            self._add_workers(missing)
+        except BaseException:
+            # No half-started worker stays.
+            self._remove([f"{Role.DATA_WORKER}:{index}" for index in missing])
+            left = sum(row.role is Role.DATA_WORKER for row in self._monitor.rows())
+            self._monitor.plan(Role.DATA_WORKER, left)
+            self._monitor.request(Role.DATA_WORKER, left)
+            raise
+        if surplus and self._static:
+            self.enable_static_sharding()
+
+    def close(self, timeout: float) -> None:
+        """End all tasks; never raises."""
+        if self._node is not None:
+            self._node.close(timeout)
+
+    def enable_static_sharding(self) -> None:
+        """Have the dispatcher know its workers' addresses, restarting it if that is news."""
+        addresses = self.worker_addresses()
+        if addresses != self._static:
+            self.restart(DISPATCHER, {"worker_addresses": list(addresses)})
+            self._static = addresses
+
+    def knows_workers(self) -> bool:
+        """Whether the dispatcher knows the addresses of all present workers."""
+        return self.worker_addresses() == self._static
+
+    def worker_addresses(self) -> tuple[str, ...]:
+        """Return the addresses of the data workers that have not ended, by index."""
+        rows = [
+            row
+            for row in self._monitor.rows()
+            if row.role is Role.DATA_WORKER and not row.state.ended
+        ]
+        return tuple(row.address for row in sorted(rows, key=lambda row: row.index))
+
+    # One by one
+
+    def row(self, task: str) -> TaskRow:
+        """Return the row of `task`, or raise UnknownName."""
+        rows = {row.task: row for row in self._monitor.rows()}
+        if task not in rows:
+            raise errors.UnknownName(
+                f"cluster {self._config.name!r} has no task {task!r}",
+                fix=f"its tasks are {', '.join(rows) or 'none'}",
+            )
+        return rows[task]
+
+    def restart(self, task: str, settings: Mapping[str, Any]) -> None:
+        """Start a fresh process for `task`, and return when it is ready."""
+        before = self.row(task).restarts
+        self.ask("restart", task=task, settings=dict(settings))
+        self._monitor.wait(lambda rows: rows[task].restarts > before, timeout=10.0)
+        self._await_ready([task])
+
+    def install(self, blob: bytes) -> None:
+        """Give Python functions to all present and future data workers."""
+        self.ask("install", blob=base64.b64encode(blob).decode(), timeout=60.0)
+
+    def log(self, task: str, lines: int) -> str:
+        """Return the last `lines` lines of a task's log."""
+        text, _ = self.ask("logs", task=task, size=lines * _BYTES_PER_LINE)
+        return "\n".join(text.splitlines()[-lines:])
+
+    def follow(self, task: str, lines: int) -> Iterator[str]:
+        """Yield the last `lines` lines of a task's log and then what comes, until it ends."""
+        text, offset = self.ask("logs", task=task, size=lines * _BYTES_PER_LINE)
+        yield from text.splitlines()[-lines:]
+        while not self.row(task).state.ended:
+            text, offset = self.ask("logs", task=task, size=65536, offset=offset)
+            yield from text.splitlines()
+            if not text:
+                time.sleep(_FOLLOW_SECONDS)
+
+    def ask(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
+        """Have the agent do something; see `tfd_notebook.launch.base.Node.request`."""
+        if self._node is None:
+            raise errors.StateError(
+                f"cluster {self._config.name!r} was not started", fix="cluster.start()"
+            )
+        return self._node.request(do, timeout=timeout, **arguments)
+
+    # How it is done
+
+    def _add_workers(self, indices: Sequence[int], minimum: int | None = None) -> None:
+        if not indices:
+            return
+        held: dict[str, str] = self.ask(
+            "hold", tasks=[self._packed(Role.DATA_WORKER, index) for index in indices]
+        )
+        if self._static:
+            # A dispatcher with a list of workers turns away those that are not in it.
+            addresses = (*self._static, *held.values())
+            self.restart(DISPATCHER, {"worker_addresses": list(addresses)})
+            self._static = addresses
+        settings = dict(
+            _fields(self._config.service.worker_config, _WORKER_FIELDS),
+            dispatcher_address=self.row(DISPATCHER).address,
+        )
+        tasks = {name: dict(settings, worker_address=address) for name, address in held.items()}
+        self.ask("start", tasks=tasks)
+        self._await_ready(list(tasks), minimum)
+
+    def _remove(self, tasks: list[str]) -> None:
+        with contextlib.suppress(errors.UnknownName):
+            self.ask("stop", tasks=tasks, timeout=30.0)
+        for task in tasks:
+            self._monitor.forget(task)
+
+    def _packed(self, role: Role, index: int, port: int = 0) -> dict[str, Any]:
+        host = self._launcher.host_of(role)
+        return {"role": str(role), "index": index, "host": host, "port": port, "settings": {}}
+
+    def _dispatcher_settings(self, node: base.Node) -> dict[str, Any]:
+        service = self._config.service
+        settings = _fields(service.dispatcher_config, _DISPATCHER_FIELDS)
+        if service.fault_tolerant:
+            if service.work_dir is None:
+                self.work_dir = os.path.join(node.directory, "journal")
+            else:
+                self.work_dir = _usable(service.work_dir)
+            settings.update(work_dir=self.work_dir, fault_tolerant_mode=True)
+        return settings
+
+    def _await_ready(self, tasks: list[str], minimum: int | None = None) -> None:
+        """Wait until `minimum` (default: all) of `tasks` are ready, or that is hopeless."""
+        enough = len(tasks) if minimum is None else min(minimum, len(tasks))
+
+        def settled(rows: dict[str, TaskRow]) -> bool:
+            states = [rows[task].state for task in tasks if task in rows]
+            hopeless = len(tasks) - sum(state.ended for state in states) < enough
+            return hopeless or states.count(TaskState.READY) >= enough
+
+        limit = self._config.policy.start_timeout
+        in_time = self._monitor.wait(settled, limit)
+        rows = {row.task: row for row in self._monitor.rows() if row.task in tasks}
+        waiting = [t for t in tasks if t not in rows or rows[t].state is not TaskState.READY]
+        if len(tasks) - len(waiting) >= enough:
+            return
+        if not in_time:
+            raise errors.StartTimeout(
+                f"{len(tasks) - len(waiting)} of {len(tasks)} tasks were ready after {limit:g} s; "
+                f"missing: {', '.join(waiting[:5])}",
+                fix="raise Policy(start_timeout=...), or see %tfd_cluster logs",
+            )
+        task = next(t for t in waiting if t in rows and rows[t].state.ended)
+        raise errors.LaunchError(
+            f"{task} did not come up: {rows[task].reason}{self._last_words(task)}",
+            task=task,
+            fix="mend that and start again",
+        )
+
+    def _last_words(self, task: str) -> str:
+        with contextlib.suppress(errors.TfdError):
+            if said := self.log(task, 5):
+                return "\n  It wrote:" + "".join(f"\n    {line}" for line in said.splitlines())
+        return ""
+
+
+def _fields(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of one of TensorFlow's configurations that a user may set, as JSON values."""
+    values = {name: getattr(config, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _usable(work_dir: str) -> str:
+    path = os.path.abspath(work_dir)
+    try:
+        os.makedirs(path, exist_ok=True)
+        trial = os.path.join(path, f".tfd-{os.getpid()}")
+        with open(trial, "wb") as file:
+            file.write(b"\0" * 4096)
+        os.remove(trial)
+    except OSError as error:
+        raise errors.WorkDirError(
+            f"work_dir {path} cannot be used: {error.strerror}",
+            fix="name a directory that can be written and has room",
+        ) from None
+    return path

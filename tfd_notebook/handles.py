@@ -1,0 +1,74 @@
+"""What a user reaches through a cluster: its tasks and its dispatcher."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tfd_notebook import errors, probe
+from tfd_notebook.fleet import DISPATCHER, Fleet
+from tfd_notebook.spec import Role, TaskState
+
+if TYPE_CHECKING:
+    from tfd_notebook.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of a cluster, as it was when ``Cluster.tasks`` was read."""
+
+    name: str
+    role: Role
+    state: TaskState
+    address: str
+    pid: int | None
+    _fleet: Fleet
+
+    def logs(self, lines: int = 100) -> str:
+        """Return the last `lines` lines that the task wrote."""
+        return self._fleet.log(self.name, lines)
+
+
+class ClusterDispatcher:
+    """The dispatcher of a cluster, with the contract of ``DispatchServer``."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def target(self) -> str:
+        """Where it serves: ``"grpc://host:port"``."""
+        return self._cluster.service_target
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Addresses of the data workers that the dispatcher ever registered."""
+        return probe.dispatcher_workers(self.target)
+
+    def start(self) -> None:
+        """Start it again on its own port, if it does not run."""
+        row = self._cluster.snapshot().task(DISPATCHER)
+        if row is None or row.state is not TaskState.READY:
+            self._cluster.restart(DISPATCHER)
+
+    def stop(self) -> None:
+        """Stop it, and with it the cluster: nothing works without its dispatcher."""
+        self._cluster.stop()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until it has ended; answers Ctrl-C.
+
+        Raises
+        ------
+        TimeLimit
+            It still runs after `timeout` seconds.
+        """
+        if not self._cluster.wait_ended(timeout):
+            raise errors.TimeLimit(
+                f"the dispatcher of cluster {self._cluster.name!r} still runs after {timeout:g} s",
+                fix="cluster.stop() ends it",
+            )
+        return True
+
+    def __repr__(self) -> str:
+        return f"<dispatcher of cluster {self._cluster.name!r} at {self.target}>"

@@ -1,0 +1,1 @@
+"""Where tasks run, and what looks after them there."""

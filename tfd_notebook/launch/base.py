@@ -1,0 +1,146 @@
+"""Launchers decide where tasks run; everything else asks them through this small contract."""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, ClassVar
+
+from tfd_notebook.errors import UnknownName, UsageError
+from tfd_notebook.spec import ClusterConfig, Role
+
+ENTRY_POINTS = "tfd_notebook.launchers"
+
+#: Receives the events of a node: JSON values, see `tfd_notebook.launch.protocol`.
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+class Node(ABC):
+    """One host of a cluster: an agent that starts, watches and ends the tasks there.
+
+    Attributes
+    ----------
+    host : str
+        Name or address of the host, as its peers use it.
+    directory : str
+        A directory on that host which ends with the cluster.
+    """
+
+    host: str
+    directory: str
+
+    @abstractmethod
+    def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
+        """Have the agent do something, and return its answer.
+
+        Requests are ``hold(tasks)``, which takes a port for each and answers with the addresses,
+        ``start(tasks)``, ``stop(tasks)``, ``restart(task, settings)``, ``kill(task)``,
+        ``install(blob)`` and ``logs(task, size, offset)``, which answers with text and the offset
+        to go on from.
+
+        Parameters
+        ----------
+        do : str
+        timeout : float
+            Seconds to wait for the answer.
+        **arguments
+            JSON values.
+
+        Raises
+        ------
+        TfdError
+            What the agent answered, AgentLost if it is gone, TimeLimit if it does not answer.
+        """
+
+    @abstractmethod
+    def close(self, timeout: float = 10.0) -> None:
+        """End all tasks of the cluster on this host and let go of their ports; never raises."""
+
+
+class Launcher(ABC):
+    """Where tasks run. One subclass, one file; others may add theirs as an entry point.
+
+    The entry point's group is ``tfd_notebook.launchers``, its name the launcher's.
+
+    Parameters
+    ----------
+    host : str or mapping of str to str
+        Name or address under which the tasks' peers reach them; one for all, or one per role.
+        Default ``"localhost"``.
+    allow : iterable of str
+        Networks in CIDR form that may connect besides the tasks' own host. Default: none.
+
+    Attributes
+    ----------
+    name : str
+        What users write: ``launcher="local"``.
+    summary : str
+        One line for ``%tfd_cluster kinds``.
+    roles : frozenset of Role
+        What it can run.
+    in_process : bool
+        Whether the tasks live in the calling process.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    roles: ClassVar[frozenset[Role]] = frozenset((Role.DISPATCHER, Role.DATA_WORKER))
+    in_process: ClassVar[bool] = False
+
+    def __init__(
+        self, *, host: str | Mapping[str, str] = "localhost", allow: Iterable[str] = ()
+    ) -> None:
+        self._host = host
+        self.allow = (allow,) if isinstance(allow, str) else tuple(allow)
+
+    def host_of(self, role: Role) -> str:
+        """Return the name or address that tasks of `role` advertise."""
+        if isinstance(self._host, str):
+            return self._host
+        return self._host.get(str(role), "localhost")
+
+    @abstractmethod
+    def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
+        """Return the hosts for a cluster, each with an agent that is ready for requests.
+
+        Parameters
+        ----------
+        config : ClusterConfig
+        on_event : callable
+            Called from any thread with each event of the cluster's tasks.
+        """
+
+
+def launcher(kind: str | Launcher) -> Launcher:
+    """Return the launcher of that name, or the object itself.
+
+    Raises
+    ------
+    UnknownName
+        With the nearest name that exists.
+    """
+    if isinstance(kind, Launcher):
+        return kind
+    if not isinstance(kind, str):
+        raise UsageError(f"launcher={kind!r} is neither a name nor a Launcher")
+    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if kind not in found:
+        near = difflib.get_close_matches(kind, found, n=1)
+        raise UnknownName(
+            f"there is no launcher {kind!r}",
+            fix=(f"did you mean {near[0]!r}? " if near else "")
+            + f"launchers here: {', '.join(sorted(found))}",
+        )
+    loaded = found[kind].load()()
+    assert isinstance(loaded, Launcher)
+    return loaded
+
+
+def kinds() -> dict[str, str]:
+    """Return the launchers that exist here, each with its summary."""
+    return {
+        point.name: point.load().summary
+        for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name)
+    }

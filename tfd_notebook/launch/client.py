@@ -1,0 +1,182 @@
+"""The kernel's end of an agent: requests that wait for their reply, events that do not."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from tfd_notebook.errors import AgentLost, LaunchError, TfdError, TimeLimit
+from tfd_notebook.launch import protocol
+from tfd_notebook.launch.base import Node, OnEvent
+from tfd_notebook.spec import ClusterConfig
+
+
+class AgentClient:
+    """Talks to one agent over whatever channel its launcher has.
+
+    Parameters
+    ----------
+    agent_id : str
+    host : str
+        Name or address of the agent's host, as its peers use it.
+    send : callable
+        Puts bytes on the channel; raises OSError when it is broken.
+
+    Notes
+    -----
+    The launcher calls `feed` with each line that arrives and `lost` when the channel ends.
+    """
+
+    def __init__(self, agent_id: str, host: str, send: Callable[[bytes], None]) -> None:
+        self.id = agent_id
+        self.host = host
+        self._send = send
+        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._ids = itertools.count(1)
+        self._replies: dict[int, concurrent.futures.Future[Any]] = {}
+        self._listeners: dict[str, OnEvent] = {}
+        self._lost: str | None = None
+        self.ready = threading.Event()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the agent can still be talked to."""
+        return self._lost is None
+
+    def submit(self, do: str, **arguments: Any) -> concurrent.futures.Future[Any]:
+        """Send a request and return the future of its reply."""
+        reply: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        with self._lock:
+            if self._lost is not None:
+                raise AgentLost(self._lost, fix="start the cluster again")
+            number = next(self._ids)
+            self._replies[number] = reply
+        body = {"id": number, "do": do, "arguments": arguments}
+        frame = protocol.Frame(self.host, self.id, number, body)
+        try:
+            # Under a lock of its own: a full channel must not keep what arrives from being read.
+            with self._sending:
+                self._send(protocol.encode(frame))
+        except (OSError, ValueError) as error:
+            with self._lock:
+                self._replies.pop(number, None)
+            raise AgentLost(f"the agent's channel is broken: {error}") from None
+        return reply
+
+    def request(self, do: str, timeout: float, **arguments: Any) -> Any:
+        """Send a request and wait for its reply; see `Node.request`."""
+        reply = self.submit(do, **arguments)
+        try:
+            return reply.result(timeout)
+        except concurrent.futures.TimeoutError:
+            if reply.done():
+                raise
+            raise TimeLimit(
+                f"the agent did not answer {do!r} within {timeout:g} s",
+                fix="the host may be overloaded; cluster.logs() and `tfd list` tell more",
+            ) from None
+
+    def listen(self, cluster: str, on_event: OnEvent | None) -> None:
+        """Send the events of `cluster` to `on_event` from now on; None ends that."""
+        with self._lock:
+            if on_event is None:
+                self._listeners.pop(cluster, None)
+            else:
+                self._listeners[cluster] = on_event
+
+    def feed(self, line: bytes) -> None:
+        """Take a line that arrived."""
+        frame = protocol.decode(line)
+        if frame is None:
+            return
+        body = frame.body
+        if "re" in body:
+            with self._lock:
+                reply = self._replies.pop(body["re"], None)
+            if reply is None:
+                return
+            if body["ok"]:
+                reply.set_result(body["value"])
+            else:
+                reply.set_exception(protocol.unpack_error(body["error"]))
+        elif body["event"] == "hello":
+            if body["version"] != protocol.VERSION:
+                self.lost(
+                    f"the agent speaks version {body['version']} of the protocol and this kernel "
+                    f"{protocol.VERSION}: both need the same tfd_notebook"
+                )
+            self.ready.set()
+        else:
+            with self._lock:
+                listener = self._listeners.get(body["cluster"])
+            if listener is not None:
+                listener(body)
+
+    def lost(self, reason: str) -> None:
+        """Note that the channel ended: every waiting request fails, every cluster is told."""
+        with self._lock:
+            if self._lost is not None:
+                return
+            self._lost = reason
+            replies, self._replies = list(self._replies.values()), {}
+            listeners, self._listeners = dict(self._listeners), {}
+        for reply in replies:
+            reply.set_exception(AgentLost(reason, fix="start the cluster again"))
+        for name, listener in listeners.items():
+            listener({"event": "lost", "cluster": name, "reason": reason})
+        self.ready.set()
+
+
+class AgentNode(Node):
+    """A cluster's part on one agent.
+
+    Parameters
+    ----------
+    client : AgentClient
+    config : ClusterConfig
+    on_event : callable
+    surroundings : dict
+        ``environment``, ``directory`` and ``path`` that the tasks shall have.
+    """
+
+    def __init__(
+        self,
+        client: AgentClient,
+        config: ClusterConfig,
+        on_event: OnEvent,
+        surroundings: dict[str, Any],
+    ) -> None:
+        self.host = client.host
+        self._client = client
+        self._cluster = config.name
+        client.listen(config.name, on_event)
+        try:
+            self.directory = client.request(
+                "open",
+                30.0,
+                cluster=config.name,
+                policy=vars(config.policy),
+                preload=list(config.preload),
+                allow=list(config.allow),
+                **surroundings,
+            )
+        except BaseException:
+            client.listen(config.name, None)
+            raise
+
+    def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
+        return self._client.request(do, timeout, cluster=self._cluster, **arguments)
+
+    def close(self, timeout: float = 10.0) -> None:
+        try:
+            if self._client.alive:
+                self._client.request("close", timeout, cluster=self._cluster)
+        except (TfdError, LaunchError):
+            # Its channel ended meanwhile, and with it every task.
+            pass
+        finally:
+            self._client.listen(self._cluster, None)

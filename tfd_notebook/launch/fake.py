@@ -1,0 +1,132 @@
+"""``launcher="fake"``: tasks that are only talk, for tests and for trying views.
+
+Nothing runs; every request is answered at once and the events are those of a healthy host. `Fake`
+keeps its nodes, so that a test can have a task die, hang or use memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, ClassVar
+
+from tfd_notebook.errors import UnknownName
+from tfd_notebook.launch.base import Launcher, Node, OnEvent
+from tfd_notebook.spec import ClusterConfig, Role, TaskState
+
+
+class Fake(Launcher):
+    """A launcher that starts nothing.
+
+    Attributes
+    ----------
+    nodes : list of FakeNode
+        One for each cluster that was connected.
+    """
+
+    name: ClassVar[str] = "fake"
+    summary: ClassVar[str] = "nothing at all: for tests of launchers and views"
+    roles: ClassVar[frozenset[Role]] = frozenset(Role)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.nodes: list[FakeNode] = []
+
+    def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
+        node = FakeNode(config, on_event)
+        self.nodes.append(node)
+        return (node,)
+
+
+class FakeNode(Node):
+    """A host that answers and does nothing."""
+
+    host = "localhost"
+    directory = ""
+
+    def __init__(self, config: ClusterConfig, on_event: OnEvent) -> None:
+        self._cluster = config.name
+        self._on_event = on_event
+        self._pids = itertools.count(4_000_001)
+        self.tasks: dict[str, dict[str, Any]] = {}
+        self.installed: list[str] = []
+
+    def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
+        return getattr(self, f"_do_{do}")(**arguments)
+
+    def close(self, timeout: float = 10.0) -> None:
+        self._do_stop(list(self.tasks))
+
+    def tell(self, task: str, state: TaskState, reason: str = "", **fields: Any) -> None:
+        """Send the event that `task` entered `state`."""
+        known = self.tasks[task]
+        known.update(fields)
+        self._on_event(
+            {
+                "event": "task",
+                "cluster": self._cluster,
+                "task": task,
+                "state": str(state),
+                "reason": reason,
+                "log": [],
+                **known,
+            }
+        )
+
+    def measure(self, task: str, **measured: Any) -> None:
+        """Send a measurement of `task`: ``cpu_percent``, ``rss_mb``, ``bytes_sent``, ..."""
+        self._on_event({"event": "measure", "cluster": self._cluster, "task": task, **measured})
+
+    def _do_hold(self, tasks: list[dict[str, Any]]) -> dict[str, str]:
+        held = {}
+        for packed in tasks:
+            pid = next(self._pids)
+            name = f"{packed['role']}:{packed['index']}"
+            held[name] = f"localhost:{packed['port'] or 50_000 + pid % 10_000}"
+            self.tasks[name] = {
+                "address": held[name],
+                "pid": pid,
+                "restarts": 0,
+                "open_to": "this host",
+            }
+        return held
+
+    def _do_start(self, tasks: dict[str, dict[str, Any]]) -> None:
+        for name in tasks:
+            self._known(name)
+            self.tell(name, TaskState.STARTING)
+            self.tell(name, TaskState.READY)
+
+    def _do_stop(self, tasks: list[str]) -> None:
+        for name in tasks:
+            self._known(name)
+            self.tell(name, TaskState.STOPPED, pid=None)
+            del self.tasks[name]
+
+    def _do_restart(self, task: str, settings: dict[str, Any]) -> None:
+        restarts = self._known(task)["restarts"] + 1
+        self.tell(task, TaskState.RESTARTING, "asked for", restarts=restarts)
+        self.tell(task, TaskState.READY, pid=next(self._pids))
+
+    def _do_kill(self, task: str) -> int:
+        pid = int(self._known(task)["pid"])
+        self.tell(task, TaskState.RESTARTING, "killed by signal 9 (SIGKILL)")
+        self.tell(
+            task, TaskState.READY, pid=next(self._pids), restarts=self.tasks[task]["restarts"] + 1
+        )
+        return pid
+
+    def _do_install(self, blob: str) -> None:
+        self.installed.append(blob)
+
+    def _do_logs(self, task: str, size: int, offset: int | None = None) -> list[Any]:
+        self._known(task)
+        text = f"{task} has nothing to say\n"
+        return [text if not offset else "", len(text)]
+
+    def _known(self, name: str) -> dict[str, Any]:
+        if name not in self.tasks:
+            raise UnknownName(
+                f"cluster {self._cluster!r} has no task {name!r}",
+                fix=f"its tasks are {', '.join(self.tasks) or 'none'}",
+            )
+        return self.tasks[name]

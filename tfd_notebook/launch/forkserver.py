@@ -1,0 +1,106 @@
+"""A process that has imported TensorFlow and run nothing: tasks are forked from it in milliseconds.
+
+It holds a single thread (asserted), opens no channel and starts no op, so that a fork of it is
+safe. A task is forked twice: the process in between ends at once, and the task becomes the child
+of the agent (a child subreaper), which thereby learns of its end and outlives no task. Thus a fork
+server can end, or be replaced, without its tasks.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from typing import Any
+
+_LENGTH = struct.Struct("!Q")
+
+
+def send_request(channel: socket.socket, request: dict[str, Any], fds: list[int]) -> None:
+    """Send `request` with file descriptors to a fork server."""
+    body = json.dumps(request).encode()
+    socket.send_fds(channel, [_LENGTH.pack(len(body))], fds)
+    channel.sendall(body)
+
+
+def _receive_request(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    head, fds, _, _ = socket.recv_fds(channel, _LENGTH.size, 2)
+    if not head:
+        return None
+    while len(head) < _LENGTH.size:
+        head += channel.recv(_LENGTH.size - len(head))
+    (missing,) = _LENGTH.unpack(head)
+    body = bytearray()
+    while len(body) < missing:
+        chunk = channel.recv(min(1 << 20, missing - len(body)))
+        if not chunk:
+            return None
+        body += chunk
+    return json.loads(body), list(fds)
+
+
+def _fork_task(channel: socket.socket, request: dict[str, Any], fds: list[int]) -> int:
+    """Fork the task that `request` describes; return its pid."""
+    read, write = os.pipe()
+    between = os.fork()
+    if between == 0:
+        try:
+            pid = os.fork()
+            if pid == 0:
+                os.close(read)
+                os.close(write)
+                channel.close()
+                _be_task(request, fds)
+            os.write(write, b"%d" % pid)
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(between, 0)
+    for fd in fds:
+        os.close(fd)
+    return int(answer)
+
+
+def _be_task(request: dict[str, Any], fds: list[int]) -> None:
+    status = 1
+    try:
+        from tfd_notebook.launch import task
+
+        task.run(request, socket.socket(fileno=fds[0]), fds[1])
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def main() -> None:
+    """Serve fork requests until the agent closes the channel."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = socket.socket(fileno=int(os.environ["TFD_FORK_FD"]))
+    began = time.monotonic()
+    try:
+        import tensorflow as tf
+
+        from tfd_notebook.launch import task  # noqa: F401 - loaded here, used after the fork
+    except ImportError as error:
+        _answer(channel, {"error": str(error)})
+        return
+    gc.collect()
+    gc.freeze()
+    threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 1
+    _answer(
+        channel,
+        {"tensorflow": tf.__version__, "threads": threads, "seconds": time.monotonic() - began},
+    )
+    while (received := _receive_request(channel)) is not None:
+        _answer(channel, {"pid": _fork_task(channel, *received)})
+
+
+def _answer(channel: socket.socket, message: dict[str, Any]) -> None:
+    channel.sendall(json.dumps(message).encode() + b"\n")

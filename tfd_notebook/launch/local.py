@@ -1,0 +1,192 @@
+"""``launcher="local"``: tasks are child processes on this host, under an agent of this kernel."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from typing import Any, ClassVar
+
+import psutil
+
+from tfd_notebook.errors import LaunchError, TfdError, Unsupported
+from tfd_notebook.launch import processes, runtime
+from tfd_notebook.launch.base import Launcher, Node, OnEvent
+from tfd_notebook.launch.client import AgentClient, AgentNode
+from tfd_notebook.launch.sweep import sweep
+from tfd_notebook.spec import ClusterConfig
+
+#: With less free memory than this TensorFlow is not imported ahead of its use.
+_TIGHT_BYTES = 2_000_000_000
+
+
+class Local(Launcher):
+    """Child processes on this host: the default.
+
+    One agent per kernel looks after the tasks of all its clusters. It and they end with the
+    kernel, however that ends.
+    """
+
+    name: ClassVar[str] = "local"
+    summary: ClassVar[str] = "child processes on this host, restarted when they die (the default)"
+
+    def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
+        client = _agent().client
+        return (AgentNode(client, config, on_event, _surroundings(config.env)),)
+
+
+def preload() -> bool:
+    """Start importing TensorFlow for tasks in the background; return whether that was done.
+
+    ``TFD_PRELOAD`` decides: ``on``, ``off``, or ``auto`` (the default), which does it unless
+    less than 2 GB of memory are free. An import that nobody uses ends after ten minutes.
+    """
+    wish = os.environ.get("TFD_PRELOAD", "auto")
+    if wish == "off" or (wish != "on" and psutil.virtual_memory().available < _TIGHT_BYTES):
+        return False
+    surroundings = _surroundings({})
+
+    def work() -> None:
+        # A failure is told, with its reason, to the first cluster that needs the agent.
+        with contextlib.suppress(TfdError):
+            _agent().client.submit(
+                "preload", environment=surroundings["environment"], path=surroundings["path"]
+            )
+
+    threading.Thread(target=work, name="tfd-preload", daemon=True).start()
+    return True
+
+
+def shutdown(timeout: float = 10.0) -> None:
+    """End this kernel's agent and with it all its tasks; does nothing where there is none."""
+    global _current
+    with _lock:
+        agent, _current = _current, None
+    if agent is not None:
+        agent.close(timeout)
+
+
+def agent_pids() -> tuple[int, ...]:
+    """Return the pids of this kernel's agent and its fork server."""
+    with _lock:
+        agent = _current
+    if agent is None or agent.pid is None:
+        return ()
+    with contextlib.suppress(psutil.Error):
+        children = psutil.Process(agent.pid).children()
+        return (agent.pid, *(c.pid for c in children if not c.name().startswith("tfd ")))
+    return ()
+
+
+class _LocalAgent:
+    """An agent in a child process: its pipes, and the thread that serves them."""
+
+    def __init__(self) -> None:
+        self.id = uuid.uuid4().hex[:12]
+        self.owner = os.getpid()
+        self.pid: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._error: BaseException | None = None
+        self._started = threading.Event()
+        self.client = AgentClient(self.id, "localhost", self._send)
+        # The thread that forks the agent must live as long as the kernel: when it ends, the
+        # agent's parent-death signal fires.
+        self._thread = threading.Thread(target=self._serve, name="tfd-agent", daemon=True)
+        self._thread.start()
+        if not self._started.wait(60):
+            raise LaunchError("the agent did not start within 60 s", fix="is the host overloaded?")
+        if self._error is not None:
+            raise self._error
+        if not self.client.ready.wait(60) or not self.client.alive:
+            raise LaunchError(
+                "the agent did not answer within 60 s", fix=f"see {self.directory / 'agent.log'}"
+            )
+
+    def _serve(self) -> None:
+        try:
+            sweep()
+            self.directory = runtime.new_agent_dir(self.id)
+            with (self.directory / "agent.log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    processes.python("agent"),
+                    env=dict(
+                        os.environ,
+                        TFD_OWNER=str(os.getpid()),
+                        TFD_AGENT_DIR=json.dumps(str(self.directory)),
+                        TFD_SYS_PATH=json.dumps(_path()),
+                        **{runtime.AGENT_VARIABLE: self.id},
+                    ),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            self.pid = self._process.pid
+        except BaseException as error:
+            self._error = error
+            return
+        finally:
+            self._started.set()
+        assert self._process.stdout is not None
+        with contextlib.suppress(ValueError):
+            for line in self._process.stdout:
+                self.client.feed(line)
+        status = self._process.wait()
+        runtime.remove(self.directory)
+        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        self.client.lost(f"the agent that looks after this host's tasks ended ({how})")
+
+    def _send(self, data: bytes) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(data)
+        self._process.stdin.flush()
+
+    def close(self, timeout: float) -> None:
+        if self._process is None or self.owner != os.getpid():
+            return
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._process.kill()
+            self._thread.join(timeout)
+        self._process.stdout.close()
+
+
+_current: _LocalAgent | None = None
+_lock = threading.Lock()
+
+
+def _agent() -> _LocalAgent:
+    """Return this process's agent, started on demand."""
+    global _current
+    if sys.platform == "win32":
+        raise Unsupported("tfd_notebook does not run on Windows", fix="use WSL2")
+    with _lock:
+        if _current is None or not _current.client.alive or _current.owner != os.getpid():
+            _current = _LocalAgent()
+        return _current
+
+
+def _surroundings(extra: Any) -> dict[str, Any]:
+    """What tasks share with this kernel as it is now."""
+    return {
+        "environment": {**os.environ, **extra},
+        "directory": os.getcwd(),
+        "path": _path(),
+    }
+
+
+def _path() -> list[str]:
+    return [os.path.abspath(entry) for entry in sys.path]
+
+
+atexit.register(shutdown)

@@ -1,0 +1,83 @@
+"""The words between the kernel and an agent: JSON in lines that say where they come from.
+
+A frame is one line::
+
+    TFD1 <host> <agent> <sequence number> <length> <JSON of that many bytes>
+
+Lines that do not start so (a banner, a stray print) are not frames and are passed over. Bodies are
+requests ``{"id", "do", ...}``, replies ``{"re", "ok", "value" | "error"}`` and events
+``{"event", "cluster", ...}``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tfd_notebook import errors
+
+VERSION = 1
+_MAGIC = b"TFD%d " % VERSION
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One message.
+
+    Parameters
+    ----------
+    host : str
+        The host that the agent runs on, without spaces.
+    agent : str
+        Id of the agent.
+    seq : int
+        Grows by one with each frame of a sender.
+    body : dict
+        JSON values.
+    """
+
+    host: str
+    agent: str
+    seq: int
+    body: dict[str, Any]
+
+
+def encode(frame: Frame) -> bytes:
+    """Return `frame` as one line."""
+    body = json.dumps(frame.body, separators=(",", ":")).encode()
+    head = f"{frame.host} {frame.agent} {frame.seq} {len(body)} ".encode()
+    return _MAGIC + head + body + b"\n"
+
+
+def decode(line: bytes) -> Frame | None:
+    """Return the frame in `line`, or None if it is not one or not whole."""
+    if not line.startswith(_MAGIC):
+        return None
+    try:
+        _, host, agent, seq, length, body = line.rstrip(b"\n").split(b" ", 5)
+        if len(body) != int(length):
+            return None
+        return Frame(host.decode(), agent.decode(), int(seq), json.loads(body))
+    except ValueError:
+        return None
+
+
+def pack_error(error: BaseException) -> dict[str, Any]:
+    """Return `error` as JSON values."""
+    if isinstance(error, errors.TfdError):
+        return {
+            "kind": type(error).__name__,
+            "what": error.what,
+            "task": error.task,
+            "fix": error.fix,
+        }
+    return {"kind": "LaunchError", "what": f"{type(error).__name__}: {error}"}
+
+
+def unpack_error(packed: dict[str, Any]) -> errors.TfdError:
+    """Return the error that `pack_error` described."""
+    kind = getattr(errors, packed.get("kind", ""), errors.LaunchError)
+    error = kind(packed["what"], task=packed.get("task"), fix=packed.get("fix"))
+    assert isinstance(error, errors.TfdError)
+    return error

@@ -1,0 +1,95 @@
+"""The user's runtime directory: sockets, logs and the state files by which leftovers are found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tfd_notebook.errors import WorkDirError
+
+STATE_FILE = "state.json"
+#: Marks every process of an agent in its environment; the value is the agent's id.
+AGENT_VARIABLE = "TFD_AGENT"
+
+
+def runtime_dir() -> Path:
+    """Return the directory (0700, this user's own) for everything that lives while tasks run.
+
+    ``TFD_RUNTIME_DIR``, else a folder in ``XDG_RUNTIME_DIR``, else one in the temporary
+    directory.
+
+    Raises
+    ------
+    WorkDirError
+        If it belongs to somebody else or cannot be made.
+    """
+    explicit = os.environ.get("TFD_RUNTIME_DIR")
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if explicit:
+        path = Path(explicit)
+    elif base and os.access(base, os.W_OK):
+        path = Path(base) / "tfd_notebook"
+    else:
+        path = Path(tempfile.gettempdir()) / f"tfd_notebook-{os.getuid()}"
+    fix = "set TFD_RUNTIME_DIR to a directory of your own"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = path.lstat()
+        if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+            raise WorkDirError(f"the runtime directory {path} is not this user's own", fix=fix)
+        if info.st_mode & 0o077:
+            path.chmod(0o700)
+    except OSError as error:
+        raise WorkDirError(f"cannot make the runtime directory {path}: {error}", fix=fix) from None
+    return path
+
+
+def new_agent_dir(agent_id: str) -> Path:
+    """Make and return the directory of the agent `agent_id`."""
+    path = runtime_dir() / f"agent-{agent_id}"
+    path.mkdir(mode=0o700)
+    return path
+
+
+def process_start(pid: int) -> float | None:
+    """Return when the process started (seconds since the epoch), None if there is none.
+
+    A pid together with this time names a process for good; a pid alone may be used again.
+    """
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None
+
+
+def write_state(directory: Path, state: dict[str, Any]) -> None:
+    """Write the agent's state file, atomically and readable by its user only."""
+    target = directory / STATE_FILE
+    temporary = target.with_suffix(".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(state, file)
+    temporary.replace(target)
+
+
+def agent_states() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield directory and state of each agent that this user has or had."""
+    for directory in sorted(runtime_dir().glob("agent-*")):
+        state: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            state = json.loads((directory / STATE_FILE).read_text())
+        yield directory, state
+
+
+def remove(directory: Path) -> None:
+    """Remove `directory` and all in it."""
+    shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,315 @@
+"""Ports and listening sockets of this process: held, named, closed to other hosts, counted.
+
+TensorFlow opens its servers on every interface, shares a port with any server of the same user
+that asks for it, and says little when it cannot. What is here works from outside of it, on the
+process's own file descriptors, and only on Linux; elsewhere each function says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import ipaddress
+import os
+import shlex
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterable, Iterator
+
+import psutil
+
+from tfd_notebook.errors import PortInUse
+from tfd_notebook.probe import probe
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_LOOPBACK = ("127.0.0.0/8", "::1/128")
+_SO_ATTACH_FILTER = 26  # the socket module has no name for it
+_EVERYTHING = 0xFFFFFFFF
+_TCP_INFO_BYTES_ACKED = 120  # offset in struct tcp_info; u64, Linux 4.1
+_TCP_INFO_UNACKED = 24  # on a listening socket: connections that wait for accept()
+
+# Classic BPF, linux/filter.h
+_LD_WORD, _LD_HALF, _AND, _JEQ, _RET = 0x20, 0x28, 0x54, 0x15, 0x06
+_ETHERTYPE = 0xFFFFF000  # SKF_AD_OFF + SKF_AD_PROTOCOL
+_IP_HEADER = 0xFFF00000  # SKF_NET_OFF
+_SOURCE = {4: _IP_HEADER + 12, 6: _IP_HEADER + 8}
+_ETHERTYPES = {4: 0x0800, 6: 0x86DD}
+
+
+def hold_port(port: int = 0) -> socket.socket:
+    """Take `port` on all addresses, without listening, until the socket is closed.
+
+    A server of the same user that sets ``SO_REUSEPORT``, as TensorFlow's do, can listen there
+    meanwhile; everybody else gets EADDRINUSE.
+
+    Parameters
+    ----------
+    port : int
+        The port, 0 (default) for a free one: ``hold_port().getsockname()[1]``.
+
+    Raises
+    ------
+    PortInUse
+        Somebody has it; the error names who.
+    """
+    try:
+        return _hold(port)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise PortInUse(
+                f"port {port} cannot be taken: {error.strerror}",
+                fix="choose another port, or 0 for a free one",
+            ) from None
+    raise PortInUse(
+        f"port {port} is taken by {port_owner(port)}",
+        fix="stop that, or choose another port (0 takes a free one)",
+    )
+
+
+def port_owner(port: int) -> str:
+    """Say who has `port`: its process, command line, and what a probe finds there."""
+    found = probe(f"localhost:{port}", timeout=0.5)
+    what = {"dispatcher": "a tf.data dispatcher", "data_worker": "a tf.data worker"}.get(
+        found.kind or "", "a TensorFlow server" if found.alive else ""
+    )
+    try:
+        connections = psutil.net_connections("tcp")
+    except (psutil.Error, OSError):
+        connections = []
+    listening = [c for c in connections if c.status == psutil.CONN_LISTEN and c.laddr.port == port]
+    pid = next((c.pid for c in listening if c.pid), None)
+    if pid == os.getpid():
+        return f"{what or 'another socket'} in this process (pid {pid})"
+    if pid:
+        return f"{what + ', ' if what else ''}pid {pid}{_command(pid)}"
+    if listening or found.state != "refused":
+        return what or "a process that this user may not see"
+    return "a process that holds it without listening"
+
+
+def listening_fds(port: int) -> list[int]:
+    """Return the file descriptors of this process that listen at TCP `port` (Linux)."""
+    return [fd for fd, sock in _own_sockets() if _listens(sock) and _local_port(sock) == port]
+
+
+def close_to_strangers(port: int, allow: Iterable[str] = ()) -> str:
+    """Let nobody but this host and the networks in `allow` reach this process at `port`.
+
+    A packet filter is put on every listening socket of this process at `port`, and connections
+    that others made before are shut down. Peers that are not let in time out.
+
+    Parameters
+    ----------
+    port : int
+    allow : iterable of str
+        Networks in CIDR form; ``0.0.0.0/0`` or ``::/0`` open the port to everyone.
+
+    Returns
+    -------
+    str
+        Who can connect, for the column ``open_to``: ``"this host"``, ``"this host, 10.0.0.0/8"``,
+        ``"everyone"``, or ``"unknown: why"`` when it could not be done.
+    """
+    allowed = [ipaddress.ip_network(network, strict=False) for network in allow]
+    if any(network.prefixlen == 0 for network in allowed):
+        return "everyone"
+    if not sys.platform.startswith("linux"):
+        return f"unknown: {sys.platform} has no socket filters, other hosts may connect"
+    let_in = [*_this_host(), *allowed]
+    program = _program(let_in)
+    try:
+        closed = 0
+        for _, sock in _own_sockets():
+            if _listens(sock) and _local_port(sock) == port:
+                _attach(sock, program)
+                _await_accepts(sock)
+                closed += 1
+    except OSError as error:
+        return f"unknown: the socket filter failed ({error.strerror or error})"
+    if not closed:
+        return f"unknown: this process does not listen at port {port}"
+    _shut_strangers(port, let_in)
+    return ", ".join(["this host", *map(str, allowed)])
+
+
+class SentBytes:
+    """Counts the bytes that this process has sent over the connections accepted at a port.
+
+    Bytes count when the peer's TCP has acknowledged them; what a connection sent after the last
+    `read` before it was closed is not seen. On systems other than Linux the count stays 0.
+
+    Parameters
+    ----------
+    port : int
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._closed = 0
+        self._open: dict[int, int] = {}
+
+    def read(self) -> int:
+        """Return the bytes sent so far; never less than the time before."""
+        now: dict[int, int] = {}
+        for fd, sock in _own_sockets():
+            with contextlib.suppress(OSError):
+                if _local_port(sock) == self._port and not _listens(sock):
+                    now[os.fstat(fd).st_ino] = _tcp_info(sock, _TCP_INFO_BYTES_ACKED, "Q")
+        self._closed += sum(sent for inode, sent in self._open.items() if inode not in now)
+        self._open = now
+        return self._closed + sum(now.values())
+
+
+def bytes_sent(port: int) -> int:
+    """Return the bytes sent over this process's open connections accepted at `port`."""
+    return SentBytes(port).read()
+
+
+def _hold(port: int) -> socket.socket:
+    family, everywhere = socket.AF_INET6, "::"
+    if not socket.has_dualstack_ipv6():
+        family, everywhere = socket.AF_INET, "0.0.0.0"
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        # Bound without SO_REUSEPORT, so that another server's port is refused, not shared; with
+        # SO_REUSEADDR, so that a predecessor's closed connections (TIME_WAIT) do no harm. Both
+        # are turned round afterwards, for the server that shall listen here.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1 if port else 0)
+        sock.bind((everywhere, port))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _command(pid: int) -> str:
+    try:
+        command = shlex.join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return ""
+    return f" ({command if len(command) <= 120 else command[:119] + '…'})"
+
+
+def _own_sockets() -> Iterator[tuple[int, socket.socket]]:
+    """Yield the TCP sockets of this process, each as a duplicate that lives until the next."""
+    try:
+        fds = [int(name) for name in os.listdir("/proc/self/fd")]
+    except FileNotFoundError:
+        return
+    for fd in fds:
+        try:
+            if not os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
+                continue
+            sock = socket.socket(fileno=os.dup(fd))
+        except OSError:  # closed meanwhile
+            continue
+        with sock:
+            if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
+                yield fd, sock
+
+
+def _listens(sock: socket.socket) -> bool:
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _local_port(sock: socket.socket) -> int:
+    port: int = sock.getsockname()[1]
+    return port
+
+
+def _tcp_info(sock: socket.socket, offset: int, form: str) -> int:
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    if len(info) < offset + struct.calcsize(form):
+        return 0
+    value: int = struct.unpack_from(form, info, offset)[0]
+    return value
+
+
+def _this_host() -> list[Network]:
+    networks = [ipaddress.ip_network(network) for network in _LOOPBACK]
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            if address.family in (socket.AF_INET, socket.AF_INET6):
+                networks.append(ipaddress.ip_network(address.address.partition("%")[0]))
+    return networks
+
+
+def _program(let_in: Iterable[Network]) -> bytes:
+    """Compile a classic BPF program that passes packets whose source is in one of `let_in`."""
+    networks = set(let_in)
+    halves: dict[int, list[bytes]] = {4: [], 6: []}
+    for version, code in halves.items():
+        for network in sorted((n for n in networks if n.version == version), key=str):
+            code.extend(_match(network))
+        code.append(_instruction(_RET, 0))
+    # The jump over the first half may be long, hence a chain of two: IPv4, or else IPv6.
+    load = _instruction(_LD_HALF, _ETHERTYPE)
+    return b"".join(
+        [
+            load,
+            _instruction(_JEQ, _ETHERTYPES[4], 1, 0),
+            _instruction(0x05, len(halves[4])),  # BPF_JA: its distance has 32 bits
+            *halves[4],
+            load,
+            _instruction(_JEQ, _ETHERTYPES[6], 1, 0),
+            _instruction(_RET, 0),
+            *halves[6],
+        ]
+    )
+
+
+def _match(network: Network) -> list[bytes]:
+    """Return instructions that accept a packet from `network` and else fall through."""
+    address, mask = network.network_address.packed, network.netmask.packed
+    count = len(mask) // 4
+    words = zip(
+        struct.unpack(f"!{count}I", address), struct.unpack(f"!{count}I", mask), strict=True
+    )
+    code: list[bytes] = []
+    for index, (wanted, bits) in reversed(list(enumerate(words))):
+        if not bits:
+            continue
+        # Built from the end: a word that differs jumps behind all that follows.
+        test = [_instruction(_JEQ, wanted, 0, max(len(code), 1))]
+        if bits != _EVERYTHING:
+            test.insert(0, _instruction(_AND, bits))
+        test.insert(0, _instruction(_LD_WORD, _SOURCE[network.version] + 4 * index))
+        code = test + (code or [_instruction(_RET, _EVERYTHING)])
+    return code
+
+
+def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("HBBI", code, if_true, if_false, value)
+
+
+def _attach(sock: socket.socket, program: bytes) -> None:
+    code = ctypes.create_string_buffer(program, len(program))
+    pointer = struct.pack("HP", len(program) // 8, ctypes.addressof(code))
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
+
+
+def _await_accepts(sock: socket.socket, limit: float = 0.1) -> None:
+    """Wait until the connections made before the filter have been accepted, and so have an fd."""
+    end = time.monotonic() + limit
+    while _tcp_info(sock, _TCP_INFO_UNACKED, "I") and time.monotonic() < end:
+        time.sleep(0.001)
+    time.sleep(0.001)  # accept() takes a connection off the queue before its fd appears
+
+
+def _shut_strangers(port: int, let_in: Iterable[Network]) -> None:
+    for _, sock in _own_sockets():
+        with contextlib.suppress(OSError):
+            if _local_port(sock) != port or _listens(sock):
+                continue
+            peer = ipaddress.ip_address(sock.getpeername()[0].partition("%")[0])
+            peer = getattr(peer, "ipv4_mapped", None) or peer
+            if not any(peer in network for network in let_in):
+                sock.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,355 @@
+"""One task's life: started, probed, restarted on its own port, and given up with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfd_notebook import probe
+from tfd_notebook.errors import StartTimeout, TfdError
+from tfd_notebook.launch import sockets
+from tfd_notebook.launch.processes import Process
+from tfd_notebook.launch.tombstone import Tombstone
+from tfd_notebook.spec import Role, TaskSpec, TaskState
+
+if TYPE_CHECKING:
+    from tfd_notebook.launch.agent import HostedCluster
+
+#: A task that has been ready for this long starts counting its restarts at zero again.
+_STEADY_SECONDS = 60.0
+_BACKOFF_SECONDS = (0.0, 0.5, 2.0, 5.0, 10.0)
+_PROBE_SECONDS = 1.0
+_LOG_LIMIT = 8_000_000
+_LOG_KEPT = 1_000_000
+
+
+class Supervised:
+    """A task, its port, and whatever process serves it now.
+
+    Parameters
+    ----------
+    cluster : HostedCluster
+    spec : TaskSpec
+        With ``port`` 0 a free port is taken. It is held until `close`.
+
+    Raises
+    ------
+    PortInUse
+    """
+
+    def __init__(self, cluster: HostedCluster, spec: TaskSpec) -> None:
+        self.spec = spec
+        self.settings: dict[str, Any] = dict(spec.settings)
+        self._cluster = cluster
+        self._holder = sockets.hold_port(spec.port)
+        self.port: int = self._holder.getsockname()[1]
+        host = spec.host
+        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        self.log = cluster.directory / f"{spec.name.replace(':', '-')}.log"
+        self.state = TaskState.PLANNED
+        self.process: Process | None = None
+        self.restarts = 0
+        self.service_tasks: tuple[int, ...] = ()
+        self.silent_since: float | None = None
+        self._prober = probe.Prober()
+        self._deaths = 0
+        self._asked = False
+        self._wake = asyncio.Event()
+        self._open_to = ""
+        self._tombstone: Tombstone | None = None
+        self._life: asyncio.Future[None] | None = None
+
+    # What the agent asks for
+
+    def start(self, settings: Mapping[str, Any]) -> None:
+        """Begin the task's life."""
+        self.settings.update(settings)
+        if self._life is None:
+            self._life = asyncio.ensure_future(self._live())
+
+    async def stop(self, tell_dispatcher: str | None = None) -> None:
+        """End the task for good; with the dispatcher's address, tell it that its work is over."""
+        tasks = await self._tasks_to_complete() if tell_dispatcher else ()
+        if self._life is not None:
+            self._life.cancel()
+            await asyncio.gather(self._life, return_exceptions=True)
+        await self._end_process()
+        self._bury(None)
+        if tell_dispatcher and tasks:
+            await self._complete(tell_dispatcher, tasks)
+        self._holder.close()
+        self._prober.close()
+        self._enter(TaskState.STOPPED)
+
+    async def restart(self, settings: Mapping[str, Any]) -> None:
+        """Start a fresh process on the same port, also after the task was given up."""
+        self.settings.update(settings)
+        self._deaths = 0
+        self._asked = True
+        if self.process is not None:
+            self.process.kill()
+        self._wake.set()
+
+    def kill(self) -> int | None:
+        """Kill the process as a crash would; return its pid."""
+        if self.process is None or self.process.ended.done():
+            return None
+        self.process.kill()
+        return self.process.pid
+
+    async def install(self, blob: bytes) -> None:
+        """Give the running process Python functions; later ones get them at their start."""
+        if self.process is not None and self.state in (TaskState.READY, TaskState.HUNG):
+            await self.process.request("install", 30.0, blob=base64.b64encode(blob).decode())
+
+    def hang(self, seconds: float, reason: str) -> None:
+        """Count the task as hung, and restart it if the policy says so."""
+        if self.state is TaskState.READY:
+            self._enter(TaskState.HUNG, f"no answer for {seconds:.0f} s: {reason}")
+            if self._cluster.policy.on_hang == "restart" and self.process is not None:
+                self.process.kill()
+
+    def recovered(self) -> None:
+        """Note a good probe."""
+        self.silent_since = None
+        if self.state is TaskState.HUNG:
+            self._enter(TaskState.READY, "answers again")
+
+    def trim_log(self) -> None:
+        """Keep a flood of output from filling the disk: only the latest part stays."""
+        with contextlib.suppress(OSError):
+            if self.log.stat().st_size > _LOG_LIMIT:
+                kept, _ = read_log(self.log, _LOG_KEPT)
+                # The task appends (O_APPEND), so it goes on at the new end.
+                with self.log.open("r+b") as file:
+                    file.truncate(0)
+                with self.log.open("ab") as file:
+                    file.write(b"[earlier output dropped]\n" + kept)
+
+    @property
+    def kind(self) -> probe.Kind:
+        """What a probe of the task should find."""
+        if self.spec.role is Role.DISPATCHER:
+            return "dispatcher"
+        return "data_worker" if self.spec.role is Role.DATA_WORKER else "server"
+
+    async def ask(self, address: str, expect: probe.Kind) -> probe.Probe:
+        """Ask who is at `address` (this task's, or one that it depends on)."""
+        return await asyncio.to_thread(
+            self._prober.probe, address, timeout=_PROBE_SECONDS, expect=expect
+        )
+
+    # The life
+
+    async def _live(self) -> None:
+        while True:
+            reason, final = await self._one_life()
+            asked, self._asked = self._asked, False
+            if not asked:
+                self._deaths += 1
+                if final or self._deaths > self._cluster.policy.restarts:
+                    times = f", {self._deaths} times in a row" if self._deaths > 1 else ""
+                    await self._give_up(f"{reason}{times}")
+                    await self._wake.wait()
+            self._wake.clear()
+            self.restarts += 1
+            pause = 0.0 if asked else _BACKOFF_SECONDS[min(self._deaths - 1, 4)]
+            self._enter(TaskState.RESTARTING, reason or "asked for")
+            if pause:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), pause)
+            self._wake.clear()
+            self._bury(None)
+
+    async def _one_life(self) -> tuple[str, bool]:
+        """Run one process to its end; return why it ended and whether trying again is useless."""
+        if self.state is TaskState.PLANNED:
+            self._enter(TaskState.STARTING)
+        policy = self._cluster.policy
+        kills = _oom_kills()
+        began = time.monotonic()
+        try:
+            await asyncio.wait_for(self._bring_up(), policy.start_timeout)
+        except asyncio.TimeoutError:
+            await self._end_process()
+            error = StartTimeout(f"not ready within {policy.start_timeout:g} s")
+            return error.what, False
+        except TfdError as error:
+            died = await self._has_died()
+            reason = self._why_ended(kills) if died else error.what
+            await self._end_process()
+            # What fails with a reason of its own (a bad preload, a bad setting) fails again.
+            return reason, not died
+        ready = time.monotonic()
+        assert self.process is not None
+        self._enter(TaskState.READY, f"after {ready - began:.2f} s" if self.restarts else "")
+        await asyncio.shield(self.process.ended)
+        reason = self._why_ended(kills)
+        await self._end_process()
+        if time.monotonic() - ready > _STEADY_SECONDS:
+            self._deaths = 0
+        return reason, False
+
+    async def _bring_up(self) -> None:
+        cluster = self._cluster
+        dispatcher = self.settings.get("dispatcher_address")
+        if dispatcher:
+            # TensorFlow's worker would wait for it for ever, in its constructor.
+            await self._wait_until_alive(dispatcher, "dispatcher")
+        self.process = await cluster.processes.start(
+            {
+                "name": self.spec.name,
+                # Data tasks must not take a GPU's memory from whoever trains.
+                "environment": dict(cluster.environment, CUDA_VISIBLE_DEVICES="-1"),
+                "directory": cluster.working_directory,
+                "path": cluster.path,
+                "preload": cluster.preload,
+            },
+            self.log,
+        )
+        for blob in cluster.functions:
+            await self.process.request("install", 60.0, blob=base64.b64encode(blob).decode())
+        started = await self.process.request(
+            "start",
+            cluster.policy.start_timeout,
+            role=str(self.spec.role),
+            port=self.port,
+            settings=self.settings,
+            allow=cluster.allow,
+        )
+        self._open_to = started["open_to"]
+        await self._wait_until_alive(self.address, self.kind)
+
+    async def _wait_until_alive(self, address: str, kind: probe.Kind) -> None:
+        """Return when `address` answers; the caller sets the limit."""
+        pause = 0.005
+        while not (await self.ask(address, kind)).alive:
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, 0.2)
+
+    async def _give_up(self, reason: str) -> None:
+        """Count the task as failed and keep its consumers from waiting for it for ever."""
+        self._enter(TaskState.FAILED, reason, log=last_lines(self.log, 5))
+        cluster = self._cluster
+        name = f"{self.spec.name} of cluster {cluster.name!r}"
+        fix = f"cluster.restart({self.spec.name!r}), then iterate again"
+        if self.spec.role is Role.DISPATCHER:
+            self._bury(f"[TFD306] {name} is gone: {reason}.\nNext: {fix}")
+        elif self.spec.role is Role.DATA_WORKER:
+            if cluster.policy.on_loss == "raise":
+                self._bury(
+                    f"[TFD302] {name} is gone: {reason}. What it held of this epoch cannot be "
+                    f"delivered.\nNext: {fix}"
+                )
+            elif self.service_tasks:
+                await self._complete(self.settings["dispatcher_address"], self.service_tasks)
+
+    def _bury(self, message: str | None) -> None:
+        if self._tombstone is not None:
+            self._tombstone.close()
+            self._tombstone = None
+        if message is not None:
+            self._tombstone = Tombstone({self.port: message})
+            self._tombstone.start()
+
+    async def _tasks_to_complete(self) -> tuple[int, ...]:
+        if self.spec.role is not Role.DATA_WORKER:
+            return ()
+        with contextlib.suppress(TfdError):
+            found = await asyncio.to_thread(probe.worker_tasks, self.address, 1.0)
+            return tuple(task.task_id for task in found)
+        return self.service_tasks
+
+    async def _complete(self, dispatcher: str, tasks: tuple[int, ...]) -> None:
+        try:
+            await asyncio.to_thread(probe.complete_tasks, dispatcher, self.address, tasks, 2.0)
+        except TfdError as error:
+            self._cluster.notice("warning", f"the dispatcher was not told: {error.what}", self)
+            return
+        self._cluster.notice(
+            "warning",
+            f"{self.spec.name} left with {len(tasks)} open iteration(s): what it had buffered for "
+            "them, or its share of the files, is not delivered",
+            self,
+            fix="iterate again for a whole epoch",
+        )
+
+    async def _has_died(self) -> bool:
+        """Whether the process ended without saying why."""
+        if self.process is None or self.process.failed is not None:
+            return False
+        # Its channel may close a moment before its status comes.
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self.process.ended), 0.5)
+            return True
+        return False
+
+    async def _end_process(self) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.shield(process.ended), 5.0)
+            await process.close()
+
+    def _why_ended(self, kills_before: int) -> str:
+        assert self.process is not None
+        return why_ended(self.process.ended.result(), _oom_kills() > kills_before)
+
+    def _enter(self, state: TaskState, reason: str = "", log: tuple[str, ...] = ()) -> None:
+        self.state = state
+        self.silent_since = None
+        self._cluster.task_changed(self, reason, self._open_to, log)
+
+
+def why_ended(status: int, memory_limit: bool = False) -> str:
+    """Say in words how a process ended, from the status that ``os.waitpid`` gave."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = "unknown"
+        extra = ": the memory limit of this container was reached" if memory_limit else ""
+        return f"killed by signal {number} ({name}){extra}"
+    return f"ended with exit status {os.waitstatus_to_exitcode(status)}"
+
+
+def _oom_kills() -> int:
+    """How many processes of this control group were killed for memory so far."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        with contextlib.suppress(OSError):
+            for line in Path(path).read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return 0
+
+
+def read_log(path: Path, size: int, offset: int | None = None) -> tuple[bytes, int]:
+    """Read up to `size` bytes of a log, and return them with the offset to go on from.
+
+    Without `offset` these are the last ones, from the start of a line.
+    """
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        if offset is not None and offset <= end:
+            file.seek(offset)
+            data = file.read(size)
+            return data, offset + len(data)
+        file.seek(max(0, end - size))
+        data = file.read(size)
+        return (data if end <= size else data.partition(b"\n")[2]), end
+    return b"", 0
+
+
+def last_lines(path: Path, count: int) -> tuple[str, ...]:
+    """Return the last `count` lines of the file."""
+    data, _ = read_log(path, 65536)
+    return tuple(data.decode(errors="replace").splitlines()[-count:])

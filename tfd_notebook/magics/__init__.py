@@ -1,0 +1,91 @@
+"""The magics ``%tfd_cluster`` and ``%tfd_stream``: thin parsers over `Cluster` and `Stream`.
+
+Loading must cost next to nothing, so all but this file is imported when a magic is first used.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfd_notebook.magics.parsing import CommandLine
+
+__all__ = ["load_ipython_extension", "unload_ipython_extension"]
+
+_NAMES = ("tfd_cluster", "tfd_stream")
+#: As in "%tfd_cluster st", "c = %tfd_cluster st" and, with automagic, "tfd_cluster st".
+_LINE = re.compile(rf"(?:^|=)\s*%?({'|'.join(_NAMES)})\s+(.*)$")
+
+_loaded: dict[int, Any] = {}
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give `shell` the magics and their completion; doing it again changes nothing."""
+    from IPython.core.completer import context_matcher
+
+    unload_ipython_extension(shell)
+    magics = {name: _Magic(shell, name) for name in _NAMES}
+    for name, magic in magics.items():
+        shell.register_magic_function(magic, "line", name)
+
+    def match(context: Any) -> Any:
+        found = _LINE.search(context.text_until_cursor)
+        return magics[found[1]].complete(found[2]) if found else {"completions": []}
+
+    matcher = _loaded[id(shell)] = context_matcher(identifier="tfd_notebook")(match)
+    shell.Completer.custom_matchers.append(matcher)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Take away what `load_ipython_extension` gave."""
+    matcher = _loaded.pop(id(shell), None)
+    if matcher is None:
+        return
+    if matcher in shell.Completer.custom_matchers:
+        shell.Completer.custom_matchers.remove(matcher)
+    for name in _NAMES:
+        shell.magics_manager.magics["line"].pop(name, None)
+
+
+class _Magic:
+    """A line magic; add ``--help`` for what it does."""
+
+    def __init__(self, shell: Any, name: str) -> None:
+        self._shell = shell
+        self.__name__ = name
+
+    @cached_property
+    def _commands(self) -> CommandLine:
+        from tfd_notebook.magics import cluster, stream
+
+        if self.__name__ == "tfd_cluster":
+            return cluster.command_line(self._shell)
+        return stream.command_line(self._shell)
+
+    def __call__(self, line: str) -> Any:
+        from tfd_notebook.errors import TfdError
+        from tfd_notebook.magics.parsing import HelpAsked, split
+
+        try:
+            return self._commands.run(split(line))
+        except HelpAsked as asked:
+            print(asked.text)  # noqa: T201 - help is text for the reader of the cell
+        except TfdError as error:
+            # IPython shows this instead of a traceback through our own code; the type stays, so
+            # that programs can still catch it.
+            shown = f"{type(error).__name__}: {error}"
+            error._render_traceback_ = lambda: [shown]  # type: ignore[attr-defined]
+            raise
+        return None
+
+    def getdoc(self) -> str:
+        """Return what ``%tfd_cluster?`` shows."""
+        return self._commands.help()
+
+    def complete(self, words: str) -> Any:
+        """Return what can follow the magic's `words`, as a result for IPython's completer."""
+        from tfd_notebook.magics.completion import complete
+
+        return complete(self._commands, self._shell, words)

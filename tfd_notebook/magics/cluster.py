@@ -1,0 +1,184 @@
+"""``%tfd_cluster``: start, look at and end clusters."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tfd_notebook import views
+from tfd_notebook.errors import UsageError
+from tfd_notebook.magics import living
+from tfd_notebook.magics.options import add_scale_options, add_start_options, make_cluster
+from tfd_notebook.magics.parsing import Command, CommandLine, Parser
+
+
+def command_line(shell: Any) -> CommandLine:
+    """Return the subcommands of ``%tfd_cluster`` for `shell`."""
+    commands = (
+        Command("start", "start a cluster, or use the one that lives", _Start(shell), _start_args),
+        Command("list", "the clusters of this kernel", _list),
+        Command("status", "one cluster: tasks, streams, notices", _status, _status_args),
+        Command("scale", "have another number of tasks", _scale, _scale_args),
+        Command("logs", "what tasks wrote", _logs, _logs_args),
+        Command("restart", "start a fresh process for a task", _restart, _task_args),
+        Command("kill", "kill a task's process as a crash would", _kill, _task_args),
+        Command("interrupt", "cancel every read from a cluster", _interrupt, _name_args),
+        Command("stop", "stop a cluster and all its tasks", _stop, _stop_args),
+        Command("kinds", "the launchers that exist here", _kinds),
+    )
+    return _ClusterLine("%tfd_cluster", "Clusters for tf.data, in this kernel's care.", commands)
+
+
+class _ClusterLine(CommandLine):
+    def run(self, tokens: Any) -> Any:
+        if tokens:
+            return super().run(tokens)
+        say("%tfd_cluster start --data-workers 2  starts a cluster, %tfd_cluster? tells more")
+        return _list(argparse.Namespace())
+
+
+def say(words: str) -> None:
+    """Tell the reader of the cell what was done."""
+    print(words)  # noqa: T201
+
+
+def _start_args(parser: Parser) -> None:
+    add_start_options(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        default="cluster",
+        metavar="VAR",
+        help="variable for the cluster (default: cluster); never overwrites anything else",
+    )
+
+
+class _Start:
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def __call__(self, options: argparse.Namespace) -> Any:
+        variable = living.check_variable(options.output)
+        before = list(living.living().values())
+        cluster = make_cluster(options)
+        bound = living.bind(self._shell.user_ns, variable, cluster)
+        done = "lives already and is used" if any(c is cluster for c in before) else "started"
+        taken = f" ({variable!r} holds something else)" if bound != variable else ""
+        say(f"cluster {cluster.name!r} {done}; it is in the variable {bound!r}{taken}")
+        return cluster
+
+
+def _list(options: argparse.Namespace) -> views.Table:
+    return views.clusters_table(
+        [views.brief(cluster.snapshot()) for cluster in living.living().values()]
+    )
+
+
+def _name_args(parser: Parser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="which cluster, where several live")
+
+
+def _status_args(parser: Parser) -> None:
+    _name_args(parser)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--live", action="store_true", help="a widget that follows the cluster")
+    how.add_argument("--frame", action="store_true", help="the tasks as a DataFrame")
+
+
+def _status(options: argparse.Namespace) -> Any:
+    cluster = living.pick(options.name)
+    if options.live:
+        from tfd_notebook.views import widget
+
+        return widget.live(cluster)
+    return cluster.to_frame() if options.frame else views.View(cluster.snapshot())
+
+
+def _scale_args(parser: Parser) -> None:
+    _name_args(parser)
+    add_scale_options(parser)
+
+
+def _scale(options: argparse.Namespace) -> views.View:
+    if options.data_workers is None:
+        raise UsageError("scale to how many?", fix="add --data-workers N")
+    cluster = living.pick(options.name)
+    cluster.scale(data_workers=options.data_workers)
+    return views.View(cluster.snapshot())
+
+
+def _task_args(parser: Parser) -> None:
+    parser.add_argument(
+        "words", nargs="*", metavar="[NAME] TASK", help="the task, such as data_worker:0"
+    )
+
+
+def _logs_args(parser: Parser) -> None:
+    parser.add_argument(
+        "words", nargs="*", metavar="[NAME] [TASK]", help="one task (default: all of the cluster)"
+    )
+    parser.add_argument(
+        "-n", "--lines", type=int, default=100, metavar="N", help="lines of each task (default 100)"
+    )
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="go on with new lines until Ctrl-C"
+    )
+
+
+def _logs(options: argparse.Namespace) -> None:
+    if options.lines < 1:
+        raise UsageError(f"--lines {options.lines} is no number of lines", fix="use 1 or more")
+    cluster, task = living.pick_task(options.words, need_task=options.follow)
+    if not options.follow:
+        say(str(cluster.logs(task, options.lines)))
+        return
+    try:
+        for line in cluster.logs(task, options.lines, follow=True):
+            say(line)
+    except KeyboardInterrupt:
+        say(f"({task} is no longer followed)")
+
+
+def _restart(options: argparse.Namespace) -> views.View:
+    cluster, task = living.pick_task(options.words, need_task=True)
+    assert task is not None
+    cluster.restart(task)
+    return views.View(cluster.snapshot())
+
+
+def _kill(options: argparse.Namespace) -> None:
+    cluster, task = living.pick_task(options.words, need_task=True)
+    assert task is not None
+    pid = cluster.kill(task)
+    say(f"{task} had no process" if pid is None else f"{task} killed, it was process {pid}")
+
+
+def _interrupt(options: argparse.Namespace) -> None:
+    cluster = living.pick(options.name)
+    cluster.interrupt()
+    say(f"every read from cluster {cluster.name!r} is cancelled")
+
+
+def _stop_args(parser: Parser) -> None:
+    _name_args(parser)
+    parser.add_argument("--all", action="store_true", help="stop every cluster of this kernel")
+
+
+def _stop(options: argparse.Namespace) -> None:
+    if options.all and options.name:
+        raise UsageError("stop one cluster or all?", fix="leave out the name or --all")
+    chosen = list(living.living().values()) if options.all else [living.pick(options.name)]
+    for cluster in chosen:
+        cluster.stop()
+        say(f"cluster {cluster.name!r} is {cluster.state}")
+
+
+def _kinds(options: argparse.Namespace) -> views.Table:
+    from tfd_notebook.launch import base
+
+    return views.Table(
+        (views.Column("launcher"), views.Column("where the tasks run", note=True)),
+        [(views.Cell(name), views.Cell(summary)) for name, summary in base.kinds().items()],
+        label="launchers",
+        empty="no launcher is installed",
+    )

@@ -1,0 +1,182 @@
+"""Command lines with subcommands, for magics and for the shell: they raise instead of exiting."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from tfd_notebook.errors import UnknownName, Unsupported, UsageError
+
+#: Options that are promised, and what they wait for.
+_LATER = {
+    "--workers": "training workers",
+    "--ps": "parameter servers",
+    "--evaluator": "evaluators",
+    "--gpus": "dealing out GPUs",
+    "--detach": "clusters that outlive their process",
+}
+
+
+class HelpAsked(Exception):
+    """Somebody asked for help; `text` is what to show."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+class Parser(argparse.ArgumentParser):
+    """An `argparse.ArgumentParser` that raises `UsageError` and `HelpAsked` and never exits."""
+
+    def __init__(self, prog: str, description: str = "") -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False)
+        self.color = False
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}", fix=self.format_usage().strip())
+
+    def print_help(self, file: Any = None) -> NoReturn:
+        raise HelpAsked(self.format_help())
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The long options, and the short ones that have no long form."""
+        return tuple(
+            next((s for s in action.option_strings if s.startswith("--")), action.option_strings[0])
+            for action in self._actions
+            if action.option_strings
+        )
+
+    def read(self, tokens: Sequence[str]) -> argparse.Namespace:
+        """Return what `tokens` say.
+
+        Raises
+        ------
+        UsageError
+            With the nearest option that exists.
+        HelpAsked
+        """
+        if "?" in tokens:
+            self.print_help()
+        for token in tokens:
+            if token.partition("=")[0] in _LATER.keys() - set(self.options):
+                option = token.partition("=")[0]
+                raise Unsupported(
+                    f"{self.prog}: {option} cannot be used yet: "
+                    f"this version has no {_LATER[option]}",
+                    fix=f"leave {option} out",
+                )
+        known, rest = self.parse_known_args(list(tokens))
+        for token in rest:
+            if token.startswith("-"):
+                option = token.partition("=")[0]
+                raise UnknownName(
+                    f"{self.prog} has no option {option!r}",
+                    fix=nearest(option, self.options) + f"options: {', '.join(self.options)}",
+                )
+            raise UsageError(
+                f"{self.prog} does not know what to do with {token!r}",
+                fix=self.format_usage().strip(),
+            )
+        return known
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ``"did you mean 'x'? "`` for the name that is closest, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand.
+
+    Parameters
+    ----------
+    name, summary : str
+    run : callable
+        Gets the parsed arguments; what it returns is the command's result.
+    prepare : callable, optional
+        Adds arguments to the parser.
+    """
+
+    name: str
+    summary: str
+    run: Callable[[argparse.Namespace], Any]
+    prepare: Callable[[Parser], None] = field(default=lambda parser: None)
+
+
+class CommandLine:
+    """A family of subcommands.
+
+    Parameters
+    ----------
+    prog : str
+        How users call it: ``"%tfd_cluster"`` or ``"tfd"``.
+    summary : str
+        One sentence.
+    commands : iterable of Command
+    """
+
+    def __init__(self, prog: str, summary: str, commands: Iterable[Command]) -> None:
+        self.prog = prog
+        self.summary = summary
+        self.commands = {command.name: command for command in commands}
+
+    def parser(self, name: str) -> Parser:
+        """Return the parser of the subcommand `name`."""
+        command = self.commands[name]
+        parser = Parser(f"{self.prog} {name}", command.summary)
+        command.prepare(parser)
+        return parser
+
+    def help(self) -> str:
+        """Return the help on all subcommands."""
+        wide = max(map(len, self.commands))
+        lines = [f"  {name.ljust(wide)}  {c.summary}" for name, c in self.commands.items()]
+        usage = f"usage: {self.prog} COMMAND [options]\n\n{self.summary}\n\ncommands:\n"
+        return usage + "\n".join(lines) + f"\n\n{self.prog} COMMAND --help tells more.\n"
+
+    def run(self, tokens: Sequence[str]) -> Any:
+        """Run the subcommand that `tokens` begin with, and return its result.
+
+        Raises
+        ------
+        UsageError
+            With the nearest name that exists.
+        HelpAsked
+        """
+        if not tokens or tokens[0] in ("?", "-h", "--help", "help"):
+            raise HelpAsked(self.help())
+        name, *rest = tokens
+        if name not in self.commands:
+            raise UnknownName(
+                f"{self.prog} has no command {name!r}",
+                fix=nearest(name, self.commands) + f"commands: {', '.join(self.commands)}",
+            )
+        return self.commands[name].run(self.parser(name).read(rest))
+
+
+def split(line: str) -> list[str]:
+    """Split a magic's line at its spaces; quotes hold together, and stay inside expressions.
+
+    Raises
+    ------
+    UsageError
+        A quotation mark is not closed.
+    """
+    lexer = shlex.shlex(line, posix=False, punctuation_chars=False)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    try:
+        tokens = list(lexer)
+    except ValueError:
+        raise UsageError("a quotation mark is not closed", fix="close it") from None
+    return [
+        token[1:-1] if len(token) > 1 and token[0] == token[-1] and token[0] in "'\"" else token
+        for token in tokens
+    ]

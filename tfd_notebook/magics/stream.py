@@ -1,0 +1,86 @@
+"""``%tfd_stream``: iterate datasets in the background."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tfd_notebook import views
+from tfd_notebook.errors import UnknownName
+from tfd_notebook.magics import living
+from tfd_notebook.magics.cluster import say
+from tfd_notebook.magics.parsing import Command, CommandLine, Parser, nearest
+
+
+def command_line(shell: Any) -> CommandLine:
+    """Return the subcommands of ``%tfd_stream`` for `shell`."""
+    commands = (
+        Command("start", "iterate a dataset in the background", _Start(shell), _start_args),
+        Command("pause", "let a stream wait", _pause, _name_args),
+        Command("resume", "let it go on", _resume, _name_args),
+        Command("stop", "end it", _stop, _name_args),
+        Command("status", "the streams and datasets of all clusters", _status),
+    )
+    return CommandLine("%tfd_stream", "Datasets iterated in the background.", commands)
+
+
+def _start_args(parser: Parser) -> None:
+    parser.add_argument(
+        "dataset",
+        metavar="DATASET",
+        help="variable that holds the dataset, or an expression (quote it where it has spaces); "
+        "it is evaluated in the notebook's namespace",
+    )
+    parser.add_argument(
+        "--name",
+        dest="label",
+        metavar="N",
+        help="name of the stream (default: the variable's name)",
+    )
+    parser.add_argument("--cluster", metavar="C", help="which cluster, where several live")
+
+
+def _name_args(parser: Parser) -> None:
+    parser.add_argument("stream", nargs="?", metavar="NAME", help="which stream, where several run")
+
+
+class _Start:
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def __call__(self, options: argparse.Namespace) -> Any:
+        cluster = living.pick(options.cluster)
+        words = options.dataset
+        if words.isidentifier() and words not in self._shell.user_ns:
+            variables = [name for name in self._shell.user_ns if not name.startswith("_")]
+            raise UnknownName(
+                f"there is no variable {words!r}",
+                fix=nearest(words, variables) + "name a variable that holds a dataset",
+            )
+        dataset = self._shell.ev(words)
+        name = options.label or (words if words.isidentifier() else None)
+        stream = cluster.stream(dataset, name).start()
+        say(f"stream {stream.name!r} runs; %tfd_stream stop {stream.name} ends it")
+        return stream
+
+
+def _pause(options: argparse.Namespace) -> None:
+    stream = living.pick_stream(options.stream)
+    stream.pause()
+    say(f"stream {stream.name!r} is {stream.state}")
+
+
+def _resume(options: argparse.Namespace) -> None:
+    stream = living.pick_stream(options.stream)
+    stream.resume()
+    say(f"stream {stream.name!r} is {stream.state}")
+
+
+def _stop(options: argparse.Namespace) -> None:
+    stream = living.pick_stream(options.stream)
+    stream.stop()
+    say(f"stream {stream.name!r} is {stream.state}")
+
+
+def _status(options: argparse.Namespace) -> views.Table:
+    return views.streams_table([cluster.snapshot() for cluster in living.living().values()])

@@ -1,0 +1,303 @@
+"""Folds what happens into what is: events and measurements in, an immutable snapshot out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tfd_notebook.data.consumers import Consumers
+from tfd_notebook.events import Event, EventLog, Notice, TaskChanged, TaskMeasured
+from tfd_notebook.snapshot import Snapshot, TaskRow
+from tfd_notebook.spec import ClusterConfig, Role, TaskState
+
+log = logging.getLogger("tfd_notebook")
+
+_TICK_SECONDS = 0.5
+_RATE_SECONDS = 5.0
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_ORDER = {role: position for position, role in enumerate(Role)}
+
+Subscriber = Callable[[Snapshot], None]
+
+
+class Monitor:
+    """The one place that knows how a cluster is.
+
+    Parameters
+    ----------
+    config : ClusterConfig
+    consumers : Consumers
+        What reads from the cluster in this process.
+    """
+
+    def __init__(self, config: ClusterConfig, consumers: Consumers) -> None:
+        self._config = config
+        self._consumers = consumers
+        self._on_tick: Callable[[], None] = lambda: None
+        self._rows: dict[str, TaskRow] = {}
+        self._sent: dict[str, deque[tuple[float, int]]] = {}
+        self._changed = threading.Condition()
+        self._version = 0
+        self._state = "new"
+        self._planned: dict[Role, int] = {}
+        self._requested: dict[Role, int] = {}
+        self._subscribers: list[Subscriber] = []
+        self._commands: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self.events = EventLog()
+        self.journal_bytes: int | None = None
+        self.expires: float | None = None
+        self._thread: threading.Thread | None = None
+
+    # What comes in
+
+    def start(self, on_tick: Callable[[], None]) -> None:
+        """Start the thread that ticks, executes commands and tells subscribers."""
+        self._on_tick = on_tick
+        self._thread = threading.Thread(
+            target=self._work, name=f"tfd-monitor-{self._config.name}", daemon=True
+        )
+        self._thread.start()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End the thread, after the subscribers have seen the last snapshot."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._commands.put(None)
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+
+    def plan(self, role: Role, count: int) -> None:
+        """Note how many tasks of `role` the user wants."""
+        with self._changed:
+            self._planned[role] = count
+            self._touch()
+
+    def request(self, role: Role, count: int) -> None:
+        """Note how many tasks of `role` the launcher was asked for."""
+        with self._changed:
+            self._requested[role] = count
+            self._touch()
+
+    def set_state(self, state: str) -> None:
+        """Enter a state of the whole cluster."""
+        with self._changed:
+            if self._state != state:
+                self._state = state
+                self._touch()
+
+    def take(self, body: dict[str, Any]) -> None:
+        """Take an event of a node, as JSON values."""
+        kind = body["event"]
+        if kind == "task":
+            self._task_changed(
+                TaskChanged(
+                    task=body["task"],
+                    state=TaskState(body["state"]),
+                    reason=body["reason"],
+                    address=body["address"],
+                    pid=body["pid"],
+                    restarts=body["restarts"],
+                    open_to=body["open_to"],
+                    log=tuple(body["log"]),
+                )
+            )
+        elif kind == "measure":
+            known = ("task", "cpu_percent", "rss_mb", "pss_mb", "bytes_sent")
+            self._measured(TaskMeasured(**{k: body[k] for k in known if k in body}))
+        elif kind == "notice":
+            self.notice(body["severity"], body["what"], task=body["task"], fix=body["fix"])
+        elif kind == "lost":
+            self._lost(body["reason"])
+
+    def notice(
+        self, severity: str, what: str, *, task: str | None = None, fix: str | None = None
+    ) -> None:
+        """Keep a sentence for the views, and write it to the log ``tfd_notebook``."""
+        notice = Notice(severity=severity, what=what, task=task, fix=fix)
+        self._append(notice)
+        log.log(_LEVELS[severity], "%s: %s", self._config.name, notice)
+
+    def forget(self, task: str) -> None:
+        """Drop the row of a task that shall not exist any more."""
+        with self._changed:
+            self._rows.pop(task, None)
+            self._sent.pop(task, None)
+            self._touch()
+
+    def command(self, work: Callable[[], Any]) -> None:
+        """Have the monitor's thread execute `work`; what it raises becomes a notice."""
+        self._commands.put(work)
+
+    # What goes out
+
+    def snapshot(self) -> Snapshot:
+        """Return the cluster as it is now."""
+        streams = self._consumers.rows()
+        with self._changed:
+            tasks = tuple(
+                replace(row, bytes_per_s=self._rate(row.task))
+                for row in sorted(self._rows.values(), key=lambda r: (_ORDER[r.role], r.index))
+            )
+            observed: dict[Role, int] = {}
+            for row in tasks:
+                if row.state is TaskState.READY:
+                    observed[row.role] = observed.get(row.role, 0) + 1
+            state = self._state
+            if state == "ready" and any(
+                observed.get(role, 0) < wanted for role, wanted in self._planned.items()
+            ):
+                state = "degraded"
+            return Snapshot(
+                version=self._version,
+                time=time.time(),
+                name=self._config.name,
+                launcher=self._config.launcher,
+                state=state,
+                tasks=tasks,
+                streams=streams,
+                planned=dict(self._planned),
+                requested=dict(self._requested),
+                observed=observed,
+                events=tuple(self.events),
+                journal_bytes=self.journal_bytes,
+                expires=self.expires,
+            )
+
+    def rows(self) -> tuple[TaskRow, ...]:
+        """Return the tasks as they are now, without rates."""
+        with self._changed:
+            return tuple(self._rows.values())
+
+    def wait(self, predicate: Callable[[dict[str, TaskRow]], bool], timeout: float) -> bool:
+        """Wait until `predicate` holds of the rows by task name; False when time is up."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not predicate(self._rows):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(min(left, 0.5))
+            return True
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Call `subscriber` with a snapshot about twice a second; return what ends that."""
+        self._subscribers.append(subscriber)
+
+        def unsubscribe() -> None:
+            with contextlib.suppress(ValueError):
+                self._subscribers.remove(subscriber)
+
+        return unsubscribe
+
+    # How it is done
+
+    def _work(self) -> None:
+        open_ = True
+        while open_:
+            with contextlib.suppress(queue.Empty):
+                work = self._commands.get(timeout=_TICK_SECONDS)
+                if work is None:
+                    open_ = False
+                else:
+                    self._attempt(work)
+            self._attempt(self._on_tick)
+            if self._subscribers:
+                snapshot = self.snapshot()
+                for subscriber in tuple(self._subscribers):
+                    self._attempt(functools.partial(subscriber, snapshot))
+
+    def _attempt(self, work: Callable[[], Any]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self.notice("error", f"{type(error).__name__}: {error}")
+
+    def _task_changed(self, event: TaskChanged) -> None:
+        with self._changed:
+            row = self._rows.get(event.task)
+            if row is None:
+                role, _, index = event.task.partition(":")
+                row = TaskRow(event.task, Role(role), int(index))
+            before = row.state
+            gone = event.pid is None
+            self._rows[event.task] = replace(
+                row,
+                host=event.address.rpartition(":")[0],
+                address=event.address,
+                pid=event.pid,
+                state=event.state,
+                reason=event.reason,
+                restarts=event.restarts,
+                open_to=event.open_to,
+                cpu_percent=None if gone else row.cpu_percent,
+                rss_mb=None if gone else row.rss_mb,
+                pss_mb=None if gone else row.pss_mb,
+            )
+            self.events.append(event)
+            self._touch()
+        self._tell(event, before)
+
+    def _tell(self, event: TaskChanged, before: TaskState) -> None:
+        """Say what a person at a blocked cell must know."""
+        fix = f"cluster.restart({event.task!r})"
+        if event.state is TaskState.FAILED:
+            last = f" Last output: {event.log[-1]!r}" if event.log else ""
+            self.notice("error", f"failed: {event.reason}.{last}", task=event.task, fix=fix)
+        elif event.state is TaskState.RESTARTING and event.reason != "asked for":
+            self.notice("warning", f"{event.reason}; it is being restarted", task=event.task)
+        elif event.state is TaskState.HUNG:
+            self.notice("warning", f"hung, {event.reason}", task=event.task, fix=fix)
+        elif event.state is TaskState.READY and before is TaskState.HUNG:
+            self.notice("info", event.reason, task=event.task)
+
+    def _measured(self, event: TaskMeasured) -> None:
+        with self._changed:
+            row = self._rows.get(event.task)
+            if row is None or row.pid is None:
+                return
+            values = {
+                name: value
+                for name in ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent")
+                if (value := getattr(event, name)) is not None
+            }
+            self._rows[event.task] = replace(row, **values)
+            if event.bytes_sent is not None:
+                history = self._sent.setdefault(event.task, deque(maxlen=60))
+                if history and event.bytes_sent < history[-1][1]:
+                    history.clear()
+                history.append((event.time, event.bytes_sent))
+            self._touch()
+
+    def _rate(self, task: str) -> float | None:
+        history = self._sent.get(task)
+        if not history or len(history) < 2:
+            return None
+        recent = [entry for entry in history if entry[0] >= history[-1][0] - _RATE_SECONDS]
+        (began, first), (ended, last) = recent[0], recent[-1]
+        return (last - first) / (ended - began) if ended > began else None
+
+    def _lost(self, reason: str) -> None:
+        with self._changed:
+            for name, row in self._rows.items():
+                if not row.state.ended:
+                    self._rows[name] = replace(row, state=TaskState.LOST, reason=reason, pid=None)
+            self._state = "lost"
+            self._touch()
+        self.notice("error", reason, fix="start the cluster again")
+
+    def _append(self, event: Event) -> None:
+        with self._changed:
+            self.events.append(event)
+            self._touch()
+
+    def _touch(self) -> None:
+        self._version += 1
+        self._changed.notify_all()

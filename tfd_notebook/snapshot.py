@@ -1,0 +1,193 @@
+"""What is: frozen tables that every view is a pure function of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
+
+from tfd_notebook.events import Event, Notice
+from tfd_notebook.spec import Role, TaskState
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Columns of ``Cluster.to_frame()``, promised to other programs.
+TASK_COLUMNS = (
+    "task",
+    "role",
+    "index",
+    "host",
+    "address",
+    "pid",
+    "state",
+    "reason",
+    "cpu_percent",
+    "rss_mb",
+    "pss_mb",
+    "gpu",
+    "open_to",
+    "restarts",
+)
+
+STREAM_COLUMNS = (
+    "name",
+    "kind",
+    "state",
+    "elements",
+    "bytes",
+    "elements_per_s",
+    "bytes_per_s",
+    "wait_fraction",
+    "error",
+)
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """One task as it is seen now.
+
+    Memory is in MB (10**6 bytes), CPU in percent of one core, ``bytes_sent`` counts what the
+    task's port has sent to its peers since the task's process started, ``bytes_per_s`` is its
+    rate over the last seconds.
+    """
+
+    task: str
+    role: Role
+    index: int
+    host: str = "localhost"
+    address: str = ""
+    pid: int | None = None
+    state: TaskState = TaskState.PLANNED
+    reason: str = ""
+    cpu_percent: float | None = None
+    rss_mb: float | None = None
+    pss_mb: float | None = None
+    gpu: str = ""
+    open_to: str = ""
+    restarts: int = 0
+    bytes_sent: int | None = None
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class StreamRow:
+    """One consumer of the cluster's data: a `Stream`, or a dataset that a loop or Keras reads.
+
+    Parameters
+    ----------
+    name : str
+    kind : {"stream", "dataset"}
+    state : {"new", "running", "paused", "finished", "failed", "stopped"}
+    elements, bytes : int
+        Delivered so far; bytes follow from the static shapes, 0 where these are not known.
+    elements_per_s, bytes_per_s : float
+        Over the last seconds.
+    wait_fraction : float, optional
+        Share of the time that the consumer spent waiting for data, 0 to 1; None while unknown.
+    history : tuple of float
+        Elements per second, one value a second, the latest last, at most 60.
+    error : str
+        The error that ended it, empty where there is none.
+    """
+
+    name: str
+    kind: str
+    state: str
+    elements: int = 0
+    bytes: int = 0
+    elements_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+    wait_fraction: float | None = None
+    history: tuple[float, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A cluster at one moment.
+
+    Parameters
+    ----------
+    version : int
+        Grows with every change.
+    time : float
+        Seconds since the epoch.
+    name, launcher : str
+    state : {"new", "starting", "ready", "degraded", "stopping", "stopped", "failed", "lost"}
+    tasks : tuple of TaskRow
+        Dispatcher first, then by role and index.
+    streams : tuple of StreamRow
+    planned, requested, observed : mapping of Role to int
+        Tasks that the user wants, that the launcher was asked for, and that answered a probe.
+    events : tuple of Event
+        The latest events, oldest first.
+    journal_bytes : int, optional
+        Size of the dispatcher's journal.
+    expires : float, optional
+        When the cluster stops by itself, seconds since the epoch.
+    """
+
+    version: int
+    time: float
+    name: str
+    launcher: str
+    state: str
+    tasks: tuple[TaskRow, ...] = ()
+    streams: tuple[StreamRow, ...] = ()
+    planned: Mapping[Role, int] = field(default_factory=dict)
+    requested: Mapping[Role, int] = field(default_factory=dict)
+    observed: Mapping[Role, int] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    journal_bytes: int | None = None
+    expires: float | None = None
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """The events that a person should read, oldest first."""
+        return tuple(event for event in self.events if isinstance(event, Notice))
+
+    def task(self, name: str) -> TaskRow | None:
+        """Return the row of the task `name`, or None."""
+        return next((row for row in self.tasks if row.task == name), None)
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the tasks as a DataFrame with the columns `TASK_COLUMNS`."""
+        return _frame(self.tasks, TASK_COLUMNS)
+
+    def streams_frame(self) -> pd.DataFrame:
+        """Return the consumers as a DataFrame with the columns `STREAM_COLUMNS`."""
+        return _frame(self.streams, STREAM_COLUMNS)
+
+
+def _frame(rows: tuple[object, ...], columns: tuple[str, ...]) -> pd.DataFrame:
+    import pandas as pd
+
+    records = [
+        {
+            name: str(value) if isinstance(value, (Role, TaskState)) else value
+            for name in columns
+            for value in (getattr(row, name),)
+        }
+        for row in rows
+    ]
+    return pd.DataFrame.from_records(records, columns=list(columns))
+
+
+def as_dict(snapshot: Snapshot) -> dict[str, object]:
+    """Return `snapshot` as JSON values (for the command line and front ends)."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, (Role, TaskState)):
+            return str(value)
+        if isinstance(value, Mapping):
+            return {str(key): plain(item) for key, item in value.items()}
+        if isinstance(value, tuple):
+            return [plain(item) for item in value]
+        if hasattr(value, "__dataclass_fields__"):
+            return {f.name: plain(getattr(value, f.name)) for f in fields(value)}  # type: ignore[arg-type]
+        return value
+
+    result = plain(snapshot)
+    assert isinstance(result, dict)
+    return result

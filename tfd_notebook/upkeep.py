@@ -1,0 +1,86 @@
+"""What a cluster watches over by itself: its time limit, its journal, those who wait long."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tfd_notebook.data.consumers import Consumers
+from tfd_notebook.fleet import Fleet
+from tfd_notebook.monitor import Monitor
+
+_JOURNAL_EVERY_SECONDS = 5.0
+_JOURNAL_WARN_BYTES = 1_000_000_000
+
+
+class Upkeep:
+    """Looks after a running cluster; called twice a second by the monitor's thread.
+
+    Parameters
+    ----------
+    fleet : Fleet
+    monitor : Monitor
+    consumers : Consumers
+    hang_seconds : float
+        A consumer that waits longer for data than this is spoken of.
+    stop : callable
+        Stops the cluster when its time is over.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        monitor: Monitor,
+        consumers: Consumers,
+        hang_seconds: float,
+        stop: Callable[[], None],
+    ) -> None:
+        self._fleet = fleet
+        self._monitor = monitor
+        self._consumers = consumers
+        self._hang_seconds = hang_seconds
+        self._stop = stop
+        self._journal_due = 0.0
+        self._stuck: set[str] = set()
+
+    def __call__(self) -> None:
+        expires = self._monitor.expires
+        if expires is not None and time.time() > expires:
+            self._monitor.expires = None
+            self._monitor.notice("warning", "its time limit is over: it stops now")
+            threading.Thread(target=self._stop, name="tfd-expiry", daemon=True).start()
+        self._look_at_journal()
+        self._look_for_stuck()
+
+    def _look_at_journal(self) -> None:
+        work_dir = self._fleet.work_dir
+        if work_dir is None or time.monotonic() < self._journal_due:
+            return
+        self._journal_due = time.monotonic() + _JOURNAL_EVERY_SECONDS
+        size = 0
+        for path in Path(work_dir).rglob("*"):
+            with contextlib.suppress(OSError):
+                size += path.stat().st_size
+        before, self._monitor.journal_bytes = self._monitor.journal_bytes or 0, size
+        if before <= _JOURNAL_WARN_BYTES < size:
+            self._monitor.notice(
+                "warning",
+                f"the dispatcher's journal in {work_dir} has {size / 1e9:.1f} GB",
+                fix='batch before distribute(processing_mode="dynamic"), or use '
+                "Service(fault_tolerant=False)",
+            )
+
+    def _look_for_stuck(self) -> None:
+        """Say a word when somebody waits long for data, once for each wait."""
+        stuck = set(self._consumers.stuck(self._hang_seconds))
+        for name in stuck - self._stuck:
+            states = ", ".join(f"{row.task} {row.state}" for row in self._monitor.rows())
+            self._monitor.notice(
+                "warning",
+                f"{name!r} has waited {self._hang_seconds:g} s for data ({states})",
+                fix="%tfd_cluster status shows why; Ctrl-C or cluster.interrupt() ends the wait",
+            )
+        self._stuck = stuck

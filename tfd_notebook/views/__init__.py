@@ -1,0 +1,59 @@
+"""Views: what a `Snapshot` looks like. Pure functions, the same snapshot gives the same view."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tfd_notebook.snapshot import Snapshot
+from tfd_notebook.views._html import html
+from tfd_notebook.views._lists import brief, clusters_table, streams_table
+from tfd_notebook.views._table import Cell, Column, Table
+from tfd_notebook.views._text import text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "Cell",
+    "Column",
+    "Table",
+    "View",
+    "brief",
+    "clusters_table",
+    "html",
+    "mimebundle",
+    "streams_table",
+    "text",
+]
+
+
+def mimebundle(snapshot: Snapshot) -> dict[str, str]:
+    """Return the text and the HTML view of `snapshot` by MIME type."""
+    return {"text/plain": text(snapshot), "text/html": html(snapshot)}
+
+
+class View:
+    """A snapshot that a front end knows how to show.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+
+    Attributes
+    ----------
+    snapshot : Snapshot
+        What is shown; it does not change.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the tasks as a DataFrame, see `Snapshot.to_frame`."""
+        return self.snapshot.to_frame()
+
+    def __repr__(self) -> str:
+        return text(self.snapshot)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return mimebundle(self.snapshot)

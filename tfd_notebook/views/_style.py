@@ -1,0 +1,32 @@
+"""The style sheet of all HTML views: no backgrounds, so that it fits light and dark themes."""
+
+from __future__ import annotations
+
+_SHEET = """
+.tfd-view{font-family:var(--jp-ui-font-family,system-ui,sans-serif);
+font-size:var(--jp-ui-font-size1,13px);color:var(--jp-ui-font-color1,inherit);line-height:1.45;
+max-width:100%}
+.tfd-view .tfd-head{display:flex;flex-wrap:wrap;gap:.15em .8em;align-items:baseline}
+.tfd-view .tfd-name{font-weight:600;max-width:24em;overflow:hidden;text-overflow:ellipsis;
+white-space:nowrap}
+.tfd-view .tfd-scroll{overflow-x:auto;margin:.45em 0}
+.tfd-view table{border-collapse:collapse;margin:0;font-size:inherit;color:inherit}
+.tfd-view th,.tfd-view td{padding:.12em .7em .12em 0;text-align:left;white-space:nowrap;
+max-width:26em;overflow:hidden;text-overflow:ellipsis;border:0;
+font-variant-numeric:tabular-nums;vertical-align:middle}
+.tfd-view th{font-weight:400;color:var(--jp-ui-font-color2,inherit);
+border-bottom:1px solid var(--jp-border-color2,rgba(128,128,128,.4))}
+.tfd-view .tfd-r{text-align:right}
+.tfd-view svg{display:block;color:var(--jp-brand-color1,currentColor)}
+.tfd-view .tfd-good{color:var(--jp-success-color1,var(--vscode-charts-green,inherit))}
+.tfd-view .tfd-warn{color:var(--jp-warn-color1,var(--vscode-charts-orange,inherit))}
+.tfd-view .tfd-bad{color:var(--jp-error-color1,var(--vscode-charts-red,inherit));font-weight:600}
+.tfd-view .tfd-quiet{color:var(--jp-ui-font-color2,inherit)}
+.tfd-view ul{list-style:none;margin:.3em 0 0;padding:0}
+.tfd-view li{overflow-wrap:anywhere}
+""".replace("\n", "")
+
+
+def wrap(body: str) -> str:
+    """Return `body` in the element that the style sheet applies to, with the sheet."""
+    return f'<div class="tfd-view"><style>{_SHEET}</style>{body}</div>'

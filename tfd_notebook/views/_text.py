@@ -1,0 +1,49 @@
+"""A snapshot as plain text."""
+
+from __future__ import annotations
+
+import textwrap
+
+from tfd_notebook.snapshot import Snapshot
+from tfd_notebook.views import _figures as figures
+from tfd_notebook.views import _parts as parts
+from tfd_notebook.views._table import text_table
+
+
+def text(snapshot: Snapshot, width: int | None = None) -> str:
+    """Return `snapshot` as plain text.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+    width : int, optional
+        Columns to keep within; the least important ones of the tables go first. Default 110.
+
+    Returns
+    -------
+    str
+        Lines without a newline at the end, and without control characters from outside.
+    """
+    width = 110 if width is None else width
+    head = [
+        f"{figures.sign(snapshot.state)} {figures.clean(snapshot.name)}: {snapshot.state}",
+        *map(figures.clean, parts.facts(snapshot)),
+    ]
+    lines = textwrap.wrap(" · ".join(head), max(width, 20), subsequent_indent="  ")
+    tasks, more_tasks = parts.task_rows(snapshot)
+    streams, more_streams = parts.stream_rows(snapshot)
+    for columns, rows, more in (
+        (parts.ROLE_COLUMNS, parts.role_rows(snapshot), ""),
+        (parts.TASK_COLUMNS, tasks, more_tasks),
+        (parts.STREAM_COLUMNS, streams, more_streams),
+    ):
+        if rows:
+            lines += ["", *text_table(columns, rows, width)]
+        if more:
+            lines.append(more)
+    if notices := parts.notices(snapshot):
+        lines.append("")
+    for notice in notices:
+        words = f"{figures.signed(notice.severity)}: {figures.clean(str(notice))}"
+        lines += textwrap.wrap(words, max(width, 20), subsequent_indent="  ")
+    return "\n".join(lines)

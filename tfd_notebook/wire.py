@@ -1,0 +1,142 @@
+"""The few messages of TensorFlow's services that are read here, without TensorFlow.
+
+They live in a descriptor pool of their own, so they never clash with the ones that TensorFlow
+registers under the same names. Fields that nobody here reads are left out; protobuf keeps them
+as unknown fields.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_PACKAGE = "tensorflow.data"
+
+#: message -> "[*]type name = number", a star for a repeated field, as in the .proto files.
+_SCHEMA: dict[str, tuple[str, ...]] = {
+    # tensorflow/core/protobuf/worker.proto, tensorflow/core/framework/device_attributes.proto
+    "DeviceAttributes": (
+        "string name = 1",
+        "string device_type = 2",
+        "int64 memory_limit = 4",
+        "fixed64 incarnation = 6",
+        "string physical_device_desc = 7",
+    ),
+    "GetStatusResponse": ("*DeviceAttributes device_attributes = 1",),
+    # tensorflow/core/data/service/{common,dispatcher,worker}.proto
+    "Empty": (),
+    "GetVersionResponse": ("int64 version = 1",),
+    "WorkerInfo": ("string address = 1",),
+    "GetWorkersResponse": ("*WorkerInfo workers = 1",),
+    "TaskInfo": ("string worker_address = 1", "int64 task_id = 2", "int64 iteration_id = 3"),
+    "GetWorkerTasksResponse": ("*TaskInfo tasks = 1",),
+    "TaskProgress": ("int64 task_id = 1", "bool completed = 2"),
+    "WorkerUpdateRequest": ("string worker_address = 1", "*TaskProgress updates = 2"),
+    "ProcessingModeDef": ("int32 sharding_policy = 1",),
+    "TaskDef": (
+        "int64 task_id = 4",
+        "int64 iteration_id = 5",
+        "int64 num_consumers = 7",
+        "ProcessingModeDef processing_mode_def = 10",
+    ),
+    "ProcessTaskRequest": ("TaskDef task = 1",),
+    "GetElementRequest": ("int64 task_id = 1",),
+    "GetElementResponse": ("bool end_of_sequence = 2",),
+    # tensorflow/core/data/service/journal.proto
+    "DataServiceMetadata": ("int64 cardinality = 3",),
+    "RegisterDatasetUpdate": ("string dataset_id = 1", "DataServiceMetadata metadata = 3"),
+    "CreateIterationUpdate": (
+        "int64 iteration_id = 1",
+        "int64 job_id = 2",
+        "int64 repetition = 3",
+        "int64 num_split_providers = 4",
+    ),
+    "CreateTaskUpdate": (
+        "int64 task_id = 1",
+        "int64 iteration_id = 2",
+        "string worker_address = 4",
+    ),
+    "FinishTaskUpdate": ("int64 task_id = 1",),
+    "RegisterWorkerUpdate": ("string worker_address = 1",),
+    "AcquireIterationClientUpdate": ("int64 iteration_id = 1", "int64 iteration_client_id = 2"),
+    "ReleaseIterationClientUpdate": ("int64 iteration_client_id = 1",),
+    "ProduceSplitUpdate": (
+        "int64 iteration_id = 1",
+        "int64 repetition = 2",
+        "bool finished = 3",
+        "int64 split_provider_index = 4",
+    ),
+    "CreatePendingTaskUpdate": (
+        "int64 task_id = 1",
+        "int64 iteration_id = 2",
+        "string worker_address = 3",
+    ),
+    "RemoveTaskUpdate": ("int64 task_id = 1",),
+    "GarbageCollectIterationUpdate": ("int64 iteration_id = 1",),
+    "CreateJobUpdate": (
+        "int64 job_id = 1",
+        "string job_name = 2",
+        "string dataset_id = 3",
+        "ProcessingModeDef processing_mode_def = 4",
+        "int64 num_consumers = 6",
+        "bool use_cross_trainer_cache = 8",
+    ),
+    "Update": (
+        "RegisterDatasetUpdate register_dataset = 1",
+        "CreateIterationUpdate create_iteration = 2",
+        "CreateTaskUpdate create_task = 3",
+        "FinishTaskUpdate finish_task = 4",
+        "RegisterWorkerUpdate register_worker = 5",
+        "AcquireIterationClientUpdate acquire_iteration_client = 6",
+        "ReleaseIterationClientUpdate release_iteration_client = 7",
+        "ProduceSplitUpdate produce_split = 8",
+        "CreatePendingTaskUpdate create_pending_task = 9",
+        "RemoveTaskUpdate remove_task = 11",
+        "GarbageCollectIterationUpdate garbage_collect_iteration = 12",
+        "CreateJobUpdate create_job = 14",
+    ),
+}
+
+#: Names of the values of ``ProcessingModeDef.sharding_policy``.
+SHARDING_POLICIES = ("off", "dynamic", "file", "data", "file_or_data", "hint")
+
+
+def _messages() -> dict[str, Any]:
+    field_type = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(
+        name="tfd_notebook/wire.proto", package=_PACKAGE, syntax="proto3"
+    )
+    for message, lines in _SCHEMA.items():
+        described = file.message_type.add(name=message)
+        for line in lines:
+            kind, name, _, number = line.split()
+            field = described.field.add(name=name, number=int(number))
+            repeated, kind = kind.startswith("*"), kind.lstrip("*")
+            field.label = field_type.LABEL_REPEATED if repeated else field_type.LABEL_OPTIONAL
+            if kind in _SCHEMA:
+                field.type = field_type.TYPE_MESSAGE
+                field.type_name = f".{_PACKAGE}.{kind}"
+            else:
+                field.type = field_type.Type.Value(f"TYPE_{kind.upper()}")
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return {
+        message: message_factory.GetMessageClass(
+            pool.FindMessageTypeByName(f"{_PACKAGE}.{message}")
+        )
+        for message in _SCHEMA
+    }
+
+
+_built = _messages()
+Empty: Any = _built["Empty"]
+GetStatusResponse: Any = _built["GetStatusResponse"]
+GetVersionResponse: Any = _built["GetVersionResponse"]
+GetWorkersResponse: Any = _built["GetWorkersResponse"]
+GetWorkerTasksResponse: Any = _built["GetWorkerTasksResponse"]
+WorkerUpdateRequest: Any = _built["WorkerUpdateRequest"]
+ProcessTaskRequest: Any = _built["ProcessTaskRequest"]
+GetElementRequest: Any = _built["GetElementRequest"]
+GetElementResponse: Any = _built["GetElementResponse"]
+Update: Any = _built["Update"]
