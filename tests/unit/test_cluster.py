@@ -1,0 +1,196 @@
+"""`Cluster` on a launcher that starts nothing: names, counts, states, what is refused."""
+
+import logging
+
+import pytest
+
+import tfd_notebook as tfd
+from tfd_notebook import errors
+from tfd_notebook.launchers import Fake
+from tfd_notebook.snapshot import TASK_COLUMNS
+from tfd_notebook.spec import Role, TaskState
+
+
+@pytest.fixture
+def fake():
+    launcher = Fake()
+    yield launcher
+    for cluster in tfd.clusters().values():
+        cluster.stop()
+
+
+@pytest.fixture
+def cluster(fake):
+    return tfd.Cluster(data_workers=2, launcher=fake)
+
+
+def test_starts_dispatcher_and_workers(cluster):
+    assert cluster.state == "ready"
+    assert [task.name for task in cluster.tasks] == [
+        "dispatcher:0",
+        "data_worker:0",
+        "data_worker:1",
+    ]
+    frame = cluster.to_frame()
+    assert tuple(frame.columns) == TASK_COLUMNS
+    assert list(frame.state) == ["ready"] * 3
+    assert cluster.dispatcher.target.startswith("grpc://localhost:")
+
+
+def test_the_same_call_again_gives_the_same_cluster(cluster, fake):
+    assert tfd.Cluster(data_workers=2, launcher=fake) is cluster
+    cluster.scale(data_workers=3)
+    assert tfd.Cluster(data_workers=2, launcher=fake) is cluster
+    assert len(fake.nodes) == 1
+
+
+def test_rebinding_a_variable_ends_nothing(fake):
+    tfd.Cluster(data_workers=1, launcher=fake, name="kept")
+    assert tfd.clusters()["kept"].state == "ready"
+
+
+def test_a_taken_name_is_refused_or_replaced(cluster, fake):
+    with pytest.raises(errors.NameTaken, match="another specification"):
+        tfd.Cluster(data_workers=5, launcher=fake)
+    with pytest.raises(errors.NameTaken):
+        tfd.Cluster(data_workers=2, launcher=fake, if_exists="error")
+    with pytest.raises(errors.UsageError, match="if_exists"):
+        tfd.Cluster(data_workers=2, launcher=fake, if_exists="overwrite")
+    assert cluster.state == "ready"
+    new = tfd.Cluster(data_workers=5, launcher=fake, if_exists="replace")
+    assert (cluster.state, new.state) == ("stopped", "ready")
+
+
+@pytest.mark.parametrize("count", [-1, 1025, 1.5, "2", True])
+def test_absurd_counts_are_refused(fake, count):
+    with pytest.raises(errors.UsageError, match="data_workers"):
+        tfd.Cluster(data_workers=count, launcher=fake)
+    assert not fake.nodes
+    assert not tfd.clusters()
+
+
+def test_unknown_launchers_and_arguments_are_refused(fake):
+    with pytest.raises(errors.UnknownName, match="did you mean 'local'"):
+        tfd.Cluster(launcher="lokal")
+    with pytest.raises(errors.UsageError, match="neither a name nor"):
+        tfd.Cluster(launcher=3)
+    with pytest.raises(TypeError, match="data_worker"):
+        tfd.Cluster(data_worker=3, launcher=fake)
+
+
+def test_scale(cluster, fake):
+    cluster.scale(data_workers=4)
+    assert [row.index for row in cluster.data_workers()] == [0, 1, 2, 3]
+    cluster.scale(data_workers=1)
+    seen = cluster.snapshot()
+    assert [row.task for row in seen.tasks] == ["dispatcher:0", "data_worker:0"]
+    assert seen.planned[Role.DATA_WORKER] == seen.observed[Role.DATA_WORKER] == 1
+    with pytest.raises(errors.UsageError):
+        cluster.scale(data_workers=-3)
+    assert cluster.state == "ready"
+
+
+def test_planned_requested_and_observed_differ_while_a_task_is_down(cluster, fake):
+    fake.nodes[0].tell("data_worker:1", TaskState.FAILED, "killed by signal 9 (SIGKILL)", pid=None)
+    seen = cluster.snapshot()
+    assert seen.state == "degraded"
+    assert (seen.planned[Role.DATA_WORKER], seen.observed[Role.DATA_WORKER]) == (2, 1)
+    assert [row.task for row in cluster.data_workers()] == ["data_worker:0"]
+
+
+def test_a_failure_is_said_aloud(cluster, fake, caplog):
+    with caplog.at_level(logging.INFO, "tfd_notebook"):
+        fake.nodes[0].tell("data_worker:1", TaskState.FAILED, "exit status 3", pid=None)
+        fake.nodes[0].tell("data_worker:0", TaskState.HUNG, "no answer for 30 s")
+    assert "data_worker:1" in caplog.text
+    assert "cluster.restart('data_worker:1')" in caplog.text
+    assert "data_worker:0: hung" in caplog.text
+    assert [notice.severity for notice in cluster.snapshot().notices] == ["error", "warning"]
+
+
+def test_restart_and_kill(cluster):
+    pid = cluster.snapshot().task("data_worker:0").pid
+    assert cluster.kill("data_worker:0") == pid
+    cluster.restart("data_worker:0")
+    row = cluster.snapshot().task("data_worker:0")
+    assert (row.state, row.restarts) == (TaskState.READY, 2)
+    with pytest.raises(errors.UnknownName, match="data_worker:7"):
+        cluster.restart("data_worker:7")
+    with pytest.raises(errors.UnknownName, match="data_worker:7"):
+        cluster.kill("data_worker:7")
+
+
+def test_stop_is_final_and_harmless_twice(cluster):
+    cluster.stop()
+    cluster.stop()
+    assert cluster.state == "stopped"
+    assert cluster.wait_ended(1)
+    for call in (
+        cluster.start,
+        lambda: cluster.scale(data_workers=1),
+        lambda: cluster.restart("dispatcher:0"),
+        lambda: cluster.kill("dispatcher:0"),
+        lambda: cluster.distribute("dynamic"),
+        lambda: cluster.stream(None),
+        lambda: cluster.dispatcher.target,
+    ):
+        with pytest.raises(errors.StateError, match="stopped"):
+            call()
+
+
+def test_before_the_start(fake):
+    cluster = tfd.Cluster(data_workers=1, launcher=fake, start=False)
+    assert cluster.state == "new"
+    with pytest.raises(errors.StateError, match="is new"):
+        cluster.scale(data_workers=2)
+    with cluster:
+        assert cluster.state == "ready"
+    assert cluster.state == "stopped"
+
+
+def test_a_lost_agent_is_told(cluster, fake):
+    fake.nodes[0]._on_event({"event": "lost", "cluster": "cluster", "reason": "it died"})
+    assert cluster.state == "lost"
+    assert {task.state for task in cluster.tasks} == {TaskState.LOST}
+
+
+def test_subscribers_and_commands(cluster):
+    import threading
+
+    seen, done = [], threading.Event()
+    unsubscribe = cluster.subscribe(lambda snapshot: (seen.append(snapshot.version), done.set()))
+    assert done.wait(5)
+    unsubscribe()
+    ran = threading.Event()
+    cluster.command(ran.set)
+    assert ran.wait(5)
+    failed = threading.Event()
+    cluster.command(lambda: 1 / 0)
+    cluster.command(failed.set)
+    assert failed.wait(5)
+    assert any("ZeroDivisionError" in notice.what for notice in cluster.snapshot().notices)
+
+
+def test_measurements_become_rates(cluster, fake):
+    node = fake.nodes[0]
+    node.measure("data_worker:0", cpu_percent=50.0, rss_mb=10.0, bytes_sent=1000)
+    node.measure("data_worker:0", bytes_sent=3000)
+    row = cluster.snapshot().task("data_worker:0")
+    assert (row.cpu_percent, row.rss_mb, row.bytes_sent) == (50.0, 10.0, 3000)
+    assert row.bytes_per_s > 0
+
+
+def test_logs(cluster):
+    assert cluster.logs("data_worker:0") == "data_worker:0 has nothing to say"
+    assert "--- dispatcher:0" in cluster.logs()
+    with pytest.raises(errors.UsageError, match="needs a task"):
+        cluster.logs(follow=True)
+    with pytest.raises(errors.UnknownName):
+        cluster.logs("ps:0")
+    assert cluster.tasks[1].logs() == cluster.logs("data_worker:0")
+
+
+def test_time_limit(fake):
+    cluster = tfd.Cluster(launcher=fake, policy=tfd.Policy(time_limit=0.1))
+    assert cluster.wait_ended(10)
+    assert any("time limit" in notice.what for notice in cluster.snapshot().notices)

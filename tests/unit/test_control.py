@@ -1,0 +1,187 @@
+"""The socket by which other processes of this user reach the clusters of this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfd_notebook import control, errors
+from tfd_notebook.cluster import Cluster, clusters
+from tfd_notebook.launch.runtime import runtime_dir
+
+ME = os.getpid()
+
+
+@pytest.fixture(autouse=True)
+def _own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / "run"))
+
+
+@pytest.fixture
+def listening() -> Iterator[Path]:
+    with Cluster(launcher="fake", data_workers=1, name="here"):
+        yield control.ensure_started()
+    control.stop()
+
+
+def raw(path: Path, sent: bytes) -> dict[str, Any]:
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(10)
+        peer.connect(str(path))
+        peer.sendall(sent)
+        return json.loads(peer.makefile().readline())  # type: ignore[no-any-return]
+
+
+def test_it_answers(listening: Path) -> None:
+    assert control.processes() == (ME,)
+    (one,) = control.clusters()
+    assert (one["name"], one["state"], one["pid"], one["observed"]) == ("here", "ready", ME, 2)
+    seen = control.call(ME, {"command": "snapshot", "name": "here", "width": 60})
+    assert seen["snapshot"]["tasks"][1]["task"] == "data_worker:0"
+    assert "data_worker:0" in seen["text"]
+    said = control.call(ME, {"command": "logs", "name": "here", "task": "data_worker:0"})
+    assert said["text"] == "data_worker:0 has nothing to say"
+    more = control.call(
+        ME, {"command": "logs", "name": "here", "task": "data_worker:0", "offset": said["offset"]}
+    )
+    assert more == {"text": "", "offset": said["offset"]}
+    assert control.call(ME, {"command": "stop", "name": "here"}) == "stopped"
+    assert not clusters()
+
+
+def test_only_this_user_can_open_it(listening: Path) -> None:
+    assert stat.S_IMODE(listening.stat().st_mode) == 0o600
+    assert stat.S_IMODE(listening.parent.stat().st_mode) == 0o700
+
+
+def test_the_system_is_asked_who_is_there(
+    listening: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert control.clusters()
+    own = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(10)
+        peer.connect(str(listening))
+        assert peer.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\n",
+        b"[]\n",
+        b'"list"\n',
+        b'{"command": "exec"}\n',
+        b'{"command": ["list"]}\n',
+        b'{"command": "stop"}\n',
+        b'{"command": "stop", "name": ["here"]}\n',
+        b'{"command": "stop", "name": "other"}\n',
+        b'{"command": "logs", "name": "here", "lines": "5"}\n',
+        b'{"command": "logs", "name": "here", "lines": -5}\n',
+        b'{"command": "logs", "name": "here", "task": 7}\n',
+        b'{"command": "logs", "name": "here", "task": "data_worker:9"}\n',
+        b'{"command": "logs", "name": "here", "task": "data_worker:0", "offset": -1}\n',
+        b'{"command": "snapshot", "name": "here", "width": true}\n',
+        b"{" * 100_000 + b"\n",
+    ],
+)
+def test_what_cannot_be_meant_is_refused_and_changes_nothing(listening: Path, sent: bytes) -> None:
+    if len(sent) > 65_536:
+        # More than a request may have: whatever is said, the connection ends.
+        with pytest.raises((OSError, ValueError)):
+            assert "error" not in raw(listening, sent)
+    else:
+        assert raw(listening, sent)["error"]["code"].startswith("TFD10")
+    assert clusters()["here"].state == "ready"
+
+
+def test_errors_travel_with_their_kind(listening: Path) -> None:
+    with pytest.raises(errors.UnknownName, match="no task 'data_worker:9'") as caught:
+        control.call(ME, {"command": "logs", "name": "here", "task": "data_worker:9"})
+    assert caught.value.fix
+
+
+def test_silent_peers_do_not_keep_others_waiting(listening: Path) -> None:
+    silent = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+    for peer in silent:
+        peer.connect(str(listening))
+    assert control.clusters(timeout=5)
+    for peer in silent:
+        peer.close()
+
+
+def test_dead_sockets_are_removed() -> None:
+    # This file stays when its process is killed.
+    code = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()"
+    path = runtime_dir() / "999999999.sock"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
+    assert path.exists()
+    assert control.processes() == ()
+    assert not path.exists()
+    with pytest.raises(errors.UnknownName, match="cannot be reached"):
+        control.call(999999999, {"command": "list"})
+
+
+def test_a_process_that_does_not_answer_is_named_and_hides_nobody(listening: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(listening.with_name("999999998.sock")))
+        deaf.listen()
+        with pytest.raises(errors.TimeLimit, match="999999998"):
+            control.call(999999998, {"command": "list"}, timeout=0.1)
+        assert [one["name"] for one in control.clusters(timeout=0.1)] == ["here"]
+
+
+def test_stopping_leaves_nothing(listening: Path) -> None:
+    assert control.ensure_started() == listening
+    control.stop()
+    control.stop()
+    assert not listening.exists()
+    assert not [t for t in threading.enumerate() if t.name == "tfd-control"]
+    assert control.ensure_started().exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_does_not_look_like_its_parent(listening: Path) -> None:
+    code = (
+        "import os, signal, sys\nfrom tfd_notebook import control\ncontrol.ensure_started()\n"
+        "child = os.fork()\n"
+        "if child == 0: signal.pause()\n"
+        "print(child, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert done.stdout
+    child = int(done.stdout.readline())
+    try:
+        done.wait(30)
+        assert control.processes() == (ME,)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        done.stdout.close()
+
+
+def test_a_long_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / ("x" * 120)))
+    with Cluster(launcher="fake", name="far"):
+        control.ensure_started()
+        assert [one["name"] for one in control.clusters()] == ["far"]
+    control.stop()
+
+
+def test_credentials_have_the_size_that_is_read() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        packed = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 64)
+    assert struct.unpack("3i", packed) == (ME, os.getuid(), os.getgid())
