@@ -160,7 +160,8 @@ class Leftovers:
                 parents = set(process.parents())
             except psutil.Error:
                 continue
-            if not (shared and parents & self._processes):
+            known = {p for p in parents if p in self._processes or p.pid in _agent_pids()}
+            if not (shared and known):
                 yield process
 
 
@@ -240,7 +241,10 @@ def _files() -> set[Path]:
         for path in directory.iterdir():
             if path.name in agents:
                 found.update(entry for entry in path.iterdir() if entry.is_dir())
-            # Autograph keeps the functions that it rewrote until the process ends.
-            elif not path.name.startswith(("__autograph_generated_file", "__pycache__")):
+            # Autograph keeps the functions that it rewrote until the process ends, and pytest
+            # the directories of `tmp_path`.
+            elif not path.name.startswith(
+                ("__autograph_generated_file", "__pycache__", "pytest-of-")
+            ):
                 found.add(path)
     return found

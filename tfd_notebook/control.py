@@ -213,9 +213,10 @@ def _answer(line: bytes) -> bytes:
             request = json.loads(line)
         except ValueError:
             raise errors.UsageError("the request is not one line of JSON") from None
-        if not isinstance(request, dict) or request.get("command") not in _COMMANDS:
+        command = request.get("command") if isinstance(request, dict) else None
+        if not isinstance(command, str) or command not in _COMMANDS:
             raise errors.UsageError(f"the request has none of the commands {', '.join(_COMMANDS)}")
-        reply = {"value": _COMMANDS[request["command"]](request)}
+        reply = {"value": _COMMANDS[command](request)}
     except errors.TfdError as error:
         reply = {"error": _packed(error)}
     except Exception as error:
@@ -248,10 +249,10 @@ def _logs(request: Mapping[str, Any]) -> Any:
     if task is None:
         return {"text": cluster.logs(None, lines), "offset": None}
     if request.get("offset") is None:
-        text, offset = cluster._request("logs", task=task, size=lines * 400)
+        text, offset = cluster._fleet.ask("logs", task=task, size=lines * 400)
         return {"text": "\n".join(text.splitlines()[-lines:]), "offset": offset}
     since = _number(request, "offset", 0, least=0, most=2**62)
-    text, offset = cluster._request("logs", task=task, size=65_536, offset=since)
+    text, offset = cluster._fleet.ask("logs", task=task, size=65_536, offset=since)
     return {"text": text.removesuffix("\n"), "offset": offset}
 
 

@@ -76,8 +76,6 @@ def test_cluster_config_refuses(options):
 
 def test_errors_tell_what_and_next():
     error = errors.NoWorkers("no worker is left", task="data_worker:0", fix="cluster.scale(...)")
-    assert str(error) == (
-        "[TFD301] data_worker:0: no worker is left\nNext: cluster.scale(...)"
-    )
+    assert str(error) == ("[TFD301] data_worker:0: no worker is left\nNext: cluster.scale(...)")
     assert isinstance(errors.TimeLimit("x"), TimeoutError)
     assert isinstance(errors.UsageError("x"), ValueError)

@@ -18,7 +18,8 @@ RECORDS = [
 @pytest.mark.parametrize(("record", "kind", "fields"), RECORDS, ids=[r[1] for r in RECORDS])
 def test_journal_records(record: bytes, kind: str, fields: dict[str, object]) -> None:
     (described, update), *others = wire.Update.FromString(record).ListFields()
-    assert described.name == kind and not others
+    assert described.name == kind
+    assert not others
     assert {name: getattr(update, name) for name in fields} == fields
 
 

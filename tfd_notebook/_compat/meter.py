@@ -140,3 +140,8 @@ class Meter:
         if call is not None:
             self.interrupted = True
             call[1]()
+
+
+def again(error: TfdError) -> TfdError:
+    """Return an equal error, so that no traceback grows with every raise."""
+    return type(error)(error.what, task=error.task, fix=error.fix)

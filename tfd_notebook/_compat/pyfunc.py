@@ -12,12 +12,16 @@ import contextlib
 import functools
 import io
 import os
+import pickle
 import re
 import sys
 import types
-from collections.abc import Mapping
 from importlib import import_module
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from typing import Any
+
+from tfd_notebook.errors import NotSerializable
 
 #: Ops whose attribute ``token`` names a Python function.
 OPS = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc"))
@@ -26,7 +30,6 @@ _MODULE = "tensorflow.python.ops.script_ops"
 _UNIQUE = re.compile(r"pyfunc_\d+_[0-9a-f]{12}")
 
 _wanted = False
-_hooked = False
 # TensorFlow's registry refers to functions weakly; what came from another process stays.
 _installed: dict[str, Any] = {}
 
@@ -36,21 +39,19 @@ def make_tokens_unique() -> None:
 
     Does not import TensorFlow: where it is not imported yet, the change is made when it is.
     """
-    global _wanted, _hooked
+    global _wanted
     _wanted = True
     if _MODULE in sys.modules:
         _change(sys.modules[_MODULE])
-    elif not _hooked:
-        import wrapt
-
-        _hooked = True
-        wrapt.register_post_import_hook(_change, _MODULE)
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
 
 
 def restore_tokens() -> None:
     """Let TensorFlow count its tokens again; functions traced before stay known."""
     global _wanted
     _wanted = False
+    sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _Finder)]
     if _MODULE in sys.modules:
         registry: Any = sys.modules[_MODULE].FuncRegistry
         original = getattr(registry._next_unique_token, "__wrapped__", None)
@@ -68,11 +69,36 @@ def lookup(token: str) -> Any:
     return import_module(_MODULE)._py_funcs.get(token)
 
 
-def register(functions: Mapping[str, Any]) -> None:
-    """Have this process run `functions` for their tokens."""
+def install(blob: bytes) -> tuple[str, ...]:
+    """Have this process run the functions in `blob`; for the processes of data workers.
+
+    Parameters
+    ----------
+    blob : bytes
+        From `tfd_notebook.data.functions.pack`.
+
+    Returns
+    -------
+    tuple of str
+        The tokens that this process knows now.
+
+    Raises
+    ------
+    NotSerializable
+        They cannot be unpickled here.
+    """
     registry = import_module(_MODULE)._py_funcs
+    try:
+        functions = pickle.loads(blob)  # noqa: S301 - from the user's own kernel
+    except Exception as error:
+        raise NotSerializable(
+            f"the dataset's Python functions cannot be loaded in process {os.getpid()}: "
+            f"{type(error).__name__}: {error}",
+            fix="make what they import importable there (preload=, or sys.path before the start)",
+        ) from error
     _installed.update(functions)
     registry._funcs.update(functions)
+    return tuple(functions)
 
 
 def user_function(registered: Any) -> Any:
@@ -143,6 +169,25 @@ def _change(script_ops: Any) -> None:
         return f"{original(self)}_{os.urandom(6).hex()}"
 
     registry._next_unique_token = next_unique_token
+
+
+class _Finder(MetaPathFinder):
+    """Sees TensorFlow's module come, and changes it when it has been run."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname != _MODULE:
+            return None
+        others = (f.find_spec for f in sys.meta_path if f is not self and hasattr(f, "find_spec"))
+        spec = next(filter(None, (find(fullname, path, target) for find in others)), None)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: types.ModuleType) -> None:
+                run(module)
+                _change(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def _generator_state() -> Any:

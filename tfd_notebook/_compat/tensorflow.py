@@ -20,8 +20,8 @@ from tensorflow.python.eager import cancellation, context, execute
 from tensorflow.python.framework import ops
 
 from tfd_notebook._compat import interrupt
-from tfd_notebook._compat.meter import Blocked, Meter, Reading
-from tfd_notebook.errors import StateError, TfdError
+from tfd_notebook._compat.meter import Blocked, Meter, Reading, again
+from tfd_notebook.errors import StateError
 
 # Read here, so that a TensorFlow without one of these names fails at this import and nowhere else.
 CancellationManager = cancellation.CancellationManager
@@ -211,7 +211,7 @@ class WatchedIterator(OwnedIterator):  # type: ignore[misc]
     def _refuse(self) -> None:
         """Raise the error that this iterator was cancelled with, if it was."""
         if self.meter.error is not None:
-            raise _again(self.meter.error)
+            raise again(self.meter.error)
 
     def fail(self, error: BaseException) -> NoReturn:
         """Note how the iteration ended; raise what the consumer shall see for `error`."""
@@ -228,7 +228,7 @@ class WatchedIterator(OwnedIterator):  # type: ignore[misc]
             )
             raise KeyboardInterrupt from error
         if meter.error is not None:
-            raise _again(meter.error) from error
+            raise again(meter.error) from error
         meter.failure = self._watcher.failure(error) if isinstance(error, OpError) else error
         meter.end()
         raise meter.failure from error
@@ -247,11 +247,6 @@ class WatchedIterator(OwnedIterator):  # type: ignore[misc]
             # Saved by an iterator of the other kind: with a clock, or without.
             self._open(clocked=self.meter.clock is None)
             return super()._restore_from_tensors(restored_tensors)
-
-
-def _again(error: TfdError) -> TfdError:
-    """Return an equal error, so that no traceback grows with every raise."""
-    return type(error)(error.what, task=error.task, fix=error.fix)
 
 
 class WatchedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc]

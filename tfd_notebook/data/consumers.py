@@ -47,10 +47,16 @@ class Series:
         self._start = time.perf_counter()
         self._recent: deque[tuple[float, Reading]] = deque([(self._start, Reading())])
         self._last_second = (self._start, Reading())
-        self.seconds: deque[Second] = deque(maxlen=keep)
+        self._seconds: deque[Second] = deque(maxlen=keep)
+        self._keep = keep
+        self._lock = threading.Lock()
 
     def add(self, reading: Reading, now: float) -> None:
         """Take in the totals `reading` as of `now` (`time.perf_counter`)."""
+        with self._lock:
+            self._add(reading, now)
+
+    def _add(self, reading: Reading, now: float) -> None:
         self._recent.append((now, reading))
         while len(self._recent) > 2 and self._recent[1][0] < now - WINDOW:
             self._recent.popleft()
@@ -63,8 +69,8 @@ class Series:
         count = int(now - began)
         share = 1.0 / (now - began)
         rates = [(after - old) * share for after, old in zip(reading, before, strict=True)]
-        for step in range(max(1, count - (self.seconds.maxlen or count) + 1), count + 1):
-            self.seconds.append(
+        for step in range(max(1, count - self._keep + 1), count + 1):
+            self._seconds.append(
                 Second(
                     second=round(began + step - self._start),
                     elements=round(before.elements + rates[0] * step),
@@ -79,7 +85,8 @@ class Series:
 
     def rates(self) -> tuple[float, float, float | None]:
         """Return elements/s, bytes/s and the waiting share of the last seconds."""
-        (begin, first), (end, last) = self._recent[0], self._recent[-1]
+        with self._lock:
+            (begin, first), (end, last) = self._recent[0], self._recent[-1]
         if end <= begin:
             return 0.0, 0.0, None
         elements, size, waited = (
@@ -87,9 +94,16 @@ class Series:
         )
         return elements, size, min(1.0, max(0.0, waited))
 
+    def history(self) -> tuple[Second, ...]:
+        """Return what happened in each whole second, the latest last."""
+        with self._lock:
+            return tuple(self._seconds)
+
 
 class Source(Protocol):
     """A consumer as the registry sees it."""
+
+    series: Series
 
     @property
     def kind(self) -> str:
@@ -121,6 +135,7 @@ class DatasetSource:
         self._done = Reading()
         self._meters: list[Meter] = []
         self._latest: Meter | None = None
+        self.series = Series()
         self._lock = threading.Lock()
 
     def add(self, meter: Meter) -> None:
@@ -186,7 +201,6 @@ class DatasetSource:
 @dataclass
 class _Entry:
     source: Source
-    series: Series = field(default_factory=Series)
     elements: int = 0
     moved: float = field(default_factory=time.perf_counter)
     final: StreamRow | None = None
@@ -283,8 +297,8 @@ class Consumers:
         if reading.elements != entry.elements:
             entry.elements, entry.moved = reading.elements, now
         over = _over(state)
-        entry.series.add(reading, min(now, source.ended or now) if over else now)
-        elements, size, waiting = entry.series.rates()
+        source.series.add(reading, min(now, source.ended or now) if over else now)
+        elements, size, waiting = source.series.rates()
         error = source.error
         row = StreamRow(
             name=name,
@@ -295,7 +309,7 @@ class Consumers:
             elements_per_s=elements,
             bytes_per_s=size,
             wait_fraction=waiting,
-            history=tuple(second.elements_per_s for second in entry.series.seconds),
+            history=tuple(second.elements_per_s for second in source.series.history()[-60:]),
             error=str(error) if error is not None else "",
         )
         if over:

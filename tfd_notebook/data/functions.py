@@ -7,14 +7,15 @@ A dataset's graph names its Python functions by tokens; the functions themselves
 from __future__ import annotations
 
 import inspect
-import os
-import pickle
 import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tfd_notebook._compat import pyfunc
+from tfd_notebook._compat.pyfunc import install
 from tfd_notebook.errors import NotSerializable
+
+__all__ = ["find_functions", "install", "pack"]
 
 _DEPTH = 6
 
@@ -32,11 +33,8 @@ def find_functions(graph_def: Any) -> list[str]:
         Each token once, in the order of the graph.
     """
     bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
-    return list(
-        dict.fromkeys(
-            node.attr["token"].s.decode() for body in bodies for node in body if node.op in pyfunc.OPS
-        )
-    )
+    callers = (node for body in bodies for node in body if node.op in pyfunc.OPS)
+    return list(dict.fromkeys(node.attr["token"].s.decode() for node in callers))
 
 
 def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
@@ -86,36 +84,6 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
         raise _explained(functions, error) from error
 
 
-def install(blob: bytes) -> tuple[str, ...]:
-    """Have this process run the functions in `blob`; for the processes of data workers.
-
-    Parameters
-    ----------
-    blob : bytes
-        From `pack`.
-
-    Returns
-    -------
-    tuple of str
-        The tokens that this process knows now.
-
-    Raises
-    ------
-    NotSerializable
-        They cannot be unpickled here.
-    """
-    try:
-        functions = pickle.loads(blob)
-    except Exception as error:
-        raise NotSerializable(
-            f"the dataset's Python functions cannot be loaded in process {os.getpid()}: "
-            f"{type(error).__name__}: {error}",
-            fix="make what they import importable there (preload=, or sys.path before the start)",
-        ) from error
-    pyfunc.register(functions)
-    return tuple(functions)
-
-
 def _explained(functions: dict[str, Any], error: Exception) -> NotSerializable:
     for registered in functions.values():
         if _failure(registered) is not None:
@@ -157,7 +125,8 @@ def _referred(value: Any) -> Iterator[tuple[str, Any]]:
         for name in _names(value.__code__):
             if name in value.__globals__:
                 yield name, value.__globals__[name]
-        yield from zip(reversed(_arguments(value)), reversed(value.__defaults__ or ()), strict=False)
+        defaults = value.__defaults__ or ()
+        yield from zip(reversed(_arguments(value)), reversed(defaults), strict=False)
     elif not isinstance(value, type):
         yield from getattr(value, "__dict__", {}).items()
 
@@ -177,7 +146,7 @@ def _name(function: Any) -> str:
 
 
 def _where(function: Any) -> str:
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    code = code or getattr(getattr(type(function), "__call__", None), "__code__", None)
+    called = function if hasattr(function, "__code__") else vars(type(function)).get("__call__")
+    code = getattr(called, "__code__", None)
     place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
     return f"the Python function {_name(function)}{place}"

@@ -159,8 +159,9 @@ class _Server(ABC):
         TimeLimit
             It has not ended by then; it ends by itself when the element in work is done.
         """
-        self._finalizer.detach()
-        self.open_to = ""
+        with self._lock:
+            self._finalizer.detach()
+            self.open_to = ""
         if not self._running.stop(timeout):
             raise TimeLimit(
                 f"the {self._role} at {self.address} is still working on an element after "
@@ -313,7 +314,7 @@ class DataWorker(_Server):
         super().__init__(config, start, allow)
 
     def _check(self) -> None:
-        # TensorFlow would wait for the dispatcher inside the constructor and freeze the interpreter.
+        # TensorFlow would wait for it inside the constructor, and freeze the interpreter.
         address = self._config.dispatcher_address
         found = probe(address, _PROBE_SECONDS, via_proxy=True, expect="dispatcher")
         if found.alive and found.kind == "dispatcher":

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 import warnings
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfd_notebook import errors
+from tfd_notebook._compat.meter import Meter, again
 from tfd_notebook.data.consumers import Consumers, DatasetSource
-
-if TYPE_CHECKING:
-    from tfd_notebook._compat.meter import Meter
 
 
 def watch(dataset: Any, consumers: Consumers, name: str | None = None) -> Any:
@@ -60,20 +59,66 @@ def load_compat() -> ModuleType | None:
     return tensorflow
 
 
-class _Watcher:
+def open_iterator(dataset: Any, consumers: Consumers) -> tuple[Any, Meter]:
+    """Return an iterator of `dataset` that `consumers` does not list, and its account."""
+    compat = load_compat()
+    if compat is None:
+        plain = _PlainIterator(dataset)
+        return plain, plain.meter
+    if isinstance(dataset, compat.WatchedDataset):
+        dataset = dataset.bare
+    iterator = compat.WatchedIterator(dataset, _Unlisted(consumers))
+    return iterator, iterator.meter
+
+
+class _PlainIterator:
+    """What is left of a watched iterator with a TensorFlow whose internals are unknown."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.meter = Meter()
+        self.element_spec = dataset.element_spec
+        self._dataset = dataset
+        self._iterator: Any = None
+
+    def __iter__(self) -> _PlainIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self.meter.error is not None:
+            raise again(self.meter.error)
+        start = time.perf_counter()
+        if self._iterator is None:
+            self._iterator = iter(self._dataset)
+        element = next(self._iterator)
+        self.meter.waited += time.perf_counter() - start
+        self.meter.elements += 1
+        return element
+
+
+class _Unlisted:
+    """Translates errors for an iterator that somebody else lists."""
+
+    def __init__(self, consumers: Consumers) -> None:
+        self._consumers = consumers
+
+    def opened(self, meter: Meter) -> None:
+        pass
+
+    def failure(self, error: Any) -> BaseException:
+        return translate(error, self._consumers)
+
+
+class _Watcher(_Unlisted):
     """Lists the iterators of one dataset as one consumer."""
 
     def __init__(self, consumers: Consumers, name: str) -> None:
-        self._consumers = consumers
+        super().__init__(consumers)
         self._name = name
         self._source = DatasetSource()
 
     def opened(self, meter: Meter) -> None:
         self._source.add(meter)
         self._consumers.add(self._source, self._name)
-
-    def failure(self, error: Any) -> BaseException:
-        return translate(error, self._consumers)
 
 
 _BY_CODE = {
@@ -82,73 +127,79 @@ _BY_CODE = {
     if isinstance(kind, type) and issubclass(kind, errors.TfdError)
 }
 
-_MARKER = re.compile(r"\[(TFD\d{3})\]\s*(.*?)(?:\nNext: ([^\n\[]*))?(?=\s*\[Op:|\s*\[\[|$)", re.S)
+_MARKER = re.compile(r"\[(TFD\d{3})\]\s*(.*?)(?:\nNext: ([^\n]*?))?\s*(?=\[Op:|\[\[|$)", re.S)
 _WORKER = re.compile(r"Failed to get element from worker (\S+?):? ")
-_NOISE = re.compile(
-    r"^(?:\{\{function_node [^}]*\}\}\s*)?(?:Failed to get element from worker \S+ )?"
-    r"(?:Failed to get an element, with a nonretryable error: )?(?:Failed to get element: )?"
-)
-_TRANSFORMATION = re.compile(
+_STAGE = re.compile(
     r"Error in user-defined function passed to (\w+?)(?:Dataset)?(?:V\d)?:\d+ transformation "
     r"with iterator: \S+?: "
 )
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
-_PYTHON = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_PYTHON_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_PLUMBING = re.compile(
+    r"\{\{function_node __wrapped__[^}]*\}\}\s*|Failed to get element from worker \S+ "
+    r"|Failed to get an element, with a nonretryable error: |Failed to get (?:element|tasks): "
+    r"|\[\[.*?\]\]|\[Op:\w+\](?: name:.*)?|Traceback \(most recent call last\):.*",
+    re.S,
+)
 
 
 def translate(error: Any, consumers: Consumers) -> BaseException:
     """Return the TfdError for TensorFlow's `error`.
 
     It is an instance of the class of `error` too, so that code which catches TensorFlow's
-    errors goes on to work. Texts that carry a code of ours (``[TFD302] ...``, which is how a task
-    that is gone for good answers) become the error of that code.
+    errors goes on to work. A text that carries a code of ours (``[TFD302] ...``), which is how a
+    task that is gone for good answers, becomes the error of that code.
     """
     message = str(error.message)
-    marked = _MARKER.search(message)
     worker = _WORKER.search(message)
     task = consumers.task_of(worker[1]) if worker else None
+    marked = _MARKER.search(message)
     if marked and marked[1] in _BY_CODE:
-        return _both(_BY_CODE[marked[1]], error, marked[2].strip(), task, marked[3])
-    where = f"data worker {worker[1]}" if worker else "this process"
-    if task:
-        where = f"{task} ({worker[1]})" if worker else task
-    text = _cleaned(message)
+        return _both(_BY_CODE[marked[1]], error, marked[2], task, marked[3])
+    where = "this process"
+    if worker:
+        where = f"{task} ({worker[1]})" if task else f"data worker {worker[1]}"
+    text = " ".join(_PLUMBING.sub("", _STAGE.sub("", message)).split())
+    missing_op = re.search(r"Op type not registered '(\w+)'", message)
+    if missing_op:
+        what = f"{where} does not know the op {missing_op[1]}, which a library adds"
+        fix = "start the cluster with preload=[the module or *.so that has the op]"
+        return _both(errors.PipelineError, error, what, task, fix)
     if "Could not find callback with key=" in message:
-        return _both(
-            errors.NotSerializable,
-            error,
-            f"{where} does not have a Python function of the pipeline: {text}",
-            task,
-            "run the cell that defines the dataset again, then cluster.distribute()",
-        )
-    missing = re.search(r"Op type not registered '(\w+)'", message)
-    if missing:
-        return _both(
-            errors.PipelineError,
-            error,
-            f"{where} does not know the op {missing[1]}, which a library adds",
-            task,
-            "start the cluster with preload=[the module or *.so that has the op]",
-        )
-    if worker is None and "dispatcher" in message.lower():
-        return _both(
-            errors.DispatcherLost,
-            error,
-            f"the dispatcher does not serve this dataset any more: {text}",
-            None,
-            "distribute the dataset again and start a new loop",
-        )
-    return _both(errors.PipelineError, error, f"the pipeline failed in {where}{text}", task, None)
+        what = f"{where} does not have a Python function of the pipeline ({text})"
+        fix = "run the cell that makes the dataset again, so that cluster.distribute() sends it"
+        return _both(errors.NotSerializable, error, what, task, fix)
+    if worker is None and "dispatcher" in message:
+        what = f"the dispatcher does not know this iteration any more ({text})"
+        fix = "start a new loop; with Service(fault_tolerant=True) a restart would go unnoticed"
+        return _both(errors.DispatcherLost, error, what, "dispatcher:0", fix)
+    what = f"the pipeline failed in {where}{_stage(message)}: {text}"
+    return _both(errors.PipelineError, error, what, task, None)
 
 
-def _cleaned(message: str) -> str:
-    """Return TensorFlow's text without the parts that name its own plumbing."""
-    return message
+def _stage(message: str) -> str:
+    """Return the stage of the pipeline that `message` names, in words."""
+    parts = []
+    stage = _STAGE.search(message)
+    if stage:
+        parts.append(f"stage {re.sub(r'(?<=[a-z])(?=[A-Z])', '_', stage[1]).lower()}")
+    nodes = [node for node in _NODE.findall(message) if "IteratorGetNext" not in node]
+    if nodes:
+        parts.append(f"op {nodes[-1]}")
+    lines = [
+        f"{name} ({file}:{line})"
+        for file, line, name in _PYTHON_LINE.findall(message)
+        if "/tensorflow/python/" not in file
+    ]
+    if lines:
+        parts.append(f"in {lines[-1]}")
+    return ", " + ", ".join(parts) if parts else ""
 
 
 def _both(
     kind: type[errors.TfdError], error: Any, what: str, task: str | None, fix: str | None
 ) -> BaseException:
+    """Return an error of class `kind` that is also of TensorFlow's class of `error`."""
     base = type(error)
 
     def __init__(self: Any, what: str, *, task: str | None = None, fix: str | None = None) -> None:
@@ -159,5 +210,6 @@ def _both(
         return kind(self.what, task=self.task, fix=self.fix).__reduce__()
 
     body = {"__init__": __init__, "__reduce__": __reduce__, "__module__": kind.__module__}
-    combined = type(kind.__name__, (kind, base), body)
-    return combined(what, task=task, fix=fix)
+    combined: Any = type(kind.__name__, (kind, base), body)
+    result: BaseException = combined(what, task=task, fix=fix)
+    return result

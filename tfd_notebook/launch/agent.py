@@ -122,7 +122,7 @@ class Agent:
         self.owner = owner
         self.host = socket.gethostname().replace(" ", "_") or "localhost"
         self.clusters: dict[str, HostedCluster] = {}
-        self.processes = processes.Processes(agent_id, directory, self._say)
+        self.processes = processes.Processes(agent_id, directory)
         self._seq = 0
         self._writer: asyncio.StreamWriter | None = None
         self._measured: dict[int, psutil.Process] = {}
@@ -188,10 +188,6 @@ class Agent:
         self._seq += 1
         self._writer.write(protocol.encode(protocol.Frame(self.host, self.id, self._seq, body)))
 
-    def _say(self, sentence: str) -> None:
-        for cluster in self.clusters.values():
-            cluster.notice("info", sentence)
-
     def write_state(self) -> None:
         """Keep the file by which leftovers can be told from strangers."""
         state = {
@@ -206,7 +202,7 @@ class Agent:
 
     # Requests
 
-    async def do_preload(self, environment: dict[str, str], path: list[str]) -> dict[str, Any]:
+    async def do_preload(self, environment: dict[str, str], path: list[str]) -> list[str]:
         return await self.processes.preload(environment, path)
 
     async def do_open(self, cluster: str, **opened: Any) -> str:
@@ -286,11 +282,11 @@ class Agent:
 
     async def _watch(self) -> None:
         tick = 0
-        last = time.monotonic()
         while True:
+            before = time.monotonic()
             await asyncio.sleep(_TICK_SECONDS)
             now = time.monotonic()
-            late, last = now - last - _TICK_SECONDS, now
+            late = now - before - _TICK_SECONDS
             tick += 1
             tasks = [
                 task

@@ -37,7 +37,26 @@ class Local(Launcher):
 
     def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
         client = _agent().client
-        return (AgentNode(client, config, on_event, _surroundings(config.env)),)
+        surroundings = _surroundings(config.env)
+        # First, so that a Python without TensorFlow is one clear error.
+        changed = client.request(
+            "preload",
+            config.policy.start_timeout,
+            environment=surroundings["environment"],
+            path=surroundings["path"],
+        )
+        if changed:
+            on_event(
+                {
+                    "event": "notice",
+                    "severity": "info",
+                    "what": f"{', '.join(changed)} changed since TensorFlow was imported for new "
+                    "tasks, so it was imported again for them",
+                    "task": None,
+                    "fix": None,
+                }
+            )
+        return (AgentNode(client, config, on_event, surroundings),)
 
 
 def preload() -> bool:

@@ -118,14 +118,11 @@ class Processes:
         Id of the agent, put into each process's environment.
     directory : Path
         Where the fork server writes its log.
-    say : callable
-        Takes sentences that the user should read.
     """
 
-    def __init__(self, agent: str, directory: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, agent: str, directory: Path) -> None:
         self._agent = agent
         self._log = directory / "forkserver.log"
-        self._say = say
         self._server: _ForkServer | None = None
         self._lock = asyncio.Lock()
         self._ended: dict[int, int] = {}
@@ -137,10 +134,21 @@ class Processes:
         """Pid of the fork server, None while there is none."""
         return self._server.pid if self._server else None
 
-    async def preload(self, environment: Mapping[str, str], path: list[str]) -> dict[str, Any]:
-        """Have a fork server that has imported TensorFlow; return what it said of itself."""
+    async def preload(self, environment: Mapping[str, str], path: list[str]) -> list[str]:
+        """Have a fork server that has imported TensorFlow.
+
+        Returns
+        -------
+        list of str
+            The variables whose change made it a new one.
+        """
+        if not _can_fork():
+            return []
+        environment = {**environment, AGENT_VARIABLE: self._agent}
         async with self._lock:
-            return (await self._fork_server(environment, path)).hello
+            changed = self._changed(_read_at_import(environment))
+            await self._fork_server(environment, path)
+        return changed
 
     async def start(self, request: dict[str, Any], log: Path) -> Process:
         """Start the process of a task; see `tfd_notebook.launch.task.run` for `request`.
@@ -179,26 +187,20 @@ class Processes:
 
     async def _fork_server(self, environment: Mapping[str, str], path: list[str]) -> _ForkServer:
         wanted = _read_at_import(environment)
-        if self._server is not None and (
-            self._server.wanted != wanted or self._server.ended.done()
-        ):
-            changed = sorted(
-                name
-                for name in wanted.keys() | self._server.wanted.keys()
-                if wanted.get(name) != self._server.wanted.get(name)
-            )
-            self._server.close()
-            if changed:
-                self._say(
-                    f"{', '.join(changed)} changed since TensorFlow was imported for new tasks: "
-                    "it is imported again for them, which takes some seconds"
-                )
-            self._server = None
+        if self._server is not None and (self._changed(wanted) or self._server.ended.done()):
+            self.close_server()
         if self._server is None:
             self._server = await _ForkServer.start(
                 self._agent, dict(environment), wanted, path, self._log, self._wait
             )
         return self._server
+
+    def _changed(self, wanted: Mapping[str, str]) -> list[str]:
+        """Which variables are others than those the fork server was started with."""
+        if self._server is None:
+            return []
+        had = self._server.wanted
+        return sorted(n for n in wanted.keys() | had.keys() if wanted.get(n) != had.get(n))
 
     def close_server(self) -> None:
         """End the fork server; tasks that came from it live on."""

@@ -1,0 +1,268 @@
+"""The local launcher with real processes: who dies, who comes back, what is left."""
+
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+import tfd_notebook as tfd
+from tfd_notebook import errors
+from tfd_notebook.launch import local, runtime, sweep
+from tfd_notebook.spec import TaskState
+
+pytestmark = pytest.mark.integration
+
+
+def until(true, seconds=20.0):
+    """Wait until `true()` holds, and return it."""
+    deadline = time.monotonic() + seconds
+    while not (value := true()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+    return value
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with tfd.Cluster(
+        data_workers=2, name="local", policy=tfd.Policy(restarts=2, hang_seconds=1.5)
+    ) as cluster:
+        yield cluster
+
+
+def row(cluster, task):
+    return cluster.snapshot().task(task)
+
+
+def test_tasks_are_ready_closed_and_in_a_session_of_their_own(cluster):
+    for task in cluster.tasks:
+        seen = row(cluster, task.name)
+        assert seen.state is TaskState.READY
+        assert seen.open_to == "this host"
+        assert os.getsid(seen.pid) != os.getsid(0)
+        assert psutil.Process(seen.pid).name().startswith("tfd ")
+    assert set(cluster.dispatcher.workers) >= {t.address for t in cluster.tasks[1:]}
+
+
+def test_a_killed_worker_comes_back_on_its_port(cluster, caplog):
+    before = row(cluster, "data_worker:1")
+    with caplog.at_level(logging.WARNING, "tfd_notebook"):
+        assert cluster.kill("data_worker:1") == before.pid
+        until(lambda: row(cluster, "data_worker:1").restarts > before.restarts)
+        until(lambda: row(cluster, "data_worker:1").state is TaskState.READY)
+    after = row(cluster, "data_worker:1")
+    assert after.address == before.address
+    assert after.pid != before.pid
+    assert "killed by signal 9 (SIGKILL)" in caplog.text
+
+
+def test_a_killed_dispatcher_comes_back_on_its_port(cluster):
+    before = row(cluster, "dispatcher:0")
+    cluster.kill("dispatcher:0")
+    until(lambda: row(cluster, "dispatcher:0").restarts > before.restarts)
+    until(lambda: row(cluster, "dispatcher:0").state is TaskState.READY)
+    assert row(cluster, "dispatcher:0").address == before.address
+
+
+def test_a_stopped_worker_is_seen_as_hung_and_recovers(cluster):
+    pid = row(cluster, "data_worker:0").pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        hung = until(lambda: (r := row(cluster, "data_worker:0")).state is TaskState.HUNG and r)
+        assert "no answer for" in hung.reason
+        assert cluster.state == "degraded"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: row(cluster, "data_worker:0").state is TaskState.READY)
+    assert row(cluster, "data_worker:0").pid == pid
+
+
+def test_what_dies_again_and_again_is_given_up_with_the_reason(cluster):
+    for _ in range(10):
+        seen = row(cluster, "data_worker:1")
+        if seen.state is TaskState.FAILED:
+            break
+        if seen.state is TaskState.READY:
+            cluster.kill("data_worker:1")
+        until(lambda before=seen: row(cluster, "data_worker:1").pid != before.pid)
+    seen = until(lambda: (r := row(cluster, "data_worker:1")).state is TaskState.FAILED and r)
+    assert re.search(r"killed by signal 9 \(SIGKILL\), \d times in a row", seen.reason)
+    cluster.restart("data_worker:1")
+    assert row(cluster, "data_worker:1").state is TaskState.READY
+
+
+def test_measurements_arrive(cluster):
+    seen = until(lambda: (r := row(cluster, "data_worker:0")).rss_mb and r)
+    assert seen.rss_mb > 50
+    assert seen.cpu_percent is not None
+    assert seen.bytes_sent > 0
+    until(lambda: row(cluster, "data_worker:0").pss_mb)
+    until(lambda: cluster.snapshot().journal_bytes)
+
+
+def test_scale_up_and_down_leaves_no_process(cluster):
+    cluster.scale(data_workers=4)
+    pids = [row(cluster, f"data_worker:{i}").pid for i in (2, 3)]
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    cluster.scale(data_workers=2)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    assert len(cluster.data_workers()) == 2
+
+
+def test_a_port_is_held_against_strangers_also_while_its_task_is_down(cluster):
+    port = int(row(cluster, "data_worker:0").address.rsplit(":", 1)[1])
+    cluster.kill("data_worker:0")
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(("127.0.0.1", port))
+    until(lambda: row(cluster, "data_worker:0").state is TaskState.READY)
+
+
+def test_a_port_in_use_names_its_owner(cluster):
+    for owner in ("stranger", "cluster"):
+        with socket.socket() as stranger:
+            if owner == "stranger":
+                stranger.bind(("127.0.0.1", 0))
+                stranger.listen()
+                port = stranger.getsockname()[1]
+            else:
+                port = int(row(cluster, "dispatcher:0").address.rsplit(":", 1)[1])
+            with pytest.raises(errors.PortInUse, match=str(port)):
+                tfd.Cluster(name="second", service=tfd.Service(port=port))
+    assert list(tfd.clusters()) == ["local"]
+
+
+def test_environment_directory_and_path_are_those_of_the_start(tmp_path, monkeypatch):
+    module = tmp_path / "tfd_probe_module.py"
+    module.write_text(
+        "import os, sys\n"
+        "print('PROBE', os.environ['TFD_X'], os.environ['TFD_Y'], os.getcwd(), flush=True)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("TFD_X", "kernel")
+    with tfd.Cluster(
+        data_workers=1, name="surroundings", env={"TFD_Y": "extra"}, preload="tfd_probe_module"
+    ) as cluster:
+        said = f"PROBE kernel extra {tmp_path}"
+        assert said in cluster.logs("data_worker:0")
+        assert f"--- data_worker:0\n{said}" in cluster.logs()
+        lines = cluster.logs("data_worker:0", lines=1, follow=True)
+        assert next(lines) == said
+        lines.close()
+
+
+def test_a_variable_read_at_import_brings_a_new_fork_server(cluster):
+    before = set(local.agent_pids())
+    with tfd.Cluster(data_workers=1, name="imported", env={"TF_TFD_TEST": "1"}) as other:
+        assert "TF_TFD_TEST" in next(n.what for n in other.snapshot().notices)
+        assert set(local.agent_pids()) != before
+    assert row(cluster, "data_worker:0").state is TaskState.READY
+
+
+@pytest.mark.parametrize(
+    ("preload", "reason"),
+    [("tfd_no_such_module", "ModuleNotFoundError"), ("/nowhere/op.so", "NotFoundError")],
+)
+def test_a_bad_preload_fails_at_once_and_leaves_nothing(cluster, preload, reason):
+    with pytest.raises(errors.LaunchError, match=reason):
+        tfd.Cluster(data_workers=1, name="bad", preload=preload)
+    assert list(tfd.clusters()) == ["local"]
+
+
+@pytest.mark.parametrize("work_dir", ["/proc/tfd", "/dev/full/x"])
+def test_an_unusable_work_dir_is_named(cluster, work_dir):
+    with pytest.raises(errors.WorkDirError, match=work_dir):
+        tfd.Cluster(name="bad", service=tfd.Service(work_dir=work_dir))
+
+
+def test_no_tensorflow_is_one_sentence(tmp_path):
+    """A Python that cannot import TensorFlow gets told what to install."""
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('no TensorFlow here')")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import tfd_notebook as tfd\n"
+        "try: tfd.Cluster(data_workers=1)\n"
+        "except tfd.errors.TensorFlowMissing as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert "no TensorFlow here" in done.stdout
+    assert 'pip install "tfd-notebook[tensorflow]"' in done.stdout
+
+
+OWNER = """
+import sys, time
+import tfd_notebook as tfd
+cluster = tfd.Cluster(data_workers=1, name="owned")
+from tfd_notebook.launch import local
+print(*[t.pid for t in cluster.tasks], *local.agent_pids(), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_outlives_its_owner(number):
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    try:
+        pids = [int(word) for word in owner.stdout.readline().split()]
+        assert len(pids) == 4
+        assert all(psutil.pid_exists(pid) for pid in pids)
+    finally:
+        owner.send_signal(number)
+        owner.wait(20)
+        owner.stdout.close()
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids), seconds=2)
+    # The agent's own directory goes with it.
+    until(lambda: not any(s.get("owner_pid") == owner.pid for _, s in runtime.agent_states()))
+
+
+def test_sweep_ends_only_what_a_dead_owner_left():
+    """An agent that was killed together with its owner leaves a directory and, here, a process."""
+    owner = subprocess.Popen([sys.executable, "-c", "pass"])
+    owner.wait()
+    directory = runtime.new_agent_dir("0123456789ab")
+    state = {"agent": "0123456789ab", "pid": 1, "owner_pid": owner.pid, "owner_start": 1.0}
+    runtime.write_state(directory, state)
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    left = subprocess.Popen(sleeper, env={**os.environ, runtime.AGENT_VARIABLE: "0123456789ab"})
+    stranger = subprocess.Popen(sleeper)
+    try:
+        until(lambda: psutil.Process(left.pid).environ().get(runtime.AGENT_VARIABLE))
+        seen = sweep.sweep(dry_run=True)
+        assert {leftover.pid for leftover in seen} == {left.pid, None}
+        assert left.poll() is None
+        sweep.sweep()
+        assert left.wait(5) == -signal.SIGKILL
+        assert stranger.poll() is None
+        assert not directory.exists()
+        assert sweep.sweep() == ()
+    finally:
+        for process in (left, stranger):
+            process.kill()
+            process.wait()
+
+
+def test_a_lost_agent_is_said_and_the_next_cluster_gets_a_new_one():
+    code = (
+        "import os, signal, time\n"
+        "import tfd_notebook as tfd\n"
+        "from tfd_notebook.launch import local\n"
+        "first = tfd.Cluster(data_workers=1, name='first')\n"
+        "os.kill(local.agent_pids()[0], signal.SIGKILL)\n"
+        "assert first.wait_ended(5)\n"
+        "print(first.state, first.snapshot().notices[-1])\n"
+        "with tfd.Cluster(data_workers=1, name='second') as second: print(second.state)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=True
+    )
+    assert "lost the agent" in done.stdout
+    assert "ready" in done.stdout

@@ -1,0 +1,65 @@
+"""Where a stream stands in its dataset, on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tfd_notebook.errors import Unsupported, UsageError
+
+
+def save(path: str, iterator: Any, elements: int, buffered: Iterable[Any]) -> None:
+    """Write a ``tf.train.Checkpoint`` of `iterator` and of the elements it has given already.
+
+    Raises
+    ------
+    Unsupported
+        Where TensorFlow cannot save the iterator: one that reads from a tf.data service, or one
+        whose pipeline keeps state outside (a generator, a hash table).
+    """
+    import tensorflow as tf
+
+    flat = [
+        tf.io.serialize_tensor(tensor)
+        for element in buffered
+        for tensor in tf.nest.flatten(element, expand_composites=True)
+    ]
+    checkpoint = tf.train.Checkpoint(
+        iterator=iterator,
+        elements=tf.Variable(elements, dtype=tf.int64),
+        buffered=tf.Variable(tf.constant(flat, dtype=tf.string, shape=[len(flat)])),
+    )
+    try:
+        checkpoint.write(path)
+    except (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError) as error:
+        raise Unsupported(
+            f"TensorFlow cannot save the position in this dataset: {error.message}",
+            fix="save the number of elements seen, and skip() them in a dataset in fixed order",
+        ) from error
+
+
+def load(path: str, iterator: Any) -> tuple[int, list[Any]]:
+    """Put `iterator` where `save` left it; return the elements given so far, and those buffered."""
+    import tensorflow as tf
+
+    try:
+        reader = tf.train.load_checkpoint(path)
+        elements = int(reader.get_tensor(_key("elements")))
+        texts = reader.get_tensor(_key("buffered"))
+    except (tf.errors.OpError, ValueError) as error:
+        raise UsageError(f"{path!r} is no checkpoint of a stream: {error}") from error
+    tf.train.Checkpoint(iterator=iterator).read(path).expect_partial()
+    spec = iterator.element_spec
+    parts = tf.nest.flatten(spec, expand_composites=True)
+    tensors = [
+        tf.io.parse_tensor(text, parts[number % len(parts)].dtype)
+        for number, text in enumerate(texts)
+    ]
+    return elements, [
+        tf.nest.pack_sequence_as(spec, tensors[i : i + len(parts)], expand_composites=True)
+        for i in range(0, len(tensors), len(parts))
+    ]
+
+
+def _key(name: str) -> str:
+    return f"{name}/.ATTRIBUTES/VARIABLE_VALUE"
