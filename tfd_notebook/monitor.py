@@ -252,7 +252,13 @@ class Monitor:
             last = f" Last output: {event.log[-1]!r}" if event.log else ""
             self.notice("error", f"failed: {event.reason}.{last}", task=event.task, fix=fix)
         elif event.state is TaskState.RESTARTING and event.reason != "asked for":
-            self.notice("warning", f"{event.reason}; it is being restarted", task=event.task)
+            what = f"{event.reason}; it is being restarted"
+            if event.task.startswith(str(Role.DATA_WORKER)) and not self._consumers.idle():
+                what += (
+                    ". What it had prepared for the epoch being read is lost (dynamic) or comes "
+                    "again (off, file, data)"
+                )
+            self.notice("warning", what, task=event.task)
         elif event.state is TaskState.HUNG:
             self.notice("warning", f"hung, {event.reason}", task=event.task, fix=fix)
         elif event.state is TaskState.READY and before is TaskState.HUNG:

@@ -105,8 +105,7 @@ def test_a_request_without_end_is_cut_off(listening: Path) -> None:
         peer.settimeout(10)
         peer.connect(str(listening))
         with pytest.raises(OSError, match=r"[Bb]roken pipe|reset"):
-            while True:
-                peer.sendall(b"{" * 65_536)
+            peer.sendall(b"{" * 10_000_000)
     assert control.clusters()
 
 
@@ -159,9 +158,10 @@ def test_stopping_leaves_nothing(listening: Path) -> None:
 def test_a_forked_child_does_not_look_like_its_parent(listening: Path) -> None:
     code = (
         "import os, signal, sys\nfrom tfd_notebook import control\ncontrol.ensure_started()\n"
-        "child = os.fork()\n"
-        "if child == 0: signal.pause()\n"
-        "print(child, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+        "if os.fork() == 0:\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n"
+        "signal.pause()\n"
     )
     done = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert done.stdout

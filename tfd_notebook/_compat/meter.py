@@ -16,6 +16,12 @@ class Reading(NamedTuple):
     bytes: int = 0
     waited: float = 0.0
 
+    def plus(self, other: Reading) -> Reading:
+        """Return the sum of both."""
+        return Reading(
+            self.elements + other.elements, self.bytes + other.bytes, self.waited + other.waited
+        )
+
 
 #: A call that a thread is in right now: since when (`time.perf_counter`), what ends it from another
 #: thread, and whether it is a ``tf.function``, which may be computing instead of waiting for data.
@@ -44,8 +50,9 @@ class Meter:
         The calls in progress, by thread.
     error : TfdError or None
         Set by `cancel`: every further use raises it.
-    failure : BaseException or None
-        The error that the iteration itself ended with.
+    failure : str or None
+        The error that the iteration itself ended with. Its text only: a traceback would keep the
+        iterator alive.
     """
 
     __slots__ = (
@@ -71,7 +78,7 @@ class Meter:
         self.blocked: dict[int, Blocked] = {}
         self.clock: GraphClock | None = None
         self.error: TfdError | None = None
-        self.failure: BaseException | None = None
+        self.failure: str | None = None
         self.interrupted = False
         self.finished = False
         self.ended: float | None = None
@@ -85,7 +92,7 @@ class Meter:
         reading = Reading(self.elements, self.bytes, self.waited)
         clock = self.clock
         if clock is not None:
-            reading = Reading(*(a + b for a, b in zip(reading, clock.read(), strict=True)))
+            reading = reading.plus(clock.read())
         if self.ended is not None:
             self._settled, self.clock = reading, None
             if clock is not None:
@@ -119,6 +126,8 @@ class Meter:
     def finish(self) -> None:
         """Note that the data ended."""
         self.finished = True
+        if self.clock is not None:
+            self.clock.read()  # part of it can be read only while the iterator lives
         self.end()
 
     def end(self) -> None:

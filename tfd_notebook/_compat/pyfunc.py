@@ -129,18 +129,22 @@ def user_function(registered: Any) -> Any:
 def dumps(value: Any) -> bytes:
     """Pickle `value`, functions that cannot be imported by name included.
 
-    More than plain cloudpickle: a generator's state in ``from_generator`` is rebuilt, and a
-    function that is defined inside a function of an importable module finds that module's
+    More than plain cloudpickle: a generator's state in ``from_generator`` is rebuilt; the
+    placeholder that ``py_function`` keeps of a ragged or sparse argument becomes its TypeSpec; and
+    a function that is defined inside a function of an importable module finds that module's
     globals again instead of copies of them (which may hold locks, caches, or TensorFlow's tape).
     """
     import cloudpickle
 
     generator_state = _generator_state()
+    composite = import_module("tensorflow.python.framework.composite_tensor").CompositeTensor
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    class Pickler(cloudpickle.Pickler):
         def reducer_override(self, obj: Any) -> Any:
             if type(obj) is generator_state:
                 return generator_state, (obj._generator,)
+            if isinstance(obj, composite) and _is_symbolic(obj):
+                return _unchanged, (obj._type_spec,)
             reduced = super().reducer_override(obj)
             if isinstance(obj, types.FunctionType) and isinstance(reduced, tuple):
                 module = _home(obj, cloudpickle.list_registry_pickle_by_value())
@@ -192,6 +196,16 @@ class _Finder(MetaPathFinder):
 
 def _generator_state() -> Any:
     return import_module("tensorflow.python.data.ops.dataset_ops").DatasetV2._GeneratorState
+
+
+def _is_symbolic(value: Any) -> bool:
+    import tensorflow as tf
+
+    return any(map(tf.is_symbolic_tensor, tf.nest.flatten(value, expand_composites=True)))
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def closed_over(function: Any) -> dict[str, Any]:

@@ -25,8 +25,6 @@ from tfd_notebook.errors import StateError
 
 # Read here, so that a TensorFlow without one of these names fails at this import and nowhere else.
 CancellationManager = cancellation.CancellationManager
-OwnedIterator = iterator_ops.OwnedIterator
-UnaryUnchangedStructureDataset = dataset_ops.UnaryUnchangedStructureDataset
 execute_with_cancellation = execute.execute_with_cancellation
 init_scope = ops.init_scope
 _call_function = context.Context.call_function
@@ -56,6 +54,11 @@ _ASYNCHRONOUS = (
 _TRANSPARENT = ("_OptionsDataset", "_IgnoreErrorsDataset", "WatchedDataset")
 _TAG = "tfd-wait"
 
+#: How a function's error names the op that reads an iterator as the one that failed.
+_FROM_DATA = re.compile(
+    r"\[\[(?:\{\{node )?[^\[\]{}]*IteratorGetNext(?:AsOptional)?(?:_\d+)?(?:\}\})?\]\]"
+)
+
 
 class Watcher(Protocol):
     """Who wants to know of the iterators of a dataset."""
@@ -67,7 +70,7 @@ class Watcher(Protocol):
         """Return the error that the consumer shall see for TensorFlow's `error`."""
 
 
-class WatchedIterator(OwnedIterator):  # type: ignore[misc]
+class WatchedIterator(iterator_ops.OwnedIterator):
     """A ``tf.data.Iterator`` that counts, and whose ``next`` another thread can cancel.
 
     TensorFlow's resource is made at the first use: a plain one for Python's ``next``, and for a
@@ -80,8 +83,8 @@ class WatchedIterator(OwnedIterator):  # type: ignore[misc]
         self._manager = CancellationManager()
         self._resource: Any = None
         self._rearm = 0.0
+        self._listed = False
         super().__init__(dataset)
-        watcher.opened(self.meter)
         finalizer = weakref.finalize(self, _dropped, self.meter)
         finalizer.atexit = False
 
@@ -117,6 +120,9 @@ class WatchedIterator(OwnedIterator):  # type: ignore[misc]
     def _open(self, clocked: bool = False) -> None:
         """Make the resource; blocks while the dispatcher does not answer."""
         self._refuse()
+        if not self._listed:
+            self._listed = True
+            self._watcher.opened(self.meter)
         dataset, handle = self._dataset._apply_debug_options(), None
         if clocked:
             handle = _raw.StatsAggregatorHandle(container="", shared_name=f"tfd-{uuid.uuid4()}")
@@ -184,7 +190,7 @@ class WatchedIterator(OwnedIterator):  # type: ignore[misc]
                 context.context(),
                 self._manager,
             )
-        except OpError as error:
+        except Exception as error:
             self.fail(error)
         finally:
             del meter.blocked[thread]
@@ -220,6 +226,7 @@ class WatchedIterator(OwnedIterator):  # type: ignore[misc]
             meter.finish()
             raise error
         if meter.interrupted and meter.error is None:
+            # Where Python's handler raised while TensorFlow made its error, this is a RuntimeError.
             meter.cancel(
                 StateError(
                     "this iterator was interrupted by Ctrl-C and cannot go on",
@@ -229,9 +236,10 @@ class WatchedIterator(OwnedIterator):  # type: ignore[misc]
             raise KeyboardInterrupt from error
         if meter.error is not None:
             raise again(meter.error) from error
-        meter.failure = self._watcher.failure(error) if isinstance(error, OpError) else error
+        raised = self._watcher.failure(error) if isinstance(error, OpError) else error
+        meter.failure = str(raised)
         meter.end()
-        raise meter.failure from error
+        raise raised from (error if raised is not error else error.__cause__)
 
     def _serialize_to_tensors(self) -> Any:
         if self._resource is None:
@@ -249,7 +257,7 @@ class WatchedIterator(OwnedIterator):  # type: ignore[misc]
             return super()._restore_from_tensors(restored_tensors)
 
 
-class WatchedDataset(UnaryUnchangedStructureDataset):  # type: ignore[misc]
+class WatchedDataset(dataset_ops.UnaryUnchangedStructureDataset):
     """The same dataset (the very variant), whose iterators in this process are watched."""
 
     def __init__(self, dataset: Any, watcher: Watcher) -> None:
@@ -312,7 +320,7 @@ def _clocked(dataset: Any, handle: Any) -> Any:
     )
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
-    return UnaryUnchangedStructureDataset(dataset, variant).with_options(options)
+    return dataset_ops.UnaryUnchangedStructureDataset(dataset, variant).with_options(options)
 
 
 class _Clock:
@@ -418,7 +426,7 @@ def _watched_call(self: Any, name: Any, tensor_inputs: Any, *rest: Any, **option
     _local.manager = manager
     try:
         return _call_function(self, name, tensor_inputs, *rest, **options)
-    except OpError as error:
+    except Exception as error:
         concerned = [iterator for iterator in iterators if _concerns(iterator, error)]
         if not concerned or (isinstance(error, _END) and len(iterators) > 1):
             raise
@@ -431,10 +439,11 @@ def _watched_call(self: Any, name: Any, tensor_inputs: Any, *rest: Any, **option
 
 def _concerns(iterator: WatchedIterator, error: Any) -> bool:
     """Whether `error` of a function comes from `iterator` and not from the function itself."""
-    meter = iterator.meter
-    if meter.error is not None or meter.interrupted:
+    if iterator.meter.interrupted:
+        return True
+    if iterator.meter.error is not None:
         return isinstance(error, tf.errors.CancelledError)
-    return re.search(r"\{\{node [^}]*IteratorGetNext", error.message) is not None
+    return isinstance(error, OpError) and _FROM_DATA.search(error.message) is not None
 
 
 def _thread_cancellation() -> Any:

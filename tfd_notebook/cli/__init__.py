@@ -28,10 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        return int(_commands.command_line().run(arguments) or 0)
-    except HelpAsked as asked:
-        print(asked.text)
-        return 0
+        status = _run(arguments)
+        sys.stdout.flush()
+        return status
     except TfdError as error:
         print(f"tfd: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
@@ -40,4 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read our output has seen enough; nothing must be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        return int(_commands.command_line().run(arguments) or 0)
+    except HelpAsked as asked:
+        print(asked.text)
         return 0

@@ -113,7 +113,8 @@ class Source(Protocol):
     def state(self) -> str: ...
 
     @property
-    def error(self) -> BaseException | None: ...
+    def error(self) -> object:
+        """What ended it: an exception or its text, None where there is nothing to say."""
 
     @property
     def ended(self) -> float | None:
@@ -150,9 +151,9 @@ class DatasetSource:
             total, live = self._done, []
             for meter in self._meters:
                 ended = meter.ended is not None
-                total = _add(total, reading := meter.read())
+                total = total.plus(reading := meter.read())
                 if ended:
-                    self._done = _add(self._done, reading)
+                    self._done = self._done.plus(reading)
                 else:
                     live.append(meter)
             self._meters = live
@@ -175,7 +176,7 @@ class DatasetSource:
         return "failed"
 
     @property
-    def error(self) -> BaseException | None:
+    def error(self) -> object:
         latest = self._latest
         if latest is None or latest.finished:
             return None
@@ -290,10 +291,11 @@ class Consumers:
     def _row(self, name: str, entry: _Entry, now: float) -> StreamRow:
         source = entry.source
         state = source.state
-        if entry.final is not None and entry.final.state == state:
-            return entry.final
-        entry.final = None  # a dataset may run again: another epoch
         reading = source.reading()
+        final = entry.final
+        if final is not None and (final.state, final.elements) == (state, reading.elements):
+            return final
+        entry.final = None  # a dataset may run again: another epoch
         if reading.elements != entry.elements:
             entry.elements, entry.moved = reading.elements, now
         over = _over(state)
@@ -324,9 +326,3 @@ class Consumers:
 
 def _over(state: str) -> bool:
     return state in ("finished", "failed", "stopped")
-
-
-def _add(one: Reading, other: Reading) -> Reading:
-    return Reading(
-        one.elements + other.elements, one.bytes + other.bytes, one.waited + other.waited
-    )

@@ -75,9 +75,7 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
                 fix="run the cell that defines the dataset again",
             )
         functions[token] = function
-    names = {
-        token: _name(pyfunc.user_function(function)) for token, function in functions.items()
-    }
+    names = {token: _name(pyfunc.user_function(function)) for token, function in functions.items()}
     try:
         return names, pyfunc.dumps(functions)
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,14 @@ _ONE_TO_ONE = frozenset(
     )
 )
 _SHARD_HINT = -1
+
+# Their handles are made anew in each process.
+_OWN_RESOURCES = ("ShuffleDataset", "ShuffleAndRepeatDataset", "CacheDataset")
+_RESOURCES = {
+    "IteratorResource": "an iterator",
+    "LookupInterface": "a lookup table that can change",
+    "Var": "a variable",
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,7 @@ def examine(dataset: Any) -> Pipeline:
             "Dataset.save and Dataset.load), or np.load it inside the pipeline",
         )
     graph_def = tf.compat.v1.GraphDef.FromString(serialized)
-    ops = [node.op for node in graph_def.node if node.op.endswith("Dataset") or "DatasetV" in node.op]
+    ops = [node.op for node in graph_def.node if "Dataset" in node.op]
     return Pipeline(
         size=len(serialized),
         tokens=tuple(find_functions(graph_def)),
@@ -101,12 +110,22 @@ def _bodies(graph_def: Any) -> Iterator[Any]:
 
 
 def _resources(graph_def: Any, tf: Any) -> dict[str, None]:
-    """Return the kinds of the handles that the graph holds as constants."""
+    """Return the kinds of the handles that the graph holds as constants for its functions."""
+    used = {
+        name
+        for node in graph_def.node
+        if not node.op.startswith(_OWN_RESOURCES)
+        for name in node.input
+    }
     found: dict[str, None] = {}
     for node in graph_def.node:
-        if node.op == "Const" and node.attr["dtype"].type == tf.resource.as_datatype_enum:
+        kind = node.attr["dtype"].type
+        if node.op == "Const" and kind == tf.resource.as_datatype_enum and node.name in used:
             for handle in node.attr["value"].tensor.resource_handle_val:
-                found[handle.maybe_type_name.rpartition("::")[2] or handle.name] = None
+                # A C++ class as compilers write it: N10tensorflow6lookup15LookupInterfaceE
+                names = re.findall(r"\d+([A-Za-z_]+?)(?=\d|E$)", handle.maybe_type_name)
+                name = names[-1] if names else handle.name
+                found[_RESOURCES.get(name, f"a {name}")] = None
     return found
 
 

@@ -168,7 +168,8 @@ class Stream:
         Parameters
         ----------
         timeout : float
-            Seconds that a sink in progress may take to return, else TimeLimit is raised.
+            Seconds that a sink, or a Python function which the pipeline calls in this process, may
+            take to return; TimeLimit is raised then.
         """
         self.cancel(Interrupted(f"stream {self.name} was stopped"), quiet=True)
         thread = self._thread
@@ -177,9 +178,9 @@ class Stream:
         thread.join(timeout)
         if thread.is_alive():
             raise TimeLimit(
-                f"the thread of stream {self.name} did not end within {timeout:g} s: a sink has "
-                "not returned",
-                fix="let the sink return; the stream ends then",
+                f"the thread of stream {self.name} did not end within {timeout:g} s: a sink, or a "
+                "Python function that the pipeline calls in this process, has not returned",
+                fix="let it return; the stream ends then",
             )
 
     def cancel(self, error: TfdError, quiet: bool = False) -> None:

@@ -136,7 +136,7 @@ _STAGE = re.compile(
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _PYTHON_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _PLUMBING = re.compile(
-    r"\{\{function_node __wrapped__[^}]*\}\}\s*|Failed to get element from worker \S+ "
+    r"\{\{function_node [^}]*\}\}\s*|Failed to get element from worker \S+ "
     r"|Failed to get an element, with a nonretryable error: |Failed to get (?:element|tasks): "
     r"|\[\[.*?\]\]|\[Op:\w+\](?: name:.*)?|Traceback \(most recent call last\):.*",
     re.S,
@@ -151,6 +151,8 @@ def translate(error: Any, consumers: Consumers) -> BaseException:
     task that is gone for good answers, becomes the error of that code.
     """
     message = str(error.message)
+    # An error of a tf.function begins with where the function's own ops were made.
+    message = message[max(0, message.find("Failed to get element")) :]
     worker = _WORKER.search(message)
     task = consumers.task_of(worker[1]) if worker else None
     marked = _MARKER.search(message)
@@ -202,14 +204,15 @@ def _both(
     """Return an error of class `kind` that is also of TensorFlow's class of `error`."""
     base = type(error)
 
-    def __init__(self: Any, what: str, *, task: str | None = None, fix: str | None = None) -> None:
-        base.__init__(self, error.node_def, error.op, error.message)
-        kind.__init__(self, what, task=task, fix=fix)
+    class Both(kind, base):  # type: ignore[misc, valid-type]
+        def __init__(self, what: str, *, task: str | None = None, fix: str | None = None) -> None:
+            base.__init__(self, error.node_def, error.op, error.message)
+            self.what, self.task, self.fix = what, task, fix
 
-    def __reduce__(self: Any) -> Any:
-        return kind(self.what, task=self.task, fix=self.fix).__reduce__()
+        def __reduce__(self) -> Any:
+            return kind(self.what, task=self.task, fix=self.fix).__reduce__()
 
-    body = {"__init__": __init__, "__reduce__": __reduce__, "__module__": kind.__module__}
-    combined: Any = type(kind.__name__, (kind, base), body)
-    result: BaseException = combined(what, task=task, fix=fix)
+    Both.__name__ = Both.__qualname__ = kind.__name__
+    Both.__module__ = kind.__module__
+    result: BaseException = Both(what, task=task, fix=fix)
     return result

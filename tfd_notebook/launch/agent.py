@@ -328,7 +328,9 @@ class Agent:
         measured = self._measure(process.pid, tick % _PSS_EVERY_TICKS == 0)
         if seen.state == "alive":
             with contextlib.suppress(TfdError):
-                measured.update(await process.request("stats", 1.0))
+                stats = await process.request("stats", 1.0)
+                measured["bytes_sent"] = stats["bytes_sent"]
+                task.connections.keep(process.pid, dict(stats["connections"]))
         task.trim_log()
         self.tell(
             {

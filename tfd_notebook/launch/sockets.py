@@ -17,7 +17,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import psutil
 
@@ -43,8 +43,8 @@ _ETHERTYPES = {4: 0x0800, 6: 0x86DD}
 def hold_port(port: int = 0) -> socket.socket:
     """Take `port` on all addresses, without listening, until the socket is closed.
 
-    A server of the same user that sets ``SO_REUSEPORT``, as TensorFlow's do, can listen there
-    meanwhile; everybody else gets EADDRINUSE.
+    A server of the same user that sets ``SO_REUSEPORT``, as those of the tf.data service do, can
+    listen there meanwhile; everybody else gets EADDRINUSE, a ``tf.distribute.Server`` too.
 
     Parameters
     ----------
@@ -151,17 +151,69 @@ class SentBytes:
         self._port = port
         self._closed = 0
         self._open: dict[int, int] = {}
+        self.descriptors: dict[int, int] = {}
 
     def read(self) -> int:
         """Return the bytes sent so far; never less than the time before."""
         now: dict[int, int] = {}
+        fds: dict[int, int] = {}
         for fd, sock in _own_sockets():
             with contextlib.suppress(OSError):
                 if _local_port(sock) == self._port and not _listens(sock):
-                    now[os.fstat(fd).st_ino] = _tcp_info(sock, _TCP_INFO_BYTES_ACKED, "Q")
+                    inode = os.fstat(fd).st_ino
+                    now[inode] = _tcp_info(sock, _TCP_INFO_BYTES_ACKED, "Q")
+                    fds[inode] = fd
         self._closed += sum(sent for inode, sent in self._open.items() if inode not in now)
-        self._open = now
+        self._open, self.descriptors = now, fds
         return self._closed + sum(now.values())
+
+
+class Kept:
+    """Connections of another process, kept from ending when that process dies.
+
+    A peer whose server dies tries at once to connect again, is refused, and then pauses, longer
+    each time (gRPC: a second at first). With its connection kept open it waits instead, and
+    `release`, called when the server is back, lets it connect to a server that is there.
+    """
+
+    def __init__(self) -> None:
+        self._duplicates: dict[int, int] = {}
+
+    def keep(self, pid: int, descriptors: Mapping[int, int]) -> None:
+        """Keep exactly these connections of the process: descriptors there, by inode."""
+        for inode in self._duplicates.keys() - descriptors.keys():
+            os.close(self._duplicates.pop(inode))
+        missing = descriptors.keys() - self._duplicates.keys()
+        if not missing or sys.platform != "linux":
+            return
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(pid)
+            try:
+                for inode in missing:
+                    duplicate = _duplicate_of(handle, descriptors[inode])
+                    if os.fstat(duplicate).st_ino == inode:
+                        self._duplicates[inode] = duplicate
+                    else:  # the descriptor was closed and used again meanwhile
+                        os.close(duplicate)
+            finally:
+                os.close(handle)
+
+    def release(self) -> None:
+        """Let go of all of them."""
+        while self._duplicates:
+            os.close(self._duplicates.popitem()[1])
+
+
+_SYS_PIDFD_GETFD = 438
+
+
+def _duplicate_of(handle: int, descriptor: int) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    duplicate: int = libc.syscall(_SYS_PIDFD_GETFD, handle, descriptor, 0)
+    if duplicate < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    os.set_inheritable(duplicate, False)
+    return duplicate
 
 
 def bytes_sent(port: int) -> int:

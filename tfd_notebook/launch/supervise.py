@@ -57,6 +57,7 @@ class Supervised:
         self.process: Process | None = None
         self.restarts = 0
         self.service_tasks: tuple[int, ...] = ()
+        self.connections = sockets.Kept()
         self.silent_since: float | None = None
         self._prober = probe.Prober()
         self._deaths = 0
@@ -81,6 +82,7 @@ class Supervised:
             self._life.cancel()
             await asyncio.gather(self._life, return_exceptions=True)
         await self._end_process()
+        self.connections.release()
         self._bury(None)
         if tell_dispatcher and tasks:
             await self._complete(tell_dispatcher, tasks)
@@ -189,6 +191,8 @@ class Supervised:
             return reason, not died
         ready = time.monotonic()
         assert self.process is not None
+        # Whoever was connected to the process before finds this one at once.
+        self.connections.release()
         self._enter(TaskState.READY, f"after {ready - began:.2f} s" if self.restarts else "")
         await asyncio.shield(self.process.ended)
         reason = self._why_ended(kills)
@@ -236,6 +240,7 @@ class Supervised:
 
     async def _give_up(self, reason: str) -> None:
         """Count the task as failed and keep its consumers from waiting for it for ever."""
+        self.connections.release()
         self._enter(TaskState.FAILED, reason, log=last_lines(self.log, 5))
         cluster = self._cluster
         name = f"{self.spec.name} of cluster {cluster.name!r}"
@@ -293,6 +298,8 @@ class Supervised:
 
     async def _end_process(self) -> None:
         process, self.process = self.process, None
+        # A connection to the old process may be among those that are kept open.
+        self._prober.close()
         if process is not None:
             process.kill()
             with contextlib.suppress(asyncio.TimeoutError):

@@ -98,7 +98,10 @@ class _Task:
         return {"port": self._server.port, "open_to": open_to}
 
     def stats(self) -> dict[str, Any]:
-        return {"bytes_sent": self._sent.read() if self._sent else None}
+        if self._sent is None:
+            return {"bytes_sent": None, "connections": []}
+        sent = self._sent.read()
+        return {"bytes_sent": sent, "connections": list(self._sent.descriptors.items())}
 
 
 def _prepare(request: Mapping[str, Any]) -> None:

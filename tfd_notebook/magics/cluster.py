@@ -88,9 +88,9 @@ def _status_args(parser: Parser) -> None:
 def _status(options: argparse.Namespace) -> Any:
     cluster = living.pick(options.name)
     if options.live:
-        from tfd_notebook.views import widget
+        from tfd_notebook.views.widget import live
 
-        return widget.live(cluster)
+        return live(cluster)
     return cluster.to_frame() if options.frame else views.View(cluster.snapshot())
 
 

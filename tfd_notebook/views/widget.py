@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tfd_notebook.cluster import Cluster
+    from tfd_notebook.snapshot import Snapshot
 
 __all__ = ["Live", "live"]
 
@@ -66,6 +67,7 @@ class Live:
         self.widget: Any = self._panel.box if self._panel else None
         if self._panel:
             self._draw()
+            self._unsubscribe = cluster.subscribe(self._notice_end)
             threading.Thread(target=self._follow, name="tfd-live", daemon=True).start()
 
     @property
@@ -104,11 +106,16 @@ class Live:
         self._said = words
         self._wake.set()
 
+    def _notice_end(self, snapshot: Snapshot) -> None:
+        if snapshot.state in _ENDED:
+            self._wake.set()
+
     def _follow(self) -> None:
         while not self._closed and self._draw() not in _ENDED:
             self._wake.wait(self._pause)
             self._wake.clear()
         self._closed = True
+        self._unsubscribe()
         if self._panel:
             self._panel.end()
 

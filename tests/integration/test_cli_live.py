@@ -1,0 +1,118 @@
+"""``tfd`` as a process, beside the kernel or shell that has the cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.integration
+
+TFD = [sys.executable, "-m", "tfd_notebook"]
+# Nobody but `tfd` is asked whether the cell below, which never ends, is busy.
+NOTEBOOK = """
+import tfd_notebook as tfd
+cluster = tfd.Cluster(data_workers=1, name="cell")
+print("ready", flush=True)
+while not cluster.ended:
+    sum(range(100_000))
+"""
+
+
+def tfd(*arguments: str, status: int = 0) -> str:
+    done = subprocess.run([*TFD, *arguments], capture_output=True, text=True, timeout=90)
+    assert done.returncode == status, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    running: list[subprocess.Popen[str]] = []
+
+    def start(*command: str) -> subprocess.Popen[str]:
+        # The tasks shall have something to write.
+        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="0")
+        made = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        running.append(made)
+        return made
+
+    yield start
+    for process in running:
+        if process.poll() is None:
+            process.kill()
+            process.wait(30)
+        assert process.stdout
+        process.stdout.close()
+
+
+def read_until(process: subprocess.Popen[str], pattern: str) -> str:
+    """Read what `process` prints up to a line that matches; the test's time limit ends the wait."""
+    said = ""
+    assert process.stdout
+    for line in process.stdout:
+        said += line
+        if re.search(pattern, line):
+            return said
+    raise AssertionError(f"it ended with {process.wait()} after:\n{said}")
+
+
+def test_a_busy_process_is_listed_watched_and_stopped(
+    spawn: Callable[..., subprocess.Popen[str]],
+) -> None:
+    notebook = spawn(sys.executable, "-c", NOTEBOOK)
+    read_until(notebook, "ready")
+    (one,) = json.loads(tfd("list", "--json"))
+    assert (one["name"], one["state"], one["pid"]) == ("cell", "ready", notebook.pid)
+    assert "WorkerServer running" in tfd("logs", "cell", "data_worker:0")
+
+    watcher = spawn(*TFD, "watch", "cell", "--interval", "0.2")
+    read_until(watcher, r"data_worker:0 +● ready")
+    following = spawn(*TFD, "logs", "cell", "data_worker:0", "--follow")
+    read_until(following, "WorkerServer running")
+    worker = json.loads(tfd("watch", "cell", "--once", "--json"))["tasks"][1]["pid"]
+    os.kill(worker, signal.SIGKILL)
+    read_until(watcher, r"data_worker:0 +● ready .* 1$")
+    read_until(following, "WorkerServer running")
+
+    assert tfd("stop", "cell") == "cluster 'cell' is stopped\n"
+    assert notebook.wait(30) == 0
+    read_until(watcher, "cluster 'cell' has ended")
+    assert (watcher.wait(30), following.wait(30)) == (0, 0)
+    assert tfd("list") == "no cluster lives\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_start_holds_a_cluster_until_it_is_told_to_leave(
+    spawn: Callable[..., subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    holder = spawn(*TFD, "start", "--data-workers", "1", "--name", "held", "--foreground")
+    read_until(holder, r"data_worker:0 +● ready")
+    left = psutil.Process(holder.pid).children(recursive=True)
+    assert left
+    began = time.monotonic()
+    holder.send_signal(number)
+    read_until(holder, "cluster 'held' stopped")
+    assert holder.wait(30) == 0
+    assert time.monotonic() - began < 15
+    _, alive = psutil.wait_procs(left, timeout=5)
+    assert not alive
+
+
+def test_sweep_ends_what_a_killed_process_left(
+    spawn: Callable[..., subprocess.Popen[str]],
+) -> None:
+    holder = spawn(*TFD, "start", "--name", "lost")
+    read_until(holder, r"dispatcher:0 +● ready")
+    holder.kill()
+    holder.wait(30)
+    tfd("sweep")
+    assert tfd("sweep") == "nothing was left behind\n"
+    assert tfd("list") == "no cluster lives\n"

@@ -1,0 +1,145 @@
+"""Who reaches a server of TensorFlow: tried from another host, a network namespace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tfd_notebook.launch import sockets
+from tfd_notebook.probe import probe
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(sys.platform != "linux", reason="network namespaces need Linux"),
+]
+HERE, THERE = ("10.251.7.1", "fd00:251:7::1"), ("10.251.7.2", "fd00:251:7::2")
+KNOCK = """
+import socket, sys
+peer = socket.create_connection((sys.argv[1], int(sys.argv[2])), 0.5)
+print("connected", flush=True)
+peer.settimeout(5)
+while peer.recv(4096):
+    pass
+print("closed", flush=True)
+"""
+
+
+class OtherHost:
+    """A network namespace with a cable to this host."""
+
+    def __init__(self) -> None:
+        self.name = f"tfd-{os.getpid()}"
+        self._cable = f"tfd{os.getpid() % 10**7}a", f"tfd{os.getpid() % 10**7}b"
+
+    def __enter__(self) -> OtherHost:
+        near, far = self._cable
+        self._ip("netns", "add", self.name)
+        self._ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", self.name)
+        for prefix, end, addresses in (((), near, HERE), (("-n", self.name), far, THERE)):
+            for address in addresses:
+                size, more = ("64", ["nodad"]) if ":" in address else ("24", [])
+                self._ip(*prefix, "addr", "add", f"{address}/{size}", "dev", end, *more)
+            self._ip(*prefix, "link", "set", end, "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ip("netns", "del", self.name)  # its end of the cable goes with it, and so ours
+
+    def knock(self, address: str, port: int) -> subprocess.Popen[str]:
+        """Connect from there, and stay connected."""
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.name, sys.executable, "-c", KNOCK, address, str(port)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def reaches(self, address: str, port: int) -> bool:
+        with self.knock(address, port) as knock:
+            assert knock.stdout
+            said = knock.stdout.readline()
+            knock.kill()
+        return said == "connected\n"
+
+    @staticmethod
+    def _ip(*arguments: str) -> None:
+        subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def other_host(need: Callable[[object, str], None]) -> Iterator[OtherHost]:
+    need(os.geteuid() == 0, "network namespaces need root")
+    need(shutil.which("ip"), "ip (iproute2) is not installed")
+    with OtherHost() as other:
+        yield other
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """The port of a dispatcher in this process."""
+    import tensorflow as tf
+
+    service = tf.data.experimental.service
+    with sockets.hold_port() as held:
+        port: int = held.getsockname()[1]
+        server: Any = service.DispatchServer(service.DispatcherConfig(port=port))
+        yield port
+        del server
+
+
+def test_open_closed_opened(other_host: OtherHost, port: int) -> None:
+    def reached() -> list[bool]:
+        return [other_host.reaches(address, port) for address in HERE]
+
+    assert reached() == [True, True]  # as TensorFlow leaves it
+    assert sockets.close_to_strangers(port) == "this host"
+    assert reached() == [False, False]
+    for address in ("127.0.0.1", "[::1]", "localhost", HERE[0], f"[{HERE[1]}]"):
+        assert probe(f"{address}:{port}").kind == "dispatcher"
+    mapped = socket.create_connection((f"::ffff:{HERE[0]}", port), 1)
+    mapped.close()
+    for allow, expected in (
+        (["10.251.7.0/24"], [True, False]),
+        (["10.251.7.2/31"], [True, False]),
+        (["10.251.7.2"], [True, False]),
+        (["10.251.7.0/31"], [False, False]),
+        (["fd00:251:7::/64"], [False, True]),
+        (["fd00:251:7::2/127"], [False, True]),
+        (["fd00:251:7::/127"], [False, False]),
+        (["fd00::/9", "10.0.0.0/8", "192.168.0.0/16"], [True, True]),
+    ):
+        assert sockets.close_to_strangers(port, allow).startswith("this host, ")
+        assert reached() == expected, allow
+    assert sockets.close_to_strangers(port) == "this host"
+    assert reached() == [False, False]
+
+
+@pytest.mark.parametrize("family", [0, 1], ids=["ipv4", "ipv6"])
+def test_who_came_before_is_shut_out(other_host: OtherHost, port: int, family: int) -> None:
+    with other_host.knock(HERE[family], port) as stranger:
+        assert stranger.stdout
+        assert stranger.stdout.readline() == "connected\n"
+        with socket.create_connection(("localhost", port)) as ours:
+            ours.settimeout(0.2)
+            sockets.close_to_strangers(port)
+            assert stranger.stdout.readline() == "closed\n"
+            assert ours.recv(4096)  # gRPC's greeting
+            with pytest.raises(TimeoutError):  # no end: it stays connected
+                list(iter(lambda: ours.recv(4096), b""))
+
+
+def test_who_is_allowed_stays(other_host: OtherHost, port: int) -> None:
+    with other_host.knock(HERE[0], port) as friend:
+        assert friend.stdout
+        assert friend.stdout.readline() == "connected\n"
+        sockets.close_to_strangers(port, ["10.251.7.2/32"])
+        with pytest.raises(subprocess.TimeoutExpired):
+            friend.wait(0.5)
+        friend.kill()

@@ -1,0 +1,620 @@
+"""Datasets through a service: every argument, every policy, and what must be refused."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import signal
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.data.experimental import service as tf_service
+
+import tfd_notebook as tfd
+from tfd_notebook._compat import pyfunc
+from tfd_notebook.data import pipeline, service
+from tfd_notebook.data.consumers import Consumers
+from tfd_notebook.errors import (
+    DispatcherLost,
+    FinishedJob,
+    NotSerializable,
+    NoWorkers,
+    TimeLimit,
+    UnknownName,
+    UsageError,
+)
+from tfd_notebook.snapshot import TaskRow
+from tfd_notebook.spec import Policy, Role
+
+pytestmark = pytest.mark.integration
+
+Range = tf.data.Dataset.range
+HINT = tf.data.experimental.SHARD_HINT
+
+WORKER = """
+import base64, os, sys
+from tfd_notebook.data.functions import install
+from tensorflow.data.experimental import service
+worker = service.WorkerServer(service.WorkerConfig(
+    sys.argv[1], heartbeat_interval_ms=200, dispatcher_timeout_ms=10_000))
+print(worker._address, flush=True)
+for line in sys.stdin:
+    try:
+        print(len(install(base64.b64decode(line))), flush=True)
+    except Exception as error:
+        print(error, flush=True)
+os._exit(0)
+"""
+
+
+class Worker:
+    """A data worker in a process of its own."""
+
+    def __init__(self, dispatcher: str) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-c", WORKER, dispatcher],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._address = ""
+
+    @property
+    def address(self) -> str:
+        if not self._address:
+            assert self._child.stdout is not None
+            self._address = self._child.stdout.readline().strip()
+        return self._address
+
+    def install(self, blob: bytes) -> str:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.write(base64.b64encode(blob).decode() + "\n")
+        self._child.stdin.flush()
+        return self._child.stdout.readline().strip()
+
+    def signal(self, number: int) -> None:
+        self._child.send_signal(number)
+
+    def close(self) -> None:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.send_signal(signal.SIGCONT)
+        self._child.stdin.close()
+        self._child.wait(20)
+        self._child.stdout.close()
+
+
+class Host:
+    """The least that a cluster is to the data path."""
+
+    def __init__(self, dispatcher: tfd.Dispatcher, workers: list[Any], work_dir: str) -> None:
+        self.name = uuid.uuid4().hex[:8]
+        self.policy = Policy()
+        self.consumers = Consumers()
+        self.service_target = dispatcher.target
+        self.service_work_dir: str | None = work_dir
+        self.workers = workers
+        self.functions: dict[str, str] = {}
+        self.static = False
+
+    @property
+    def service_in_process(self) -> bool:
+        return not isinstance(self.workers[0], Worker)
+
+    service_on_this_host = True
+
+    def data_workers(self) -> tuple[TaskRow, ...]:
+        return tuple(
+            TaskRow(f"data_worker:{i}", Role.DATA_WORKER, i, address=worker.address)
+            for i, worker in enumerate(self.workers)
+        )
+
+    def install_functions(self, functions: Mapping[str, str], blob: bytes) -> None:
+        for worker in self.workers:
+            answer = worker.install(blob)
+            if answer != str(len(functions)):
+                raise NotSerializable(answer)
+        self.functions.update(functions)
+
+    def enable_static_sharding(self) -> None:
+        self.static = True
+
+
+def dispatcher_in(work_dir: Path) -> tfd.Dispatcher:
+    return tfd.Dispatcher(
+        tf_service.DispatcherConfig(
+            work_dir=str(work_dir),
+            fault_tolerant_mode=True,
+            worker_addresses=["localhost:%port%"] * 2,
+        )
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _unique_tokens() -> Iterator[None]:
+    pyfunc.make_tokens_unique()
+    yield
+    pyfunc.restore_tokens()
+
+
+@pytest.fixture(scope="module")
+def _outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    work_dir = tmp_path_factory.mktemp("outside")
+    dispatcher = dispatcher_in(work_dir)
+    workers = [Worker(dispatcher.address) for _ in range(2)]
+    try:
+        assert all(worker.address for worker in workers)
+        yield Host(dispatcher, workers, str(work_dir))
+    finally:
+        for worker in workers:
+            worker.close()
+        dispatcher.stop()
+
+
+@pytest.fixture(scope="module")
+def _inside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    work_dir = tmp_path_factory.mktemp("inside")
+    dispatcher = dispatcher_in(work_dir)
+    config = tf_service.WorkerConfig(dispatcher.address, heartbeat_interval_ms=200)
+    workers = [tfd.DataWorker(config) for _ in range(2)]
+    yield Host(dispatcher, workers, str(work_dir))
+    for server in (*workers, dispatcher):
+        server.stop()
+
+
+@pytest.fixture
+def outside(_outside: Host) -> Host:
+    """Two data workers in other processes."""
+    _outside.consumers, _outside.static, _outside.policy = Consumers(), False, Policy()
+    return _outside
+
+
+@pytest.fixture
+def inside(_inside: Host) -> Host:
+    """Two data workers in this process."""
+    _inside.consumers, _inside.static = Consumers(), False
+    return _inside
+
+
+def values(dataset: Any) -> list[int]:
+    return sorted(int(x) for x in dataset.as_numpy_iterator())
+
+
+def through(host: Host, dataset: Any, mode: Any, **options: Any) -> Any:
+    return dataset.apply(service.distribute(host, mode, **options))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Any:
+    """Six files of five numbers each, as a dataset that can be sharded by file."""
+    for number in range(6):
+        np.arange(5 * number, 5 * number + 5).tofile(tmp_path / f"{number}.bin")
+    names = [str(path) for path in sorted(tmp_path.iterdir())]
+    return tf.data.FixedLengthRecordDataset(names, 8).map(
+        lambda record: tf.io.decode_raw(record, tf.int64)[0]
+    )
+
+
+class TestPolicies:
+    @pytest.mark.parametrize(
+        "mode", ["dynamic", "DYNAMIC", "distributed_epoch", tf_service.ShardingPolicy.DYNAMIC]
+    )
+    def test_dynamic_delivers_each_element_once(self, outside: Host, mode: Any) -> None:
+        assert values(through(outside, Range(50), mode)) == list(range(50))
+        assert not outside.static
+
+    @pytest.mark.parametrize("mode", ["off", "parallel_epochs", tf_service.ShardingPolicy.OFF])
+    def test_off_delivers_each_element_from_each_worker(self, outside: Host, mode: Any) -> None:
+        delivered = Counter(values(through(outside, Range(50), mode)))
+        assert delivered == dict.fromkeys(range(50), 2)
+
+    @pytest.mark.parametrize("mode", ["file", "data", "file_or_data"])
+    def test_static_policies_deliver_each_element_once(
+        self, outside: Host, files: Any, mode: str
+    ) -> None:
+        assert values(through(outside, files, mode)) == list(range(30))
+        assert outside.static
+
+    def test_hint(self, outside: Host) -> None:
+        dataset = Range(20).shard(HINT, HINT).map(lambda x: x * 2)
+        assert values(through(outside, dataset, "hint")) == list(range(0, 40, 2))
+        assert outside.static
+
+    def test_hint_without_a_hint_is_warned_about(self, outside: Host) -> None:
+        with pytest.warns(UserWarning, match='acts like "off"'):
+            dataset = through(outside, Range(5), "hint")
+        assert values(dataset) == sorted([*range(5), *range(5)])
+
+    def test_the_same_in_this_process(self, inside: Host, files: Any) -> None:
+        assert values(through(inside, Range(20), "dynamic")) == list(range(20))
+        assert values(through(inside, files, "file")) == list(range(30))
+        assert len(values(through(inside, Range(20), "off"))) == 40
+
+    def test_how_often_an_epoch_delivers_is_said_once(
+        self, outside: Host, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        host = Host.__new__(Host)
+        vars(host).update(vars(outside), name="fresh")
+        for mode in ("off", "parallel_epochs", "dynamic", "off"):
+            through(host, Range(5), mode)
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 2
+        assert "'fresh', off" in lines[0]
+        assert "2 times, once by each data worker" in lines[0]
+        assert "'fresh', dynamic" in lines[1]
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("mode", "fix"),
+        [("dynamik", "'dynamic'"), ("file_or_date", "'file_or_data'"), (1, "off, dynamic")],
+    )
+    def test_a_wrong_mode_gets_the_nearest_one(self, outside: Host, mode: Any, fix: str) -> None:
+        with pytest.raises(UnknownName) as caught:
+            service.distribute(outside, mode)
+        assert fix in str(caught.value.fix)
+
+    @pytest.mark.parametrize(
+        ("options", "what"),
+        [
+            ({"job_name": ""}, "job_name"),
+            ({"job_name": 3}, "job_name"),
+            ({"consumer_index": 0}, "belong together"),
+            ({"consumer_index": 0, "num_consumers": 1}, "needs a job"),
+            ({"consumer_index": 2, "num_consumers": 2, "job_name": "j"}, "out of range"),
+            ({"consumer_index": -1, "num_consumers": 2, "job_name": "j"}, "consumer_index=-1"),
+            ({"consumer_index": 0, "num_consumers": 0, "job_name": "j"}, "num_consumers=0"),
+            ({"cross_trainer_cache": tf_service.CrossTrainerCache("t")}, "needs a job"),
+            ({"max_outstanding_requests": 0}, "max_outstanding_requests=0"),
+            ({"target_workers": "LOKAL"}, "target_workers"),
+            ({"compression": "gzip"}, "compression"),
+        ],
+    )
+    def test_what_cannot_be_meant_is_refused(
+        self, outside: Host, options: dict[str, Any], what: str
+    ) -> None:
+        with pytest.raises(UsageError, match=what):
+            service.distribute(outside, "dynamic", **options)
+
+    @pytest.mark.parametrize("compression", ["auto", "AUTO", "snappy", None])
+    def test_every_compression(self, outside: Host, inside: Host, compression: Any) -> None:
+        for host in (outside, inside):
+            dataset = through(host, Range(9), "dynamic", compression=compression)
+            assert values(dataset) == list(range(9))
+
+    @pytest.mark.parametrize("target", ["AUTO", "ANY", "LOCAL"])
+    def test_every_target(self, inside: Host, target: str) -> None:
+        dataset = through(inside, Range(9), "dynamic", target_workers=target)
+        assert values(dataset) == list(range(9))
+
+    def test_local_workers_are_asked_for_where_there_are_none(self, outside: Host) -> None:
+        for options in ({"target_workers": "LOCAL"}, {"data_transfer_protocol": "local"}):
+            with pytest.raises(NoWorkers, match="in this process"):
+                through(outside, Range(9), "dynamic", **options)
+
+    def test_few_outstanding_requests(self, outside: Host) -> None:
+        dataset = through(outside, Range(9), "dynamic", max_outstanding_requests=1)
+        assert values(dataset) == list(range(9))
+
+    def test_something_that_is_no_dataset(self, outside: Host) -> None:
+        with pytest.raises(UsageError, match="no tf.data.Dataset"):
+            service.distribute(outside, "dynamic")([1, 2])
+
+    def test_inside_a_function(self, outside: Host) -> None:
+        @tf.function(autograph=False)
+        def read() -> Any:
+            return through(outside, Range(9), "dynamic").cardinality()
+
+        with pytest.raises(UsageError, match=r"tf\.function"):
+            read()
+
+
+class TestCardinality:
+    def test_it_is_exact_where_it_is_known(self, outside: Host) -> None:
+        dataset = Range(20).map(lambda x: x + 1).shuffle(5).prefetch(1)
+        read = through(outside, dataset, "dynamic")
+        assert int(read.cardinality()) == 20
+        assert values(read) == list(range(1, 21))
+        assert int(through(outside, Range(3).repeat(), "dynamic").cardinality()) == -1
+        assert int(through(outside, Range(3).repeat(), "off").cardinality()) == -1
+
+    @pytest.mark.parametrize("mode", ["dynamic", "off"])
+    def test_a_correct_epoch_never_fails(self, outside: Host, mode: str) -> None:
+        for dataset in (
+            Range(21).batch(4).map(lambda x: x[0]),
+            Range(21).filter(lambda x: x % 3 == 0),
+            Range(7).repeat(3),
+            Range(7).flat_map(lambda x: Range(3)),
+            tf.data.Dataset.zip(Range(9), Range(9)).map(lambda x, y: x),
+        ):
+            read = through(outside, dataset, mode)
+            assert int(read.cardinality()) == tf.data.UNKNOWN_CARDINALITY
+            assert len(values(read)) > 0
+
+    def test_consumers_that_share_a_job_get_parts(self, outside: Host) -> None:
+        name = uuid.uuid4().hex
+        first, second = (through(outside, Range(100), "dynamic", job_name=name) for _ in range(2))
+        assert int(first.cardinality()) == tf.data.UNKNOWN_CARDINALITY
+        iterators = [iter(first), iter(second)]
+        got = [int(x) for iterator in iterators for x in iterator]
+        assert sorted(got) == list(range(100))
+
+    def test_on_loss_warn_promises_no_count(self, outside: Host) -> None:
+        outside.policy = Policy(on_loss="warn")
+        read = through(outside, Range(5), "dynamic")
+        assert int(read.cardinality()) == tf.data.UNKNOWN_CARDINALITY
+
+
+class TestJobs:
+    def test_a_second_epoch_is_no_reuse(self, outside: Host) -> None:
+        dataset = through(outside, Range(5), "dynamic", job_name=uuid.uuid4().hex)
+        assert values(dataset) == values(dataset) == list(range(5))
+
+    @pytest.mark.parametrize("journal", [True, False])
+    def test_a_finished_job_is_refused_and_a_fresh_name_offered(
+        self, outside: Host, journal: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not journal:
+            monkeypatch.setattr(outside, "service_work_dir", None)
+        name = uuid.uuid4().hex
+        dataset = through(outside, Range(5), "dynamic", job_name=name)
+        again = through(outside, Range(5), "dynamic", job_name=name)
+        assert len(values(dataset)) == 5
+        del again
+        with pytest.raises(FinishedJob) as caught:
+            through(outside, Range(5), "dynamic", job_name=name)
+        assert f"job_name='{name}-2'" in str(caught.value.fix)
+        fresh = through(outside, Range(5), "dynamic", job_name=f"{name}-2")
+        assert len(values(fresh)) == 5
+
+    def test_a_job_of_another_mode_is_refused(self, outside: Host) -> None:
+        name = uuid.uuid4().hex
+        iterator = iter(through(outside, Range(5).repeat(), "dynamic", job_name=name))
+        assert next(iterator) is not None
+        with pytest.raises(UsageError, match="processing_mode='dynamic'"):
+            through(outside, Range(5).repeat(), "off", job_name=name)
+
+    def test_a_coordinated_read(self, outside: Host) -> None:
+        name = uuid.uuid4().hex
+        readers = [
+            iter(
+                through(
+                    outside,
+                    Range(10).repeat(),
+                    "off",
+                    job_name=name,
+                    consumer_index=index,
+                    num_consumers=2,
+                )
+            )
+            for index in range(2)
+        ]
+        assert [int(next(reader)) for _ in range(3) for reader in readers] == [0, 1, 0, 1, 2, 3]
+
+    def test_a_cross_trainer_cache(self, outside: Host) -> None:
+        name = uuid.uuid4().hex
+        firsts = []
+        for trainer in ("a", "b"):
+            cache = tf_service.CrossTrainerCache(trainer)
+            dataset = Range(1_000_000_000).repeat()
+            read = through(outside, dataset, "off", job_name=name, cross_trainer_cache=cache)
+            firsts.append([int(x) for x in read.take(4)])
+        assert firsts[0] == firsts[1]
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"consumer_index": 0, "num_consumers": 1},
+            {"cross_trainer_cache": tf_service.CrossTrainerCache("t")},
+        ],
+    )
+    def test_a_finite_dataset_is_refused_there(
+        self, outside: Host, options: dict[str, Any]
+    ) -> None:
+        with pytest.raises(UsageError, match=r"(?s)has 5 elements.*\.repeat\(\)"):
+            through(outside, Range(5), "off", job_name="finite", **options)
+
+
+class TestRegistered:
+    def test_register_and_read(self, outside: Host) -> None:
+        dataset = Range(6).map(lambda x: (x, tf.strings.as_string(x)))
+        dataset_id = service.register(outside, dataset)
+        read = service.from_dataset_id(outside, "dynamic", dataset_id)
+        assert read.element_spec == dataset.element_spec
+        assert sorted(int(x) for x, _ in read.as_numpy_iterator()) == list(range(6))
+
+    def test_an_id_of_ones_own(self, outside: Host) -> None:
+        name = uuid.uuid4().hex
+        assert service.register(outside, Range(6), dataset_id=name) == name
+        assert service.register(outside, Range(6), dataset_id=name) == name
+        spec = tf.TensorSpec((), tf.int64)
+        assert values(service.from_dataset_id(outside, "dynamic", name, spec)) == list(range(6))
+        with pytest.raises(UsageError, match=name):
+            service.register(outside, Range(7), dataset_id=name)
+
+    @pytest.mark.parametrize("spec", [None, tf.TensorSpec((), tf.int64)])
+    def test_an_unknown_id(self, outside: Host, spec: Any) -> None:
+        with pytest.raises(UsageError, match="nowhere"):
+            service.from_dataset_id(outside, "dynamic", "nowhere", spec)
+
+    def test_a_finished_job_of_it(self, outside: Host) -> None:
+        dataset_id = service.register(outside, Range(6))
+        read = service.from_dataset_id(outside, "dynamic", dataset_id, job_name="epoch")
+        assert len(values(read)) == 6
+        with pytest.raises(FinishedJob, match="'epoch'"):
+            service.from_dataset_id(outside, "dynamic", dataset_id, job_name="epoch")
+
+
+class TestSave:
+    def test_it_returns_when_all_is_written(self, outside: Host, tmp_path: Path) -> None:
+        path = str(tmp_path / "saved")
+        service.save(outside, Range(10).map(lambda x: tf.numpy_function(abs, [x], x.dtype)), path)
+        assert values(tf.data.Dataset.load(path, tf.TensorSpec((), tf.int64))) == list(range(10))
+        with pytest.raises(UsageError, match="already"):
+            service.save(outside, Range(10), path)
+
+    def test_its_wait_has_a_limit(self, outside: Host, tmp_path: Path) -> None:
+        with pytest.raises(TimeLimit, match="not complete"):
+            service.save(outside, Range(10), str(tmp_path / "saved"), timeout=0)
+
+    def test_it_needs_a_journal(self, outside: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(outside, "service_work_dir", None)
+        with pytest.raises(UsageError, match="journal"):
+            service.save(outside, Range(10), "nowhere")
+
+
+class TestRefused:
+    def test_no_data_worker(self, outside: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(outside, "workers", [])
+        with pytest.raises(NoWorkers, match="no data worker"):
+            through(outside, Range(5), "dynamic")
+        with pytest.raises(NoWorkers):
+            service.from_dataset_id(outside, "dynamic", "some")
+
+    def test_no_dispatcher(self, outside: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(outside, "service_target", "grpc://localhost:1")
+        monkeypatch.setattr("tfd_notebook.data.checks._DISPATCHER_SECONDS", 0.2)
+        with pytest.raises(DispatcherLost, match="connection refused"):
+            through(outside, Range(5), "dynamic")
+
+    def test_objects_of_this_process(self, outside: Host, inside: Host) -> None:
+        table = tf.lookup.experimental.DenseHashTable(tf.int64, tf.int64, -1, -2, -3)
+        table.insert(tf.range(5, dtype=tf.int64), tf.range(5, dtype=tf.int64))
+        with pytest.raises(NotSerializable, match="a lookup table that can change"):
+            through(outside, Range(5).map(table.lookup), "dynamic")
+        iterator = iter(Range(9))
+        with pytest.raises(NotSerializable, match="an iterator"):
+            through(outside, Range(5).map(lambda x: next(iterator)), "dynamic")
+        assert values(through(inside, Range(5).map(table.lookup), "dynamic")) == list(range(5))
+
+    def test_tables_and_variables_that_can_travel(self, outside: Host) -> None:
+        keys = tf.range(5, dtype=tf.int64)
+        table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, keys * 2), -1)
+        one = tf.Variable(1, dtype=tf.int64)
+        dataset = Range(5).map(lambda x: table.lookup(x) + one)
+        assert values(through(outside, dataset, "dynamic")) == [1, 3, 5, 7, 9]
+
+    def test_datasets_as_elements(self, outside: Host) -> None:
+        with pytest.raises(NotSerializable, match="elements are datasets"):
+            through(outside, Range(5).window(2), "dynamic")
+
+    def test_state_that_the_user_forbids(self, outside: Host) -> None:
+        options = tf.data.Options()
+        options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.FAIL
+        dataset = Range(5).map(lambda x: tf.random.uniform(())).with_options(options)
+        with pytest.raises(NotSerializable, match="cannot be sent"):
+            through(outside, dataset, "dynamic")
+
+    def test_a_definition_that_is_too_large(
+        self, outside: Host, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        dataset = tf.data.Dataset.from_tensor_slices(np.zeros((10, 1000)))
+        monkeypatch.setattr("tfd_notebook.data.checks.LARGE", 50_000)
+        with pytest.warns(UserWarning, match="the data itself"):
+            through(outside, dataset, "dynamic")
+        monkeypatch.setattr(pipeline, "LARGEST", 50_000)
+        with pytest.raises(NotSerializable, match="the data itself"):
+            through(outside, dataset, "dynamic")
+        # What TensorFlow answers for more than 2 GB.
+        monkeypatch.setattr("tfd_notebook._compat.graph.serialized", lambda dataset: b"")
+        with pytest.raises(NotSerializable, match="more than 2 GB"):
+            through(outside, dataset, "dynamic")
+
+
+KERNEL = """
+import os, sys
+from tfd_notebook._compat import pyfunc
+pyfunc.make_tokens_unique()
+import tensorflow as tf
+from tfd_notebook.data.functions import pack
+from tfd_notebook.data.pipeline import examine
+factor = int(sys.argv[1])
+def scale(x):
+    return x * factor
+dataset = tf.data.Dataset.range(4).map(lambda x: tf.numpy_function(scale, [x], tf.int64))
+names, blob = pack(examine(dataset).tokens)
+print(*names, blob.hex(), flush=True)
+dataset_id = tf.data.experimental.service.register_dataset(sys.argv[2], dataset, compression=None)
+print(dataset_id.numpy().decode(), flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+
+
+class TestFunctions:
+    def test_a_numpy_function(self, outside: Host) -> None:
+        offset = 7
+
+        def shift(x: Any) -> Any:
+            return x + offset
+
+        dataset = Range(4).map(lambda x: tf.numpy_function(shift, [x], tf.int64))
+        assert values(through(outside, dataset, "dynamic")) == [7, 8, 9, 10]
+        assert "shift" in next(reversed(outside.functions.values()))
+
+    def test_a_generator(self, outside: Host) -> None:
+        def count() -> Iterator[int]:
+            yield from range(3)
+
+        dataset = tf.data.Dataset.from_generator(
+            count, output_signature=tf.TensorSpec((), tf.int64)
+        )
+        assert values(through(outside, dataset, "off")) == [0, 0, 1, 1, 2, 2]
+
+    def test_py_function_with_a_gradient(self, outside: Host) -> None:
+        def gradient(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = tf.py_function(lambda v: v**2, [x], tf.float32)
+            return tape.gradient(y, x)
+
+        dataset = tf.data.Dataset.from_tensor_slices([1.0, 2.0]).map(gradient)
+        assert values(through(outside, dataset, "dynamic")) == [2, 4]
+
+    def test_one_that_cannot_travel(self, outside: Host, inside: Host) -> None:
+        stack = contextlib.ExitStack()
+        stack.push(sys.stdout)
+
+        def bad(x: Any) -> Any:
+            return x if stack else x
+
+        dataset = Range(4).map(lambda x: tf.numpy_function(bad, [x], tf.int64))
+        with pytest.raises(NotSerializable, match=r"bad .*test_distribute\.py:\d+.* uses stack"):
+            through(outside, dataset, "dynamic")
+        assert values(through(inside, dataset, "dynamic")) == [0, 1, 2, 3]
+
+    def test_two_kernels_never_run_each_others(self, outside: Host) -> None:
+        """The third stands for a kernel that was restarted: the same code as the first."""
+        kernels = [
+            subprocess.Popen(
+                [sys.executable, "-c", KERNEL, factor, outside.service_target],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for factor in ("10", "100", "10")
+        ]
+        tokens, ids = [], []
+        try:
+            for kernel in kernels:
+                assert kernel.stdout is not None
+                token, blob = kernel.stdout.readline().split()
+                for worker in outside.workers:
+                    assert worker.install(bytes.fromhex(blob)) == "1"
+                tokens.append(token)
+                ids.append(kernel.stdout.readline().strip())
+        finally:
+            for kernel in kernels:
+                kernel.communicate(timeout=20)
+        assert len(set(tokens)) == 3
+        read = [values(service.from_dataset_id(outside, "dynamic", i)) for i in ids]
+        assert read == [[0, 10, 20, 30], [0, 100, 200, 300], [0, 10, 20, 30]]

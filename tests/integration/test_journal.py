@@ -1,0 +1,85 @@
+"""The journal that TensorFlow writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tfd_notebook import probe
+from tfd_notebook.data.journal import Journal, JournalState
+
+pytestmark = pytest.mark.integration
+
+
+def test_follows_a_dispatcher(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    service = tf.data.experimental.service
+    journal = Journal(tmp_path)
+    config = service.DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True)
+    dispatcher = service.DispatchServer(config)
+    assert journal.read() == JournalState()
+    target = dispatcher.target.partition("://")[2]
+    workers = [
+        service.WorkerServer(service.WorkerConfig(target, heartbeat_interval_ms=100))
+        for _ in range(2)
+    ]
+    state = journal.read()
+    assert set(state.workers) == set(probe.dispatcher_workers(target))
+
+    dataset = tf.data.Dataset.range(100).apply(
+        service.distribute("distributed_epoch", dispatcher.target, job_name="train")
+    )
+    iterator = iter(dataset)
+    next(iterator)
+    state = journal.read()
+    job = state.job("train")
+    assert job is not None
+    assert (job.mode, job.num_consumers) == ("dynamic", None)
+    assert job.dataset_id in state.datasets
+    assert not state.finished("train")
+    assert state.clients == 1
+    assert {task.worker_address for task in state.tasks} == set(state.workers)
+    seen = probe.worker_tasks(state.workers[0])
+    assert {(t.task_id, t.iteration_id) for t in seen} == {
+        (t.id, t.iteration_id) for t in state.tasks_of(state.workers[0])
+    }
+
+    assert sum(1 for _ in iterator) == 99
+    del iterator
+    state = journal.read()
+    iteration = state.iteration("train")
+    assert iteration is not None
+    assert iteration.splits == 100
+    assert state.finished("train")
+    assert state.clients == 0
+    assert not state.finished("train", repetition=2)
+    # And it is true: whoever joins that job now gets nothing.
+    again = tf.data.Dataset.range(100).apply(
+        service.distribute("distributed_epoch", dispatcher.target, job_name="train")
+    )
+    assert list(again) == []
+
+    shared = tf.data.Dataset.range(100).repeat()
+    shared = shared.apply(
+        service.distribute(
+            "parallel_epochs", dispatcher.target, job_name="both", consumer_index=0, num_consumers=1
+        )
+    )
+    iterator = iter(shared)
+    next(iterator)
+    job = journal.read().job("both")
+    assert job is not None
+    assert (job.mode, job.num_consumers) == ("off", 1)
+    del iterator
+
+    whole = Journal(tmp_path).read()
+    assert whole == journal.read()
+    del workers
+    del dispatcher
+    # The next one goes on in a file of its own.
+    dispatcher = service.DispatchServer(config)
+    worker = service.WorkerServer(service.WorkerConfig(dispatcher.target.partition("://")[2]))
+    assert len(journal.read().workers) == 3
+    del worker, dispatcher

@@ -1,0 +1,181 @@
+"""The magics and the live widget in a real kernel, with real servers."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import ipykernel
+import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+pytestmark = pytest.mark.integration
+
+
+class Notebook:
+    """A kernel, and what a front end knows of it."""
+
+    def __init__(self) -> None:
+        self.manager = KernelManager(kernel_name="python3")
+        # The tasks shall have something to write.
+        self.manager.start_kernel(env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL="0"))
+        self.client: BlockingKernelClient = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+        #: The widgets' models that the kernel has announced, by comm.
+        self.models: dict[str, dict[str, Any]] = {}
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=False)
+        self.manager.cleanup_resources()
+
+    def run(self, code: str, timeout: float = 60) -> str:
+        """Run a cell and return all it printed, showed and raised."""
+        return self.finish(self.client.execute(code), timeout)
+
+    def finish(self, cell: str, timeout: float = 60, until: str | None = None) -> str:
+        """Return what the cell says up to its end, or up to a match of `until`."""
+        said, deadline = "", time.monotonic() + timeout
+        while True:
+            message = self._next(deadline, said)
+            if message["parent_header"].get("msg_id") != cell:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                said += content["text"]
+            elif kind in ("execute_result", "display_data"):
+                said += content["data"]["text/plain"] + "\n"
+            elif kind == "error":
+                said += "\n".join(content["traceback"]) + "\n"
+            if until is not None and re.search(until, said):
+                return said
+            if kind == "status" and content["execution_state"] == "idle":
+                assert until is None, said
+                return said
+
+    def subshell(self) -> str:
+        request = self.client.session.msg("create_subshell_request")
+        self.client.control_channel.send(request)
+        reply = self.client.get_control_msg(timeout=10)
+        return str(reply["content"]["subshell_id"])
+
+    def click(self, comm: str, subshell: str) -> None:
+        message = self.client.session.msg(
+            "comm_msg",
+            {"comm_id": comm, "data": {"method": "custom", "content": {"event": "click"}}},
+        )
+        message["header"]["subshell_id"] = subshell
+        self.client.shell_channel.send(message)
+
+    def await_comm(self, text: str, timeout: float) -> None:
+        """Wait until a widget is told to show `text`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            message = self._next(deadline, f"no widget shows {text!r}")
+            if message["msg_type"] == "comm_msg":
+                state = message["content"]["data"].get("state", {})
+                if any(text in str(value) for value in state.values()):
+                    return
+
+    def _next(self, deadline: float, said: str) -> dict[str, Any]:
+        try:
+            message = self.client.get_iopub_msg(timeout=max(deadline - time.monotonic(), 0.01))
+        except queue.Empty:
+            raise AssertionError(f"nothing more came after:\n{said}") from None
+        if message["msg_type"] == "comm_open":
+            content = message["content"]
+            self.models[content["comm_id"]] = content["data"]["state"]
+        return message
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Notebook]:
+    made = Notebook()
+    try:
+        said = made.run(
+            "%load_ext tfd_notebook\n%tfd_cluster start --data-workers 2 --name live", timeout=170
+        )
+        assert "it is in the variable 'cluster'" in said, said
+        yield made
+    finally:
+        made.close()
+
+
+def test_the_cluster_shows_itself(notebook: Notebook) -> None:
+    said = notebook.run("%tfd_cluster status live")
+    assert len(re.findall(r"data_worker:\d +● ready +localhost:\d+ +\d+", said)) == 2
+    assert "open to" in said
+
+
+def test_a_killed_worker_comes_back_on_its_port(notebook: Notebook) -> None:
+    before = notebook.run("print(cluster.snapshot().task('data_worker:1').address)")
+    assert "killed, it was process" in notebook.run("%tfd_cluster kill data_worker:1")
+    said = notebook.run(
+        "import time\n"
+        "for _ in range(600):\n"
+        "    row = cluster.snapshot().task('data_worker:1')\n"
+        "    if row.restarts and row.state == 'ready': break\n"
+        "    time.sleep(0.1)\n"
+        "print(row.address)"
+    )
+    assert said == before
+
+
+def test_a_stream_runs_beside_the_cells(notebook: Notebook) -> None:
+    said = notebook.run(
+        "import tensorflow as tf\n"
+        "numbers = tf.data.Dataset.range(10**9).batch(100).apply(cluster.distribute('off'))\n"
+        "%tfd_stream start numbers\n"
+    )
+    assert "stream 'numbers' runs" in said, said
+    assert notebook.run("print(cluster.streams['numbers'].wait(elements=500, timeout=60))") == (
+        "True\n"
+    )
+    assert re.search(r"numbers +live +► running", notebook.run("%tfd_stream status"))
+    assert "is paused" in notebook.run("%tfd_stream pause")
+    assert "is running" in notebook.run("%tfd_stream resume")
+    assert "is stopped" in notebook.run("%tfd_stream stop numbers")
+
+
+def test_following_logs_ends_with_an_interrupt(notebook: Notebook) -> None:
+    cell = notebook.client.execute("%tfd_cluster logs data_worker:0 --follow")
+    notebook.finish(cell, until="WorkerServer running")
+    notebook.manager.interrupt_kernel()
+    assert "no longer followed" in notebook.finish(cell)
+    assert "ready" in notebook.run("print(cluster.state)")
+
+
+def test_the_first_click_is_answered_while_a_cell_runs(notebook: Notebook) -> None:
+    if ipykernel.version_info[0] < 7:
+        pytest.skip("ipykernel below 7 has no subshells: clicks wait for the cell")
+    notebook.run("%tfd_cluster status --live")
+    subshell = notebook.subshell()
+    (scale,) = (
+        comm for comm, state in notebook.models.items() if state.get("description") == "Scale"
+    )
+    cell = notebook.client.execute("print('busy'); time.sleep(20)")
+    notebook.finish(cell, until="busy")
+    notebook.click(scale, subshell)
+    notebook.await_comm("scale to 2: ", timeout=10)
+    notebook.manager.interrupt_kernel()
+    assert "KeyboardInterrupt" in notebook.finish(cell)
+
+
+def test_unloading_stops_everything(notebook: Notebook) -> None:
+    said = notebook.run(
+        "%unload_ext tfd_notebook\n"
+        "import psutil, threading\n"
+        "print([c.cmdline() for c in psutil.Process().children()])\n"
+        "ours = [t for t in threading.enumerate() if t.name.startswith('tfd')]\n"
+        "for thread in ours: thread.join(5)\n"
+        "print([t.name for t in ours if t.is_alive()])\n"
+        "%tfd_cluster"
+    )
+    assert said.startswith("[]\n[]\n"), said
+    assert "not found" in said

@@ -1,0 +1,255 @@
+"""`Dispatcher` and `DataWorker`: TensorFlow's contract in every state, without its traps."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from tensorflow.data.experimental import service
+
+import tfd_notebook as tfd
+from tfd_notebook._compat import servers as compat
+from tfd_notebook.errors import (
+    LaunchError,
+    PortInUse,
+    StateError,
+    TimeLimit,
+    UsageError,
+    WorkDirError,
+)
+from tfd_notebook.probe import probe
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def dispatcher() -> Iterator[tfd.Dispatcher]:
+    made = tfd.Dispatcher()
+    yield made
+    made.stop()
+
+
+def worker_of(dispatcher: tfd.Dispatcher, **options: Any) -> tfd.DataWorker:
+    return tfd.DataWorker(service.WorkerConfig(dispatcher.address), **options)
+
+
+def test_the_contract_of_tensorflow(dispatcher: tfd.Dispatcher) -> None:
+    worker = worker_of(dispatcher)
+    try:
+        assert dispatcher.target == f"grpc://{dispatcher.address}"
+        assert dispatcher.workers == (worker.address,)
+        assert dispatcher.open_to == worker.open_to == "this host"
+        dataset = tf.data.Dataset.range(10).apply(
+            service.distribute(processing_mode="parallel_epochs", service=dispatcher.target)
+        )
+        assert list(dataset.as_numpy_iterator()) == list(range(10))
+    finally:
+        worker.stop()
+
+
+def test_before_the_start_every_method_is_safe() -> None:
+    planned = tfd.Dispatcher(start=False)
+    assert planned.state == "planned"
+    assert planned.workers == ()
+    assert planned.open_to == ""
+    assert probe(planned.target).state == "refused"
+    with pytest.raises(StateError, match="not started"):
+        planned.join(timeout=1)
+    target = planned.target
+    planned.start()
+    planned.start()
+    assert planned.target == target
+    assert probe(target).kind == "dispatcher"
+    planned.stop()
+
+
+def test_stopped_without_a_start() -> None:
+    planned = tfd.Dispatcher(start=False)
+    planned.stop()
+    planned.join(timeout=1)
+    with pytest.raises(StateError, match="was stopped"):
+        planned.start()
+
+
+def test_a_stopped_server_stays_stopped(dispatcher: tfd.Dispatcher) -> None:
+    dispatcher.stop()
+    dispatcher.stop()
+    assert dispatcher.state == "stopped"
+    assert dispatcher.workers == ()
+    assert probe(dispatcher.target).state == "refused"
+    dispatcher.join()
+    with pytest.raises(StateError, match="make a new Dispatcher"):
+        dispatcher.start()
+
+
+def test_join_ends_with_stop_and_with_its_limit(dispatcher: tfd.Dispatcher) -> None:
+    with pytest.raises(TimeLimit, match="still runs"):
+        dispatcher.join(timeout=0.05)
+    ended = threading.Event()
+
+    def wait() -> None:
+        dispatcher.join()
+        ended.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    dispatcher.stop()
+    assert ended.wait(5)
+    thread.join()
+
+
+def test_join_answers_ctrl_c() -> None:
+    code = (
+        "import tfd_notebook as tfd\n"
+        "d = tfd.Dispatcher()\n"
+        "print('ready', flush=True)\n"
+        "try:\n    d.join()\n"
+        "except KeyboardInterrupt:\n    print(d.state, flush=True)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(signal.SIGINT)
+        assert child.communicate(timeout=10)[0] == "ready\n"
+    assert child.returncode == 0
+
+
+def test_it_stops_when_the_last_reference_goes() -> None:
+    dispatcher = tfd.Dispatcher()
+    worker = worker_of(dispatcher)
+    addresses = (dispatcher.address, worker.address)
+    del dispatcher, worker
+    gc.collect()
+    assert [probe(address).state for address in addresses] == ["refused", "refused"]
+
+
+def test_a_port_is_never_shared(dispatcher: tfd.Dispatcher) -> None:
+    port = int(dispatcher.address.rpartition(":")[2])
+    with pytest.raises(PortInUse, match=rf"tf.data dispatcher in this process \(pid {os.getpid()}"):
+        tfd.Dispatcher(service.DispatcherConfig(port=port))
+    bare = service.DispatchServer()
+    with pytest.raises(PortInUse, match="dispatcher"):
+        tfd.Dispatcher(service.DispatcherConfig(port=int(bare.target.rpartition(":")[2])))
+    with socket.create_server(("", 0)) as other, pytest.raises(PortInUse, match="in this process"):
+        tfd.Dispatcher(service.DispatcherConfig(port=other.getsockname()[1]))
+
+
+def test_a_given_port_is_used_and_can_be_used_again() -> None:
+    first = tfd.Dispatcher()
+    port = int(first.address.rpartition(":")[2])
+    first.stop()
+    second = tfd.Dispatcher(service.DispatcherConfig(port=port))
+    assert second.target == f"grpc://localhost:{port}"
+    second.stop()
+
+
+@pytest.mark.parametrize("port", [-1, 65536, "5050", True])
+def test_absurd_ports_are_refused(port: Any) -> None:
+    with pytest.raises(UsageError, match="port"):
+        tfd.Dispatcher(service.DispatcherConfig(port=port))
+
+
+def test_wrong_configs_are_refused() -> None:
+    with pytest.raises(UsageError, match="DispatcherConfig"):
+        tfd.Dispatcher("localhost:5050")
+    with pytest.raises(UsageError, match="work_dir"):
+        tfd.Dispatcher(service.DispatcherConfig(fault_tolerant_mode=True))
+    with pytest.raises(UsageError, match="WorkerConfig"):
+        tfd.DataWorker(service.DispatcherConfig())
+    with pytest.raises(UsageError, match="dispatcher"):
+        tfd.DataWorker(service.WorkerConfig(""))
+
+
+def test_a_worker_without_a_dispatcher_is_refused_at_once(dispatcher: tfd.Dispatcher) -> None:
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match="connection refused"):
+        tfd.DataWorker(service.WorkerConfig("localhost:1"))
+    worker = worker_of(dispatcher)
+    try:
+        with pytest.raises(LaunchError, match="a data worker answers there"):
+            tfd.DataWorker(service.WorkerConfig(worker.address))
+    finally:
+        worker.stop()
+    assert time.monotonic() - began < 5
+
+
+def test_a_proxy_in_the_way_is_named(
+    dispatcher: tfd.Dispatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://localhost:1")
+    for variable in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    with pytest.raises(LaunchError, match=r"(?s)http_proxy.*add localhost .* no_proxy"):
+        worker_of(dispatcher)
+
+
+def test_a_work_dir_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for work_dir in (tmp_path / "file" / "below", Path("/proc/none")):
+        config = service.DispatcherConfig(work_dir=str(work_dir), fault_tolerant_mode=True)
+        with pytest.raises(WorkDirError, match=str(work_dir)):
+            tfd.Dispatcher(config)
+
+
+def test_a_full_work_dir_is_named(tmp_path: Path, need: Callable[[object, str], None]) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(tmp_path)]
+    need(
+        os.geteuid() == 0 and subprocess.run(mount, check=False).returncode == 0,
+        "mounting a small file system needs root",
+    )
+    try:
+        config = service.DispatcherConfig(work_dir=str(tmp_path), fault_tolerant_mode=True)
+        with pytest.raises(WorkDirError, match="is full"):
+            tfd.Dispatcher(config)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_the_journal_lies_in_a_new_work_dir(tmp_path: Path) -> None:
+    config = service.DispatcherConfig(work_dir=str(tmp_path / "new"), fault_tolerant_mode=True)
+    dispatcher = tfd.Dispatcher(config)
+    dispatcher.stop()
+    assert (tmp_path / "new" / "tf_data_dispatcher_journal").is_dir()
+
+
+def test_stop_lets_a_python_function_end(dispatcher: tfd.Dispatcher) -> None:
+    """TensorFlow's own stop would hold the interpreter's lock, which the function waits for."""
+    worker = worker_of(dispatcher)
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(x: Any) -> Any:
+        if x > 0:
+            entered.set()
+            leave.wait(20)
+        return x
+
+    dataset = tf.data.Dataset.range(100).map(lambda x: tf.numpy_function(slow, [x], tf.int64))
+    iterator = iter(dataset.apply(service.distribute("distributed_epoch", dispatcher.target)))
+    assert next(iterator) == 0
+    assert entered.wait(10)
+    with pytest.raises(TimeLimit, match="still working on an element"):
+        worker.stop(timeout=0.2)
+    assert worker.state == "stopped"
+    leave.set()
+    worker.join(timeout=10)
+    assert probe(worker.address).state == "refused"
+    del iterator
+
+
+def test_the_stop_without_the_lock_finds_its_way() -> None:
+    bare = service.DispatchServer()
+    assert compat.unlocked_stop(bare._server) is not None, tf.__version__
+    compat.stop(bare)
+    assert probe(bare.target).state == "refused"

@@ -1,0 +1,133 @@
+"""``tfd``, over clusters of this very process that are reached through its socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfd_notebook import control
+from tfd_notebook.cli import main
+from tfd_notebook.cluster import Cluster, clusters
+
+
+@pytest.fixture(autouse=True)
+def _own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path))
+    control.ensure_started()
+    yield
+    for cluster in clusters().values():
+        cluster.stop()
+    control.stop()
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster(launcher="fake", data_workers=2, name="images")
+
+
+def tfd(capsys: Any, *arguments: str) -> tuple[int, str]:
+    status = main(arguments)
+    return status, capsys.readouterr().out
+
+
+def test_list(cluster: Cluster, capsys: Any) -> None:
+    status, shown = tfd(capsys, "list")
+    assert status == 0
+    assert "images   ● ready  fake           3 of 3" in shown
+    status, shown = tfd(capsys, "list", "--json")
+    (one,) = json.loads(shown)
+    assert (one["name"], one["observed"], one["pid"]) == ("images", 3, os.getpid())
+
+
+def test_list_without_clusters(capsys: Any) -> None:
+    assert tfd(capsys, "list") == (0, "no cluster lives\n")
+    assert tfd(capsys, "list", "--json") == (0, "[]\n")
+
+
+def test_stop(cluster: Cluster, capsys: Any) -> None:
+    assert tfd(capsys, "stop", "images") == (0, "cluster 'images' is stopped\n")
+    assert cluster.state == "stopped"
+
+
+def test_logs(cluster: Cluster, capsys: Any) -> None:
+    said = "data_worker:0 has nothing to say\n"
+    assert tfd(capsys, "logs", "images", "data_worker:0", "-n", "5") == (0, said)
+    assert said in tfd(capsys, "logs")[1]
+
+
+def test_watch(cluster: Cluster, capsys: Any) -> None:
+    status, shown = tfd(capsys, "watch", "images", "--once")
+    assert status == 0
+    assert "data_worker:1" in shown
+    status, shown = tfd(capsys, "watch", "--once", "--json")
+    assert json.loads(shown)["observed"] == {"dispatcher": 1, "data_worker": 2}
+
+
+def test_sweep(capsys: Any) -> None:
+    assert tfd(capsys, "sweep") == (0, "nothing was left behind\n")
+    assert tfd(capsys, "sweep", "--dry-run", "--json") == (0, "[]\n")
+
+
+def test_several_clusters_want_a_name(cluster: Cluster, capsys: Any) -> None:
+    Cluster(launcher="fake", name="texts")
+    assert main(["stop"]) == 2
+    assert "images (process" in capsys.readouterr().err
+    assert main(["stop", "texts", "--pid", str(os.getpid())]) == 0
+    assert list(clusters()) == ["images"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["strat"], 2, "did you mean 'start'"),
+        (["list", "--jsn"], 2, "did you mean '--json'"),
+        (["start", "--data-workers", "two"], 2, "invalid int"),
+        (["start", "--data-workers", "-1"], 2, "out of range"),
+        (["start", "--launcher", "fake", "--port", "70000"], 2, "use 0 to 65535"),
+        (["start", "--detach"], 1, "cannot be used yet"),
+        (["stop", "image"], 2, "did you mean 'images'"),
+        (["stop", "images", "--pid", "1"], 2, "there is no cluster images"),
+        (["logs", "images", "data_worker:7"], 2, "no task 'data_worker:7'"),
+        (["logs", "images", "-f"], 2, "needs a task"),
+        (["logs", "images", "-n", "0"], 2, "lines=0 is out of range"),
+        (["watch", "images", "--interval", "0"], 2, "out of range"),
+    ],
+)
+def test_bad_input_gets_two_lines_and_a_status(
+    cluster: Cluster, capsys: Any, arguments: list[str], status: int, said: str
+) -> None:
+    assert main(arguments) == status
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("tfd: [TFD")
+    assert said in shown.err
+    assert "Traceback" not in shown.err
+    assert cluster.state == "ready"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["watch", "--help"]])
+def test_help(capsys: Any, arguments: list[str]) -> None:
+    status, shown = tfd(capsys, *arguments)
+    assert status == 0
+    assert shown.startswith("usage: tfd")
+
+
+def test_a_pipe_that_closes_is_no_error() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m tfd_notebook --help | true; echo ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == "0"
+    assert done.stderr == ""

@@ -1,0 +1,248 @@
+"""Python functions of a pipeline: found in its graph, packed, and known to another process."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfd_notebook._compat import pyfunc
+from tfd_notebook.data import pipeline
+from tfd_notebook.data.functions import install, pack
+from tfd_notebook.errors import NotSerializable
+
+Range = tf.data.Dataset.range
+_lock = threading.Lock()
+_guarded: dict[str, int] = {}
+
+
+@pytest.fixture(autouse=True)
+def _unique_tokens() -> Iterator[None]:
+    pyfunc.make_tokens_unique()
+    yield
+    pyfunc.restore_tokens()
+
+
+def mapped(function: Callable[..., Any], **options: Any) -> Any:
+    return Range(3).map(lambda x: tf.numpy_function(function, [x], tf.int64, **options))
+
+
+def tokens(dataset: Any) -> tuple[str, ...]:
+    return pipeline.examine(dataset).tokens
+
+
+def sent(dataset: Any) -> dict[str, Any]:
+    """Return what a worker runs for the dataset's tokens, once the kernel's own is gone."""
+    names, blob = pack(tokens(dataset))
+    registry = pyfunc.import_module(pyfunc._MODULE)._py_funcs
+    own = {token: registry._funcs.pop(token) for token in names}
+    try:
+        assert install(blob) == tuple(names)
+        copies = {token: registry.get(token) for token in names}
+        assert not any(copies[token] is own[token] for token in names)
+        return copies
+    finally:
+        registry._funcs.update(own)
+
+
+def run(dataset: Any) -> list[int]:
+    """Iterate `dataset` with the functions that a worker would have."""
+    copies = sent(dataset)
+    registry = pyfunc.import_module(pyfunc._MODULE)._py_funcs
+    own = {token: registry.get(token) for token in copies}
+    try:
+        registry._funcs.update(copies)
+        return [int(x) for x in dataset.as_numpy_iterator()]
+    finally:
+        registry._funcs.update(own)
+
+
+def double(x: Any) -> Any:
+    return x * 2
+
+
+def guarded(factor: int) -> Callable[[Any], Any]:
+    def scale(x: Any) -> Any:
+        with _lock:
+            _guarded["calls"] = _guarded.get("calls", 0) + 1
+            return x * factor
+
+    return scale
+
+
+class Shift:
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+    def __call__(self, x: Any) -> Any:
+        return x + self.by
+
+    def twice(self, x: Any) -> Any:
+        return x + 2 * self.by
+
+
+def from_cell(source: str, name: str) -> Any:
+    """Define a function as a notebook does: in a ``__main__`` that no worker can import."""
+    namespace: dict[str, Any] = {"__name__": "__main__", "np": np}
+    exec(source, namespace)
+    return namespace[name]
+
+
+class TestTokens:
+    def test_no_two_are_alike_and_all_are_found(self) -> None:
+        first, second = tokens(mapped(double)), tokens(mapped(double, stateful=False))
+        assert len({*first, *second}) == 2
+        assert all(map(pyfunc.is_unique, (*first, *second)))
+        assert len(tokens(Range(3).map(lambda x: tf.py_function(double, [x], tf.int64)))) == 1
+
+    def test_those_in_functions_of_functions_are_found(self) -> None:
+        nested = Range(2).flat_map(lambda x: mapped(double).map(lambda y: y + x))
+        assert len(tokens(nested)) == 1
+
+    def test_making_them_unique_can_be_repeated_and_undone(self) -> None:
+        pyfunc.make_tokens_unique()
+        (token,) = tokens(mapped(double))
+        assert token.count("_") == 2
+        pyfunc.restore_tokens()
+        (token,) = tokens(mapped(double))
+        assert token.count("_") == 1
+
+    def test_a_function_traced_before_is_refused(self) -> None:
+        pyfunc.restore_tokens()
+        dataset = mapped(double)
+        pyfunc.make_tokens_unique()
+        with pytest.raises(NotSerializable, match=r"(?s)double .*before tfd_notebook.*again"):
+            pack(tokens(dataset))
+
+    def test_a_function_that_is_gone_is_refused(self) -> None:
+        with pytest.raises(NotSerializable, match="gone"):
+            pack(["pyfunc_7_0123456789ab"])
+
+    def test_tensorflow_is_not_imported_for_it_but_changed_when_it_is(self) -> None:
+        code = (
+            "import sys; from tfd_notebook._compat import pyfunc; pyfunc.make_tokens_unique()\n"
+            "pyfunc.make_tokens_unique()\n"
+            "assert not any(name.startswith('tensorflow') for name in sys.modules)\n"
+            "from tensorflow.python.ops import script_ops\n"
+            "tokens = {script_ops._py_funcs.insert(print) for _ in range(2)}\n"
+            "assert len(tokens) == 2 and all(map(pyfunc.is_unique, tokens)), tokens\n"
+            "pyfunc.restore_tokens()\n"
+            "assert script_ops._py_funcs.insert(print) == 'pyfunc_2'\n"
+        )
+        subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+
+
+class TestTravel:
+    def test_functions_of_a_notebook(self) -> None:
+        cell = "def helper(x): return np.int64(x + 1)\ndef augment(x): return helper(x) * 10"
+        augment = from_cell(cell, "augment")
+        dataset = mapped(augment)
+        assert list(pack(tokens(dataset))[0].values()) == ["augment"]
+        assert run(dataset) == [10, 20, 30]
+
+    @pytest.mark.parametrize(
+        ("function", "expected"),
+        [
+            (double, [0, 2, 4]),
+            (lambda x: x - 1, [-1, 0, 1]),
+            (Shift(5), [5, 6, 7]),
+            (Shift(5).twice, [10, 11, 12]),
+            (functools.partial(np.add, 3), [3, 4, 5]),
+        ],
+        ids=["module", "lambda", "callable", "method", "partial"],
+    )
+    def test_every_kind_of_function(self, function: Any, expected: list[int]) -> None:
+        assert run(mapped(function)) == expected
+
+    def test_a_closure_finds_the_globals_of_its_module(self) -> None:
+        _guarded.clear()
+        assert run(mapped(guarded(3))) == [0, 3, 6]
+        assert _guarded == {"calls": 3}
+
+    def test_a_generator_shares_its_state_among_its_functions(self) -> None:
+        base = 40
+
+        def count() -> Iterator[int]:
+            yield from (base, base + 1)
+
+        dataset = tf.data.Dataset.from_generator(
+            count, output_signature=tf.TensorSpec((), tf.int64)
+        )
+        list(dataset)  # an iteration here is no part of what travels
+        assert set(pack(tokens(dataset))[0].values()) == {"count"}
+        assert run(dataset.repeat(2)) == [40, 41, 40, 41]
+
+    def test_py_function_with_a_gradient(self) -> None:
+        def gradient(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = tf.py_function(lambda v: v**3, [x], tf.float32)
+            return tape.gradient(y, x)
+
+        dataset = tf.data.Dataset.from_tensor_slices([1.0, 2.0]).map(gradient)
+        assert run(dataset) == [3, 12]
+
+    def test_py_function_with_ragged_tensors(self) -> None:
+        def longer(x: Any) -> Any:
+            return tf.concat([x, x], axis=1)
+
+        spec = tf.RaggedTensorSpec((2, None), tf.int64)
+        ragged = tf.data.Dataset.from_tensors(tf.ragged.constant([[1], [2, 3]], dtype=tf.int64))
+        dataset = ragged.map(lambda x: tf.py_function(longer, [x], spec)).map(
+            lambda x: tf.size(x.flat_values, tf.int64)
+        )
+        assert list(pack(tokens(dataset))[0].values()) == ["longer"]
+        assert run(dataset) == [6]
+
+
+class TestRefusal:
+    def test_the_thing_that_cannot_be_sent_is_named(self) -> None:
+        cell = (
+            "import threading\nlock = threading.Lock()\n"
+            "def helper(x):\n    with lock:\n        return x\n"
+            "def augment(x):\n    return helper(x)"
+        )
+        dataset = mapped(from_cell(cell, "augment"))
+        with pytest.raises(NotSerializable) as caught:
+            pack(tokens(dataset))
+        assert "augment (<string>:6)" in caught.value.what
+        assert "helper.lock (_thread.lock)" in caught.value.what
+        assert caught.value.fix
+
+    def test_attributes_and_defaults_are_looked_into(self) -> None:
+        shift = Shift(1)
+        shift.by = types.SimpleNamespace(handle=threading.Lock())  # type: ignore[assignment]
+        with pytest.raises(NotSerializable, match=r"Shift\.twice .* uses self\.by\.handle "):
+            pack(tokens(mapped(shift.twice)))
+        with pytest.raises(NotSerializable, match=r"<lambda> .* uses guard "):
+            pack(tokens(mapped(lambda x, guard=_lock: x)))
+
+    def test_a_module_that_the_worker_lacks_is_named(self) -> None:
+        module = types.ModuleType("tfd_only_here")
+        module.__spec__ = pyfunc.ModuleSpec("tfd_only_here", None)
+        sys.modules["tfd_only_here"] = module
+        exec("def augment(x): return x", vars(module))
+        try:
+            _, blob = pack(tokens(mapped(module.augment)))
+        finally:
+            del sys.modules["tfd_only_here"]
+        with pytest.raises(NotSerializable, match="No module named 'tfd_only_here'"):
+            install(blob)
+
+
+def test_tensorflow_has_the_names_that_are_used() -> None:
+    script_ops = pyfunc.import_module(pyfunc._MODULE)
+    registry = script_ops._py_funcs
+    assert isinstance(registry, script_ops.FuncRegistry), tf.__version__
+    assert callable(script_ops.FuncRegistry._next_unique_token), tf.__version__
+    assert hasattr(registry._funcs, "update"), tf.__version__
+    assert {"_func", "_is_grad_func"} <= set(vars(script_ops.EagerFunc(double, [], False)))
+    assert pyfunc._generator_state()(double)._generator is double, tf.__version__

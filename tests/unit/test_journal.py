@@ -1,0 +1,213 @@
+"""The journal, from records written here as TensorFlow frames them."""
+
+from __future__ import annotations
+
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfd_notebook import wire
+from tfd_notebook.data.journal import JOURNAL_DIR, Journal, JournalState
+from tfd_notebook.errors import DataError
+
+
+class Writer:
+    """Appends to a journal in `work_dir`."""
+
+    def __init__(self, work_dir: Path, number: int = 0) -> None:
+        directory = work_dir / JOURNAL_DIR
+        directory.mkdir(exist_ok=True)
+        self.path = directory / f"journal_{number}"
+
+    def raw(self, data: bytes) -> None:
+        with self.path.open("ab") as file:
+            file.write(data)
+
+    def add(self, **update: Any) -> None:
+        self.raw(framed(**update))
+
+
+def framed(**update: Any) -> bytes:
+    record = wire.Update(**update).SerializeToString()
+    return struct.pack("<QI", len(record), 0) + record + bytes(4)
+
+
+def a_job(writer: Writer, iteration: int = 2000, mode: int = 1, workers: int = 2) -> None:
+    for index in range(workers):
+        writer.add(register_worker={"worker_address": f"localhost:{index + 1}"})
+    writer.add(register_dataset={"dataset_id": "1000"})
+    writer.add(
+        create_job={
+            "job_id": 5000,
+            "job_name": "train",
+            "dataset_id": "1000",
+            "processing_mode_def": {"sharding_policy": mode},
+        }
+    )
+    writer.add(create_iteration={"iteration_id": iteration, "job_id": 5000, "repetition": 1})
+    for index in range(workers):
+        writer.add(
+            create_task={
+                "task_id": 4000 + index,
+                "iteration_id": iteration,
+                "worker_address": f"localhost:{index + 1}",
+            }
+        )
+    writer.add(acquire_iteration_client={"iteration_id": iteration, "iteration_client_id": 3000})
+
+
+def test_nothing_there_yet(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    assert journal.read() == JournalState()
+    a_job(Writer(tmp_path))
+    assert journal.read().workers == ("localhost:1", "localhost:2")
+
+
+def test_state(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    a_job(writer)
+    state = Journal(tmp_path).read()
+    job = state.job("train")
+    assert job is not None
+    assert (job.id, job.dataset_id, job.mode, job.num_consumers) == (5000, "1000", "dynamic", None)
+    assert state.job("other") is None
+    assert state.datasets == ("1000",)
+    assert [(t.id, t.iteration_id, t.worker_address, t.finished) for t in state.tasks] == [
+        (4000, 2000, "localhost:1", False),
+        (4001, 2000, "localhost:2", False),
+    ]
+    assert state.clients == 1
+    assert state.size_bytes == writer.path.stat().st_size
+
+
+def test_finished_when_every_task_is(tmp_path: Path) -> None:
+    writer, journal = Writer(tmp_path), Journal(tmp_path)
+    a_job(writer)
+    writer.add(finish_task={"task_id": 4000})
+    state = journal.read()
+    assert not state.finished("train")
+    assert [t.id for t in state.tasks_of("localhost:1")] == []
+    assert [t.id for t in state.tasks_of("localhost:2")] == [4001]
+    writer.add(finish_task={"task_id": 4001})
+    writer.add(release_iteration_client={"iteration_client_id": 3000})
+    state = journal.read()
+    assert state.finished("train")
+    assert state.clients == 0
+    assert not state.finished("train", repetition=2)
+    assert not state.finished("other")
+
+
+def test_removed_task_is_gone(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    a_job(writer)
+    writer.add(remove_task={"task_id": 4000})
+    writer.add(finish_task={"task_id": 4001})
+    state = Journal(tmp_path).read()
+    assert [t.id for t in state.tasks] == [4001]
+    assert state.finished("train")
+
+
+def test_collected_iteration_starts_afresh(tmp_path: Path) -> None:
+    writer, journal = Writer(tmp_path), Journal(tmp_path)
+    a_job(writer)
+    writer.add(garbage_collect_iteration={"iteration_id": 2000})
+    state = journal.read()
+    assert all(task.finished for task in state.tasks)
+    assert not state.finished("train")
+    writer.add(create_iteration={"iteration_id": 2001, "job_id": 5000, "repetition": 1})
+    iteration = journal.read().iteration("train")
+    assert iteration is not None
+    assert iteration.id == 2001
+
+
+def test_splits_are_counted_by_iteration(tmp_path: Path) -> None:
+    writer, journal = Writer(tmp_path), Journal(tmp_path)
+    a_job(writer)
+    writer.add(create_iteration={"iteration_id": 2001, "job_id": 5000, "repetition": 2})
+    for round_ in range(1, 3):
+        for iteration, count in ((2000, 5), (2001, 3)):
+            for _ in range(count):
+                writer.add(produce_split={"iteration_id": iteration})
+            writer.add(produce_split={"iteration_id": iteration, "finished": True})
+        splits = {i.id: i.splits for i in journal.read().iterations}
+        assert splits == {2000: 5 * round_, 2001: 3 * round_}
+
+
+def test_half_written_record_waits(tmp_path: Path) -> None:
+    writer, journal = Writer(tmp_path), Journal(tmp_path)
+    record = framed(register_worker={"worker_address": "localhost:1"})
+    for cut in (1, 11, 12, 20, len(record) - 1):
+        writer.path.unlink(missing_ok=True)
+        journal = Journal(tmp_path)
+        writer.raw(record[:cut])
+        assert journal.read().workers == ()
+        writer.raw(record[cut:])
+        assert journal.read().workers == ("localhost:1",)
+
+
+def test_same_state_when_nothing_is_new(tmp_path: Path) -> None:
+    a_job(Writer(tmp_path))
+    journal = Journal(tmp_path)
+    assert journal.read() is journal.read()
+
+
+def test_next_dispatcher_writes_the_next_file(tmp_path: Path) -> None:
+    first, journal = Writer(tmp_path, 9), Journal(tmp_path)
+    a_job(first)
+    first.raw(b"\x07half")  # what its predecessor had begun when it was killed
+    assert len(journal.read().tasks) == 2
+    second = Writer(tmp_path, 10)
+    second.add(finish_task={"task_id": 4000})
+    second.add(finish_task={"task_id": 4001})
+    state = journal.read()
+    assert state.finished("train")
+    assert state == Journal(tmp_path).read()
+    assert state.size_bytes == first.path.stat().st_size + second.path.stat().st_size
+
+
+def test_another_journal_in_its_place(tmp_path: Path) -> None:
+    writer, journal = Writer(tmp_path), Journal(tmp_path)
+    a_job(writer)
+    assert journal.read().jobs
+    writer.path.unlink()
+    writer.add(register_worker={"worker_address": "localhost:9"})
+    state = journal.read()
+    assert state.workers == ("localhost:9",)
+    assert not state.jobs
+
+
+@pytest.mark.parametrize(
+    "damage", [b"\xff" * 40, struct.pack("<QI", 3, 0) + b"\xff\xff\xff" + bytes(4)]
+)
+def test_damaged(tmp_path: Path, damage: bytes) -> None:
+    writer = Writer(tmp_path)
+    a_job(writer)
+    offset = writer.path.stat().st_size
+    writer.raw(damage)
+    with pytest.raises(DataError, match=f"damaged at byte {offset}"):
+        Journal(tmp_path).read()
+
+
+def test_unknown_records_are_passed_over(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    record = b"\xfa\x01\x02\x08\x01"  # field 31, of a later version
+    writer.raw(struct.pack("<QI", len(record), 0) + record + bytes(4))
+    a_job(writer)
+    assert Journal(tmp_path).read().jobs
+
+
+def test_a_long_journal_is_read_once(tmp_path: Path) -> None:
+    writer, journal = Writer(tmp_path), Journal(tmp_path)
+    a_job(writer)
+    writer.raw(framed(produce_split={"iteration_id": 2000}) * 300_000)  # more than one block
+    start = time.process_time()
+    assert journal.read().iterations[0].splits == 300_000
+    once = time.process_time() - start
+    assert once < 2
+    writer.add(produce_split={"iteration_id": 2000})
+    start = time.process_time()
+    assert journal.read().iterations[0].splits == 300_001
+    assert time.process_time() - start < once / 10

@@ -1,0 +1,173 @@
+"""Ports and sockets of this process (the filter itself: integration/test_closed_by_default)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tfd_notebook.errors import PortInUse
+from tfd_notebook.launch import sockets
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+
+
+@pytest.fixture
+def server() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening
+
+
+def port_of(sock: socket.socket) -> int:
+    return sock.getsockname()[1]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+@pytest.mark.parametrize("reuse_address", [0, 1])
+def test_held_from_strangers(host: str, reuse_address: int) -> None:
+    with sockets.hold_port() as held:
+        port = port_of(held)
+        assert bind_error(host, port, reuse_address) == errno.EADDRINUSE
+    with sockets.hold_port(port):  # the same, asked for by its number
+        assert bind_error(host, port, reuse_address) == errno.EADDRINUSE
+    assert bind_error(host, port, reuse_address) is None
+
+
+def bind_error(host: str, port: int, reuse_address: int) -> int | None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse_address)
+        try:
+            stranger.bind((host, port))
+        except OSError as error:
+            return error.errno
+        return None
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::"])
+def test_a_server_can_listen_at_a_held_port(host: str) -> None:
+    with sockets.hold_port() as held:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            server.bind((host, port_of(held)))
+            server.listen()
+            for _ in range(20):  # none of them goes to the socket that only holds the port
+                socket.create_connection(("localhost", port_of(held)), 1).close()
+                server.settimeout(1)
+                server.accept()[0].close()
+
+
+def test_held_again_after_connections(server: socket.socket) -> None:
+    port = port_of(server)
+    with socket.create_connection(("127.0.0.1", port)):
+        server.accept()[0].close()  # the server's side closes first: TIME_WAIT is here
+    server.close()
+    sockets.hold_port(port).close()
+
+
+def test_port_in_use_names_this_process(server: socket.socket) -> None:
+    with pytest.raises(PortInUse, match=f"this process.*{os.getpid()}"):
+        sockets.hold_port(port_of(server))
+
+
+def test_port_in_use_names_the_other_process() -> None:
+    code = "import socket,sys; s = socket.create_server(('', 0)); "
+    code += "print(s.getsockname()[1], flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin
+        assert other.stdout
+        port = int(other.stdout.readline())
+        with pytest.raises(PortInUse) as caught:
+            sockets.hold_port(port)
+        other.stdin.close()
+    assert f"pid {other.pid}" in caught.value.what
+    assert shlex.join(command)[:60] in caught.value.what
+
+
+def test_port_in_use_without_a_listener() -> None:
+    with sockets.hold_port() as held, pytest.raises(PortInUse, match="without listening"):
+        sockets.hold_port(port_of(held))
+
+
+def test_port_that_may_not_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(port: int) -> socket.socket:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(sockets, "_hold", refused)
+    with pytest.raises(PortInUse, match="Permission denied"):
+        sockets.hold_port(80)
+
+
+def test_listening_fds(server: socket.socket) -> None:
+    assert sockets.listening_fds(port_of(server)) == [server.fileno()]
+    with socket.create_connection(("127.0.0.1", port_of(server))), server.accept()[0]:
+        assert sockets.listening_fds(port_of(server)) == [server.fileno()]
+    with sockets.hold_port() as held:
+        assert sockets.listening_fds(port_of(held)) == []
+
+
+def test_looking_closes_nothing(server: socket.socket) -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    sockets.listening_fds(port_of(server))
+    sockets.bytes_sent(port_of(server))
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_open_to() -> None:
+    with socket.create_server(("", 0)) as server:
+        port = port_of(server)
+        assert sockets.close_to_strangers(port) == "this host"
+        allow = ["10.1.2.3/8", "fd00::/8"]
+        assert sockets.close_to_strangers(port, allow) == "this host, 10.0.0.0/8, fd00::/8"
+        for everyone in ("0.0.0.0/0", "::/0"):
+            assert sockets.close_to_strangers(port, ["10.0.0.0/8", everyone]) == "everyone"
+        socket.create_connection(("127.0.0.1", port), 1).close()
+
+
+def test_open_to_is_unknown(server: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sockets.hold_port() as held:
+        said = sockets.close_to_strangers(port_of(held))
+        assert said.startswith("unknown: this process does not listen")
+
+    def refused(sock: socket.socket, program: bytes) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(sockets, "_attach", refused)
+    said = sockets.close_to_strangers(port_of(server))
+    assert said.startswith("unknown:")
+    assert "Cannot allocate memory" in said
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert sockets.close_to_strangers(port_of(server)).startswith("unknown: darwin")
+
+
+def test_more_networks_than_the_kernel_takes(server: socket.socket) -> None:
+    many = [f"10.{i // 256}.{i % 256}.0/24" for i in range(2000)]
+    assert sockets.close_to_strangers(port_of(server), many).startswith("unknown: ")
+
+
+def test_sent_bytes(server: socket.socket) -> None:
+    port = port_of(server)
+    counter = sockets.SentBytes(port)
+    assert counter.read() == 0
+    for round_ in range(1, 3):
+        with socket.create_connection(("127.0.0.1", port)) as client, server.accept()[0] as served:
+            client.sendall(bytes(5000))  # what the clients send does not count
+            served.sendall(bytes(100_000))
+            received = 0
+            while received < 100_000:
+                received += len(client.recv(65536))
+            limit = time.monotonic() + 2
+            while counter.read() < 100_000 * round_ and time.monotonic() < limit:
+                time.sleep(0.005)
+            assert counter.read() == 100_000 * round_
+            assert sockets.bytes_sent(port) == 100_000
+        assert counter.read() == 100_000 * round_  # closed connections stay in the sum
+    assert sockets.bytes_sent(port) == 0

@@ -1,0 +1,168 @@
+"""What tombstones answer (what TensorFlow makes of it: integration/test_tombstone)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
+
+import grpc
+import pytest
+
+from tfd_notebook import wire
+from tfd_notebook.errors import PortInUse, StateError
+from tfd_notebook.launch.sockets import hold_port
+from tfd_notebook.launch.tombstone import Tombstone
+from tfd_notebook.probe import probe
+
+PROCESS_TASK = "/tensorflow.data.WorkerService/ProcessTask"
+GET_ELEMENT = "/tensorflow.data.WorkerService/GetElement"
+HEARTBEAT = "/tensorflow.data.DispatcherService/ClientHeartbeat"
+OFF, DYNAMIC, FILE = range(3)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with hold_port() as held:
+        yield held.getsockname()[1]
+
+
+class FakeDispatcher(grpc.GenericRpcHandler):
+    """Notes which tasks are reported complete."""
+
+    def __init__(self) -> None:
+        self.completed: Queue[tuple[str, int]] = Queue()
+
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(self._update)
+
+    def _update(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        update = wire.WorkerUpdateRequest.FromString(request)
+        self.completed.put((update.worker_address, update.updates[0].task_id))
+        return b""
+
+
+@pytest.fixture
+def dispatcher() -> Iterator[tuple[str, FakeDispatcher]]:
+    with ThreadPoolExecutor(1) as pool:
+        fake = FakeDispatcher()
+        server = grpc.server(pool, handlers=(fake,))
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        yield address, fake
+        server.stop(None).wait()
+
+
+def call(port: int, method: str, request: bytes = b"", host: str = "localhost") -> bytes:
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+    with grpc.insecure_channel(f"{host}:{port}", options) as channel:
+        answer: bytes = channel.unary_unary(method)(request, timeout=2)
+        return answer
+
+
+def code_of(port: int, method: str, request: bytes = b"") -> grpc.StatusCode:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(port, method, request)
+    return caught.value.code()
+
+
+def work(task_id: int, mode: int, consumers: int = 0) -> bytes:
+    request = wire.ProcessTaskRequest()
+    request.task.task_id = task_id
+    request.task.num_consumers = consumers
+    request.task.processing_mode_def.sharding_policy = mode
+    return request.SerializeToString()
+
+
+def element(task_id: int) -> bytes:
+    return wire.GetElementRequest(task_id=task_id).SerializeToString()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
+@pytest.mark.parametrize("method", [GET_ELEMENT, HEARTBEAT])
+def test_answers_with_its_text(port: int, host: str, method: str) -> None:
+    with (
+        Tombstone({port: "[TFD302] gone\nNext: déjà vu"}),
+        pytest.raises(grpc.RpcError) as caught,
+    ):
+        call(port, method, host=host)
+    assert caught.value.code() is grpc.StatusCode.DATA_LOSS
+    assert caught.value.details() == "[TFD302] gone\nNext: déjà vu"
+
+
+def test_each_port_has_its_own(port: int) -> None:
+    with hold_port() as held:
+        texts = {port: "one", held.getsockname()[1]: "two"}
+        with Tombstone(texts, code="FAILED_PRECONDITION"):
+            for number, text in texts.items():
+                found = probe(f"localhost:{number}")
+                assert (found.state, found.reason) == ("foreign", text)
+
+
+def test_stands_and_falls(port: int) -> None:
+    threads = set(threading.enumerate())
+    tombstone = Tombstone({port: "gone"})
+    for _ in range(2):
+        tombstone.start()
+        with pytest.raises(StateError):
+            tombstone.start()
+        assert code_of(port, HEARTBEAT) is grpc.StatusCode.DATA_LOSS
+        tombstone.close()
+        tombstone.close()
+        assert probe(f"localhost:{port}").state == "refused"
+    new = [t for t in set(threading.enumerate()) - threads if t.name.startswith("tfd-")]
+    assert not new
+
+
+def test_port_that_is_taken() -> None:
+    with hold_port() as held:
+        port = held.getsockname()[1]
+        with pytest.raises(PortInUse), Tombstone({port: "gone"}, hosts=["192.0.2.1"]):
+            pass
+
+
+def test_new_work_does_not_fail_the_job(port: int) -> None:
+    with Tombstone({port: "gone"}):
+        assert code_of(port, PROCESS_TASK, work(1, OFF)) is grpc.StatusCode.UNAVAILABLE
+        assert code_of(port, GET_ELEMENT, element(1)) is grpc.StatusCode.DATA_LOSS
+
+
+@pytest.mark.parametrize("mode", [OFF, DYNAMIC])
+def test_new_work_ends_empty(port: int, mode: int, dispatcher: tuple[str, FakeDispatcher]) -> None:
+    address, fake = dispatcher
+    with Tombstone({port: "gone"}, dispatcher=address, workers={port: "host-a:5"}):
+        assert call(port, PROCESS_TASK, work(7, mode)) == b""
+        assert fake.completed.get(timeout=2) == ("host-a:5", 7)
+        answer = wire.GetElementResponse.FromString(call(port, GET_ELEMENT, element(7)))
+        assert answer.end_of_sequence
+        assert code_of(port, GET_ELEMENT, element(6)) is grpc.StatusCode.DATA_LOSS
+
+
+@pytest.mark.parametrize("request_", [work(7, FILE), work(7, DYNAMIC, consumers=2)])
+def test_a_share_that_is_missing_is_no_empty_one(
+    port: int, request_: bytes, dispatcher: tuple[str, FakeDispatcher]
+) -> None:
+    with Tombstone({port: "gone"}, dispatcher=dispatcher[0]):
+        assert code_of(port, PROCESS_TASK, request_) is grpc.StatusCode.UNAVAILABLE
+        assert code_of(port, GET_ELEMENT, element(7)) is grpc.StatusCode.DATA_LOSS
+
+
+def test_warn_ends_everything(port: int, dispatcher: tuple[str, FakeDispatcher]) -> None:
+    address, fake = dispatcher
+    with Tombstone({port: "gone"}, dispatcher=address, on_loss="warn"):
+        assert call(port, PROCESS_TASK, work(7, FILE)) == b""
+        for _ in range(2):
+            answer = wire.GetElementResponse.FromString(call(port, GET_ELEMENT, element(6)))
+            assert answer.end_of_sequence
+        told = [fake.completed.get(timeout=2) for _ in range(2)]
+        assert told == [(f"localhost:{port}", 7), (f"localhost:{port}", 6)]
+        assert code_of(port, HEARTBEAT) is grpc.StatusCode.DATA_LOSS
+    assert fake.completed.empty()  # each once
+
+
+def test_dispatcher_that_is_gone_does_no_harm(port: int) -> None:
+    with hold_port() as nobody:
+        address = f"localhost:{nobody.getsockname()[1]}"
+        with Tombstone({port: "gone"}, dispatcher=address):
+            assert call(port, PROCESS_TASK, work(7, OFF)) == b""

@@ -1,0 +1,1 @@
+"""The data path: servers of the tf.data service, datasets through it, and who reads them."""

@@ -1,0 +1,164 @@
+"""The arguments of ``tf.data.experimental.service.distribute``, checked before anything is done."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+from tfd_notebook.errors import NoWorkers, UnknownName, UsageError
+
+#: What users write, in lower case, and the name of TensorFlow's ShardingPolicy for it.
+MODES = {
+    "off": "OFF",
+    "dynamic": "DYNAMIC",
+    "file": "FILE",
+    "data": "DATA",
+    "file_or_data": "FILE_OR_DATA",
+    "hint": "HINT",
+    "parallel_epochs": "OFF",
+    "distributed_epoch": "DYNAMIC",
+}
+
+#: Policies that give each worker a share by its place in a list of workers.
+STATIC = frozenset(("FILE", "DATA", "FILE_OR_DATA", "HINT"))
+
+_TARGETS = ("AUTO", "ANY", "LOCAL")
+_COMPRESSIONS = ("auto", "AUTO", "snappy", "SNAPPY", None)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a consumer reads; the fields are arguments of ``distribute``, `mode` a policy's name."""
+
+    mode: str
+    job_name: str | None = None
+    consumer_index: int | None = None
+    num_consumers: int | None = None
+    max_outstanding_requests: int | None = None
+    data_transfer_protocol: str | None = None
+    cross_trainer_cache: Any = None
+    target_workers: str = "AUTO"
+
+    def __post_init__(self) -> None:
+        if self.job_name is not None and (
+            not isinstance(self.job_name, str) or not self.job_name.strip()
+        ):
+            raise UsageError(f"job_name={self.job_name!r} must be a text that is not empty")
+        if (self.consumer_index is None) != (self.num_consumers is None):
+            raise UsageError(
+                "consumer_index and num_consumers belong together",
+                fix="give both for a coordinated read, or neither",
+            )
+        if self.num_consumers is not None and self.consumer_index is not None:
+            _whole("num_consumers", self.num_consumers, least=1)
+            _whole("consumer_index", self.consumer_index, least=0)
+            if self.consumer_index >= self.num_consumers:
+                raise UsageError(
+                    f"consumer_index={self.consumer_index} is out of range",
+                    fix=f"use 0 to {self.num_consumers - 1}",
+                )
+        for feature, used in (
+            ("a coordinated read (num_consumers)", self.num_consumers),
+            ("a cross-trainer cache", self.cross_trainer_cache),
+        ):
+            if used is not None and self.job_name is None:
+                raise UsageError(
+                    f"{feature} needs a job that its consumers share",
+                    fix="pass the same job_name= in each of them",
+                )
+        if self.max_outstanding_requests is not None:
+            _whole("max_outstanding_requests", self.max_outstanding_requests, least=1)
+        if self.target_workers not in _TARGETS:
+            raise UnknownName(
+                f"target_workers={self.target_workers!r} is not known",
+                fix=f"use {', '.join(_TARGETS)}",
+            )
+
+    @property
+    def needs_infinite(self) -> str | None:
+        """The feature that needs a dataset without an end, None if there is none."""
+        if self.num_consumers is not None:
+            return "a coordinated read"
+        return "a cross-trainer cache" if self.cross_trainer_cache is not None else None
+
+    def transfer(self, in_process: bool) -> str | None:
+        """Return the data transfer protocol for where the data workers live.
+
+        Raises
+        ------
+        NoWorkers
+            The arguments ask for workers of this process, where there are none.
+        """
+        local = self.data_transfer_protocol == "local" or self.target_workers == "LOCAL"
+        if local and not in_process:
+            raise NoWorkers(
+                'data_transfer_protocol="local" and target_workers="LOCAL" need data workers in '
+                "this process, and there is none",
+                fix='leave these arguments out, or use launcher="inprocess"',
+            )
+        if self.data_transfer_protocol is None and in_process:
+            return "local"
+        return self.data_transfer_protocol
+
+    def tensorflow_arguments(self, in_process: bool) -> dict[str, Any]:
+        """Return the arguments for TensorFlow, the processing mode included."""
+        from tensorflow.data.experimental import service
+
+        return {
+            "processing_mode": service.ShardingPolicy[self.mode],
+            "job_name": self.job_name,
+            "consumer_index": self.consumer_index,
+            "num_consumers": self.num_consumers,
+            "max_outstanding_requests": self.max_outstanding_requests,
+            "data_transfer_protocol": self.transfer(in_process),
+            "cross_trainer_cache": self.cross_trainer_cache,
+            "target_workers": self.target_workers,
+        }
+
+
+def mode_of(processing_mode: Any) -> str:
+    """Return the name of TensorFlow's ShardingPolicy that `processing_mode` means.
+
+    Parameters
+    ----------
+    processing_mode : str or tf.data.experimental.service.ShardingPolicy
+        One of `MODES`, in any case, or the policy itself.
+
+    Raises
+    ------
+    UnknownName
+        With the nearest word that is known.
+    """
+    if isinstance(processing_mode, str):
+        word = processing_mode.lower()
+        if word in MODES:
+            return MODES[word]
+        near = difflib.get_close_matches(word, MODES, n=1)
+        raise UnknownName(
+            f"processing_mode={processing_mode!r} is not known",
+            fix=(f"did you mean {near[0]!r}? " if near else "") + f"use one of {', '.join(MODES)}",
+        )
+    name = getattr(processing_mode, "name", None)
+    if type(processing_mode).__name__ != "ShardingPolicy" or name not in MODES.values():
+        raise UnknownName(
+            f"processing_mode={processing_mode!r} is not known",
+            fix=f"use one of {', '.join(MODES)}",
+        )
+    return str(name)
+
+
+def compression_of(compression: Any, on_this_host: bool) -> str | None:
+    """Return TensorFlow's word for `compression`; ``"auto"`` compresses only between hosts."""
+    if compression not in _COMPRESSIONS:
+        raise UnknownName(
+            f"compression={compression!r} is not known", fix='use "auto", "AUTO", "snappy" or None'
+        )
+    if compression == "auto":
+        return None if on_this_host else "AUTO"
+    return compression.upper() if compression else None
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name}={value!r} must be a whole number from {least}")

@@ -1,0 +1,210 @@
+"""What stands between a notebook and TensorFlow's service: what would hang is refused here."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from tfd_notebook.data import functions, pipeline
+from tfd_notebook.data.arguments import STATIC, Reading
+from tfd_notebook.data.host import ServiceHost
+from tfd_notebook.data.journal import Journal
+from tfd_notebook.errors import (
+    DispatcherLost,
+    FinishedJob,
+    NotSerializable,
+    NoWorkers,
+    TfdError,
+    UnknownName,
+    UsageError,
+)
+from tfd_notebook.probe import probe
+
+#: Bytes of a definition from which on a warning says that the data is part of it.
+LARGE = 50_000_000
+
+_DISPATCHER_SECONDS = 10.0
+
+_said: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
+
+def say(text: str) -> None:
+    """Tell the user one line, beside the output of the cell."""
+    sys.stderr.write(f"{text}\n")
+
+
+def prepare(host: ServiceHost, dataset: Any, mode: str) -> pipeline.Pipeline:
+    """Refuse what cannot work, and take to the workers what they need for `dataset`."""
+    import tensorflow as tf
+
+    if not isinstance(dataset, tf.data.Dataset):
+        raise UsageError(
+            f"a {type(dataset).__name__} is no tf.data.Dataset",
+            fix="make one, for example by tf.data.Dataset.from_tensor_slices",
+        )
+    if not tf.executing_eagerly():
+        raise UsageError(
+            "a dataset cannot be distributed inside a tf.function",
+            fix="distribute it outside, and pass the result into the function",
+        )
+    check_host(host)
+    found = pipeline.examine(dataset)
+    if found.size > LARGE:
+        warnings.warn(
+            f"the dataset's definition has {found.size / 1e6:.0f} MB: the data itself is part of "
+            "it, and goes to every data worker. Reading it from files is faster",
+            UserWarning,
+            stacklevel=4,
+        )
+    if not host.service_in_process:
+        _check_travels(found, dataset, tf)
+        if found.tokens:
+            host.install_functions(*functions.pack(found.tokens))
+    if mode in STATIC:
+        host.enable_static_sharding()
+    if mode == "HINT" and not found.has_shard_hint:
+        warnings.warn(
+            'the dataset has no shard(SHARD_HINT, SHARD_HINT), so "hint" acts like "off": each '
+            "data worker delivers all of it",
+            UserWarning,
+            stacklevel=4,
+        )
+    return found
+
+
+def _check_travels(found: pipeline.Pipeline, dataset: Any, tf: Any) -> None:
+    if found.resources:
+        raise NotSerializable(
+            f"a function of the dataset uses {' and '.join(found.resources)} of this process, "
+            "which the data workers cannot reach",
+            fix='use tf.lookup.StaticHashTable, or tensors; or launcher="inprocess"',
+        )
+    if any(isinstance(spec, tf.data.DatasetSpec) for spec in tf.nest.flatten(dataset.element_spec)):
+        raise NotSerializable(
+            "the dataset's elements are datasets, which cannot be sent",
+            fix="flatten them first: .flat_map(lambda window: window.batch(size))",
+        )
+
+
+def check_host(host: ServiceHost) -> None:
+    """Refuse to wait for a service that cannot answer."""
+    live_workers(host)
+    deadline = time.monotonic() + _DISPATCHER_SECONDS
+    while True:
+        found = probe(host.service_target, timeout=1.0, expect="dispatcher")
+        if found.alive:
+            return
+        if time.monotonic() > deadline:
+            raise DispatcherLost(
+                f"the dispatcher of cluster {host.name!r} does not answer: {found.reason}",
+                task="dispatcher:0",
+                fix="see cluster.logs('dispatcher:0'), then cluster.restart('dispatcher:0')",
+            )
+        time.sleep(0.1)
+
+
+def live_workers(host: ServiceHost) -> int:
+    """Return how many data workers there are; refuse to wait when there is none."""
+    count = len(host.data_workers())
+    if not count:
+        raise NoWorkers(
+            f"cluster {host.name!r} has no data worker, and reading would wait for ever",
+            fix="cluster.scale(data_workers=2)",
+        )
+    return count
+
+
+def check_endless(reading: Reading, cardinality: int) -> None:
+    """Refuse a finite dataset where TensorFlow needs an endless one."""
+    if reading.needs_infinite and cardinality >= 0:
+        raise UsageError(
+            f"{reading.needs_infinite} needs a dataset without an end, this one has "
+            f"{cardinality} elements",
+            fix="add .repeat() before distribute",
+        )
+
+
+def check_job(host: ServiceHost, reading: Reading, full_name: str | None) -> None:
+    """Refuse to join a job that has delivered its data: TensorFlow would deliver nothing."""
+    if full_name is None:
+        return
+    if host.service_work_dir is None:
+        finished = any(
+            row.name == listed_as(reading.job_name) and row.state == "finished"
+            for row in host.consumers.rows()
+        )
+        taken = set()
+    else:
+        state = Journal(host.service_work_dir).read()
+        taken = {job.name for job in state.jobs}
+        job = state.job(full_name)
+        if job is not None and job.mode.upper() != reading.mode:
+            raise UsageError(
+                f"job {reading.job_name!r} exists, with processing_mode={job.mode!r}",
+                fix="use that mode, or another job_name=",
+            )
+        finished = state.finished(full_name)
+    if finished:
+        stem = full_name.removesuffix(reading.job_name or "")
+        fresh = next(
+            name
+            for number in range(2, len(taken) + 3)
+            if stem + (name := f"{reading.job_name}-{number}") not in taken
+        )
+        raise FinishedJob(
+            f"job {reading.job_name!r} has delivered its data, and would deliver nothing more",
+            fix=f"use a fresh name: job_name={fresh!r}",
+        )
+
+
+def listed_as(job_name: str | None) -> str | None:
+    """Return the name of a job's consumer in the views."""
+    return f"job {job_name}" if job_name else None
+
+
+def say_delivery(host: ServiceHost, mode: str) -> None:
+    """Say once for each cluster and mode how often an epoch delivers the data."""
+    said = _said.setdefault(host, set())
+    if mode in said:
+        return
+    said.add(mode)
+    count = live_workers(host)
+    if mode == "OFF":
+        times = "once" if count == 1 else f"{count} times, once by each data worker"
+        text = f'each element arrives {times}; processing_mode="dynamic" delivers it once'
+    elif mode == "DYNAMIC":
+        text = "each element arrives once, in no fixed order"
+    elif mode == "HINT":
+        text = "each data worker delivers the share that shard(SHARD_HINT, SHARD_HINT) gives it"
+    else:
+        text = "each element arrives once, each data worker delivers a fixed share"
+    say(f"cluster {host.name!r}, {mode.lower()}: in an epoch {text}.")
+
+
+def translated(call: Callable[[], Any]) -> Any:
+    """Return what TensorFlow returns, or raise its error in words of ours."""
+    import tensorflow as tf
+
+    try:
+        return call()
+    except TfdError:
+        raise
+    except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError) as error:
+        raise DispatcherLost(
+            f"the dispatcher does not answer: {error.message}", task="dispatcher:0"
+        ) from error
+    except tf.errors.NotFoundError as error:
+        raise UnknownName(error.message, fix="register the dataset first") from error
+    except tf.errors.AlreadyExistsError as error:
+        raise UsageError(error.message, fix="choose another path") from error
+    except tf.errors.FailedPreconditionError as error:
+        raise NotSerializable(
+            f"the dataset cannot be sent to the data workers: {error.message}",
+            fix="take out what keeps state, or relax options().experimental_external_state_policy",
+        ) from error
+    except (tf.errors.OpError, ValueError, TypeError, RuntimeError) as error:
+        raise UsageError(str(getattr(error, "message", error))) from error

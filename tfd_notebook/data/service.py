@@ -1,0 +1,291 @@
+"""Datasets through the tf.data service of a cluster.
+
+These functions do what those of ``tf.data.experimental.service`` do, and first what a notebook
+needs: they refuse what would hang or lose data, take the user's Python functions to the workers,
+choose defaults for where consumer and workers run, and leave a dataset that is watched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tfd_notebook.data import checks
+from tfd_notebook.data.arguments import STATIC, Reading, compression_of, mode_of
+from tfd_notebook.data.host import ServiceHost
+from tfd_notebook.data.watch import watch
+from tfd_notebook.errors import DataError, TimeLimit, UsageError
+
+
+def distribute(
+    host: ServiceHost,
+    processing_mode: Any,
+    job_name: str | None = None,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
+    max_outstanding_requests: int | None = None,
+    data_transfer_protocol: str | None = None,
+    compression: str | None = "auto",
+    cross_trainer_cache: Any = None,
+    target_workers: str = "AUTO",
+) -> Callable[[Any], Any]:
+    """Return a function for ``Dataset.apply`` that has the data workers make the dataset.
+
+    Parameters
+    ----------
+    host : ServiceHost
+        The cluster.
+    processing_mode : str or tf.data.experimental.service.ShardingPolicy
+        ``"off"``, ``"dynamic"``, ``"file"``, ``"data"``, ``"file_or_data"``, ``"hint"``,
+        ``"parallel_epochs"`` (which is off) or ``"distributed_epoch"`` (which is dynamic).
+    job_name : str, optional
+        Consumers that give the same name share one job. Default: a job of one's own.
+    consumer_index, num_consumers : int, optional
+        For coordinated reads: `num_consumers` consumers take elements in turn.
+    max_outstanding_requests : int, optional
+        Most elements under way at a time. Default: TensorFlow's choice.
+    data_transfer_protocol : str, optional
+        Default: ``"local"`` if the workers live in this process, else TensorFlow's choice.
+    compression : {"auto", "AUTO", "snappy", None}
+        ``"auto"`` (default) does not compress on one host and leaves it to TensorFlow
+        (``"AUTO"``) between hosts.
+    cross_trainer_cache : tf.data.experimental.service.CrossTrainerCache, optional
+    target_workers : {"AUTO", "ANY", "LOCAL"}
+        Which workers to read from. Default ``"AUTO"``.
+
+    Returns
+    -------
+    callable
+        Takes a ``tf.data.Dataset`` and returns one, watched by ``host.consumers``. Where each
+        epoch is known to deliver each element once, its cardinality is exact, and an epoch that
+        is cut short raises an error.
+
+    Raises
+    ------
+    UsageError, NoWorkers, NotSerializable, FinishedJob, DispatcherLost
+        Here or when the function is called; nothing is left to hang.
+
+    See Also
+    --------
+    tf.data.experimental.service.distribute
+    """
+    reading = Reading(
+        mode_of(processing_mode),
+        job_name,
+        consumer_index,
+        num_consumers,
+        max_outstanding_requests,
+        data_transfer_protocol,
+        cross_trainer_cache,
+        target_workers,
+    )
+    compression_of(compression, on_this_host=True)
+
+    def apply(dataset: Any) -> Any:
+        from tensorflow.data.experimental import assert_cardinality, service
+
+        found = checks.prepare(host, dataset, reading.mode)
+        cardinality = int(dataset.cardinality())
+        checks.check_endless(reading, cardinality)
+        checks.check_job(host, reading, job_name)
+        arguments = reading.tensorflow_arguments(host.service_in_process)
+        read = checks.translated(
+            lambda: dataset.apply(
+                service.distribute(
+                    service=host.service_target,
+                    compression=compression_of(compression, host.service_on_this_host),
+                    **arguments,
+                )
+            )
+        )
+        if (
+            reading.mode == "DYNAMIC"
+            and found.keeps_count
+            and cardinality >= 0
+            and job_name is None
+            and target_workers != "LOCAL"
+            and host.policy.on_loss == "raise"
+        ):
+            read = read.apply(assert_cardinality(cardinality))
+        checks.say_delivery(host, reading.mode)
+        return watch(read, host.consumers, checks.listed_as(job_name))
+
+    return apply
+
+
+def register(
+    host: ServiceHost,
+    dataset: Any,
+    dataset_id: str | None = None,
+    compression: str | None = "auto",
+) -> str:
+    """Register a dataset with the service, for `from_dataset_id` here or in another process.
+
+    Parameters
+    ----------
+    host : ServiceHost
+    dataset : tf.data.Dataset
+    dataset_id : str, optional
+        The id to register it under; the same dataset can be registered again. Default: one that
+        the dispatcher chooses.
+    compression : {"auto", "AUTO", "snappy", None}
+        As in `distribute`.
+
+    Returns
+    -------
+    str
+        The dataset's id.
+
+    Raises
+    ------
+    UsageError, NoWorkers, NotSerializable, DispatcherLost
+
+    See Also
+    --------
+    tf.data.experimental.service.register_dataset
+    """
+    from tensorflow.data.experimental import service
+
+    chosen = compression_of(compression, host.service_on_this_host)
+    checks.prepare(host, dataset, "OFF")
+    registered = checks.translated(
+        lambda: service.register_dataset(
+            host.service_target, dataset, compression=chosen, dataset_id=dataset_id
+        )
+    )
+    return str(registered.numpy().decode())
+
+
+def from_dataset_id(
+    host: ServiceHost,
+    processing_mode: Any,
+    dataset_id: Any,
+    element_spec: Any = None,
+    job_name: str | None = None,
+    consumer_index: int | None = None,
+    num_consumers: int | None = None,
+    max_outstanding_requests: int | None = None,
+    data_transfer_protocol: str | None = None,
+    cross_trainer_cache: Any = None,
+    target_workers: str = "AUTO",
+) -> Any:
+    """Return a dataset that reads a registered one; the other arguments are `distribute`'s.
+
+    Parameters
+    ----------
+    host : ServiceHost
+    processing_mode : str or tf.data.experimental.service.ShardingPolicy
+    dataset_id : str, bytes or int
+        From `register`.
+    element_spec : nested structure of tf.TypeSpec, optional
+        Default: what the dispatcher knows of the dataset.
+
+    Returns
+    -------
+    tf.data.Dataset
+        Watched by ``host.consumers``.
+
+    Raises
+    ------
+    UsageError, NoWorkers, FinishedJob, DispatcherLost
+
+    See Also
+    --------
+    tf.data.experimental.service.from_dataset_id
+    """
+    from tensorflow.data.experimental import service
+
+    reading = Reading(
+        mode_of(processing_mode),
+        job_name,
+        consumer_index,
+        num_consumers,
+        max_outstanding_requests,
+        data_transfer_protocol,
+        cross_trainer_cache,
+        target_workers,
+    )
+    checks.check_host(host)
+    if reading.mode in STATIC:
+        host.enable_static_sharding()
+    if hasattr(dataset_id, "numpy"):
+        dataset_id = dataset_id.numpy()
+    plain_id = dataset_id.decode() if isinstance(dataset_id, bytes) else str(dataset_id)
+    checks.check_job(host, reading, job_name and f"dataset_id={plain_id}/{job_name}")
+    read = checks.translated(
+        lambda: service.from_dataset_id(
+            service=host.service_target,
+            dataset_id=plain_id,
+            element_spec=element_spec,
+            **reading.tensorflow_arguments(host.service_in_process),
+        )
+    )
+    checks.say_delivery(host, reading.mode)
+    return watch(read, host.consumers, checks.listed_as(job_name))
+
+
+def save(
+    host: ServiceHost,
+    dataset: Any,
+    path: str,
+    compression: str | None = "AUTO",
+    timeout: float = 600.0,
+) -> None:
+    """Have the data workers write a dataset to `path`, and return when it is there.
+
+    Read it with ``tf.data.Dataset.load(path)``. Ctrl-C ends the wait, not the writing.
+
+    Parameters
+    ----------
+    host : ServiceHost
+        It needs ``Service(fault_tolerant=True)``.
+    dataset : tf.data.Dataset
+    path : str
+        A directory that does not exist yet, on a file system that all workers share.
+    compression : {"AUTO", "GZIP", "SNAPPY", None}
+        Default ``"AUTO"``.
+    timeout : float
+        Seconds to wait. Default 600. Workers hear of the task with their next heartbeat, up to
+        30 seconds later.
+
+    Raises
+    ------
+    UsageError
+        `path` exists, or the service keeps no journal.
+    NoWorkers, NotSerializable, DispatcherLost
+    DataError
+        A worker could not write.
+    TimeLimit
+        It is not complete after `timeout` seconds; the workers go on.
+
+    See Also
+    --------
+    tf.data.experimental.distributed_save
+    """
+    import tensorflow as tf
+
+    if host.service_work_dir is None:
+        raise UsageError(
+            "the workers can only save with a service that keeps a journal",
+            fix="start the cluster with service=tfd.Service(fault_tolerant=True)",
+        )
+    checks.prepare(host, dataset, "DYNAMIC")
+    address = host.service_target.partition("://")[2]
+    checks.translated(
+        lambda: tf.data.experimental.distributed_save(
+            dataset, path, address, compression=compression
+        )
+    )
+    deadline = time.monotonic() + timeout
+    while not tf.io.gfile.exists(f"{path}/DONE"):
+        if tf.io.gfile.exists(f"{path}/ERROR"):
+            with tf.io.gfile.GFile(f"{path}/ERROR") as file:
+                raise DataError(f"saving to {path} failed: {file.read().strip()}")
+        checks.live_workers(host)
+        if time.monotonic() > deadline:
+            raise TimeLimit(
+                f"{path} is not complete after {timeout:g} s",
+                fix="the workers go on: it is complete when it holds a file DONE",
+            )
+        time.sleep(0.1)
