@@ -134,6 +134,9 @@ class Cluster:
         self._ending = False
         for role, count in config.counts.items():
             self._monitor.plan(role, count)
+        # Registered anew, to be called before what launchers registered meanwhile.
+        atexit.unregister(_stop_all)
+        atexit.register(_stop_all)
 
     # Life
 
@@ -381,6 +384,7 @@ class Cluster:
         """
         from tfd_notebook.data import service
 
+        self._must_run()
         return service.distribute(self, processing_mode, **options)
 
     def observe(self, dataset: Any, name: str | None = None) -> Any:
@@ -413,18 +417,21 @@ class Cluster:
         """Register `dataset` with the service; see `tfd_notebook.data.service.register`."""
         from tfd_notebook.data import service
 
+        self._must_run()
         return service.register(self, dataset, dataset_id, **options)
 
     def from_dataset_id(self, processing_mode: Any, dataset_id: Any, **options: Any) -> Any:
         """Read a registered dataset; see `tfd_notebook.data.service.from_dataset_id`."""
         from tfd_notebook.data import service
 
+        self._must_run()
         return service.from_dataset_id(self, processing_mode, dataset_id, **options)
 
     def save(self, dataset: Any, path: str, **options: Any) -> Any:
         """Have the workers write `dataset` to `path`; see `tfd_notebook.data.service.save`."""
         from tfd_notebook.data import service
 
+        self._must_run()
         return service.save(self, dataset, path, **options)
 
     # What the data path asks of its cluster (`tfd_notebook.data.host.ServiceHost`)
@@ -528,6 +535,3 @@ def _stop_all() -> None:
     for cluster in clusters().values():
         with contextlib.suppress(Exception):
             cluster.stop()
-
-
-atexit.register(_stop_all)

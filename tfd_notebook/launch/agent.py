@@ -50,17 +50,12 @@ class HostedCluster:
         self.allow: list[str] = opened["allow"]
         self.functions: list[bytes] = []
         self.tasks: dict[str, Supervised] = {}
+        self.retired: dict[str, Supervised] = {}
         self.processes = agent.processes
         self.opened = time.monotonic()
         self.directory = agent.directory / name
         self.directory.mkdir(mode=0o700, exist_ok=True)
         self._agent = agent
-
-    @property
-    def dispatcher(self) -> str | None:
-        """Address of the dispatcher, if it is on this host."""
-        task = self.tasks.get("dispatcher:0")
-        return task.address if task else None
 
     def task(self, name: str) -> Supervised:
         if name not in self.tasks:
@@ -105,11 +100,12 @@ class HostedCluster:
 
     async def stop(self) -> None:
         """End all tasks, consumers of data first, their source last."""
-        workers = [task for task in self.tasks.values() if task.spec.role is not Role.DISPATCHER]
-        await asyncio.gather(*(task.stop() for task in workers))
-        rest = [task for task in self.tasks.values() if task.spec.role is Role.DISPATCHER]
-        await asyncio.gather(*(task.stop() for task in rest))
+        tasks = (*self.tasks.values(), *self.retired.values())
+        for last in (False, True):
+            ending = [task for task in tasks if (task.spec.role is Role.DISPATCHER) is last]
+            await asyncio.gather(*(task.stop() for task in ending))
         self.tasks.clear()
+        self.retired.clear()
         runtime.remove(self.directory)
 
 
@@ -220,7 +216,12 @@ class Agent:
                 spec = TaskSpec(**dict(packed, role=Role(packed["role"])))
                 if spec.name in hosted.tasks:
                     raise StateError(f"cluster {cluster!r} has a task {spec.name!r} already")
-                held.append(Supervised(hosted, spec))
+                retired = hosted.retired.pop(spec.name, None)
+                if retired is None:
+                    held.append(Supervised(hosted, spec))
+                else:
+                    retired.revive()
+                    held.append(retired)
         except BaseException:
             for task in held:
                 await task.stop()
@@ -235,10 +236,9 @@ class Agent:
 
     async def do_stop(self, cluster: str, tasks: list[str]) -> None:
         hosted = self._cluster(cluster)
-        stopping = [hosted.task(name) for name in tasks]
-        for task in stopping:
-            del hosted.tasks[task.spec.name]
-        await asyncio.gather(*(task.stop(hosted.dispatcher) for task in stopping))
+        for task in [hosted.task(name) for name in tasks]:
+            hosted.retired[task.spec.name] = hosted.tasks.pop(task.spec.name)
+        await asyncio.gather(*(hosted.retired[name].retire() for name in tasks))
 
     async def do_restart(self, cluster: str, task: str, settings: dict[str, Any]) -> None:
         await self._cluster(cluster).task(task).restart(settings)
@@ -318,7 +318,7 @@ class Agent:
             return
         if seen.state == "alive":
             task.recovered()
-            task.service_tasks = tuple(work.task_id for work in seen.tasks)
+            task.open_iterations = len(seen.tasks)
         elif late or task.silent_since is None:
             task.silent_since = time.monotonic()
         else:

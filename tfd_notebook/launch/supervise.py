@@ -56,7 +56,7 @@ class Supervised:
         self.state = TaskState.PLANNED
         self.process: Process | None = None
         self.restarts = 0
-        self.service_tasks: tuple[int, ...] = ()
+        self.open_iterations = 0
         self.connections = sockets.Kept()
         self.silent_since: float | None = None
         self._prober = probe.Prober()
@@ -75,20 +75,41 @@ class Supervised:
         if self._life is None:
             self._life = asyncio.ensure_future(self._live())
 
-    async def stop(self, tell_dispatcher: str | None = None) -> None:
-        """End the task for good; with the dispatcher's address, tell it that its work is over."""
-        tasks = await self._tasks_to_complete() if tell_dispatcher else ()
-        if self._life is not None:
-            self._life.cancel()
-            await asyncio.gather(self._life, return_exceptions=True)
+    async def stop(self) -> None:
+        """End the task for good and let go of its port."""
+        await self._end()
+        self._bury(None)
+        self._holder.close()
+        self._enter(TaskState.STOPPED)
+
+    async def retire(self) -> None:
+        """End the task, but keep its port: the dispatcher goes on giving work to its address."""
+        await self._end()
+        if self.spec.role is Role.DATA_WORKER:
+            self._bury(f"[TFD302] {self.spec.name} has left the cluster", on_loss="warn")
+            if self.open_iterations:
+                self._cluster.notice(
+                    "warning",
+                    f"{self.spec.name} left while {self.open_iterations} iteration(s) were open: "
+                    "what it had prepared for them is not delivered",
+                    self,
+                    fix="iterate again for a whole epoch",
+                )
+        self._enter(TaskState.STOPPED)
+
+    def revive(self) -> None:
+        """Make a retired task one that can be started again."""
+        self._bury(None)
+        self._deaths = self.restarts = 0
+        self.state = TaskState.PLANNED
+
+    async def _end(self) -> None:
+        life, self._life = self._life, None
+        if life is not None:
+            life.cancel()
+            await asyncio.gather(life, return_exceptions=True)
         await self._end_process()
         self.connections.release()
-        self._bury(None)
-        if tell_dispatcher and tasks:
-            await self._complete(tell_dispatcher, tasks)
-        self._holder.close()
-        self._prober.close()
-        self._enter(TaskState.STOPPED)
 
     async def restart(self, settings: Mapping[str, Any]) -> None:
         """Start a fresh process on the same port, also after the task was given up."""
@@ -242,49 +263,33 @@ class Supervised:
         """Count the task as failed and keep its consumers from waiting for it for ever."""
         self.connections.release()
         self._enter(TaskState.FAILED, reason, log=last_lines(self.log, 5))
-        cluster = self._cluster
-        name = f"{self.spec.name} of cluster {cluster.name!r}"
+        name = f"{self.spec.name} of cluster {self._cluster.name!r}"
         fix = f"cluster.restart({self.spec.name!r}), then iterate again"
         if self.spec.role is Role.DISPATCHER:
             self._bury(f"[TFD306] {name} is gone: {reason}.\nNext: {fix}")
         elif self.spec.role is Role.DATA_WORKER:
-            if cluster.policy.on_loss == "raise":
-                self._bury(
-                    f"[TFD302] {name} is gone: {reason}. What it held of this epoch cannot be "
-                    f"delivered.\nNext: {fix}"
-                )
-            elif self.service_tasks:
-                await self._complete(self.settings["dispatcher_address"], self.service_tasks)
+            self._bury(
+                f"[TFD302] {name} is gone: {reason}. What it held of this epoch cannot be "
+                f"delivered.\nNext: {fix}",
+                on_loss=self._cluster.policy.on_loss,
+            )
 
-    def _bury(self, message: str | None) -> None:
+    def _bury(self, message: str | None, on_loss: str = "raise") -> None:
+        """Have a tombstone at the port that answers with `message`; None takes it away."""
         if self._tombstone is not None:
             self._tombstone.close()
             self._tombstone = None
         if message is not None:
-            self._tombstone = Tombstone({self.port: message})
-            self._tombstone.start()
-
-    async def _tasks_to_complete(self) -> tuple[int, ...]:
-        if self.spec.role is not Role.DATA_WORKER:
-            return ()
-        with contextlib.suppress(TfdError):
-            found = await asyncio.to_thread(probe.worker_tasks, self.address, 1.0)
-            return tuple(task.task_id for task in found)
-        return self.service_tasks
-
-    async def _complete(self, dispatcher: str, tasks: tuple[int, ...]) -> None:
-        try:
-            await asyncio.to_thread(probe.complete_tasks, dispatcher, self.address, tasks, 2.0)
-        except TfdError as error:
-            self._cluster.notice("warning", f"the dispatcher was not told: {error.what}", self)
-            return
-        self._cluster.notice(
-            "warning",
-            f"{self.spec.name} left with {len(tasks)} open iteration(s): what it had buffered for "
-            "them, or its share of the files, is not delivered",
-            self,
-            fix="iterate again for a whole epoch",
-        )
+            self._tombstone = Tombstone(
+                {self.port: message},
+                dispatcher=self.settings.get("dispatcher_address"),
+                on_loss=on_loss,
+                workers={self.port: self.address},
+            )
+            try:
+                self._tombstone.start()
+            except TfdError as error:
+                self._cluster.notice("warning", error.what, self)
 
     async def _has_died(self) -> bool:
         """Whether the process ended without saying why."""

@@ -1,0 +1,241 @@
+"""Streams: a dataset in a background thread, against a real service and local pipelines."""
+
+import threading
+import time
+
+import pytest
+import tensorflow as tf
+from tests.integration._service import Service
+
+from tfd_notebook import errors
+from tfd_notebook.data.consumers import Consumers
+from tfd_notebook.data.stream import Stream
+from tfd_notebook.data.watch import watch
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def service():
+    with Service() as service:
+        yield service
+
+
+@pytest.fixture
+def consumers():
+    return Consumers()
+
+
+def numbers(count=10**9):
+    return tf.data.Dataset.range(count)
+
+
+def distributed(dataset, service):
+    return dataset.apply(
+        tf.data.experimental.service.distribute("distributed_epoch", service.target)
+    )
+
+
+def until(true, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not (value := true()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+    return value
+
+
+def threads():
+    return [t.name for t in threading.enumerate() if t.name.startswith("tfd-")]
+
+
+def test_a_stream_without_a_reader_makes_progress(service, consumers):
+    stream = Stream(watch(distributed(numbers(), service), consumers), consumers, "train")
+    assert stream.state == "new"
+    with stream.start():
+        assert stream.wait(elements=1000, timeout=60) is True
+        assert stream.elements >= 1000
+        assert stream.bytes >= 8000
+        assert stream.throughput() > 0
+        assert 0 <= stream.wait_fraction <= 1
+        (row,) = consumers.rows()
+        assert (row.name, row.kind, row.state) == ("train", "stream", "running")
+        assert not consumers.idle()
+    assert stream.state == "stopped"
+    assert consumers.rows()[0].state == "stopped"
+    assert consumers.idle()
+    assert threads() == []
+
+
+def test_the_main_thread_reads_everything_in_order(consumers):
+    stream = Stream(numbers(500), consumers, buffer=3)
+    assert [int(x) for x in stream] == list(range(500))
+    assert stream.state == "finished"
+    assert stream.wait() is True
+    assert list(stream) == []
+
+
+def test_a_slow_reader_holds_the_stream_back(consumers):
+    seen = []
+    with Stream(numbers(), consumers, buffer=4, sinks=[lambda x: seen.append(int(x))]) as stream:
+        reader = iter(stream)
+        first = int(next(reader))
+        taken = until(lambda: len(seen) > first + 4 and len(seen))
+        time.sleep(0.1)
+        assert len(seen) <= taken + 1
+        assert [int(next(reader)) for _ in range(3)] == [first + 1, first + 2, first + 3]
+
+
+def test_nothing_is_dropped_where_that_is_asked(consumers):
+    with Stream(numbers(), consumers, discard=False) as stream:
+        until(lambda: len(threads()) == 1 and stream.elements >= 2)
+        assert int(next(iter(stream))) == 0
+
+
+def test_sinks_see_each_element_before_wait_returns(consumers):
+    seen = []
+    with Stream(numbers(), consumers, sinks=[lambda x: seen.append(int(x))]) as stream:
+        stream.wait(elements=100, timeout=20)
+        assert seen[:100] == list(range(100))
+
+
+def test_a_failing_sink_fails_the_stream(consumers):
+    def sink(element):
+        raise RuntimeError("the sink leaks")
+
+    stream = Stream(numbers(), consumers, sinks=[sink]).start()
+    with pytest.raises(RuntimeError, match="leaks"):
+        stream.wait(timeout=20)
+    assert stream.state == "failed"
+    assert "leaks" in consumers.rows()[0].error
+    with pytest.raises(RuntimeError, match="leaks"):
+        next(iter(stream))
+
+
+def test_pause_and_resume(consumers):
+    with Stream(numbers(), consumers).start() as stream:
+        stream.wait(elements=10, timeout=20)
+        stream.pause()
+        assert stream.state == "paused"
+        until(lambda: consumers.idle())
+        held = stream.elements
+        with pytest.raises(errors.TimeLimit, match="resume"):
+            stream.wait(elements=held + 100, timeout=0.2)
+        assert stream.elements <= held + 1
+        stream.resume()
+        assert stream.wait(elements=held + 100, timeout=20)
+
+
+def test_stop_without_any_worker_is_prompt_and_final(consumers):
+    with Service() as own:
+        stream = Stream(distributed(numbers(), own), consumers).start()
+        stream.wait(elements=10, timeout=60)
+        own.kill_workers()
+        until(lambda: consumers.stuck(0.5) == ("stream",))
+        start = time.monotonic()
+        stream.stop()
+        assert time.monotonic() - start < 1
+    stream.stop()
+    assert stream.state == "stopped"
+    assert threads() == []
+    with pytest.raises(errors.StateError, match="make a new one"):
+        stream.start()
+    with pytest.raises(errors.Interrupted):
+        stream.wait()
+    assert list(stream) == []
+
+
+def test_the_end_of_the_cluster_reaches_those_who_wait(service, consumers):
+    def wait_for_all():
+        try:
+            stream.wait()
+        except errors.TfdError as error:
+            raised.append(error)
+
+    raised = []
+    stream = Stream(distributed(numbers(), service), consumers).start()
+    waiting = threading.Thread(target=wait_for_all)
+    waiting.start()
+    stream.wait(elements=1, timeout=60)
+    consumers.cancel_all(errors.Interrupted("cluster demo was stopped"))
+    waiting.join(5)
+    assert "cluster demo" in str(raised[0])
+    assert stream.state == "stopped"
+    with pytest.raises(errors.Interrupted, match="cluster demo"):
+        next(iter(stream))
+
+
+def test_the_error_of_the_data_path_is_raised_in_the_caller(service):
+    def check(i):
+        with tf.control_dependencies([tf.debugging.assert_less(i, limit, message="too big")]):
+            return tf.identity(i)
+
+    limit = tf.constant(100, tf.int64)
+    consumers = Consumers(task_of=lambda address: "data_worker:0")
+    dataset = distributed(tf.data.Dataset.range(1000).map(check), service)
+    stream = Stream(dataset, consumers).start()
+    with pytest.raises(errors.PipelineError, match="too big") as caught:
+        stream.wait(timeout=30)
+    assert caught.value.task == "data_worker:0"
+    assert stream.error is caught.value
+    with pytest.raises(errors.PipelineError), Stream(dataset, consumers) as other:
+        for _ in other:
+            pass
+
+
+def test_wait_says_why_it_ends(consumers):
+    with pytest.raises(errors.StateError, match="not started"):
+        Stream(numbers(), consumers).wait()
+    with pytest.raises(errors.DataError, match="5 of 10"):
+        Stream(numbers(5), consumers).start().wait(elements=10, timeout=20)
+    with Stream(numbers(), consumers) as stream:
+        iter(stream)
+        with pytest.raises(errors.TimeLimit, match="nobody reads"):
+            stream.wait(elements=10**6, timeout=0.5)
+
+
+@pytest.mark.parametrize("options", [{"buffer": 0}, {"buffer": 1.5}, {"sinks": ["print"]}])
+def test_bad_options_are_refused(options, consumers):
+    with pytest.raises(errors.UsageError):
+        Stream(numbers(), consumers, **options)
+
+
+def test_a_checkpoint_keeps_what_is_buffered(tmp_path, consumers):
+    dataset = tf.data.Dataset.range(50).map(
+        lambda i: {"x": i, "r": tf.RaggedTensor.from_row_lengths([i, i], [2, 0])}
+    )
+    with Stream(dataset, consumers, buffer=4) as stream:
+        reader = iter(stream)
+        begin = [int(next(reader)["x"]) for _ in range(10)]
+        stream.checkpoint(str(tmp_path / "position"))
+        assert int(next(reader)["x"]) == begin[-1] + 1
+    rest = Stream(dataset, consumers).restore(str(tmp_path / "position"))
+    assert rest.elements > 10
+    read = list(rest)
+    assert [int(element["x"]) for element in read] == list(range(begin[-1] + 1, 50))
+    assert read[0]["r"].to_list() == [[begin[-1] + 1] * 2, []]
+    with pytest.raises(errors.StateError):
+        rest.restore(str(tmp_path / "position"))
+    with pytest.raises(errors.UsageError, match="no checkpoint"):
+        Stream(dataset, consumers).restore(str(tmp_path / "nothing"))
+
+
+def test_a_position_in_a_service_cannot_be_saved(service, tmp_path, consumers):
+    with Stream(distributed(numbers(), service), consumers) as stream:
+        stream.wait(elements=5, timeout=60)
+        with pytest.raises(errors.Unsupported, match="skip"):
+            stream.checkpoint(str(tmp_path / "position"))
+        stream.wait(elements=stream.elements + 100, timeout=30)
+
+
+def test_the_frame_has_a_row_a_second(consumers):
+    with Stream(numbers().map(lambda i: tf.fill([100], i)), consumers) as stream:
+        stream.wait(elements=100, timeout=20)
+        until(lambda: len(stream.to_frame()) >= 2)
+        frame = stream.to_frame()
+    assert list(frame.columns) == [
+        "second", "elements", "bytes", "elements_per_s", "bytes_per_s", "wait_fraction",
+    ]  # fmt: skip
+    assert frame.second.tolist()[:2] == [1, 2]
+    assert frame.elements.is_monotonic_increasing
+    assert (frame.bytes == frame.elements * 800).all()
+    assert frame.wait_fraction.between(0, 1).all()
