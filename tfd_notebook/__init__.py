@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tfd_notebook._compat import pyfunc
+
 if TYPE_CHECKING:
     from tfd_notebook import errors as errors
     from tfd_notebook import launchers as launchers
@@ -66,7 +68,6 @@ def __dir__() -> list[str]:
 def load_ipython_extension(ipython: Any) -> None:
     """Called by ``%load_ext tfd_notebook``."""
     from tfd_notebook import magics
-    from tfd_notebook._compat import pyfunc
     from tfd_notebook.launch import local
 
     pyfunc.make_tokens_unique()
@@ -77,7 +78,6 @@ def load_ipython_extension(ipython: Any) -> None:
 def unload_ipython_extension(ipython: Any) -> None:
     """Called by ``%unload_ext tfd_notebook``: stops everything and undoes what loading did."""
     from tfd_notebook import magics
-    from tfd_notebook._compat import pyfunc
     from tfd_notebook.cluster import clusters
     from tfd_notebook.launch import local
 
@@ -86,3 +86,8 @@ def unload_ipython_extension(ipython: Any) -> None:
         living.stop()
     local.shutdown()
     pyfunc.restore_tokens()
+
+
+# Before the user's first pipeline is traced: a Python function in it must not share its name
+# with another kernel's on a worker that both use.
+pyfunc.make_tokens_unique()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook import errors
-from tfd_notebook.launch import base
+from tfd_notebook.launch import base, proxies
 from tfd_notebook.monitor import Monitor
 from tfd_notebook.snapshot import TaskRow
 from tfd_notebook.spec import ClusterConfig, Role, TaskState
@@ -62,6 +62,8 @@ class Fleet:
     def bring_up(self) -> None:
         """Start the dispatcher, then the data workers; return when they are ready."""
         config = self._config
+        if note := proxies.bypass_for_local():
+            self._monitor.notice("info", note)
         (self._node,) = self._launcher.connect(config, self._monitor.take)
         self._monitor.request(Role.DISPATCHER, 1)
         self.ask("hold", tasks=[self._packed(Role.DISPATCHER, 0, config.service.port)])

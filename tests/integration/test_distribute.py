@@ -461,7 +461,7 @@ class TestSave:
     def test_it_returns_when_all_is_written(self, outside: Host, tmp_path: Path) -> None:
         path = str(tmp_path / "saved")
         service.save(outside, Range(10).map(lambda x: tf.numpy_function(abs, [x], x.dtype)), path)
-        assert values(tf.data.Dataset.load(path, tf.TensorSpec((), tf.int64))) == list(range(10))
+        assert values(tf.data.Dataset.load(path)) == list(range(10))
         with pytest.raises(UsageError, match="already"):
             service.save(outside, Range(10), path)
 
@@ -497,7 +497,8 @@ class TestRefused:
         iterator = iter(Range(9))
         with pytest.raises(NotSerializable, match="an iterator"):
             through(outside, Range(5).map(lambda x: next(iterator)), "dynamic")
-        assert values(through(inside, Range(5).map(table.lookup), "dynamic")) == list(range(5))
+        with pytest.raises(NotSerializable, match="a lookup table that can change"):
+            through(inside, Range(5).map(table.lookup), "dynamic")
 
     def test_tables_and_variables_that_can_travel(self, outside: Host) -> None:
         keys = tf.range(5, dtype=tf.int64)

@@ -166,6 +166,46 @@ def test_a_variable_read_at_import_brings_a_new_fork_server(cluster):
     assert row(cluster, "data_worker:0").state is TaskState.READY
 
 
+def test_a_stale_module_is_told(tmp_path, monkeypatch, caplog):
+    import tensorflow as tf
+
+    module = tmp_path / "tfd_stale_module.py"
+    module.write_text("def add(a):\n    return a + 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import tfd_stale_module
+
+    def read(cluster):
+        dataset = tf.data.Dataset.range(3).map(
+            lambda a: tf.numpy_function(tfd_stale_module.add, [a], tf.int64)
+        )
+        return sorted(dataset.apply(cluster.distribute("dynamic")).as_numpy_iterator())
+
+    with tfd.Cluster(data_workers=1, name="stale") as cluster:
+        assert read(cluster) == [1, 2, 3]
+        assert read(cluster) == [1, 2, 3]
+        assert "earlier version" not in caplog.text
+        module.write_text("def add(a):\n    return a + 10\n")
+        later = time.time() + 10
+        os.utime(module, (later, later))
+        read(cluster)
+        assert "earlier version of tfd_stale_module" in caplog.text
+        cluster.restart("data_worker:0")
+        assert read(cluster) == [10, 11, 12]
+
+
+def test_a_proxy_does_not_come_between(monkeypatch):
+    """With http_proxy set TensorFlow alone would wait for ever for a worker on this host."""
+    import tensorflow as tf
+
+    monkeypatch.setenv("no_grpc_proxy", "example.org")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    with tfd.Cluster(data_workers=1, name="proxied") as cluster:
+        dataset = tf.data.Dataset.range(5).apply(cluster.distribute("dynamic"))
+        assert sorted(dataset.as_numpy_iterator()) == list(range(5))
+        assert os.environ["no_grpc_proxy"] == "example.org,localhost,127.0.0.1,::1"  # noqa: SIM112
+        assert "http_proxy is set" in cluster.snapshot().notices[0].what
+
+
 @pytest.mark.parametrize(
     ("preload", "reason"),
     [("tfd_no_such_module", "ModuleNotFoundError"), ("/nowhere/op.so", "NotFoundError")],

@@ -6,7 +6,7 @@ import os
 import queue
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ipykernel
@@ -151,9 +151,10 @@ def test_following_logs_ends_with_an_interrupt(notebook: Notebook) -> None:
     assert "ready" in notebook.run("print(cluster.state)")
 
 
-def test_the_first_click_is_answered_while_a_cell_runs(notebook: Notebook) -> None:
-    if ipykernel.version_info[0] < 7:
-        pytest.skip("ipykernel below 7 has no subshells: clicks wait for the cell")
+def test_the_first_click_is_answered_while_a_cell_runs(
+    notebook: Notebook, need: Callable[[object, str], None]
+) -> None:
+    need(ipykernel.version_info[0] >= 7, "a kernel with subshells: before, clicks wait")
     notebook.run("%tfd_cluster status --live")
     subshell = notebook.subshell()
     (scale,) = (

@@ -5,8 +5,8 @@ import time
 
 import pytest
 import tensorflow as tf
-from tests.integration._service import Service
 
+from tests.integration._service import Service
 from tfd_notebook import errors
 from tfd_notebook.data.consumers import Consumers
 from tfd_notebook.data.stream import Stream
@@ -237,5 +237,5 @@ def test_the_frame_has_a_row_a_second(consumers):
     ]  # fmt: skip
     assert frame.second.tolist()[:2] == [1, 2]
     assert frame.elements.is_monotonic_increasing
-    assert (frame.bytes == frame.elements * 800).all()
+    assert (frame.bytes - frame.elements * 800).abs().max() <= 800  # interpolated
     assert frame.wait_fraction.between(0, 1).all()

@@ -83,7 +83,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         self._manager = CancellationManager()
         self._resource: Any = None
         self._rearm = 0.0
-        self._listed = False
+        self._listed = self._clocked = False
         super().__init__(dataset)
         finalizer = weakref.finalize(self, _dropped, self.meter)
         finalizer.atexit = False
@@ -155,7 +155,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         self._refuse()
         if result[0] is not None:
             self.fail(result[0])
-        self._resource = resource
+        self._resource, self._clocked = resource, clocked
         if clocked:
             self.meter.clock = _Clock(self, handle)
 
@@ -253,7 +253,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
             return super()._restore_from_tensors(restored_tensors)
         except OpError:
             # Saved by an iterator of the other kind: with a clock, or without.
-            self._open(clocked=self.meter.clock is None)
+            self._open(clocked=not self._clocked)
             return super()._restore_from_tensors(restored_tensors)
 
 

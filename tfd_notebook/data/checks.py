@@ -60,10 +60,9 @@ def prepare(host: ServiceHost, dataset: Any, mode: str) -> pipeline.Pipeline:
             UserWarning,
             stacklevel=4,
         )
-    if not host.service_in_process:
-        _check_travels(found, dataset, tf)
-        if found.tokens:
-            host.install_functions(*functions.pack(found.tokens))
+    _check_travels(found, dataset, tf)
+    if found.tokens and not host.service_in_process:
+        host.install_functions(*functions.pack(found.tokens))
     if mode in STATIC:
         host.enable_static_sharding()
     if mode == "HINT" and not found.has_shard_hint:
@@ -79,9 +78,9 @@ def prepare(host: ServiceHost, dataset: Any, mode: str) -> pipeline.Pipeline:
 def _check_travels(found: pipeline.Pipeline, dataset: Any, tf: Any) -> None:
     if found.resources:
         raise NotSerializable(
-            f"a function of the dataset uses {' and '.join(found.resources)} of this process, "
-            "which the data workers cannot reach",
-            fix='use tf.lookup.StaticHashTable, or tensors; or launcher="inprocess"',
+            f"a function of the dataset uses {' and '.join(found.resources)} that lives outside of "
+            "the dataset, and that a data worker cannot reach",
+            fix="use tensors, variables or a tf.lookup.StaticHashTable",
         )
     if any(isinstance(spec, tf.data.DatasetSpec) for spec in tf.nest.flatten(dataset.element_spec)):
         raise NotSerializable(

@@ -20,7 +20,7 @@ def save(path: str, iterator: Any, elements: int, buffered: Iterable[Any]) -> No
     import tensorflow as tf
 
     flat = [
-        tf.io.serialize_tensor(tensor)
+        tf.io.serialize_tensor(tensor).numpy()
         for element in buffered
         for tensor in tf.nest.flatten(element, expand_composites=True)
     ]

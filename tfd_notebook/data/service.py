@@ -212,7 +212,7 @@ def from_dataset_id(
     if hasattr(dataset_id, "numpy"):
         dataset_id = dataset_id.numpy()
     plain_id = dataset_id.decode() if isinstance(dataset_id, bytes) else str(dataset_id)
-    checks.check_job(host, reading, job_name and f"dataset_id={plain_id}/{job_name}")
+    checks.check_job(host, reading, job_name and f"dataset_id=/{plain_id}/{job_name}")
     read = checks.translated(
         lambda: service.from_dataset_id(
             service=host.service_target,

@@ -130,7 +130,17 @@ class Supervised:
     async def install(self, blob: bytes) -> None:
         """Give the running process Python functions; later ones get them at their start."""
         if self.process is not None and self.state in (TaskState.READY, TaskState.HUNG):
-            await self.process.request("install", 30.0, blob=base64.b64encode(blob).decode())
+            stale = await self.process.request(
+                "install", 30.0, blob=base64.b64encode(blob).decode()
+            )
+            if stale:
+                self._cluster.notice(
+                    "warning",
+                    f"{self.spec.name} still uses the earlier version of {', '.join(stale)}, "
+                    "whose file has changed",
+                    self,
+                    fix=f"cluster.restart({self.spec.name!r})",
+                )
 
     def hang(self, seconds: float, reason: str) -> None:
         """Count the task as hung, and restart it if the policy says so."""
@@ -184,7 +194,7 @@ class Supervised:
             self._wake.clear()
             self.restarts += 1
             pause = 0.0 if asked else _BACKOFF_SECONDS[min(self._deaths - 1, 4)]
-            self._enter(TaskState.RESTARTING, reason or "asked for")
+            self._enter(TaskState.RESTARTING, "asked for" if asked else reason)
             if pause:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), pause)

@@ -1,0 +1,183 @@
+"""A watched dataset stays a tf.data.Dataset in everything that TensorFlow does with one."""
+
+import gc
+import inspect
+
+import pytest
+import tensorflow as tf
+
+from tfd_notebook.data.consumers import Consumers
+from tfd_notebook.data.watch import load_compat, watch
+
+compat = load_compat()
+
+
+@pytest.fixture
+def consumers():
+    return Consumers()
+
+
+@pytest.fixture
+def numbers(consumers):
+    return watch(tf.data.Dataset.range(6), consumers, "numbers")
+
+
+def ints(dataset):
+    return [int(x) for x in dataset]
+
+
+def test_it_is_the_same_dataset(numbers):
+    assert isinstance(numbers, tf.data.Dataset)
+    assert ints(numbers) == ints(numbers) == list(range(6))
+    assert numbers.element_spec == tf.TensorSpec([], tf.int64)
+    assert int(numbers.cardinality()) == len(numbers) == 6
+    assert type(tf.type_spec_from_value(numbers)) is tf.data.DatasetSpec
+    assert isinstance(iter(numbers), tf.data.Iterator)
+
+
+def test_options_survive(consumers):
+    options = tf.data.Options()
+    options.deterministic = False
+    dataset = watch(tf.data.Dataset.range(3).with_options(options), consumers)
+    assert dataset.options().deterministic is False
+    assert dataset.map(lambda x: x).options().deterministic is False
+    assert ints(dataset) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda d: d.map(lambda x: x + 1),
+        lambda d: d.batch(2),
+        lambda d: d.prefetch(2),
+        lambda d: d.take(2),
+        lambda d: d.skip(1).repeat(2).shuffle(3).cache(),
+        lambda d: d.filter(lambda x: x > 1),
+        lambda d: d.enumerate(),
+        lambda d: d.concatenate(tf.data.Dataset.range(2)),
+        lambda d: d.interleave(lambda x: tf.data.Dataset.from_tensors(x)),
+        lambda d: d.apply(lambda d: d.map(lambda x: x).unbatch() if False else d.map(lambda x: x)),
+        lambda d: d.with_options(tf.data.Options()),
+        lambda d: d.ragged_batch(2),
+        lambda d: d.scan(tf.constant(0, tf.int64), lambda s, x: (s + x, s)),
+    ],
+)
+def test_what_is_made_from_it_is_watched(numbers, consumers, made):
+    count = sum(1 for _ in made(numbers))
+    assert [(row.name, row.elements) for row in consumers.rows()] == [("numbers", count)]
+
+
+def test_every_public_transformation_is_covered():
+    unwatched = [
+        name
+        for name, method in inspect.getmembers(tf.data.Dataset, inspect.isfunction)
+        if not name.startswith("_")
+        and not isinstance(inspect.getattr_static(tf.data.Dataset, name), staticmethod)
+        and name not in vars(compat.WatchedDataset)
+    ]
+    assert unwatched == []
+
+
+def test_zip_save_load_and_reduce(numbers, tmp_path):
+    assert len(list(tf.data.Dataset.zip((numbers, numbers)))) == 6
+    numbers.save(str(tmp_path / "saved"))
+    assert ints(tf.data.Dataset.load(str(tmp_path / "saved"))) == list(range(6))
+    assert int(numbers.reduce(tf.constant(0, tf.int64), lambda a, b: a + b)) == 15
+
+
+def test_functions_take_it(numbers, consumers):
+    @tf.function
+    def over_argument(dataset):
+        total = tf.constant(0, tf.int64)
+        for x in dataset:
+            total += x
+        return total
+
+    @tf.function
+    def over_capture():
+        total = tf.constant(0, tf.int64)
+        for x in numbers.map(lambda x: x):
+            total += x
+        return total + next(iter(numbers))
+
+    assert int(over_argument(numbers)) == int(over_capture()) == 15
+    assert consumers.rows() == ()  # loops inside a function are TensorFlow's own
+
+
+def test_functions_take_its_iterator(numbers, consumers):
+    get = tf.function(lambda iterator: iterator.get_next())
+    iterator = iter(numbers)
+    assert [int(get(iterator)) for _ in range(4)] == [0, 1, 2, 3]
+    assert int(next(iterator)) == 4
+    optional = iterator.get_next_as_optional()
+    assert int(optional.get_value()) == 5
+    with pytest.raises(tf.errors.OutOfRangeError):
+        get(iterator)
+    assert consumers.rows()[0].state == "finished"
+    assert len([None for _ in iterator]) == 0
+
+
+def test_python_first_and_a_function_later(numbers, consumers):
+    iterator = iter(numbers)
+    next(iterator)
+    tf.function(lambda it: next(it))(iterator)
+    tf.function(lambda it: next(it))(iterator)
+    (row,) = consumers.rows()
+    assert row.elements == 3
+    assert row.bytes == 24
+
+
+def test_default_strategy_distributes_it(numbers, consumers):
+    strategy = tf.distribute.get_strategy()
+    assert ints(strategy.experimental_distribute_dataset(numbers)) == list(range(6))
+    assert consumers.rows()[0].elements == 6
+
+
+@pytest.mark.parametrize("function_first", [True, False])
+def test_iterators_are_checkpointed_as_tensorflows_are(numbers, tmp_path, function_first):
+    get = tf.function(lambda iterator: next(iterator)) if function_first else next
+    iterator = iter(numbers)
+    get(iterator)
+    get(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "checkpoint"))
+    fresh = iter(numbers)
+    tf.train.Checkpoint(iterator=fresh).read(path)
+    assert ints(fresh) == [2, 3, 4, 5]
+
+
+def test_the_bytes_of_varying_shapes_are_counted(consumers):
+    dataset = watch(tf.data.Dataset.range(10).map(lambda i: (i, "text")).batch(4), consumers)
+    for _ in dataset:
+        pass
+    assert consumers.rows()[0].bytes == 80
+
+
+@pytest.mark.parametrize(
+    "spec_maker",
+    [
+        lambda i: {"a": i, "b": (i, [i, i])},
+        lambda i: tf.RaggedTensor.from_row_lengths(tf.range(i), [i]),
+        lambda i: tf.sparse.from_dense(tf.fill([2], i)),
+        lambda i: tf.data.Dataset.range(i),
+    ],
+)
+def test_elements_look_the_same(spec_maker, consumers):
+    bare = tf.data.Dataset.range(1, 4).map(spec_maker)
+    for ours, theirs in zip(watch(bare, consumers), bare, strict=True):
+        tf.nest.assert_same_structure(ours, theirs, expand_composites=True)
+        assert type(ours) is type(theirs)
+
+
+def test_unknown_rank(consumers):
+    bare = tf.data.Dataset.range(3).map(
+        lambda i: tf.numpy_function(lambda i: i.repeat(int(i)), [i], tf.int64)
+    )
+    assert [x.shape[0] for x in watch(bare, consumers)] == [0, 1, 2]
+    assert consumers.rows()[0].bytes == 24
+
+
+def test_an_iterator_that_is_dropped_is_not_running(numbers, consumers):
+    next(iter(numbers))
+    gc.collect()
+    (row,) = consumers.rows()
+    assert (row.state, row.elements) == ("stopped", 1)

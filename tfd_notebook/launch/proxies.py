@@ -1,0 +1,40 @@
+"""Proxy variables: TensorFlow's gRPC obeys them even for ``localhost``, and then waits for ever."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+def bypass_for_local(environment: MutableMapping[str, str] = os.environ) -> str | None:
+    """Let connections to this host past the proxy that `environment` names.
+
+    Extends ``no_grpc_proxy``, which only gRPC reads, and which for gRPC takes the place of
+    ``no_proxy``.
+
+    Parameters
+    ----------
+    environment : mapping
+        Default: this process's own; gRPC reads it when a connection is made.
+
+    Returns
+    -------
+    str or None
+        A sentence for the user, None where nothing had to be done.
+    """
+    proxy = next((name for name in _PROXIES if environment.get(name)), None)
+    if proxy is None:
+        return None
+    listed = environment.get("no_grpc_proxy") or environment.get("no_proxy") or ""
+    entries = [entry.strip() for entry in listed.split(",") if entry.strip()]
+    missing = [name for name in _LOCAL if name not in entries]
+    if not missing:
+        return None
+    environment["no_grpc_proxy"] = ",".join([*entries, *missing])
+    return (
+        f"{proxy} is set, and TensorFlow would go through it even to this host: "
+        f"no_grpc_proxy now excepts {', '.join(missing)}"
+    )
