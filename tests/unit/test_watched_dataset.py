@@ -56,7 +56,7 @@ def test_options_survive(consumers):
         lambda d: d.enumerate(),
         lambda d: d.concatenate(tf.data.Dataset.range(2)),
         lambda d: d.interleave(lambda x: tf.data.Dataset.from_tensors(x)),
-        lambda d: d.apply(lambda d: d.map(lambda x: x).unbatch() if False else d.map(lambda x: x)),
+        lambda d: d.apply(lambda d: d.map(lambda x: x)),
         lambda d: d.with_options(tf.data.Options()),
         lambda d: d.ragged_batch(2),
         lambda d: d.scan(tf.constant(0, tf.int64), lambda s, x: (s + x, s)),

@@ -60,7 +60,7 @@ def prepare(host: ServiceHost, dataset: Any, mode: str) -> pipeline.Pipeline:
             UserWarning,
             stacklevel=4,
         )
-    _check_travels(found, dataset, tf)
+    _check_travels(host, found, dataset, tf)
     if found.tokens and not host.service_in_process:
         host.install_functions(*functions.pack(found.tokens))
     if mode in STATIC:
@@ -75,14 +75,15 @@ def prepare(host: ServiceHost, dataset: Any, mode: str) -> pipeline.Pipeline:
     return found
 
 
-def _check_travels(found: pipeline.Pipeline, dataset: Any, tf: Any) -> None:
+def _check_travels(host: ServiceHost, found: pipeline.Pipeline, dataset: Any, tf: Any) -> None:
     if found.resources:
         raise NotSerializable(
             f"a function of the dataset uses {' and '.join(found.resources)} that lives outside of "
             "the dataset, and that a data worker cannot reach",
             fix="use tensors, variables or a tf.lookup.StaticHashTable",
         )
-    if any(isinstance(spec, tf.data.DatasetSpec) for spec in tf.nest.flatten(dataset.element_spec)):
+    specs = tf.nest.flatten(dataset.element_spec)
+    if not host.service_in_process and any(isinstance(s, tf.data.DatasetSpec) for s in specs):
         raise NotSerializable(
             "the dataset's elements are datasets, which cannot be sent",
             fix="flatten them first: .flat_map(lambda window: window.batch(size))",

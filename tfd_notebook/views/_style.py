@@ -9,13 +9,15 @@ max-width:100%}
 .tfd-view .tfd-head{display:flex;flex-wrap:wrap;gap:.15em .8em;align-items:baseline}
 .tfd-view .tfd-name{font-weight:600;max-width:24em;overflow:hidden;text-overflow:ellipsis;
 white-space:nowrap}
-.tfd-view .tfd-scroll{overflow-x:auto;margin:.45em 0}
+.tfd-view .tfd-scroll{overflow-x:auto;margin:.45em 0;scrollbar-width:thin;
+scrollbar-color:rgba(128,128,128,.6) transparent}
 .tfd-view table{border-collapse:collapse;margin:0;font-size:inherit;color:inherit}
 .tfd-view th,.tfd-view td{padding:.12em .7em .12em 0;text-align:left;white-space:nowrap;
-max-width:26em;overflow:hidden;text-overflow:ellipsis;border:0;
+max-width:18em;overflow:hidden;text-overflow:ellipsis;border:0;
 font-variant-numeric:tabular-nums;vertical-align:middle}
 .tfd-view th{font-weight:400;color:var(--jp-ui-font-color2,inherit);
 border-bottom:1px solid var(--jp-border-color2,rgba(128,128,128,.4))}
+.tfd-view td.tfd-note{white-space:normal;min-width:14em;max-width:36em;overflow-wrap:anywhere}
 .tfd-view .tfd-r{text-align:right}
 .tfd-view svg{display:block;color:var(--jp-brand-color1,currentColor)}
 .tfd-view .tfd-good{color:var(--jp-success-color1,var(--vscode-charts-green,inherit))}

@@ -146,13 +146,16 @@ def _right(column: Column) -> str:
 def _td(column: Column, cell: Cell) -> str:
     if cell.history:
         return f"<td>{sparkline_svg(cell.history)}</td>"
-    classes = " ".join(
-        name for name in ("tfd-r" * column.right, f"tfd-{cell.tone}" * bool(cell.tone)) if name
-    )
+    classes = [
+        *(["tfd-r"] if column.right else []),
+        *(["tfd-note"] if column.note else []),
+        *([f"tfd-{cell.tone}"] if cell.tone else []),
+    ]
     text = escape(cell.text)
     # The title gives the whole text where the style cuts it.
-    title = f' title="{text}"' if len(cell.text) > 24 else ""
-    return f"<td{f' class={chr(34)}{classes}{chr(34)}' * bool(classes)}{title}>{text}</td>"
+    title = f' title="{text}"' if len(cell.text) > 16 and not column.note else ""
+    kind = f' class="{" ".join(classes)}"' if classes else ""
+    return f"<td{kind}{title}>{text}</td>"
 
 
 def sparkline_svg(values: Sequence[float], width: int = 96, height: int = 16) -> str:

@@ -1,0 +1,139 @@
+"""CPU that a consumer pays per batch for being watched, against a bare loop over the same data.
+
+Three ways against ``for batch in dataset``: the same loop over the watched dataset, a `Stream`
+that only drains, and a `Stream` that the main thread reads. Batches of 64 bytes show what each
+costs by itself, batches of 5 MB what it means. With gRPC the servers are other processes and the
+figure is the CPU of this one, all of TensorFlow's threads included; with local transfer the
+workers live here, and their CPU is in both figures.
+
+The last line has the worst of all: it is the claim.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+import _pairs
+import tensorflow as tf
+
+from tfd_notebook.data.consumers import Consumers
+from tfd_notebook.data.stream import Stream
+from tfd_notebook.data.watch import watch
+
+service = tf.data.experimental.service
+
+SIZES = {"64 B": (64, 3000), "5 MB": (5_000_000, 60)}
+
+SERVERS = """
+import sys
+import tensorflow as tf
+service = tf.data.experimental.service
+dispatcher = service.DispatchServer()
+worker = service.WorkerServer(
+    service.WorkerConfig(dispatcher_address=dispatcher.target.split("://")[1])
+)
+print(dispatcher.target, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def in_this_process() -> Iterator[str]:
+    dispatcher = service.DispatchServer()
+    address = dispatcher.target.split("://")[1]
+    worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=address))
+    yield dispatcher.target
+    del worker, dispatcher
+
+
+@contextmanager
+def in_another_process() -> Iterator[str]:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVERS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def cpu_per_batch(consume: Callable[[], int]) -> float:
+    """Microseconds of CPU of the whole process for each of the batches that `consume` returns."""
+    time.sleep(0.05)  # what refills buffers after the round before is not ours
+    began = time.process_time()
+    batches = consume()
+    return (time.process_time() - began) / batches * 1e6
+
+
+def loop(iterator: Any, batches: int) -> int:
+    for _ in range(batches):
+        next(iterator)
+    return batches
+
+
+def drain(stream: Stream, batches: int) -> int:
+    before = stream.elements
+    stream.resume()
+    stream.wait(elements=before + batches, timeout=60)
+    stream.pause()
+    return stream.elements - before
+
+
+def ways(dataset: Any, batches: int, stack: ExitStack) -> dict[str, Callable[[], float]]:
+    consumers = Consumers()
+    bare, watched = iter(dataset), iter(watch(dataset, consumers))
+    drained = stack.enter_context(Stream(dataset, consumers))
+    read = stack.enter_context(Stream(dataset, consumers, discard=False))
+    reader = iter(read)
+    drained.wait(elements=10, timeout=60)
+    drained.pause()
+    return {
+        "bare loop": lambda: cpu_per_batch(lambda: loop(bare, batches)),
+        "watched loop": lambda: cpu_per_batch(lambda: loop(watched, batches)),
+        "stream, drained": lambda: cpu_per_batch(lambda: drain(drained, batches)),
+        "stream, read": lambda: cpu_per_batch(lambda: loop(reader, batches)),
+    }
+
+
+def main() -> None:
+    rounds = 5 if _pairs.arguments(__doc__).quick else 15
+    worst: _pairs.Result | None = None
+    for transfer, servers in (("local", in_this_process), ("grpc", in_another_process)):
+        for size, (items, batches) in SIZES.items():
+            with servers() as target, ExitStack() as stack:
+                dataset = tf.data.Dataset.from_tensors(tf.zeros([items], tf.uint8)).repeat()
+                dataset = dataset.apply(
+                    service.distribute(
+                        "parallel_epochs",
+                        target,
+                        compression=None,
+                        data_transfer_protocol=transfer,
+                    )
+                )
+                figures = _pairs.interleave(ways(dataset, batches, stack), rounds)
+            theirs = figures.pop("bare loop")
+            for way, ours in figures.items():
+                result = _pairs.compare(ours, theirs)
+                print(f"{transfer:5} {size} {way:15} {result}", flush=True)
+                if worst is None or result.ratio > worst.ratio:
+                    worst = result
+    assert worst is not None
+    _pairs.report("stream_overhead", worst, "microseconds of CPU per batch")
+
+
+if __name__ == "__main__":
+    main()
