@@ -306,3 +306,52 @@ def test_a_lost_agent_is_said_and_the_next_cluster_gets_a_new_one():
     )
     assert "lost the agent" in done.stdout
     assert "ready" in done.stdout
+
+
+def test_where_forking_is_impossible_tasks_are_spawned():
+    code = (
+        "import os\n"
+        "import tfd_notebook as tfd\n"
+        "with tfd.Cluster(data_workers=1, name='spawned') as cluster:\n"
+        "    cluster.kill('data_worker:0')\n"
+        "    cluster.restart('data_worker:0')\n"
+        "    print(cluster.state, [task.name for task in cluster.tasks])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "TFD_START_METHOD": "spawn"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout == "ready ['dispatcher:0', 'data_worker:0']\n"
+
+
+def test_ctrl_c_during_the_start_ends_it_and_leaves_nothing():
+    code = (
+        "import os, signal, threading\n"
+        "import tfd_notebook as tfd\n"
+        "threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+        "try: tfd.Cluster(data_workers=1, preload='slow_to_import')\n"
+        "except KeyboardInterrupt: print('interrupted', dict(tfd.clusters()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "interrupted {}\n"
+
+
+def test_a_full_work_dir_is_named(tmp_path, need):
+    full = tmp_path / "full"
+    full.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(full)], capture_output=True
+    )
+    need(mounted.returncode == 0, "a file system can only be mounted by root")
+    try:
+        (full / "filler").write_bytes(b"x" * 4096)
+        with pytest.raises(errors.WorkDirError, match=f"{full}.*No space left"):
+            tfd.Cluster(name="full", service=tfd.Service(work_dir=str(full)))
+    finally:
+        subprocess.run(["umount", str(full)], check=True)

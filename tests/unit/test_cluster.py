@@ -194,3 +194,9 @@ def test_time_limit(fake):
     cluster = tfd.Cluster(launcher=fake, policy=tfd.Policy(time_limit=0.1))
     assert cluster.wait_ended(10)
     assert any("time limit" in notice.what for notice in cluster.snapshot().notices)
+
+
+def test_windows_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setattr("sys.platform", "win32")
+    with pytest.raises(errors.Unsupported, match="WSL2"):
+        tfd.Cluster(launcher="fake")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
-from tfd_notebook.errors import UnknownName, UsageError
+from tfd_notebook.errors import UnknownName, Unsupported, UsageError
 from tfd_notebook.spec import ClusterConfig, Role
 
 ENTRY_POINTS = "tfd_notebook.launchers"
@@ -120,7 +121,11 @@ def launcher(kind: str | Launcher) -> Launcher:
     ------
     UnknownName
         With the nearest name that exists.
+    Unsupported
+        On Windows.
     """
+    if sys.platform == "win32":
+        raise Unsupported("tfd_notebook does not run on Windows", fix="use WSL2")
     if isinstance(kind, Launcher):
         return kind
     if not isinstance(kind, str):

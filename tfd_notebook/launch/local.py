@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import psutil
 
-from tfd_notebook.errors import LaunchError, TfdError, Unsupported
+from tfd_notebook.errors import LaunchError, TfdError
 from tfd_notebook.launch import processes, runtime
 from tfd_notebook.launch.base import Launcher, Node, OnEvent
 from tfd_notebook.launch.client import AgentClient, AgentNode
@@ -187,8 +187,6 @@ _lock = threading.Lock()
 def _agent() -> _LocalAgent:
     """Return this process's agent, started on demand."""
     global _current
-    if sys.platform == "win32":
-        raise Unsupported("tfd_notebook does not run on Windows", fix="use WSL2")
     with _lock:
         if _current is None or not _current.client.alive or _current.owner != os.getpid():
             _current = _LocalAgent()

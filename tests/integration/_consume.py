@@ -1,0 +1,93 @@
+"""The three ways in which a notebook reads a dataset, behind one function."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import tfd_notebook as tfd
+
+KINDS = ("for", "fit", "stream")
+#: Elements above this are not told apart by `consume`.
+MOST = 10_000
+
+
+def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """Wait until `true()` holds, and return it."""
+    deadline = time.monotonic() + seconds
+    while not (value := true()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+    return value
+
+
+class Enough(Exception):
+    """Raised by `on_batch` where nothing more is to be read."""
+
+
+def consume(
+    kind: str,
+    cluster: tfd.Cluster,
+    dataset: Any,
+    on_batch: Callable[[int], None] = lambda number: None,
+) -> Counter[int]:
+    """Read a dataset of batches of numbers to its end; return how often each number came.
+
+    `on_batch` is called after each batch with how many there were; it may raise `Enough`.
+    """
+    return {"for": _loop, "fit": _fit, "stream": _stream}[kind](cluster, dataset, on_batch)
+
+
+def _loop(cluster: tfd.Cluster, dataset: Any, on_batch: Callable[[int], None]) -> Counter[int]:
+    seen: Counter[int] = Counter()
+    try:
+        for number, batch in enumerate(dataset, 1):
+            seen.update(batch.numpy().tolist())
+            on_batch(number)
+    except Enough:
+        pass
+    return seen
+
+
+def _stream(cluster: tfd.Cluster, dataset: Any, on_batch: Callable[[int], None]) -> Counter[int]:
+    with cluster.stream(dataset, discard=False) as stream:
+        return _loop(cluster, stream, on_batch)
+
+
+class _Counts(keras.Model):
+    """Learns how often each number came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = tf.Variable(tf.zeros([MOST], tf.int64), trainable=False)
+
+    def train_step(self, numbers: Any) -> dict[str, Any]:
+        self.counts.scatter_add(
+            tf.IndexedSlices(tf.ones_like(numbers), tf.minimum(numbers, MOST - 1))
+        )
+        return {"batches": tf.constant(1.0)}
+
+
+class _Tell(keras.callbacks.Callback):
+    def __init__(self, on_batch: Callable[[int], None]) -> None:
+        super().__init__()
+        self._on_batch = on_batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._on_batch(batch + 1)
+
+
+def _fit(cluster: tfd.Cluster, dataset: Any, on_batch: Callable[[int], None]) -> Counter[int]:
+    model = _Counts()
+    model.compile(jit_compile=False)
+    try:
+        model.fit(cluster.observe(dataset), verbose=0, callbacks=[_Tell(on_batch)])
+    except Enough:
+        pass
+    counts = model.counts.numpy().tolist()
+    return Counter({number: count for number, count in enumerate(counts) if count})
