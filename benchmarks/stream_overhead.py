@@ -72,11 +72,24 @@ def in_another_process() -> Iterator[str]:
 
 
 def cpu_per_batch(consume: Callable[[], int]) -> float:
-    """Microseconds of CPU of the whole process for each of the batches that `consume` returns."""
-    time.sleep(0.05)  # what refills buffers after the round before is not ours
-    began = time.process_time()
+    """Microseconds of CPU of the whole process for each of the batches that `consume` returns.
+
+    The batches that TensorFlow fetches ahead afterwards, in place of those consumed, count.
+    """
+    began = settled()
     batches = consume()
-    return (time.process_time() - began) / batches * 1e6
+    return (settled() - began) / batches * 1e6
+
+
+def settled() -> float:
+    """Wait until this process rests; return the CPU time it has used."""
+    used, deadline = time.process_time(), time.monotonic() + 5
+    while time.monotonic() < deadline:
+        time.sleep(0.03)
+        used, before = time.process_time(), used
+        if used - before < 0.0005:
+            break
+    return used
 
 
 def loop(iterator: Any, batches: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook import errors
+from tfd_notebook import control, errors
 from tfd_notebook.datapath import DataPath
 from tfd_notebook.handles import ClusterDispatcher, Task
 from tfd_notebook.launch import base
@@ -150,6 +150,7 @@ class Cluster(DataPath):
                     f"cluster {self.name!r} is {self.state} and cannot be started again",
                     fix="make a new one with tfd.Cluster(...)",
                 )
+            control.ensure_started()
             self._monitor.set_state("starting")
             upkeep = Upkeep(
                 self._fleet, self._monitor, self._consumers, self.policy.hang_seconds, self.stop
@@ -325,6 +326,24 @@ class Cluster(DataPath):
         names = [row.task for row in self.snapshot().tasks]
         return "\n".join(f"--- {name}\n{self._fleet.log(name, lines)}" for name in names)
 
+    def log_from(self, task: str, offset: int | None = None, lines: int = 100) -> tuple[str, int]:
+        """Return what a task's log has from a place on, and the place to go on from.
+
+        Parameters
+        ----------
+        task : str
+        offset : int, optional
+            What the call before returned. Default: the last `lines` lines.
+        lines : int
+            Used without `offset`. Default 100.
+
+        Returns
+        -------
+        str, int
+            At most about 64 kB of text, and the offset behind it.
+        """
+        return self._fleet.log_from(task, offset, lines)
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         from tfd_notebook import views
 
@@ -359,6 +378,8 @@ class Cluster(DataPath):
         with _clusters_lock:
             if _clusters.get(self.name) is self:
                 del _clusters[self.name]
+            if not _clusters:
+                control.stop()
 
 
 def _configure(name: str | None, options: Mapping[str, Any]) -> tuple[ClusterConfig, base.Launcher]:

@@ -248,12 +248,11 @@ def _logs(request: Mapping[str, Any]) -> Any:
     lines = _number(request, "lines", 100, least=1, most=100_000)
     if task is None:
         return {"text": cluster.logs(None, lines), "offset": None}
-    if request.get("offset") is None:
-        text, offset = cluster._fleet.ask("logs", task=task, size=lines * 400)
-        return {"text": "\n".join(text.splitlines()[-lines:]), "offset": offset}
-    since = _number(request, "offset", 0, least=0, most=2**62)
-    text, offset = cluster._fleet.ask("logs", task=task, size=65_536, offset=since)
-    return {"text": text.removesuffix("\n"), "offset": offset}
+    since = request.get("offset")
+    if since is not None:
+        since = _number(request, "offset", 0, least=0, most=2**62)
+    text, offset = cluster.log_from(task, since, lines)
+    return {"text": text, "offset": offset}
 
 
 def _stop(request: Mapping[str, Any]) -> Any:

@@ -79,8 +79,10 @@ class Notice(Event):
 
     def __str__(self) -> str:
         head = f"{self.task}: " if self.task and self.task not in self.what else ""
-        tail = f" Next: {self.fix}" if self.fix else ""
-        return f"{head}{self.what}{tail}"
+        text = f"{head}{self.what}"
+        if not self.fix:
+            return text
+        return f"{text}{'' if text.endswith('.') else '.'} Next: {self.fix}"
 
 
 class EventLog:

@@ -25,6 +25,7 @@ _DISPATCHER_FIELDS = (
 _WORKER_FIELDS = ("heartbeat_interval_ms", "dispatcher_timeout_ms", "data_transfer_protocol")
 _BYTES_PER_LINE = 400
 _FOLLOW_SECONDS = 0.2
+_FOLLOW_BYTES = 65_536
 
 
 class Fleet:
@@ -145,15 +146,25 @@ class Fleet:
 
     def log(self, task: str, lines: int) -> str:
         """Return the last `lines` lines of a task's log."""
-        text, _ = self.ask("logs", task=task, size=lines * _BYTES_PER_LINE)
-        return "\n".join(text.splitlines()[-lines:])
+        return self.log_from(task, None, lines)[0]
+
+    def log_from(self, task: str, offset: int | None, lines: int = 100) -> tuple[str, int]:
+        """Return what a task's log has from `offset` on, and the offset to go on from.
+
+        Without `offset` these are the last `lines` lines.
+        """
+        if offset is None:
+            text, after = self.ask("logs", task=task, size=lines * _BYTES_PER_LINE)
+            return "\n".join(text.splitlines()[-lines:]), after
+        text, after = self.ask("logs", task=task, size=_FOLLOW_BYTES, offset=offset)
+        return text.removesuffix("\n"), after
 
     def follow(self, task: str, lines: int) -> Iterator[str]:
         """Yield the last `lines` lines of a task's log and then what comes, until it ends."""
-        text, offset = self.ask("logs", task=task, size=lines * _BYTES_PER_LINE)
-        yield from text.splitlines()[-lines:]
+        text, offset = self.log_from(task, None, lines)
+        yield from text.splitlines()
         while not self.row(task).state.ended:
-            text, offset = self.ask("logs", task=task, size=65536, offset=offset)
+            text, offset = self.log_from(task, offset)
             yield from text.splitlines()
             if not text:
                 time.sleep(_FOLLOW_SECONDS)

@@ -61,8 +61,9 @@ class Upkeep:
             return
         self._journal_due = time.monotonic() + _JOURNAL_EVERY_SECONDS
         size = 0
-        for path in Path(work_dir).rglob("*"):
-            with contextlib.suppress(OSError):
+        # The directory goes when the cluster stops, which may be now.
+        with contextlib.suppress(OSError):
+            for path in Path(work_dir).rglob("*"):
                 size += path.stat().st_size
         before, self._monitor.journal_bytes = self._monitor.journal_bytes or 0, size
         if before <= _JOURNAL_WARN_BYTES < size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import subprocess
 import sys
@@ -24,11 +25,14 @@ _lock = threading.Lock()
 _guarded: dict[str, int] = {}
 
 
-@pytest.fixture(autouse=True)
-def _unique_tokens() -> Iterator[None]:
-    pyfunc.make_tokens_unique()
-    yield
+@contextlib.contextmanager
+def tensorflow_counts() -> Iterator[None]:
+    """Leave the tokens to TensorFlow, as before this package is imported."""
     pyfunc.restore_tokens()
+    try:
+        yield
+    finally:
+        pyfunc.make_tokens_unique()
 
 
 def mapped(function: Callable[..., Any], **options: Any) -> Any:
@@ -111,14 +115,14 @@ class TestTokens:
         pyfunc.make_tokens_unique()
         (token,) = tokens(mapped(double))
         assert token.count("_") == 2
-        pyfunc.restore_tokens()
-        (token,) = tokens(mapped(double))
+        with tensorflow_counts():
+            (token,) = tokens(mapped(double))
         assert token.count("_") == 1
+        assert all(map(pyfunc.is_unique, tokens(mapped(double))))
 
     def test_a_function_traced_before_is_refused(self) -> None:
-        pyfunc.restore_tokens()
-        dataset = mapped(double)
-        pyfunc.make_tokens_unique()
+        with tensorflow_counts():
+            dataset = mapped(double)
         with pytest.raises(NotSerializable, match=r"(?s)double .*before tfd_notebook.*again"):
             pack(tokens(dataset))
 

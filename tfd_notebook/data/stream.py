@@ -8,8 +8,8 @@ import math
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,17 @@ _STOP_SECONDS = 5.0
 
 _NEVER = math.inf
 
+#: Follows the last element in the buffer.
+_END: Any = object()
+
+_BUFFER_BYTES = 16_000_000
+_BUFFER_ELEMENTS = (2, 64)
+
+#: Seconds that a reader of small elements sleeps when it finds none: several come meanwhile, and
+#: one change of threads for each would cost more than the elements.
+_NAP = 0.0002
+_NAP_ELEMENTS = 16
+
 
 class Stream:
     """A dataset iterated by a thread of its own, with its figures, a brake and a buffer.
@@ -54,8 +65,8 @@ class Stream:
         Where the stream is listed.
     name : str, optional
         Default ``"stream"``; a number is added where a living consumer has that name.
-    buffer : int
-        Elements that wait for a reader at most. Default 2.
+    buffer : int, optional
+        Elements that wait for a reader at most. Default: what fits into 16 MB, from 2 to 64.
     sinks : sequence of callable
         Called with each element. An error of a sink fails the stream.
     discard : bool
@@ -76,11 +87,11 @@ class Stream:
         consumers: Consumers,
         name: str | None = None,
         *,
-        buffer: int = 2,
+        buffer: int | None = None,
         sinks: Sequence[Callable[[Any], object]] = (),
         discard: bool = True,
     ) -> None:
-        if isinstance(buffer, bool) or not isinstance(buffer, int) or buffer < 1:
+        if buffer is not None and (not isinstance(buffer, int) or buffer < 1):
             raise UsageError(f"buffer={buffer!r} must be a whole number of at least 1")
         for sink in sinks:
             if not callable(sink):
@@ -88,14 +99,14 @@ class Stream:
         self._sinks = tuple(sinks)
         self._limit = buffer
         self._keep = not discard
-        self._buffer: deque[Any] = deque()
+        self._buffer: SimpleQueue[Any] = SimpleQueue()
         self._changed = threading.Condition()
         self._state = "new"
         self._error: BaseException | None = None
         self._cancelled: TfdError | None = None
         self._handled = 0
         self._attention = _NEVER  # handled elements at which the thread looks up from its work
-        self._paused = self._parked = self._full = self._hungry = False
+        self._paused = self._parked = self._full = False
         self._quiet = False
         self._thread: threading.Thread | None = None
         self._iterator, self._meter = open_iterator(dataset, consumers)
@@ -196,6 +207,8 @@ class Stream:
             self._quiet = quiet
             if self._thread is None:
                 self._end(error)
+            self._buffered()
+            self._buffer.put(_END)  # whoever reads need not wait for the thread
             self._changed.notify_all()
         self._meter.cancel(error)
 
@@ -258,10 +271,16 @@ class Stream:
     def __next__(self) -> Any:
         buffer = self._buffer
         try:
-            element = buffer.popleft()
-        except IndexError:
-            element = self._await_element()
-        if self._full and len(buffer) <= self._limit // 2:
+            element = buffer.get_nowait()
+        except Empty:
+            if self._limit is not None and self._limit >= _NAP_ELEMENTS:
+                time.sleep(_NAP)
+            element = buffer.get()
+        if element is _END:
+            buffer.put(_END)
+            self._raise_error()
+            raise StopIteration
+        if self._full and buffer.qsize() <= (self._limit or 0) // 2:
             with self._changed:
                 self._changed.notify_all()
         return element
@@ -296,7 +315,10 @@ class Stream:
                     raise TimeLimit(self._late(None, timeout), fix=self._hint())
                 if self._over:
                     raise StateError(f"stream {self.name} ended meanwhile")
-                position.save(path, self._iterator, self._handled, self._buffer)
+                buffered = self._buffered()
+                for element in buffered:
+                    self._buffer.put(element)
+                position.save(path, self._iterator, self._handled, buffered)
             finally:
                 self._paused = paused
                 self._changed.notify_all()
@@ -306,9 +328,9 @@ class Stream:
         self._need("restore", "new")
         self._handled, buffered = position.load(path, self._iterator)
         self._meter.elements = self._handled
-        if buffered:
+        for element in buffered:
             self._keep = True
-            self._buffer.extend(buffered)
+            self._buffer.put(element)
         return self
 
     def throughput(self) -> float:
@@ -374,14 +396,26 @@ class Stream:
 
     def _offer(self, element: Any) -> None:
         """Put `element` into the buffer; wait while that is full."""
-        self._buffer.append(element)
-        if self._hungry or len(self._buffer) >= self._limit:
+        self._buffer.put(element)
+        if self._limit is None:
+            size = self._meter.bytes // self._meter.elements
+            least, most = _BUFFER_ELEMENTS
+            self._limit = max(least, min(most, _BUFFER_BYTES // max(1, size)))
+        if self._buffer.qsize() >= self._limit:
             with self._changed:
                 self._changed.notify_all()
                 self._full = self._parked = True
-                while len(self._buffer) >= self._limit and self._cancelled is None:
+                while self._buffer.qsize() >= self._limit and self._cancelled is None:
                     self._changed.wait()
                 self._full = self._parked = False
+
+    def _buffered(self) -> list[Any]:
+        """Take what is buffered."""
+        elements = []
+        with contextlib.suppress(Empty):
+            while True:
+                elements.append(self._buffer.get_nowait())
+        return elements
 
     def _attend(self) -> None:
         """Tell those who wait, and stay here while paused."""
@@ -393,29 +427,17 @@ class Stream:
                 self._changed.wait()
             self._parked = False
 
-    def _await_element(self) -> Any:
-        with self._changed:
-            self._hungry = True
-            try:
-                while not self._buffer:
-                    if self._over:
-                        self._raise_error()
-                        raise StopIteration
-                    self._changed.wait()
-            finally:
-                self._hungry = False
-            return self._buffer.popleft()
-
     def _end(self, error: BaseException | None) -> None:
         """Note how the stream ended; the lock is held."""
         cancelled = self._cancelled
         if cancelled is not None:
             error = None if isinstance(cancelled, Interrupted) else cancelled
             self._state = "stopped" if error is None else "failed"
-            self._buffer.clear()
+            self._buffered()
         else:
             self._state = "finished" if error is None else "failed"
         self._error = error
+        self._buffer.put(_END)
         self._meter.end()
         self._sample()
         self._iterator = None

@@ -1,0 +1,395 @@
+"""What hangs, crashes or lies in a bare tf.data service, for each way to read from a cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfd_notebook as tfd
+from tests.integration._consume import KINDS, Enough, consume, until
+from tfd_notebook import errors
+from tfd_notebook.data import pipeline
+from tfd_notebook.spec import TaskState
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(60),
+    pytest.mark.filterwarnings("ignore:.shuffle=True.", "ignore:Your input ran out of data"),
+]
+
+Range = tf.data.Dataset.range
+HINT = tf.data.experimental.SHARD_HINT
+ENDLESS = 10**9
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    """A plain loop, Keras or a Stream."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def _pair() -> Iterator[tfd.Cluster]:
+    policy = tfd.Policy(restarts=100, hang_seconds=1.0, on_hang="restart")
+    with tfd.Cluster(data_workers=2, name="pair", policy=policy) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def pair(_pair: tfd.Cluster) -> Iterator[tfd.Cluster]:
+    """Two data workers that come back whatever happens to them."""
+    yield _pair
+    make_ready(_pair)
+
+
+@pytest.fixture(scope="module", params=["raise", "warn"])
+def _mortal(request: pytest.FixtureRequest) -> Iterator[tfd.Cluster]:
+    policy = tfd.Policy(restarts=0, on_loss=request.param)
+    with tfd.Cluster(data_workers=2, name=f"mortal-{request.param}", policy=policy) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def mortal(_mortal: tfd.Cluster) -> Iterator[tfd.Cluster]:
+    """Two data workers that stay dead."""
+    yield _mortal
+    make_ready(_mortal)
+
+
+def make_ready(cluster: tfd.Cluster) -> None:
+    """Restart what is down, and what would be slow to come back another time."""
+    for task in cluster.snapshot().tasks:
+        if task.state is not TaskState.READY or task.restarts:
+            cluster.restart(task.task)
+
+
+def batches(count: int, size: int = 1) -> Any:
+    return Range(count).batch(size)
+
+
+def once(number: int, action: Callable[[], object]) -> Callable[[int], None]:
+    """Return an `on_batch` that acts after batch `number`."""
+
+    def on_batch(batch: int) -> None:
+        if batch == number:
+            action()
+
+    return on_batch
+
+
+def enough_after(number: int, action: Callable[[], object], done: Callable[[], Any]) -> Any:
+    """Return an `on_batch` that acts after batch `number`, and reads on until `done` and more."""
+    last: list[int] = []
+
+    def on_batch(batch: int) -> None:
+        if batch == number:
+            action()
+        elif batch > number and not last and done():
+            last.append(batch + 30)
+        elif last and batch >= last[0]:
+            raise Enough
+
+    return on_batch
+
+
+def row(cluster: tfd.Cluster, task: str) -> Any:
+    return cluster.snapshot().task(task)
+
+
+def comes_back(cluster: tfd.Cluster, task: str) -> Callable[[], bool]:
+    """Return what tells whether `task` was restarted since now and is ready."""
+    before = row(cluster, task).restarts
+
+    def back() -> bool:
+        now = row(cluster, task)
+        return now.restarts > before and now.state is TaskState.READY
+
+    return back
+
+
+class TestNobodyServes:
+    def test_no_worker_is_refused_before_it_hangs(self) -> None:
+        with (
+            tfd.Cluster(name="empty") as cluster,
+            pytest.raises(errors.NoWorkers, match="no data worker") as caught,
+        ):
+            batches(5).apply(cluster.distribute("dynamic"))
+        assert "scale" in str(caught.value.fix)
+
+    def test_ctrl_c_while_the_only_worker_says_nothing(self, kind: str) -> None:
+        """A real signal, in the main thread: this process is as a notebook's."""
+        with tfd.Cluster(data_workers=1, name="silent") as cluster:
+            dataset = batches(ENDLESS).apply(cluster.distribute("off"))
+            pid = row(cluster, "data_worker:0").pid
+            pressed: list[float] = []
+
+            def press() -> None:
+                until(lambda: cluster.consumers.stuck(0.3))
+                pressed.append(time.monotonic())
+                os.kill(os.getpid(), signal.SIGINT)
+
+            def silence() -> None:
+                os.kill(pid, signal.SIGSTOP)
+                presser.start()
+                rescue.start()
+
+            presser = threading.Thread(target=press)
+            rescue = threading.Timer(15, os.kill, (pid, signal.SIGCONT))
+            try:
+                with pytest.raises(KeyboardInterrupt):
+                    consume(kind, cluster, dataset, once(10, silence))
+                assert time.monotonic() - pressed[0] < 3
+            finally:
+                rescue.cancel()
+                os.kill(pid, signal.SIGCONT)
+                presser.join()
+            assert row(cluster, "data_worker:0").pid == pid
+            consume(kind, cluster, dataset.take(5))
+
+    def test_stopping_the_cluster_ends_who_reads_from_it(self, kind: str) -> None:
+        with tfd.Cluster(data_workers=1, name="stopped") as cluster:
+            dataset = batches(ENDLESS).apply(cluster.distribute("off"))
+            stopper = threading.Thread(target=cluster.stop)
+            with pytest.raises(errors.Interrupted, match="stopped"):
+                consume(kind, cluster, dataset, once(10, stopper.start))
+            stopper.join()
+
+
+class TestWorkerGone:
+    def test_for_good(
+        self, mortal: tfd.Cluster, kind: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A consumer of TensorFlow's would wait for ever for what the dead worker held."""
+        dataset = batches(600).apply(mortal.distribute("dynamic"))
+        kill = once(10, lambda: mortal.kill("data_worker:1"))
+        with caplog.at_level(logging.WARNING, "tfd_notebook"):
+            if mortal.policy.on_loss == "raise":
+                with pytest.raises(errors.DataLoss, match="data_worker:1") as caught:
+                    consume(kind, mortal, dataset, kill)
+                assert "SIGKILL" in str(caught.value)
+                assert "cluster.restart('data_worker:1')" in str(caught.value.fix)
+                assert isinstance(caught.value, tf.errors.DataLossError)
+            else:
+                seen = consume(kind, mortal, dataset, kill)
+                assert set(seen.values()) == {1}
+                assert 300 < len(seen) <= 600
+        until(lambda: "data_worker:1" in caplog.text)
+        assert "SIGKILL" in caplog.text
+        assert len(consume(kind, mortal, dataset)) == 600, "the next epoch is whole"
+
+    @pytest.mark.parametrize("mode", ["off", "dynamic"])
+    def test_until_it_is_restarted(self, pair: tfd.Cluster, kind: str, mode: str) -> None:
+        dataset = batches(ENDLESS).apply(pair.distribute(mode))
+        back = comes_back(pair, "data_worker:0")
+        consume(kind, pair, dataset, enough_after(10, lambda: pair.kill("data_worker:0"), back))
+
+    def test_no_element_is_missing_unsaid(self, pair: tfd.Cluster, kind: str) -> None:
+        dataset = batches(600).apply(pair.distribute("dynamic"))
+        try:
+            seen = consume(kind, pair, dataset, once(10, lambda: pair.kill("data_worker:0")))
+        except errors.DataLoss as error:
+            assert "600" in str(error)
+        else:
+            assert seen == dict.fromkeys(range(600), 1)
+
+    def test_the_only_one(self, kind: str) -> None:
+        policy = tfd.Policy(restarts=0)
+        with tfd.Cluster(data_workers=1, name="lone", policy=policy) as cluster:
+            dataset = batches(ENDLESS).apply(cluster.distribute("off"))
+            with pytest.raises(errors.DataLoss, match="data_worker:0"):
+                consume(kind, cluster, dataset, once(10, lambda: cluster.kill("data_worker:0")))
+            with pytest.raises(errors.NoWorkers):
+                batches(5).apply(cluster.distribute("off"))
+
+    def test_it_hangs_and_is_restarted(
+        self, pair: tfd.Cluster, kind: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        dataset = batches(ENDLESS).apply(pair.distribute("off"))
+        back = comes_back(pair, "data_worker:1")
+        pid = row(pair, "data_worker:1").pid
+        with caplog.at_level(logging.WARNING, "tfd_notebook"):
+            stop = enough_after(10, lambda: os.kill(pid, signal.SIGSTOP), back)
+            consume(kind, pair, dataset, stop)
+        assert "data_worker:1: hung, no answer for" in caplog.text
+
+    def test_it_leaves_with_the_cluster_scaled_down(self, pair: tfd.Cluster, kind: str) -> None:
+        dataset = batches(ENDLESS).apply(pair.distribute("off"))
+        scaled = threading.Event()
+
+        def scale() -> None:
+            pair.scale(data_workers=1)
+            scaled.set()
+
+        try:
+            consume(kind, pair, dataset, enough_after(10, scale, scaled.is_set))
+        finally:
+            pair.scale(data_workers=2)
+
+
+class TestDispatcherGone:
+    def test_until_it_is_restarted(self, pair: tfd.Cluster, kind: str) -> None:
+        dataset = batches(600).apply(pair.distribute("dynamic"))
+        before = row(pair, "dispatcher:0").restarts
+        seen = consume(kind, pair, dataset, once(10, lambda: pair.kill("dispatcher:0")))
+        assert row(pair, "dispatcher:0").restarts > before
+        assert seen == dict.fromkeys(range(600), 1)
+
+    def test_for_good(self, mortal: tfd.Cluster, kind: str) -> None:
+        dataset = batches(ENDLESS).apply(mortal.distribute("dynamic"))
+        with pytest.raises(errors.DispatcherLost, match="dispatcher:0") as caught:
+            consume(kind, mortal, dataset, once(10, lambda: mortal.kill("dispatcher:0")))
+        assert "cluster.restart('dispatcher:0')" in str(caught.value.fix)
+
+    def test_without_a_journal_it_forgets(self, kind: str) -> None:
+        service = tfd.Service(fault_tolerant=False)
+        with tfd.Cluster(data_workers=1, name="forgetful", service=service) as cluster:
+            dataset = batches(ENDLESS).apply(cluster.distribute("dynamic"))
+            with pytest.raises(errors.DispatcherLost, match="fault_tolerant=True"):
+                consume(kind, cluster, dataset, once(10, lambda: cluster.kill("dispatcher:0")))
+
+
+class TestPythonFunctions:
+    """Tokens of functions are counted in each process: a worker knows none, or another's."""
+
+    def test_in_present_restarted_and_added_workers(self, pair: tfd.Cluster, kind: str) -> None:
+        offset = 1000
+
+        def generate() -> Iterator[int]:
+            yield from range(8)
+
+        generated = tf.data.Dataset.from_generator(
+            generate, output_signature=tf.TensorSpec((), tf.int64)
+        )
+        dataset = (
+            generated.repeat()
+            .map(lambda i: tf.numpy_function(lambda x: x + offset, [i], tf.int64))
+            .map(lambda i: tf.py_function(lambda x: x * 2, [i], tf.int64))
+            .map(lambda i: tf.ensure_shape(i, []))
+            .batch(2)
+            .apply(pair.distribute("off"))
+        )
+        expected = {2 * (i + offset) for i in range(8)}
+        back = comes_back(pair, "data_worker:0")
+
+        def kill() -> None:
+            pair.kill("data_worker:0")
+
+        try:
+            seen = consume(kind, pair, dataset, enough_after(10, kill, back))
+            assert set(seen) == expected
+            pair.scale(data_workers=3)
+            for name in ("data_worker:0", "data_worker:1"):
+                os.kill(row(pair, name).pid, signal.SIGSTOP)
+            # Only the new one answers.
+            seen = consume(kind, pair, dataset, enough_after(5, lambda: None, lambda: True))
+            assert set(seen) == expected
+        finally:
+            pair.scale(data_workers=2)
+
+    def test_another_process_never_runs_them(self, pair: tfd.Cluster) -> None:
+        def ours(x: Any) -> Any:
+            return x + 1000
+
+        dataset = Range(4).map(lambda i: tf.numpy_function(ours, [i], tf.int64)).batch(1)
+        read = dataset.apply(pair.distribute("dynamic"))
+        assert set(consume("for", pair, read)) == {1000, 1001, 1002, 1003}
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", STRANGER, pair.dispatcher.target],
+            capture_output=True,
+            text=True,
+            timeout=50,
+        )
+        assert "Could not find callback with key=" in done.stdout, done.stdout + done.stderr
+        assert "DELIVERED" not in done.stdout
+
+
+STRANGER = """
+import sys
+import tfd_notebook as tfd
+import tensorflow as tf
+dataset = tf.data.Dataset.range(4).map(lambda i: tf.numpy_function(lambda x: x * 2, [i], tf.int64))
+dataset = dataset.apply(tf.data.experimental.service.distribute("distributed_epoch", sys.argv[1]))
+try:
+    print("DELIVERED", [int(x) for x in dataset])
+except tf.errors.OpError as error:
+    print(error.message)
+"""
+
+
+class TestRefused:
+    """What TensorFlow answers with nothing at all, or with an error that names nothing."""
+
+    def test_a_finished_job(self, pair: tfd.Cluster, kind: str) -> None:
+        name = f"epoch-{kind}"
+        dataset = batches(10).apply(pair.distribute("dynamic", job_name=name))
+        assert len(consume(kind, pair, dataset)) == 10
+        with pytest.raises(errors.FinishedJob, match=name) as caught:
+            batches(10).apply(pair.distribute("dynamic", job_name=name))
+        assert f"job_name='{name}-2'" in str(caught.value.fix)
+
+    def test_a_finite_dataset_where_rounds_are_coordinated(self, pair: tfd.Cluster) -> None:
+        reader = pair.distribute("off", job_name="rounds", consumer_index=0, num_consumers=2)
+        with pytest.raises(errors.UsageError, match=r"(?s)has 5 elements.*\.repeat\(\)"):
+            batches(5).apply(reader)
+
+    def test_what_belongs_to_this_process(self, pair: tfd.Cluster) -> None:
+        table = tf.lookup.experimental.DenseHashTable(tf.int64, tf.int64, -1, -2, -3)
+        with pytest.raises(errors.NotSerializable, match="a lookup table that can change"):
+            Range(5).map(table.lookup).apply(pair.distribute("dynamic"))
+        lock = threading.Lock()
+
+        def locked(x: Any) -> Any:
+            with lock:
+                return x
+
+        dataset = Range(5).map(lambda i: tf.numpy_function(locked, [i], tf.int64))
+        with pytest.raises(errors.NotSerializable, match=r"locked .*test_traps\.py:\d+.*uses lock"):
+            dataset.apply(pair.distribute("dynamic"))
+
+    def test_a_definition_that_is_too_large(
+        self, pair: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pipeline, "LARGEST", 50_000)
+        dataset = tf.data.Dataset.from_tensor_slices(np.zeros((10, 1000)))
+        with pytest.raises(errors.NotSerializable, match="the data itself"):
+            dataset.apply(pair.distribute("dynamic"))
+
+
+class TestSaid:
+    def test_a_hint_that_is_missing(self, pair: tfd.Cluster, kind: str) -> None:
+        with pytest.warns(UserWarning, match='acts like "off"'):
+            dataset = batches(10).apply(pair.distribute("hint"))
+        assert consume(kind, pair, dataset) == dict.fromkeys(range(10), 2)
+        hinted = batches(10).shard(HINT, HINT).apply(pair.distribute("hint"))
+        assert consume(kind, pair, hinted) == dict.fromkeys(range(10), 1)
+
+    @pytest.mark.parametrize("mode", ["data", "file_or_data"])
+    def test_static_shares_need_no_list_of_workers(
+        self, pair: tfd.Cluster, kind: str, mode: str
+    ) -> None:
+        dataset = batches(50).apply(pair.distribute(mode))
+        assert consume(kind, pair, dataset) == dict.fromkeys(range(50), 1)
+
+    def test_which_element_broke_where(self, pair: tfd.Cluster, kind: str) -> None:
+        def check(i: Any) -> Any:
+            assertion = tf.debugging.assert_less(i, tf.constant(1000, tf.int64), "label too big")
+            with tf.control_dependencies([assertion]):
+                return tf.identity(i)
+
+        dataset = Range(ENDLESS).map(check).batch(1).apply(pair.distribute("off"))
+        with pytest.raises(errors.PipelineError, match="label too big") as caught:
+            consume(kind, pair, dataset)
+        assert str(caught.value.task) in ("data_worker:0", "data_worker:1")
+        assert "stage map" in str(caught.value)
+        assert isinstance(caught.value, tf.errors.InvalidArgumentError)
