@@ -31,7 +31,7 @@ from tfd_notebook.data.watch import watch
 
 service = tf.data.experimental.service
 
-SIZES = {"64 B": (64, 3000), "5 MB": (5_000_000, 60)}
+SIZES = {"64 B": (64, 3000), "5 MB": (5_000_000, 150)}
 
 SERVERS = """
 import sys

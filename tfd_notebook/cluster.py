@@ -153,7 +153,7 @@ class Cluster(DataPath):
             control.ensure_started()
             self._monitor.set_state("starting")
             upkeep = Upkeep(
-                self._fleet, self._monitor, self._consumers, self.policy.hang_seconds, self.stop
+                self._fleet, self._monitor, self._consumers, self.policy.hang_seconds, self._end
             )
             self._monitor.start(on_tick=upkeep)
             try:
@@ -363,13 +363,14 @@ class Cluster(DataPath):
             if self._ending:
                 return
             self._ending = True
-        self._monitor.set_state("stopping")
+        if state != "lost":
+            self._monitor.set_state("stopping")
         for stream in self._streams.values():
             with contextlib.suppress(errors.TfdError):
                 stream.stop()
         self._consumers.cancel_all(
             errors.Interrupted(
-                f"cluster {self.name!r} stopped", fix="make a new one: tfd.Cluster(...)"
+                f"cluster {self.name!r} is {state}", fix="make a new one: tfd.Cluster(...)"
             )
         )
         self._fleet.close(_STOP_SECONDS)
@@ -378,8 +379,9 @@ class Cluster(DataPath):
         with _clusters_lock:
             if _clusters.get(self.name) is self:
                 del _clusters[self.name]
-            if not _clusters:
-                control.stop()
+            last = not clusters()
+        if last:
+            control.stop()
 
 
 def _configure(name: str | None, options: Mapping[str, Any]) -> tuple[ClusterConfig, base.Launcher]:

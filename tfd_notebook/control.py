@@ -71,9 +71,9 @@ class ControlServer:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        from tfd_notebook.launch.runtime import runtime_dir
+        from tfd_notebook.launch.runtime import control_socket
 
-        self.path = path or runtime_dir() / f"{os.getpid()}.sock"
+        self.path = path or control_socket(os.getpid())
         self._slots = threading.BoundedSemaphore(_CLIENTS)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # Under its own name only when it listens: before, `processes` would take it for dead.
@@ -168,10 +168,10 @@ def call(pid: int, request: Mapping[str, Any], timeout: float = 10.0) -> Any:
     TfdError
         What the process answered.
     """
-    from tfd_notebook.launch.runtime import runtime_dir
+    from tfd_notebook.launch.runtime import control_socket
 
     try:
-        with _connect(runtime_dir() / f"{pid}.sock", timeout) as peer:
+        with _connect(control_socket(pid), timeout) as peer:
             peer.sendall(json.dumps(dict(request)).encode() + b"\n")
             line = _read_line(peer, _MOST_REPLY, timeout)
     except TimeoutError:

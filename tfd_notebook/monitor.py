@@ -86,6 +86,11 @@ class Monitor:
             self._requested[role] = count
             self._touch()
 
+    @property
+    def state(self) -> str:
+        """The state of the whole cluster, apart from ``degraded``."""
+        return self._state
+
     def set_state(self, state: str) -> None:
         """Enter a state of the whole cluster."""
         with self._changed:

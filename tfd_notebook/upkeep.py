@@ -26,8 +26,8 @@ class Upkeep:
     consumers : Consumers
     hang_seconds : float
         A consumer that waits longer for data than this is spoken of.
-    stop : callable
-        Stops the cluster when its time is over.
+    end : callable
+        Ends the cluster; takes the state that it shall be in then.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Upkeep:
         monitor: Monitor,
         consumers: Consumers,
         hang_seconds: float,
-        stop: Callable[[], None],
+        end: Callable[[str], None],
     ) -> None:
         self._fleet = fleet
         self._monitor = monitor
         self._consumers = consumers
         self._hang_seconds = hang_seconds
-        self._stop = stop
+        self._end = end
         self._journal_due = 0.0
         self._stuck: set[str] = set()
 
@@ -51,9 +51,16 @@ class Upkeep:
         if expires is not None and time.time() > expires:
             self._monitor.expires = None
             self._monitor.notice("warning", "its time limit is over: it stops now")
-            threading.Thread(target=self._stop, name="tfd-expiry", daemon=True).start()
+            self._end_beside("stopped")
+        if self._monitor.state == "lost":
+            # Whoever still reads would wait for ever.
+            self._end_beside("lost")
         self._look_at_journal()
         self._look_for_stuck()
+
+    def _end_beside(self, state: str) -> None:
+        """End the cluster from a thread of its own: ending waits for this one."""
+        threading.Thread(target=self._end, args=(state,), name="tfd-end", daemon=True).start()
 
     def _look_at_journal(self) -> None:
         work_dir = self._fleet.work_dir

@@ -173,7 +173,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         if self._resource is None:
             self._open()
         meter = self.meter
-        if meter.error is not None:
+        if meter.error is not None or meter.interrupted:
             self._refuse()
         thread = threading.get_ident()
         start = time.perf_counter()
@@ -218,6 +218,9 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         """Raise the error that this iterator was cancelled with, if it was."""
         if self.meter.error is not None:
             raise again(self.meter.error)
+        if self.meter.interrupted:  # Ctrl-C cancelled a call that ended well all the same
+            self.meter.interrupted = False
+            self._manager = CancellationManager()
 
     def fail(self, error: BaseException) -> NoReturn:
         """Note how the iteration ended; raise what the consumer shall see for `error`."""

@@ -37,13 +37,13 @@ _NEVER = math.inf
 #: Follows the last element in the buffer.
 _END: Any = object()
 
-_BUFFER_BYTES = 16_000_000
+_BUFFER_BYTES = 64_000_000
 _BUFFER_ELEMENTS = (2, 64)
 
 #: Seconds that a reader of small elements sleeps when it finds none: several come meanwhile, and
 #: one change of threads for each would cost more than the elements.
-_NAP = 0.0002
-_NAP_ELEMENTS = 16
+_NAP = 0.001
+_NAP_ELEMENTS = 8
 
 
 class Stream:
@@ -66,7 +66,7 @@ class Stream:
     name : str, optional
         Default ``"stream"``; a number is added where a living consumer has that name.
     buffer : int, optional
-        Elements that wait for a reader at most. Default: what fits into 16 MB, from 2 to 64.
+        Elements that wait for a reader at most. Default: what fits into 64 MB, from 2 to 64.
     sinks : sequence of callable
         Called with each element. An error of a sink fails the stream.
     discard : bool

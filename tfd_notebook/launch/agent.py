@@ -154,6 +154,9 @@ class Agent:
             await asyncio.wait_for(stopping, 5.0)
         self.processes.close_server()
         runtime.remove(self.directory)
+        if os.getppid() != self.owner:
+            # It was killed, and could not take its socket away itself.
+            runtime.control_socket(self.owner).unlink(missing_ok=True)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         pending: set[asyncio.Future[None]] = set()

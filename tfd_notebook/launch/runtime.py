@@ -60,6 +60,11 @@ def new_agent_dir(agent_id: str) -> Path:
     return path
 
 
+def control_socket(pid: int) -> Path:
+    """Return where the process `pid` listens for this user's other processes."""
+    return runtime_dir() / f"{pid}.sock"
+
+
 def process_start(pid: int) -> float | None:
     """Return when the process started (seconds since the epoch), None if there is none.
 

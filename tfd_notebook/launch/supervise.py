@@ -190,7 +190,8 @@ class Supervised:
                 if final or self._deaths > self._cluster.policy.restarts:
                     times = f", {self._deaths} times in a row" if self._deaths > 1 else ""
                     await self._give_up(f"{reason}{times}")
-                    await self._wake.wait()
+                    await self._wake.wait()  # for a restart that the user asks for
+                    asked, self._asked = True, False
             self._wake.clear()
             self.restarts += 1
             pause = 0.0 if asked else _BACKOFF_SECONDS[min(self._deaths - 1, 4)]

@@ -1,0 +1,127 @@
+"""A dispatcher and 16 data workers ready (probed), against one ``import tensorflow``.
+
+Each figure comes from a fresh process; the start of Python itself is in none of them.
+
+warm
+    ``tfd.Cluster(data_workers=16)`` when the import of TensorFlow that ``%load_ext`` begins in
+    the background is done, as in a notebook whose user has read a few lines.
+cold
+    ``import tfd_notebook`` and the same call: the agent, its fork server and its import included.
+memory
+    Proportional set size (PSS) for each data worker, with its share of the agent and the fork
+    server, against a process that has imported TensorFlow and done nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import _pairs
+
+WORKERS = 16
+
+COMMON = """
+import json, os, psutil, time
+
+def pss(*pids):
+    return sum(psutil.Process(pid).memory_full_info().pss for pid in pids) / 1e6
+"""
+
+IMPORT = """
+began = time.perf_counter()
+import tensorflow
+seconds = time.perf_counter() - began
+print(json.dumps({"seconds": seconds, "process": pss(os.getpid())}))
+"""
+
+LOAD_EXTENSION = """
+import tfd_notebook
+from tfd_notebook.launch import local
+from tfd_notebook.spec import ClusterConfig
+assert local.preload()
+# To connect is to wait until the import is done.
+(node,) = local.Local().connect(ClusterConfig(name="waits"), lambda event: None)
+node.close()
+"""
+
+START = f"""
+began = time.perf_counter()
+import tfd_notebook as tfd
+with tfd.Cluster(data_workers={WORKERS}) as cluster:
+    seconds = time.perf_counter() - began
+    tasks = cluster.tasks
+    assert [task.state for task in tasks] == ["ready"] * {WORKERS + 1}, cluster
+    from tfd_notebook.launch import local
+    agent, fork_server = local.agent_pids()
+    print(json.dumps({{
+        "seconds": seconds,
+        "workers": pss(*(task.pid for task in tasks if task.role == "data_worker")),
+        "agent": pss(agent),
+        "fork server": pss(fork_server),
+    }}))
+"""
+
+
+def fresh(*parts: str) -> dict[str, Any]:
+    """Run the parts as one program in a fresh process; return what it prints."""
+    with tempfile.TemporaryDirectory(prefix="tfd-") as directory:
+        done = subprocess.run(
+            [sys.executable, "-c", "\n".join((COMMON, *parts))],
+            env=dict(
+                os.environ,
+                TFD_PRELOAD="on",
+                TFD_RUNTIME_DIR=directory,
+                TF_CPP_MIN_LOG_LEVEL="2",
+                CUDA_VISIBLE_DEVICES="",
+            ),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=300,
+        )
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
+
+
+def main() -> None:
+    rounds = 2 if _pairs.arguments(__doc__).quick else 5
+    seen: list[dict[str, Any]] = []
+    bare: list[float] = []
+
+    def start(*before: str) -> float:
+        seen.append(fresh(*before, START))
+        return float(seen[-1]["seconds"])
+
+    def import_tensorflow() -> float:
+        figures = fresh(IMPORT)
+        bare.append(figures["process"])
+        return float(figures["seconds"])
+
+    figures = _pairs.interleave(
+        {
+            "import": import_tensorflow,
+            "warm": lambda: start(LOAD_EXTENSION),
+            "cold": start,
+        },
+        rounds,
+    )
+    for name in ("workers", "agent", "fork server"):
+        print(f"PSS of the {name}: {statistics.median(s[name] for s in seen):.1f} MB")
+    each = [(s["workers"] + s["agent"] + s["fork server"]) / WORKERS for s in seen]
+    memory = _pairs.compare(each, [statistics.median(bare)] * len(each))
+    warm, cold = (_pairs.compare(figures[way], figures["import"]) for way in ("warm", "cold"))
+    for way, result in (("memory", memory), ("warm", warm), ("cold", cold)):
+        print(f"{way}: {result}")
+    _pairs.report("start_cluster (PSS per data worker)", memory, "MB")
+    _pairs.report("start_cluster (cold)", cold, "seconds")
+    _pairs.report("start_cluster", warm, "seconds after the background import")
+
+
+if __name__ == "__main__":
+    main()
