@@ -68,7 +68,7 @@ def at_rest() -> float:
 
 def main() -> None:
     quick = _pairs.arguments(__doc__).quick
-    rounds, batches = (5, 20) if quick else (15, 60)
+    rounds, batches = (5, 20) if quick else (15, 100)
     service = tf.data.experimental.service
     dispatcher = tfd.Dispatcher()
     worker = tfd.DataWorker(service.WorkerConfig(dispatcher.address))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import timeit
 from collections.abc import Callable
 from typing import Any
 
@@ -25,9 +26,8 @@ import tfd_notebook as tfd
 def steps_of(milliseconds: float) -> int:
     """Return how many steps of `work` take that long here."""
     steps = 100_000
-    began = time.perf_counter()
-    work(0, steps)
-    return round(steps * milliseconds / 1e3 / (time.perf_counter() - began))
+    seconds = min(timeit.repeat(lambda: work(0, steps), number=1, repeat=10))
+    return round(steps * milliseconds / 1e3 / seconds)
 
 
 def work(x: int, steps: int) -> int:

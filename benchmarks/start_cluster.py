@@ -80,11 +80,12 @@ def fresh(*parts: str) -> dict[str, Any]:
                 TF_CPP_MIN_LOG_LEVEL="2",
                 CUDA_VISIBLE_DEVICES="",
             ),
-            stdout=subprocess.PIPE,
+            capture_output=True,
             text=True,
-            check=True,
             timeout=300,
         )
+    if done.returncode:
+        sys.exit(done.stderr)
     figures: dict[str, Any] = json.loads(done.stdout)
     return figures
 

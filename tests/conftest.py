@@ -32,6 +32,9 @@ _MARK = "TFD_TEST_RUN"
 _BASE = Path(tempfile.mkdtemp(prefix="tfd-tests-"))
 _WATCHED = (_BASE / "tmp", _BASE / "run")
 _OUTER_ENVIRONMENT = dict(os.environ)
+#: Threads of pyzmq and of IPython that live until the process ends.
+_FOREIGN_THREADS = ("GarbageCollectorThread", "HistorySavingThread")
+_failed = pytest.StashKey[bool]()
 
 
 def pytest_configure() -> None:
@@ -79,8 +82,10 @@ def leftovers() -> type[Leftovers]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield
+    if report.failed:
+        item.stash[_failed] = True
     if REQUIRE_ALL and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"TFD_REQUIRE_ALL=1 allows no skipped test: {_reason(report.longrepr)}"
@@ -102,10 +107,7 @@ def _reason(longrepr: object) -> object:
 
 @pytest.fixture(scope="module", autouse=True)
 def _module_leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail an integration test module that leaves anything behind."""
-    if request.node.get_closest_marker("integration") is None:
-        yield
-        return
+    """Fail a module that leaves anything behind."""
     before = Leftovers()
     yield
     before.check(f"the module {request.node.name}")
@@ -121,7 +123,9 @@ def _test_leaves_nothing(
         return
     before = Leftovers()
     yield
-    before.check("the test", shared=True)
+    # The traceback of a test that failed holds on to what the test had.
+    if not request.node.stash.get(_failed, False):
+        before.check("the test", shared=True)
 
 
 class Leftovers:
@@ -175,8 +179,7 @@ def _threads() -> set[threading.Thread]:
     return {
         thread
         for thread in threading.enumerate()
-        # The first is pyzmq's and lives for ever; the second serves the agent.
-        if type(thread).__name__ != "GarbageCollectorThread" and thread.name != "tfd-agent"
+        if thread.name != "tfd-agent" and type(thread).__name__ not in _FOREIGN_THREADS
     }
 
 

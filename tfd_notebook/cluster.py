@@ -365,14 +365,14 @@ class Cluster(DataPath):
             self._ending = True
         if state != "lost":
             self._monitor.set_state("stopping")
-        for stream in self._streams.values():
-            with contextlib.suppress(errors.TfdError):
-                stream.stop()
         self._consumers.cancel_all(
             errors.Interrupted(
                 f"cluster {self.name!r} is {state}", fix="make a new one: tfd.Cluster(...)"
             )
         )
+        for stream in self._streams.values():
+            with contextlib.suppress(errors.TfdError):
+                stream.stop()
         self._fleet.close(_STOP_SECONDS)
         self._monitor.set_state(state)
         self._monitor.close()

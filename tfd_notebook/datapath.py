@@ -23,11 +23,15 @@ class DataPath:
 
     def _make(self, config: ClusterConfig, launcher: Launcher) -> None:
         self._config = config
-        self._consumers = Consumers()
+        self._consumers = Consumers(task_of=self._task_at)
         self._monitor = Monitor(config, self._consumers)
         self._fleet = Fleet(config, launcher, self._monitor)
         self._streams: dict[str, Stream] = {}
         self._lock = threading.RLock()
+
+    def _task_at(self, address: str) -> str | None:
+        rows = self._monitor.rows()
+        return next((row.task for row in rows if row.address == address), None)
 
     @property
     def name(self) -> str:

@@ -7,14 +7,18 @@ with the servers inside this process. Live progress and the final tables go to t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import tfd_notebook as tfd
 from tfd_notebook import views
 from tfd_notebook.errors import TfdError, Unsupported
+from tfd_notebook.snapshot import Snapshot
 
 CROP = 64
 BATCH = 32
@@ -27,33 +31,38 @@ def main(batches: int = 24) -> int:
     ----------
     batches : int
         How many batches of 32 crops the network is trained on.
+
+    Raises
+    ------
+    Unsupported
+        scikit-learn, which ships the photographs, or Pillow, which it needs, is missing.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     began = time.monotonic()
     photographs = _photographs()
     _say("Starting a dispatcher and one data worker (child processes) ...")
     with tfd.Cluster(data_workers=1, name="demo") as cluster:
         _say(f"ready after {time.monotonic() - began:.1f} s\n")
-        _train(cluster, crops(photographs, batches))
-        _stream(cluster, crops(photographs, None))
-        _say("\n" + views.text(cluster.snapshot()))
+        with _quiet_stderr():
+            import keras  # noqa: F401 - brings TensorFlow
+        _train(cluster, crops(photographs), batches)
+        _stream(cluster, crops(photographs))
+        _say(f"\n{views.text(cluster.snapshot())}")
     _say("\nThe same with the servers inside this process:")
     with tfd.Cluster(data_workers=2, name="demo-inprocess", launcher="inprocess") as cluster:
-        _train(cluster, crops(photographs, batches))
-        _say("\n" + views.text(cluster.snapshot()))
+        _train(cluster, crops(photographs), batches)
+        _say(f"\n{views.text(cluster.snapshot())}")
     _say(f"\nDone in {time.monotonic() - began:.0f} s; nothing is left running.")
     return 0
 
 
-def crops(photographs: tuple[str, ...], batches: int | None) -> Any:
-    """Return a dataset of random crops and the index of the photograph they come from.
+def crops(photographs: tuple[str, ...]) -> Any:
+    """Return an endless dataset of random crops and the index of the photograph they come from.
 
     Parameters
     ----------
     photographs : tuple of str
         Paths of JPEG files.
-    batches : int, optional
-        How many batches; None for ever.
 
     Returns
     -------
@@ -64,27 +73,44 @@ def crops(photographs: tuple[str, ...], batches: int | None) -> Any:
 
     paths = tf.constant(photographs)
 
-    def crop(index: Any) -> tuple[Any, Any]:
-        label = index % len(photographs)
+    def crop(number: Any) -> tuple[Any, Any]:
+        label = number % len(photographs)
         image = tf.io.decode_jpeg(tf.io.read_file(paths[label]))
         image = tf.image.random_crop(image, (CROP, CROP, 3))
-        image = tf.image.random_flip_left_right(tf.cast(image, tf.float32) / 255.0)
-        return tf.image.random_brightness(image, 0.2), label
+        image = tf.image.random_flip_left_right(tf.image.convert_image_dtype(image, tf.float32))
+        image = tf.image.random_brightness(image, 0.2)
+        return tf.clip_by_value(image, 0.0, 1.0), label
 
-    count = None if batches is None else batches * BATCH
-    numbers = tf.data.Dataset.counter() if count is None else tf.data.Dataset.range(count)
-    return numbers.map(crop, num_parallel_calls=2).batch(BATCH)
+    return tf.data.Dataset.counter().map(crop, num_parallel_calls=2).batch(BATCH)
 
 
 def _photographs() -> tuple[str, ...]:
     try:
         from sklearn.datasets import load_sample_images
+
+        return tuple(load_sample_images().filenames)
     except ImportError:
         raise Unsupported(
-            "the demonstration takes its photographs from scikit-learn",
+            "the demonstration takes its photographs from scikit-learn, which reads them by Pillow",
             fix='pip install "tfd-notebook[demo]"',
         ) from None
-    return tuple(load_sample_images().filenames)
+
+
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Keep TensorFlow's greetings, which no setting hides, off the terminal; errors show them."""
+    with tempfile.TemporaryFile() as said:
+        stderr = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            said.seek(0)
+            os.write(stderr, said.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def _network() -> Any:
@@ -107,69 +133,69 @@ def _network() -> Any:
     return network
 
 
-def _train(cluster: tfd.Cluster, dataset: Any) -> None:
-    dataset = dataset.apply(cluster.distribute(processing_mode="dynamic"))
-    progress = _Progress(cluster, "train")
-    unsubscribe = cluster.subscribe(progress)
-    try:
-        history = _network().fit(cluster.observe(dataset, name="train"), verbose=0)
-    finally:
-        unsubscribe()
-        progress.end()
+def _train(cluster: tfd.Cluster, dataset: Any, batches: int) -> None:
+    epoch = dataset.apply(cluster.distribute(processing_mode="dynamic")).take(batches)
+    with _progress(cluster, "train"):
+        history = _network().fit(cluster.observe(epoch, name="train"), verbose=0, shuffle=False)
     accuracy = history.history["accuracy"][-1]
     _say(f"one epoch of model.fit: accuracy {accuracy:.2f}")
 
 
 def _stream(cluster: tfd.Cluster, dataset: Any) -> None:
+    # Endless random crops: each worker makes its own, and nothing has to be divided.
     dataset = dataset.apply(cluster.distribute(processing_mode="off"))
     with cluster.stream(dataset, name="background").start() as stream:
-        progress = _Progress(cluster, "background")
-        unsubscribe = cluster.subscribe(progress)
-        try:
+        with _progress(cluster, "background"):
             stream.wait(elements=20, timeout=60)
-            progress.end()
-            _say("scaling from 1 to 4 data workers ...")
-            cluster.scale(data_workers=4)
+        _say("scaling from 1 to 4 data workers ...")
+        cluster.scale(data_workers=4)
+        with _progress(cluster, "background"):
             stream.wait(elements=stream.elements + 60, timeout=60)
-            progress.end()
-            victim = "data_worker:0"
-            _say(f"killing {victim} (pid {cluster.kill(victim)}) ...")
+        victim = "data_worker:0"
+        killed = cluster.kill(victim)
+        _say(f"killing {victim} (pid {killed}) ...")
+        with _progress(cluster, "background"):
             stream.wait(elements=stream.elements + 60, timeout=60)
-        finally:
-            unsubscribe()
-            progress.end()
-        seen = cluster.snapshot().task(victim)
-        assert seen is not None
-        _say(f"{victim} is {seen.state} again (pid {seen.pid}); the stream went on")
+            while (pid := _ready_pid(cluster, victim)) in (None, killed):
+                stream.wait(elements=stream.elements + 1, timeout=60)
+    _say(f"{victim} is ready again (pid {pid}); the stream went on")
 
 
-class _Progress:
-    """One line that shows how a consumer gets on; redrawn on a terminal."""
+def _ready_pid(cluster: tfd.Cluster, task: str) -> int | None:
+    row = cluster.snapshot().task(task)
+    return row.pid if row is not None and row.state == "ready" else None
 
-    def __init__(self, cluster: tfd.Cluster, consumer: str) -> None:
-        self._consumer = consumer
-        self._shown = ""
 
-    def __call__(self, snapshot: Any) -> None:
-        row = next((row for row in snapshot.streams if row.name == self._consumer), None)
-        if row is None or not row.elements:
-            return
+@contextlib.contextmanager
+def _progress(cluster: tfd.Cluster, consumer: str) -> Iterator[None]:
+    """Show how a consumer gets on, in one line; redrawn on a terminal."""
+
+    def line(snapshot: Snapshot) -> str:
+        row = next((row for row in snapshot.streams if row.name == consumer), None)
+        if row is None:
+            return ""
         waits = "" if row.wait_fraction is None else f", waits {row.wait_fraction:.0%} of the time"
-        line = f"  {row.name}: {row.elements} batches, {row.elements_per_s:.0f}/s{waits}"
-        if sys.stdout.isatty():
-            sys.stdout.write(f"\r\x1b[K{line}")
-            sys.stdout.flush()
-        self._shown = line
+        return f"  {row.name}: {row.elements} batches, {row.elements_per_s:.0f}/s{waits}"
 
-    def end(self) -> None:
-        if self._shown:
-            start = "\r\x1b[K" if sys.stdout.isatty() else ""
-            sys.stdout.write(f"{start}{self._shown}\n")
-            self._shown = ""
+    def show(snapshot: Snapshot) -> None:
+        sys.stdout.write(_line_start() + line(snapshot))
+        sys.stdout.flush()
+
+    unsubscribe = cluster.subscribe(show) if _line_start() else lambda: None
+    try:
+        yield
+    finally:
+        unsubscribe()
+        _say(line(cluster.snapshot()))
+
+
+def _line_start() -> str:
+    """Return what clears the line of a terminal, where there is one."""
+    return "\r\x1b[K" if sys.stdout.isatty() else ""
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    print(_line_start() + text, flush=True)
 
 
 __all__ = ["crops", "main"]

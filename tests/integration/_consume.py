@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -45,12 +46,10 @@ def consume(
 
 def _loop(cluster: tfd.Cluster, dataset: Any, on_batch: Callable[[int], None]) -> Counter[int]:
     seen: Counter[int] = Counter()
-    try:
+    with contextlib.suppress(Enough):
         for number, batch in enumerate(dataset, 1):
             seen.update(batch.numpy().tolist())
             on_batch(number)
-    except Enough:
-        pass
     return seen
 
 
@@ -85,9 +84,7 @@ class _Tell(keras.callbacks.Callback):
 def _fit(cluster: tfd.Cluster, dataset: Any, on_batch: Callable[[int], None]) -> Counter[int]:
     model = _Counts()
     model.compile(jit_compile=False)
-    try:
+    with contextlib.suppress(Enough):
         model.fit(cluster.observe(dataset), verbose=0, callbacks=[_Tell(on_batch)])
-    except Enough:
-        pass
     counts = model.counts.numpy().tolist()
     return Counter({number: count for number, count in enumerate(counts) if count})

@@ -113,8 +113,7 @@ def test_join_answers_ctrl_c() -> None:
     code = (
         "import tfd_notebook as tfd\n"
         "d = tfd.Dispatcher()\n"
-        "print('ready', flush=True)\n"
-        "try:\n    d.join()\n"
+        "try:\n    print('ready', flush=True)\n    d.join()\n"
         "except KeyboardInterrupt:\n    print(d.state, flush=True)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

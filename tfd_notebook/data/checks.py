@@ -175,7 +175,7 @@ def say_delivery(host: ServiceHost, mode: str) -> None:
     count = live_workers(host)
     if mode == "OFF":
         times = "once" if count == 1 else f"{count} times, once by each data worker"
-        text = f'each element arrives {times}; processing_mode="dynamic" delivers it once'
+        text = f'each element arrives {times}, and with "dynamic" once in all'
     elif mode == "DYNAMIC":
         text = "each element arrives once, in no fixed order"
     elif mode == "HINT":

@@ -133,6 +133,8 @@ _STAGE = re.compile(
     r"Error in user-defined function passed to (\w+?)(?:Dataset)?(?:V\d)?:\d+ transformation "
     r"with iterator: \S+?: "
 )
+_STRAY = re.compile(r"Worker (\S+) is not in the workers list")
+_SHORT = re.compile(r"expected to contain (\d+) elements but contained only (\d+)")
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _PYTHON_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _PLUMBING = re.compile(
@@ -171,7 +173,22 @@ def translate(error: Any, consumers: Consumers) -> BaseException:
         what = f"{where} does not have a Python function of the pipeline ({text})"
         fix = "run the cell that makes the dataset again, so that cluster.distribute() sends it"
         return _both(errors.NotSerializable, error, what, task, fix)
-    if worker is None and "dispatcher" in message:
+    stray = _STRAY.search(message)
+    if stray:
+        gone = consumers.task_of(stray[1]) or "a data worker that has left"
+        what = f"the dispatcher counts on {gone} ({stray[1]}), which has no share of the data"
+        fix = 'use processing_mode="dynamic", bring that worker back, or make a new cluster'
+        return _both(errors.DataError, error, what, None, fix)
+    short = _SHORT.search(message)
+    if worker is None and short:
+        what = (
+            f"{short[2]} of {short[1]} elements came: a data worker that went, or was restarted, "
+            "took what it had prepared with it"
+        )
+        fix = "iterate again for a whole epoch"
+        return _both(errors.DataLoss, error, what, None, fix)
+    forgotten = "Failed to get split: Iteration id" in message
+    if forgotten or (worker is None and "dispatcher" in message):
         what = f"the dispatcher does not know this iteration any more ({text})"
         fix = "start a new loop; with Service(fault_tolerant=True) a restart would go unnoticed"
         return _both(errors.DispatcherLost, error, what, "dispatcher:0", fix)

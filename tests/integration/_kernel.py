@@ -1,0 +1,87 @@
+"""A kernel as a front end has it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import time
+from types import TracebackType
+from typing import Any
+
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+
+class Kernel:
+    """A running kernel; a context manager that ends it."""
+
+    def __init__(self) -> None:
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel(env=dict(os.environ))
+        self._connect()
+
+    def _connect(self) -> None:
+        self.client: BlockingKernelClient = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    def __enter__(self) -> Kernel:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.client.stop_channels()
+        if self.manager.is_alive():
+            self.manager.shutdown_kernel(now=False)
+        self.manager.cleanup_resources()
+
+    @property
+    def pid(self) -> int:
+        return int(self.manager.provisioner.pid)
+
+    def restart(self) -> None:
+        """Restart as the button does."""
+        self.client.stop_channels()
+        self.manager.restart_kernel(now=False)
+        self._connect()
+
+    def begin(self, code: str, until: str) -> str:
+        """Start a cell, wait until it has said `until`, and return its id."""
+        cell = self.client.execute(code)
+        self.finish(cell, until=until)
+        return cell
+
+    def run(self, code: str, timeout: float = 90) -> str:
+        """Run a cell; return what it said."""
+        return self.finish(self.client.execute(code), timeout)
+
+    def finish(self, cell: str, timeout: float = 90, until: str | None = None) -> str:
+        """Return what the cell says up to its end, or up to a match of `until`."""
+        said, deadline = "", time.monotonic() + timeout
+        while True:
+            message = self._next(deadline, said)
+            if message["parent_header"].get("msg_id") != cell:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                said += content["text"]
+            elif kind == "error":
+                said += f"{content['ename']}: {content['evalue']}\n"
+            if until is not None and re.search(until, said):
+                return said
+            if kind == "status" and content["execution_state"] == "idle":
+                assert until is None, said
+                return said
+
+    def _next(self, deadline: float, said: str) -> dict[str, Any]:
+        try:
+            left = max(deadline - time.monotonic(), 0.01)
+            message: dict[str, Any] = self.client.get_iopub_msg(timeout=left)
+        except queue.Empty:
+            raise AssertionError(f"nothing more came after:\n{said}") from None
+        return message
