@@ -10,8 +10,8 @@ one: "5 kills in one epoch" shows that. For the same reason the worker's back-of
 tasks that die again and again, is set back by ``cluster.restart`` between the kills, but not
 within "5 kills in one epoch".
 
-Then the elements that are missing at the end of a ``"dynamic"`` epoch in which one of two workers
-was killed, with the journal, and whether anybody said so. TensorFlow delivers each element at most
+Then the elements that are missing at the end of a ``"distributed_epoch"`` in which one of two
+workers was killed, with the journal, and whether anybody said so. TensorFlow delivers each element at most
 once: what a worker has prepared or is preparing when it dies is in no journal.
 """
 
@@ -197,7 +197,9 @@ def end(process: subprocess.Popen[str]) -> None:
 
 def gaps(side: Ours | Bare, kills: int = 1) -> list[float]:
     """Kill a worker so many times in one epoch; return the longest gap after each kill."""
-    reader = Reader(tf.data.Dataset.range(10**9).batch(100).apply(side.distribute("off")))
+    reader = Reader(
+        tf.data.Dataset.range(10**9).batch(100).apply(side.distribute("parallel_epochs"))
+    )
     found = [reader.gap_after(lambda: side.kill(0)) for _ in range(kills)]
     reader.close()
     side.settle()
@@ -230,7 +232,7 @@ EPOCHS: dict[str, tuple[int, Callable[[Any], Any]]] = {
 def loss(side: Ours | Bare, epoch: str) -> tuple[int, int, str]:
     """Kill one of two workers in an epoch; return what was lost, what came twice, who said so."""
     count, prepare = EPOCHS[epoch]
-    dataset = prepare(tf.data.Dataset.range(count)).apply(side.distribute("dynamic"))
+    dataset = prepare(tf.data.Dataset.range(count)).apply(side.distribute("distributed_epoch"))
     seen: Counter[int] = Counter()
     told = []
 
@@ -258,7 +260,7 @@ def main() -> None:
         with ExitStack() as stack:
             ours, bare = Ours(workers, stack), Bare(workers, stack)
             figures = _pairs.interleave(
-                {"ours": lambda: gaps(ours)[0], "bare": lambda: gaps(bare)[0]},
+                {"ours": lambda ours=ours: gaps(ours)[0], "bare": lambda bare=bare: gaps(bare)[0]},
                 rounds=4 if quick else 20,
                 warm_up=0,
             )

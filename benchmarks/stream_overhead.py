@@ -92,12 +92,11 @@ def cpu_per_batch(consume: Callable[[], int]) -> float:
 
 def settled() -> float:
     """Wait until this process rests; return the CPU time it has used."""
-    used, deadline = time.process_time(), time.monotonic() + 5
-    while time.monotonic() < deadline:
-        time.sleep(0.03)
+    used, quiet, deadline = time.process_time(), 0, time.monotonic() + 5
+    while quiet < 3 and time.monotonic() < deadline:
+        time.sleep(0.02)
         used, before = time.process_time(), used
-        if used - before < 0.0005:
-            break
+        quiet = quiet + 1 if used - before < 0.0005 else 0
     return used
 
 

@@ -78,6 +78,7 @@ def load_ipython_extension(ipython: Any) -> None:
 def unload_ipython_extension(ipython: Any) -> None:
     """Called by ``%unload_ext tfd_notebook``: stops everything and undoes what loading did."""
     from tfd_notebook import magics
+    from tfd_notebook._compat import interrupt
     from tfd_notebook.cluster import clusters
     from tfd_notebook.launch import local
 
@@ -85,6 +86,8 @@ def unload_ipython_extension(ipython: Any) -> None:
     for living in clusters().values():
         living.stop()
     local.shutdown()
+    # A traceback that IPython keeps may keep an iterator, too.
+    interrupt.undo()
     pyfunc.restore_tokens()
 
 

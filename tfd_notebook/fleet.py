@@ -23,6 +23,8 @@ _DISPATCHER_FIELDS = (
     "worker_max_concurrent_snapshots",
 )
 _WORKER_FIELDS = ("heartbeat_interval_ms", "dispatcher_timeout_ms", "data_transfer_protocol")
+#: TensorFlow's default of 30 s is how long a worker would take to begin, and end, a save.
+_HEARTBEAT_MS = 1000
 _BYTES_PER_LINE = 400
 _FOLLOW_SECONDS = 0.2
 _FOLLOW_BYTES = 65_536
@@ -190,10 +192,11 @@ class Fleet:
             addresses = (*self._static, *held.values())
             self.restart(DISPATCHER, {"worker_addresses": list(addresses)})
             self._static = addresses
-        settings = dict(
-            _fields(self._config.service.worker_config, _WORKER_FIELDS),
-            dispatcher_address=self.row(DISPATCHER).address,
-        )
+        settings = {
+            "heartbeat_interval_ms": _HEARTBEAT_MS,
+            **_fields(self._config.service.worker_config, _WORKER_FIELDS),
+            "dispatcher_address": self.row(DISPATCHER).address,
+        }
         tasks = {name: dict(settings, worker_address=address) for name, address in held.items()}
         self.ask("start", tasks=tasks)
         self._await_ready(list(tasks), minimum)

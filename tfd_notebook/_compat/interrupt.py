@@ -122,7 +122,14 @@ def release(meter: Meter) -> None:
     _watch.meters.discard(meter)
     # set_wakeup_fd belongs to the main thread; elsewhere the watch stays until the next iterator.
     if not _watch.meters and threading.get_ident() == MAIN_THREAD:
-        watch, _watch = _watch, None
+        undo()
+
+
+def undo() -> None:
+    """Undo what `arm` did until somebody blocks again; to be called in the main thread."""
+    global _watch
+    watch, _watch = _watch, None
+    if watch is not None:
         watch.disarm()
 
 

@@ -34,7 +34,9 @@ _said: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 def say(text: str) -> None:
     """Tell the user one line, beside the output of the cell."""
-    sys.stderr.write(f"{text}\n")
+    # In a notebook stderr is red, which this is not.
+    out = sys.stdout if "IPython" in sys.modules else sys.stderr
+    out.write(f"{text}\n")
 
 
 def prepare(host: ServiceHost, dataset: Any, mode: str) -> pipeline.Pipeline:

@@ -19,7 +19,8 @@ def watch(dataset: Any, consumers: Consumers, name: str | None = None) -> Any:
     Every iterator is counted, can be cancelled while it blocks (Ctrl-C, the end of the cluster),
     and raises errors that say what failed. What is made from the result by its methods is watched
     too. Loops inside a ``tf.function`` stay TensorFlow's own; an iterator that is passed into one,
-    as Keras does, is watched.
+    as Keras does, is watched. A Python function that the pipeline calls in this process has to
+    return before a cancellation ends the wait for it.
 
     Parameters
     ----------

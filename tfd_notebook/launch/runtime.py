@@ -66,12 +66,15 @@ def control_socket(pid: int) -> Path:
 
 
 def process_start(pid: int) -> float | None:
-    """Return when the process started (seconds since the epoch), None if there is none.
+    """Return when the process started (seconds since the epoch), None if none runs.
 
     A pid together with this time names a process for good; a pid alone may be used again.
     """
     try:
-        return float(psutil.Process(pid).create_time())
+        process = psutil.Process(pid)
+        # A killed kernel stays a zombie until whoever started it looks.
+        ended = process.status() == psutil.STATUS_ZOMBIE
+        return None if ended else float(process.create_time())
     except psutil.Error:
         return None
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from tfd_notebook._compat import servers as compat
 from tfd_notebook.errors import LaunchError, StateError
 from tfd_notebook.spec import Role
 
@@ -35,8 +36,11 @@ class _DataServer(Server):
         self.port = int(server._address.rsplit(":", 1)[1])
 
     def stop(self, timeout: float) -> bool:
-        # TensorFlow's stop does not return while a client iterates.
-        thread = threading.Thread(target=self._server._stop, name="tfd-server-stop", daemon=True)
+        # It does not return while a client iterates, and TensorFlow's own method would keep the
+        # interpreter lock meanwhile.
+        thread = threading.Thread(
+            target=compat.stop, args=(self._server,), name="tfd-server-stop", daemon=True
+        )
         thread.start()
         thread.join(timeout)
         return not thread.is_alive()

@@ -15,14 +15,14 @@ from tfd_notebook.launch import runtime
 
 @dataclass(frozen=True)
 class Leftover:
-    """A process or directory that outlived its owner.
+    """A process, directory or socket that outlived its owner.
 
     Parameters
     ----------
     agent : str
         Id of the agent that it belonged to.
     pid : int, optional
-        The process; None for a directory.
+        The process; None for a directory or socket.
     what : str
         Command line, or path.
     """
@@ -49,19 +49,24 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
         What was (or would be) ended and removed.
     """
     found: list[Leftover] = []
-    dead = {
-        directory.name.removeprefix("agent-"): directory
-        for directory, state in runtime.agent_states()
-        if not _owner_lives(directory, state)
-    }
+    dead: dict[str, Path] = {}
+    sockets: list[tuple[str, Path]] = []
+    for directory, state in runtime.agent_states():
+        if not _owner_lives(directory, state):
+            agent = directory.name.removeprefix("agent-")
+            dead[agent] = directory
+            owner = state.get("owner_pid")
+            # Another process may have the pid by now, and listen there.
+            if isinstance(owner, int) and runtime.process_start(owner) is None:
+                sockets.append((agent, runtime.control_socket(owner)))
     for process in psutil.process_iter():
         if process.pid == os.getpid():
             continue
         try:
-            agent = process.environ().get(runtime.AGENT_VARIABLE)
-            if agent not in dead:
+            marked = process.environ().get(runtime.AGENT_VARIABLE)
+            if marked not in dead:
                 continue
-            found.append(Leftover(agent, process.pid, " ".join(process.cmdline())[:120]))
+            found.append(Leftover(marked, process.pid, " ".join(process.cmdline())[:120]))
             if not dry_run:
                 process.send_signal(signal.SIGKILL)
         except psutil.Error:
@@ -70,6 +75,11 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
         found.append(Leftover(agent, None, str(directory)))
         if not dry_run:
             runtime.remove(directory)
+    for agent, path in sockets:
+        if path.exists():
+            found.append(Leftover(agent, None, str(path)))
+            if not dry_run:
+                path.unlink(missing_ok=True)
     return tuple(found)
 
 
