@@ -11,8 +11,8 @@ tasks that die again and again, is set back by ``cluster.restart`` between the k
 within "5 kills in one epoch".
 
 Then the elements that are missing at the end of a ``"distributed_epoch"`` in which one of two
-workers was killed, with the journal, and whether anybody said so. TensorFlow delivers each element at most
-once: what a worker has prepared or is preparing when it dies is in no journal.
+workers was killed, with the journal, and whether anybody said so. TensorFlow delivers each
+element at most once: what a worker has prepared or is preparing when it dies is in no journal.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ class Upkeep:
             self._monitor.notice(
                 "warning",
                 f"the dispatcher's journal in {work_dir} has {size / 1e9:.1f} GB",
-                fix='batch before distribute(processing_mode="dynamic"), or use '
-                "Service(fault_tolerant=False)",
+                fix='with "dynamic" each element of the source is one record: make the source '
+                "coarser (files, batches), or use Service(fault_tolerant=False)",
             )
 
     def _look_for_stuck(self) -> None:

@@ -21,7 +21,10 @@ from tfd_notebook.launch import forkserver, protocol
 from tfd_notebook.launch.runtime import AGENT_VARIABLE
 
 #: Variables that TensorFlow, its libraries or the loader read when they are loaded.
-_READ_AT_IMPORT = ("TF_", "XLA_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "GRPC_", "LD_")
+_READ_AT_IMPORT = ("TF_", "XLA_", "OMP_", "MKL_", "OPENBLAS_", "GRPC_", "LD_")
+#: Of these, the ones that scikit-learn sets when it is imported, and Keras imports scikit-learn:
+#: they are for Intel's OpenMP, and no reason to import TensorFlow again.
+_SET_IN_PASSING = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 #: Seconds after which a fork server without any cluster ends.
 IDLE_SECONDS = 600.0
 
@@ -327,7 +330,11 @@ def _can_fork() -> bool:
 
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in environment.items() if key.startswith(_READ_AT_IMPORT)}
+    return {
+        key: value
+        for key, value in environment.items()
+        if key.startswith(_READ_AT_IMPORT) and key not in _SET_IN_PASSING
+    }
 
 
 def _popen(command: list[str], environment: dict[str, str], fds: tuple[int, ...], log: int) -> int:

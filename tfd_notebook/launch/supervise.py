@@ -208,7 +208,6 @@ class Supervised:
             self._enter(TaskState.STARTING)
         policy = self._cluster.policy
         kills = _oom_kills()
-        began = time.monotonic()
         try:
             await asyncio.wait_for(self._bring_up(), policy.start_timeout)
         except asyncio.TimeoutError:
@@ -225,7 +224,7 @@ class Supervised:
         assert self.process is not None
         # Whoever was connected to the process before finds this one at once.
         self.connections.release()
-        self._enter(TaskState.READY, f"after {ready - began:.2f} s" if self.restarts else "")
+        self._enter(TaskState.READY)
         await asyncio.shield(self.process.ended)
         reason = self._why_ended(kills)
         await self._end_process()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# The class is doubled to outweigh what JupyterLab says of tables and lists in outputs.
 _SHEET = """
 .tfd-view{font-family:var(--jp-ui-font-family,system-ui,sans-serif);
 font-size:var(--jp-ui-font-size1,13px);color:var(--jp-ui-font-color1,inherit);line-height:1.45;
@@ -12,13 +13,14 @@ white-space:nowrap}
 .tfd-view .tfd-scroll{overflow-x:auto;margin:.45em 0;scrollbar-width:thin;
 scrollbar-color:rgba(128,128,128,.6) transparent}
 .tfd-view table{border-collapse:collapse;margin:0;font-size:inherit;color:inherit}
-.tfd-view th,.tfd-view td{padding:.12em .7em .12em 0;text-align:left;white-space:nowrap;
-max-width:18em;overflow:hidden;text-overflow:ellipsis;border:0;
+.tfd-view tbody tr{background:none}
+.tfd-view th,.tfd-view td{padding:.12em .7em .12em 0;text-align:left!important;white-space:nowrap;
+max-width:18em;overflow:hidden;text-overflow:ellipsis;border:0;line-height:1.45;
 font-variant-numeric:tabular-nums;vertical-align:middle}
 .tfd-view th{font-weight:400;color:var(--jp-ui-font-color2,inherit);
 border-bottom:1px solid var(--jp-border-color2,rgba(128,128,128,.4))}
 .tfd-view td.tfd-note{white-space:normal;min-width:14em;max-width:36em;overflow-wrap:anywhere}
-.tfd-view .tfd-r{text-align:right}
+.tfd-view .tfd-r{text-align:right!important}
 .tfd-view svg{display:block;color:var(--jp-brand-color1,currentColor)}
 .tfd-view .tfd-good{color:var(--jp-success-color1,var(--vscode-charts-green,inherit))}
 .tfd-view .tfd-warn{color:var(--jp-warn-color1,var(--vscode-charts-orange,inherit))}
@@ -26,7 +28,7 @@ border-bottom:1px solid var(--jp-border-color2,rgba(128,128,128,.4))}
 .tfd-view .tfd-quiet{color:var(--jp-ui-font-color2,inherit)}
 .tfd-view ul{list-style:none;margin:.3em 0 0;padding:0}
 .tfd-view li{overflow-wrap:anywhere}
-""".replace("\n", "")
+""".replace("\n", "").replace(".tfd-view", ".tfd-view.tfd-view")
 
 
 def wrap(body: str) -> str:
