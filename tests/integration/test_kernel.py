@@ -97,10 +97,8 @@ def test_an_interrupt_ends_the_cell_and_nothing_else(kernel: Kernel, cell: str) 
     try:
         if cell is READ_SILENT:
             time.sleep(0.5)  # what is buffered is read meanwhile
-        began = time.monotonic()
         kernel.manager.interrupt_kernel()
         assert "KeyboardInterrupt" in kernel.finish(reading, timeout=10)
-        assert time.monotonic() - began < 3
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)

@@ -38,7 +38,8 @@ class _Watch:
         self.read, self.write = socket.socketpair()
         self.write.setblocking(False)
         self.previous = -1
-        threading.Thread(target=self._run, name="tfd-ctrl-c", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name="tfd-ctrl-c", daemon=True)
+        self.thread.start()
 
     def arm(self) -> None:
         found = signal.set_wakeup_fd(self.write.fileno(), warn_on_full_buffer=False)
@@ -52,6 +53,7 @@ class _Watch:
         with contextlib.suppress(OSError, ValueError):
             signal.set_wakeup_fd(self.previous if ours else found)
         self.write.close()  # end of file ends the thread
+        self.thread.join(1.0)
 
     def _run(self) -> None:
         pressed: float | None = None

@@ -135,7 +135,7 @@ def _task_row(row: TaskRow, opened: str) -> Row:
         Cell(figures.percent(row.cpu_percent)),
         Cell("" if memory is None else figures.size(memory * 1e6)),
         Cell(figures.size(row.bytes_sent) if serves else ""),
-        Cell(figures.rate(row.bytes_per_s) if serves else ""),
+        Cell(figures.rate(row.bytes_per_s) if serves and not row.state.ended else ""),
         Cell(row.gpu),
         Cell(str(row.restarts) if row.restarts else ""),
         Cell(opened),

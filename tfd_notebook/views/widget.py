@@ -145,7 +145,11 @@ class _Panel:
         self._html = ipywidgets.HTML()
         self._said = ipywidgets.Label()
         self._count = ipywidgets.BoundedIntText(
-            min=0, max=MAX_TASKS_PER_ROLE, description="data workers", layout={"width": "170px"}
+            min=0,
+            max=MAX_TASKS_PER_ROLE,
+            description="data workers",
+            style={"description_width": "initial"},
+            layout={"width": "170px"},
         )
         self._scale = ipywidgets.Button(description="Scale", tooltip="have this many data workers")
         self._stop = ipywidgets.Button(description="Stop", tooltip="stop the cluster")
