@@ -16,7 +16,7 @@ scrollbar-color:rgba(128,128,128,.6) transparent}
 .tfd-view tbody tr{background:none}
 .tfd-view th,.tfd-view td{padding:.12em .7em .12em 0;text-align:left!important;white-space:nowrap;
 max-width:18em;overflow:hidden;text-overflow:ellipsis;border:0;line-height:1.45;
-font-variant-numeric:tabular-nums;vertical-align:middle}
+font-variant-numeric:tabular-nums;vertical-align:top}
 .tfd-view th{font-weight:400;color:var(--jp-ui-font-color2,inherit);
 border-bottom:1px solid var(--jp-border-color2,rgba(128,128,128,.4))}
 .tfd-view td.tfd-note{white-space:normal;min-width:14em;max-width:36em;overflow-wrap:anywhere}
