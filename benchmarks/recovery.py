@@ -164,10 +164,11 @@ class Reader:
         before = len(self.times) - 1
         kill()
         back = time.monotonic()
-        if not wait(lambda: self.times[-1] > back):
-            return float("inf")
         time.sleep(AFTER)
-        times = [*self.times[before:], time.monotonic()]
+        # The last gap counts to its end.
+        if not wait(lambda: self.times[-1] > back + AFTER):
+            return float("inf")
+        times = self.times[before:]
         return max(later - sooner for sooner, later in itertools.pairwise(times))
 
     def close(self) -> None:
@@ -223,7 +224,7 @@ def busy(element: Any) -> Any:
 #: How many elements an epoch has, and what its workers do with them.
 EPOCHS: dict[str, tuple[int, Callable[[Any], Any]]] = {
     "single elements": (6_000, lambda numbers: numbers.map(lambda number: number)),
-    "batches of 10": (60_000, lambda numbers: numbers.batch(10)),
+    "batches of 10": (20_000, lambda numbers: numbers.batch(10)),
     "single elements, slow": (1_000, lambda numbers: numbers.map(busy)),
     "batches of 10, slow": (1_000, lambda numbers: numbers.map(busy).batch(10)),
 }

@@ -17,11 +17,14 @@ from typing import Any
 
 import tfd_notebook as tfd
 from tfd_notebook import views
-from tfd_notebook.errors import TfdError, Unsupported
+from tfd_notebook.errors import TfdError, TimeLimit, Unsupported
 from tfd_notebook.snapshot import Snapshot
 
 CROP = 64
 BATCH = 32
+
+#: Seconds that the killed worker has to come back.
+_BACK_SECONDS = 60
 
 
 def main(batches: int = 24) -> int:
@@ -156,14 +159,23 @@ def _stream(cluster: tfd.Cluster, dataset: Any) -> None:
         _say(f"killing {victim} (pid {killed}) ...")
         with _progress(cluster, "background"):
             stream.wait(elements=stream.elements + 60, timeout=60)
-            while (pid := _ready_pid(cluster, victim)) in (None, killed):
-                stream.wait(elements=stream.elements + 1, timeout=60)
+            pid = _back(cluster, stream, victim, killed)
     _say(f"{victim} is ready again (pid {pid}); the stream went on")
 
 
-def _ready_pid(cluster: tfd.Cluster, task: str) -> int | None:
-    row = cluster.snapshot().task(task)
-    return row.pid if row is not None and row.state == "ready" else None
+def _back(cluster: tfd.Cluster, stream: Any, task: str, killed: int | None) -> int | None:
+    """Read the stream until the killed `task` is ready again; return its new pid."""
+    deadline = time.monotonic() + _BACK_SECONDS
+    while time.monotonic() < deadline:
+        row = cluster.snapshot().task(task)
+        if row is not None and row.state == "ready" and row.pid != killed:
+            return row.pid
+        stream.wait(elements=stream.elements + 1, timeout=_BACK_SECONDS)
+    raise TimeLimit(
+        f"it is not back {_BACK_SECONDS} s after it was killed",
+        task=task,
+        fix="see its log: tfd logs",
+    )
 
 
 @contextlib.contextmanager

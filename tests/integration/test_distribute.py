@@ -243,7 +243,8 @@ class TestPolicies:
         vars(host).update(vars(outside), name="fresh")
         for mode in ("off", "parallel_epochs", "dynamic", "off"):
             through(host, Range(5), mode)
-        lines = capsys.readouterr().err.splitlines()
+        said = capsys.readouterr()
+        lines = (said.out + said.err).splitlines()  # out where a test left IPython running
         assert len(lines) == 2
         assert "'fresh', off" in lines[0]
         assert "2 times, once by each data worker" in lines[0]
@@ -341,7 +342,8 @@ class TestCardinality:
         first, second = (through(outside, Range(100), "dynamic", job_name=name) for _ in range(2))
         assert int(first.cardinality()) == tf.data.UNKNOWN_CARDINALITY
         iterators = [iter(first), iter(second)]
-        got = [int(x) for iterator in iterators for x in iterator]
+        got = [int(next(iterator)) for iterator in iterators]
+        got += [int(x) for iterator in iterators for x in iterator]
         assert sorted(got) == list(range(100))
 
     def test_on_loss_warn_promises_no_count(self, outside: Host) -> None:
@@ -354,6 +356,15 @@ class TestJobs:
     def test_a_second_epoch_is_no_reuse(self, outside: Host) -> None:
         dataset = through(outside, Range(5), "dynamic", job_name=uuid.uuid4().hex)
         assert values(dataset) == values(dataset) == list(range(5))
+
+    def test_who_starts_to_read_after_the_others_is_told(self, outside: Host) -> None:
+        name = uuid.uuid4().hex
+        first = through(outside, Range(5), "dynamic", job_name=name)
+        second = through(outside, Range(5), "dynamic", job_name=name)
+        assert len(values(first)) == 5
+        with pytest.warns(UserWarning, match="nothing left"):
+            assert values(second.map(lambda number: number)) == []
+        assert len(values(second)) == 5  # its next epoch is a whole one, and nothing is said
 
     @pytest.mark.parametrize("journal", [True, False])
     def test_a_finished_job_is_refused_and_a_fresh_name_offered(

@@ -264,14 +264,14 @@ class WatchedDataset(dataset_ops.UnaryUnchangedStructureDataset):
     """The same dataset (the very variant), whose iterators in this process are watched."""
 
     def __init__(self, dataset: Any, watcher: Watcher) -> None:
-        self._watcher = watcher
+        self.watcher = watcher
         super().__init__(dataset, dataset._variant_tensor)
 
     def __iter__(self) -> Any:
         # Inside a tf.function the loop is TensorFlow's; in asynchronous mode errors come later.
         if not context.executing_eagerly() or context.context().executor.is_async():
             return super().__iter__()
-        return WatchedIterator(self._input_dataset, self._watcher)
+        return WatchedIterator(self._input_dataset, self.watcher)
 
     @property
     def bare(self) -> Any:
@@ -284,7 +284,7 @@ def _keep_watched(method: Callable[..., Any]) -> Callable[..., Any]:
     def transform(self: WatchedDataset, *args: Any, **kwargs: Any) -> Any:
         result = method(self, *args, **kwargs)
         if isinstance(result, tf.data.Dataset) and not isinstance(result, WatchedDataset):
-            return WatchedDataset(result, self._watcher)
+            return WatchedDataset(result, self.watcher)
         return result
 
     return transform

@@ -35,8 +35,9 @@ _said: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 def say(text: str) -> None:
     """Tell the user one line, beside the output of the cell."""
     # In a notebook stderr is red, which this is not.
-    out = sys.stdout if "IPython" in sys.modules else sys.stderr
-    out.write(f"{text}\n")
+    ipython = sys.modules.get("IPython")
+    notebook = ipython is not None and ipython.get_ipython() is not None
+    (sys.stdout if notebook else sys.stderr).write(f"{text}\n")
 
 
 def prepare(host: ServiceHost, dataset: Any, mode: str) -> pipeline.Pipeline:
@@ -161,6 +162,24 @@ def check_job(host: ServiceHost, reading: Reading, full_name: str | None) -> Non
             f"job {reading.job_name!r} has delivered its data, and would deliver nothing more",
             fix=f"use a fresh name: job_name={fresh!r}",
         )
+
+
+def warn_if_finished(host: ServiceHost, full_name: str | None) -> Callable[[], None] | None:
+    """Return what says, when the reading starts, that others have read all of a named job."""
+    work_dir = host.service_work_dir
+    if full_name is None or work_dir is None:
+        return None
+
+    def check() -> None:
+        if Journal(work_dir).read().finished(full_name):
+            warnings.warn(
+                f"job {full_name!r} has delivered its data to others: there is nothing left of "
+                "this epoch. For a whole one use a fresh job_name=",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    return check
 
 
 def listed_as(job_name: str | None) -> str | None:

@@ -109,7 +109,8 @@ def distribute(
         ):
             read = read.apply(assert_cardinality(cardinality))
         checks.say_delivery(host, reading.mode)
-        return watch(read, host.consumers, checks.listed_as(job_name))
+        nothing_left = checks.warn_if_finished(host, job_name)
+        return watch(read, host.consumers, checks.listed_as(job_name), nothing_left)
 
     return apply
 
@@ -212,7 +213,8 @@ def from_dataset_id(
     if hasattr(dataset_id, "numpy"):
         dataset_id = dataset_id.numpy()
     plain_id = dataset_id.decode() if isinstance(dataset_id, bytes) else str(dataset_id)
-    checks.check_job(host, reading, job_name and f"dataset_id=/{plain_id}/{job_name}")
+    full_name = job_name and f"dataset_id=/{plain_id}/{job_name}"
+    checks.check_job(host, reading, full_name)
     read = checks.translated(
         lambda: service.from_dataset_id(
             service=host.service_target,
@@ -222,7 +224,8 @@ def from_dataset_id(
         )
     )
     checks.say_delivery(host, reading.mode)
-    return watch(read, host.consumers, checks.listed_as(job_name))
+    nothing_left = checks.warn_if_finished(host, full_name)
+    return watch(read, host.consumers, checks.listed_as(job_name), nothing_left)
 
 
 def save(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import warnings
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +14,12 @@ from tfd_notebook._compat.meter import Meter, again
 from tfd_notebook.data.consumers import Consumers, DatasetSource
 
 
-def watch(dataset: Any, consumers: Consumers, name: str | None = None) -> Any:
+def watch(
+    dataset: Any,
+    consumers: Consumers,
+    name: str | None = None,
+    before: Callable[[], object] | None = None,
+) -> Any:
     """Return `dataset`, watched by `consumers` whenever Python or Keras iterates it.
 
     Every iterator is counted, can be cancelled while it blocks (Ctrl-C, the end of the cluster),
@@ -28,6 +34,8 @@ def watch(dataset: Any, consumers: Consumers, name: str | None = None) -> Any:
     consumers : Consumers
     name : str, optional
         Its name in the views. Default ``"dataset"``.
+    before : callable, optional
+        Called once, before the first iterator is opened. Default: what `dataset` was watched with.
 
     Returns
     -------
@@ -38,9 +46,10 @@ def watch(dataset: Any, consumers: Consumers, name: str | None = None) -> Any:
     compat = load_compat()
     if compat is None:
         return dataset
+    first = _Once(before)
     if isinstance(dataset, compat.WatchedDataset):
-        dataset = dataset.bare
-    return compat.WatchedDataset(dataset, _Watcher(consumers, name or "dataset"))
+        first, dataset = dataset.watcher.first, dataset.bare
+    return compat.WatchedDataset(dataset, _Watcher(consumers, name or "dataset", first))
 
 
 def load_compat() -> ModuleType | None:
@@ -66,9 +75,10 @@ def open_iterator(dataset: Any, consumers: Consumers) -> tuple[Any, Meter]:
     if compat is None:
         plain = _PlainIterator(dataset)
         return plain, plain.meter
+    first = _Once(None)
     if isinstance(dataset, compat.WatchedDataset):
-        dataset = dataset.bare
-    iterator = compat.WatchedIterator(dataset, _Unlisted(consumers))
+        first, dataset = dataset.watcher.first, dataset.bare
+    iterator = compat.WatchedIterator(dataset, _Unlisted(consumers, first))
     return iterator, iterator.meter
 
 
@@ -96,14 +106,27 @@ class _PlainIterator:
         return element
 
 
+class _Once:
+    """Calls `check` at the first call of all."""
+
+    def __init__(self, check: Callable[[], object] | None) -> None:
+        self._check = check
+
+    def __call__(self) -> None:
+        check, self._check = self._check, None
+        if check is not None:
+            check()
+
+
 class _Unlisted:
     """Translates errors for an iterator that somebody else lists."""
 
-    def __init__(self, consumers: Consumers) -> None:
+    def __init__(self, consumers: Consumers, first: _Once) -> None:
         self._consumers = consumers
+        self.first = first
 
     def opened(self, meter: Meter) -> None:
-        pass
+        self.first()
 
     def failure(self, error: Any) -> BaseException:
         return translate(error, self._consumers)
@@ -112,12 +135,13 @@ class _Unlisted:
 class _Watcher(_Unlisted):
     """Lists the iterators of one dataset as one consumer."""
 
-    def __init__(self, consumers: Consumers, name: str) -> None:
-        super().__init__(consumers)
+    def __init__(self, consumers: Consumers, name: str, first: _Once) -> None:
+        super().__init__(consumers, first)
         self._name = name
         self._source = DatasetSource()
 
     def opened(self, meter: Meter) -> None:
+        super().opened(meter)
         self._source.add(meter)
         self._consumers.add(self._source, self._name)
 

@@ -22,6 +22,9 @@ from tfd_notebook.spec import ClusterConfig, Role, TaskState
 
 _STOP_SECONDS = 3.0
 
+#: Up to here it is heartbeats: consumers in this process take their batches in memory.
+_CHATTER_BYTES = 1 << 16
+
 
 class InProcess(Launcher):
     """Servers in the calling process."""
@@ -185,6 +188,8 @@ class InProcessNode(Node):
                     name: task.sent.read() for name, task in self._tasks.items() if task.sent
                 }
             for name, sent in measured.items():
+                if sent < _CHATTER_BYTES:
+                    continue
                 self._on_event(
                     {
                         "event": "measure",
