@@ -48,15 +48,16 @@ def pipeline(steps: int) -> Any:
 
 def per_second(dataset: Any, elements: int, processes: list[psutil.Process]) -> Callable[[], float]:
     """Return a measurement of the elements that arrive in a second, with empty buffers."""
-    iterator = iter(dataset)
 
     def consume() -> float:
+        iterator = iter(dataset)  # a fresh one: what an old one has buffered would come for nothing
         for _ in range(60):
             next(iterator)
         began = time.perf_counter()
         for _ in range(elements):
             next(iterator)
         rate = elements / (time.perf_counter() - began)
+        del iterator
         rest(processes)
         return rate
 
@@ -64,7 +65,7 @@ def per_second(dataset: Any, elements: int, processes: list[psutil.Process]) -> 
 
 
 def rest(processes: list[psutil.Process]) -> None:
-    """Wait until the buffers of all `processes` are full, so that the next way is alone."""
+    """Wait until no one of `processes` works any more, so that the next way is alone."""
     used, deadline = 0.0, time.monotonic() + 10
     while time.monotonic() < deadline:
         times = [process.cpu_times() for process in processes]
