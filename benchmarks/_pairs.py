@@ -25,11 +25,16 @@ class Result:
         )
 
 
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return the command line that all benchmarks have: ``--quick`` for a few short rounds."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--quick", action="store_true", help="few rounds, for CI")
+    return made
+
+
 def arguments(description: str | None) -> argparse.Namespace:
-    """Read the command line that all benchmarks have: ``--quick`` for a few short rounds."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="few rounds, for CI")
-    return parser.parse_args()
+    """Read that command line."""
+    return parser(description).parse_args()
 
 
 def interleave(

@@ -9,16 +9,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook._compat import pyfunc
+from tfd_notebook._compat import importing, pyfunc, sites
 
 if TYPE_CHECKING:
     from tfd_notebook import errors as errors
     from tfd_notebook import launchers as launchers
     from tfd_notebook.cluster import Cluster as Cluster
     from tfd_notebook.cluster import clusters as clusters
+    from tfd_notebook.data.explain import explain as explain
     from tfd_notebook.data.servers import DataWorker as DataWorker
     from tfd_notebook.data.servers import Dispatcher as Dispatcher
     from tfd_notebook.data.stream import Stream as Stream
+    from tfd_notebook.limit import Limit as Limit
+    from tfd_notebook.limit import compare as compare
     from tfd_notebook.spec import Policy as Policy
     from tfd_notebook.spec import Service as Service
 
@@ -28,11 +31,14 @@ _HOMES = {
     "Cluster": "cluster",
     "DataWorker": "data.servers",
     "Dispatcher": "data.servers",
+    "Limit": "limit",
     "Policy": "spec",
     "Service": "spec",
     "Stream": "data.stream",
     "clusters": "cluster",
+    "compare": "limit",
     "errors": "",
+    "explain": "data.explain",
     "launchers": "",
 }
 
@@ -40,12 +46,15 @@ __all__ = [
     "Cluster",
     "DataWorker",
     "Dispatcher",
+    "Limit",
     "Policy",
     "Service",
     "Stream",
     "__version__",
     "clusters",
+    "compare",
     "errors",
+    "explain",
     "launchers",
 ]
 
@@ -71,6 +80,7 @@ def load_ipython_extension(ipython: Any) -> None:
     from tfd_notebook.launch import local
 
     pyfunc.make_tokens_unique()
+    sites.record()
     magics.load_ipython_extension(ipython)
     local.preload()
 
@@ -89,8 +99,11 @@ def unload_ipython_extension(ipython: Any) -> None:
     # A traceback that IPython keeps may keep an iterator, too.
     interrupt.undo()
     pyfunc.restore_tokens()
+    sites.undo()
+    importing.forget_all()
 
 
 # Before the user's first pipeline is traced: a Python function in it must not share its name
-# with another kernel's on a worker that both use.
+# with another kernel's on a worker that both use, and its stages are known by their place.
 pyfunc.make_tokens_unique()
+sites.record()

@@ -14,6 +14,7 @@ from tfd_notebook import control, errors
 from tfd_notebook.datapath import DataPath
 from tfd_notebook.handles import ClusterDispatcher, Task
 from tfd_notebook.launch import base
+from tfd_notebook.limit import Limit
 from tfd_notebook.snapshot import Snapshot
 from tfd_notebook.spec import ClusterConfig, Policy, Role, Service, check_count
 from tfd_notebook.upkeep import Upkeep
@@ -21,6 +22,7 @@ from tfd_notebook.upkeep import Upkeep
 if TYPE_CHECKING:
     import pandas as pd
 
+    from tfd_notebook.views import Table
 
 _STOP_SECONDS = 10.0
 
@@ -273,9 +275,52 @@ class Cluster(DataPath):
     def tasks(self) -> tuple[Task, ...]:
         """The tasks as they are now, the dispatcher first."""
         return tuple(
-            Task(row.task, row.role, row.state, row.address, row.pid, self._fleet)
+            Task(
+                row.task, row.role, row.state, row.address, row.pid, self._fleet, self._worker_limit
+            )
             for row in self.snapshot().tasks
         )
+
+    @property
+    def limit(self) -> Limit:
+        """What limits the consumer that reads now; of several, the one that was served last."""
+        from tfd_notebook.data.live import NOTHING
+
+        latest = self._consumers.latest()
+        return latest.live.limit if latest is not None else NOTHING
+
+    def _worker_limit(self, task: str) -> Limit:
+        from tfd_notebook.data.live import worker_limit
+        from tfd_notebook.data.using import workers_of
+
+        return worker_limit(task, workers_of(self.snapshot().tasks))
+
+    def what_if(self, *data_workers: int) -> Table:
+        """Estimate what the consumer that reads now would get with other numbers of data workers.
+
+        Parameters
+        ----------
+        *data_workers : int
+            Default 2, 4, 8.
+
+        Returns
+        -------
+        Table
+            A row for each, with ``data_workers``, ``elements_per_s``, ``low`` and ``high`` (between
+            which it should be) and ``because``: what sets it. New workers on this machine share its
+            processors; Python that waits is not foreseen.
+
+        Raises
+        ------
+        StateError
+            Nothing has been read for the last seconds, so that nothing is known.
+        """
+        from tfd_notebook import views
+
+        for count in data_workers:
+            check_count("data_workers", count)
+        self._must_run()
+        return views.forecast_table(self._forecast(data_workers or (2, 4, 8)))
 
     @property
     def dispatcher(self) -> ClusterDispatcher:

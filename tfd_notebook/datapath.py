@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
@@ -15,6 +16,7 @@ from tfd_notebook.snapshot import Snapshot, TaskRow
 from tfd_notebook.spec import ClusterConfig, Policy, Role
 
 if TYPE_CHECKING:
+    from tfd_notebook.data.forecast import Forecast
     from tfd_notebook.data.stream import Stream
 
 
@@ -119,6 +121,34 @@ class DataPath:
 
         self._must_run()
         return service.save(self, dataset, path, **options)
+
+    def _forecast(self, counts: Sequence[int]) -> list[Forecast]:
+        from tfd_notebook.data.forecast import forecast
+        from tfd_notebook.data.using import workers_of
+
+        latest = self._consumers.latest()
+        workers = workers_of(self.snapshot().tasks)
+        if latest is None or not workers or not latest.live.limit.figures["elements_per_s"]:
+            raise errors.StateError(
+                "nothing has read from the cluster for some seconds, so nothing is known",
+                fix="start a stream, cluster.stream(dataset).start(), and ask again after 5 s",
+            )
+        figures = latest.live.limit.figures
+        recent = [second.elements_per_s for second in latest.series.history()[-5:]]
+        if self.service_in_process:
+            worker_cpu, consumer_cpu = figures["cpu_cores"], 0.0
+        else:
+            worker_cpu = sum(worker.cpu or 0.0 for worker in workers)
+            consumer_cpu = figures["cpu_cores"]
+        return forecast(
+            counts,
+            workers=len(workers),
+            rates=recent or [figures["elements_per_s"]],
+            wait_fraction=figures["wait_fraction"],
+            worker_cpu=worker_cpu,
+            consumer_cpu=consumer_cpu,
+            cores=(os.cpu_count() or 1) if self.service_on_this_host else None,
+        )
 
     # What the data path asks of its cluster (`tfd_notebook.data.host.ServiceHost`)
 

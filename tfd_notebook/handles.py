@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tfd_notebook import errors, probe
 from tfd_notebook.fleet import DISPATCHER, Fleet
+from tfd_notebook.limit import Limit
 from tfd_notebook.spec import Role, TaskState
 
 if TYPE_CHECKING:
@@ -23,6 +25,12 @@ class Task:
     address: str
     pid: int | None
     _fleet: Fleet
+    _limit: Callable[[str], Limit]
+
+    @property
+    def limit(self) -> Limit:
+        """What limits this data worker now: itself, or nothing that it could help."""
+        return self._limit(self.name)
 
     def logs(self, lines: int = 100) -> str:
         """Return the last `lines` lines that the task wrote."""

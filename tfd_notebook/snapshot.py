@@ -39,6 +39,7 @@ STREAM_COLUMNS = (
     "elements_per_s",
     "bytes_per_s",
     "wait_fraction",
+    "limit",
     "error",
 )
 
@@ -89,6 +90,8 @@ class StreamRow:
         Elements per second, one value a second, the latest last, at most 60.
     error : str
         The error that ended it, empty where there is none.
+    limit : str
+        What limits it now, in a sentence; empty while that is unknown.
     """
 
     name: str
@@ -101,6 +104,7 @@ class StreamRow:
     wait_fraction: float | None = None
     history: tuple[float, ...] = ()
     error: str = ""
+    limit: str = ""
 
 
 @dataclass(frozen=True)

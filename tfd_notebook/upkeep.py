@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tfd_notebook.data.consumers import Consumers
+from tfd_notebook.data.using import workers_of
 from tfd_notebook.fleet import Fleet
 from tfd_notebook.monitor import Monitor
 
 _JOURNAL_EVERY_SECONDS = 5.0
+_LIMITS_EVERY_SECONDS = 1.0
 _JOURNAL_WARN_BYTES = 1_000_000_000
 
 
@@ -44,6 +46,7 @@ class Upkeep:
         self._hang_seconds = hang_seconds
         self._end = end
         self._journal_due = 0.0
+        self._limits_due = 0.0
         self._stuck: set[str] = set()
 
     def __call__(self) -> None:
@@ -57,6 +60,9 @@ class Upkeep:
             self._end_beside("lost")
         self._look_at_journal()
         self._look_for_stuck()
+        if time.monotonic() >= self._limits_due:
+            self._limits_due = time.monotonic() + _LIMITS_EVERY_SECONDS
+            self._consumers.look(workers_of(self._monitor.snapshot().tasks))
 
     def _end_beside(self, state: str) -> None:
         """End the cluster from a thread of its own: ending waits for this one."""

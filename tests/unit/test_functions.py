@@ -9,6 +9,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import numpy as np
@@ -231,7 +232,7 @@ class TestRefusal:
 
     def test_a_module_that_the_worker_lacks_is_named(self) -> None:
         module = types.ModuleType("tfd_only_here")
-        module.__spec__ = pyfunc.ModuleSpec("tfd_only_here", None)
+        module.__spec__ = ModuleSpec("tfd_only_here", None)
         sys.modules["tfd_only_here"] = module
         exec("def augment(x): return x", vars(module))
         try:

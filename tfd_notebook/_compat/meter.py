@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tfd_notebook.errors import TfdError
 
@@ -48,6 +48,8 @@ class Meter:
         Counted by Python's ``next``; `read` adds what a ``tf.function`` consumed.
     blocked : dict of int to Blocked
         The calls in progress, by thread.
+    iterator : callable
+        Returns the iterator while it lives, else None.
     error : TfdError or None
         Set by `cancel`: every further use raises it.
     failure : str or None
@@ -68,6 +70,7 @@ class Meter:
         "failure",
         "finished",
         "interrupted",
+        "iterator",
         "waited",
     )
 
@@ -77,6 +80,7 @@ class Meter:
         self.waited = 0.0
         self.blocked: dict[int, Blocked] = {}
         self.clock: GraphClock | None = None
+        self.iterator: Callable[[], Any] = lambda: None
         self.error: TfdError | None = None
         self.failure: str | None = None
         self.interrupted = False

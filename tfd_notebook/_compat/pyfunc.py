@@ -17,10 +17,9 @@ import re
 import sys
 import types
 from importlib import import_module
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from typing import Any
 
+from tfd_notebook._compat import importing
 from tfd_notebook.errors import NotSerializable
 
 #: Ops whose attribute ``token`` names a Python function.
@@ -41,17 +40,13 @@ def make_tokens_unique() -> None:
     """
     global _wanted
     _wanted = True
-    if _MODULE in sys.modules:
-        _change(sys.modules[_MODULE])
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    importing.when_imported(_MODULE, _change)
 
 
 def restore_tokens() -> None:
     """Let TensorFlow count its tokens again; functions traced before stay known."""
     global _wanted
     _wanted = False
-    sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _Finder)]
     if _MODULE in sys.modules:
         registry: Any = sys.modules[_MODULE].FuncRegistry
         original = getattr(registry._next_unique_token, "__wrapped__", None)
@@ -173,25 +168,6 @@ def _change(script_ops: Any) -> None:
         return f"{original(self)}_{os.urandom(6).hex()}"
 
     registry._next_unique_token = next_unique_token
-
-
-class _Finder(MetaPathFinder):
-    """Sees TensorFlow's module come, and changes it when it has been run."""
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if fullname != _MODULE:
-            return None
-        others = (f.find_spec for f in sys.meta_path if f is not self and hasattr(f, "find_spec"))
-        spec = next(filter(None, (find(fullname, path, target) for find in others)), None)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def exec_module(module: types.ModuleType) -> None:
-                run(module)
-                _change(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
 
 
 def _generator_state() -> Any:

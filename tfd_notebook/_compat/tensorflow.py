@@ -79,6 +79,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
 
     def __init__(self, dataset: Any, watcher: Watcher) -> None:
         self.meter = Meter()
+        self.meter.iterator = weakref.ref(self)
         self._watcher = watcher
         self._manager = CancellationManager()
         self._resource: Any = None
@@ -116,6 +117,16 @@ class WatchedIterator(iterator_ops.OwnedIterator):
             self.meter.clock = _Clock(self)
         _expose(self)
         return self._resource
+
+    @property
+    def opened(self) -> Any:
+        """The resource if there is one yet, and None otherwise."""
+        return self._resource
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset that is iterated, without what watches it."""
+        return self._dataset
 
     def _open(self, clocked: bool = False) -> None:
         """Make the resource; blocks while the dispatcher does not answer."""

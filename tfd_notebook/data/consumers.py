@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tfd_notebook._compat.meter import Meter, Reading
+from tfd_notebook.data.live import Live, Pulse
+from tfd_notebook.data.using import WorkerUse
 from tfd_notebook.errors import Interrupted, TfdError, TimeLimit
 from tfd_notebook.snapshot import StreamRow
 
@@ -104,10 +106,18 @@ class Source(Protocol):
     """A consumer as the registry sees it."""
 
     series: Series
+    live: Live
 
     @property
     def kind(self) -> str:
         """``"stream"`` or ``"dataset"``."""
+
+    @property
+    def used(self) -> bool:
+        """Whether somebody takes the elements, who may be the limit."""
+
+    def iterator(self) -> Any:
+        """Return the watched iterator in use, None where there is none."""
 
     @property
     def state(self) -> str: ...
@@ -131,13 +141,19 @@ class DatasetSource:
     """A watched dataset: all its iterators, one epoch after the other, make one consumer."""
 
     kind = "dataset"
+    used = True
 
     def __init__(self) -> None:
         self._done = Reading()
         self._meters: list[Meter] = []
         self._latest: Meter | None = None
         self.series = Series()
+        self.live = Live()
         self._lock = threading.Lock()
+
+    def iterator(self) -> Any:
+        latest = self._latest
+        return latest.iterator() if latest is not None else None
 
     def add(self, meter: Meter) -> None:
         """Take in the account of another iterator."""
@@ -220,6 +236,8 @@ class Consumers:
         self.task_of = task_of or (lambda address: None)
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.RLock()
+        self._pulse = Pulse()
+        self._blind = False
 
     def add(self, source: Source, name: str) -> str:
         """List `source`; return its name, made unique among those that have not ended."""
@@ -241,6 +259,35 @@ class Consumers:
         with self._lock:
             now = time.perf_counter()
             return tuple(self._row(name, entry, now) for name, entry in self._entries.items())
+
+    def look(self, workers: Sequence[WorkerUse] = ()) -> None:
+        """See what limits each of them; to be called about once a second.
+
+        Raises
+        ------
+        Exception
+            Once, where TensorFlow's model cannot be read; nothing is looked at from then on.
+        """
+        running = [entry.source for _, entry in self._living() if entry.source.state == "running"]
+        if self._blind or not running:
+            return
+        self._pulse.feel()
+        try:
+            for source in running:
+                source.live.look(
+                    source.iterator(), source.reading(), self._pulse, workers, source.used
+                )
+        except Exception:
+            self._blind = True
+            raise
+
+    def latest(self) -> Source | None:
+        """Return the consumer, among those that have not ended, that was served last."""
+        self.rows()
+        with self._lock:
+            living = [entry for entry in self._entries.values() if entry.final is None]
+        entry = max(living, key=lambda entry: entry.moved, default=None)
+        return entry.source if entry is not None else None
 
     def cancel_all(self, error: TfdError) -> None:
         """End every iteration; consumers that are blocked, and later calls, raise `error`."""
@@ -313,6 +360,7 @@ class Consumers:
             wait_fraction=waiting,
             history=tuple(second.elements_per_s for second in source.series.history()[-60:]),
             error=str(error) if error is not None else "",
+            limit="" if over or not source.live.history else source.live.limit.sentence(),
         )
         if over:
             entry.final = row

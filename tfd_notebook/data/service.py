@@ -8,12 +8,14 @@ choose defaults for where consumer and workers run, and leave a dataset that is 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from tfd_notebook.data import checks
 from tfd_notebook.data.arguments import STATIC, Reading, compression_of, mode_of
 from tfd_notebook.data.host import ServiceHost
+from tfd_notebook.data.using import ServiceUse
 from tfd_notebook.data.watch import watch
 from tfd_notebook.errors import DataError, TimeLimit, UsageError
 
@@ -82,6 +84,16 @@ def distribute(
     )
     compression_of(compression, on_this_host=True)
 
+    def again(dataset: Any, compression: str | None = compression) -> Any:
+        return distribute(
+            host,
+            processing_mode,
+            max_outstanding_requests=max_outstanding_requests,
+            data_transfer_protocol=data_transfer_protocol,
+            compression=compression,
+            target_workers=target_workers,
+        )(dataset)
+
     def apply(dataset: Any) -> Any:
         from tensorflow.data.experimental import assert_cardinality, service
 
@@ -110,6 +122,8 @@ def distribute(
             read = read.apply(assert_cardinality(cardinality))
         checks.say_delivery(host, reading.mode)
         nothing_left = checks.warn_if_finished(host, job_name)
+        compressed = compression_of(compression, host.service_on_this_host) is not None
+        read._tfd_service = ServiceUse(weakref.ref(host), dataset, compressed, again)
         return watch(read, host.consumers, checks.listed_as(job_name), nothing_left)
 
     return apply

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tfd_notebook._compat.meter import Reading, again
 from tfd_notebook.data import position
 from tfd_notebook.data.consumers import Consumers, Second, Series
+from tfd_notebook.data.live import Live
 from tfd_notebook.data.watch import open_iterator
 from tfd_notebook.errors import (
     DataError,
@@ -25,6 +26,7 @@ from tfd_notebook.errors import (
     TimeLimit,
     UsageError,
 )
+from tfd_notebook.limit import Limit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,6 +113,7 @@ class Stream:
         self._thread: threading.Thread | None = None
         self._iterator, self._meter = open_iterator(dataset, consumers)
         self.series = Series(keep=3600)
+        self.live = Live()
         self.name = consumers.add(self, name or "stream")
 
     @property
@@ -142,6 +145,19 @@ class Stream:
     @property
     def ended(self) -> float | None:
         return self._meter.ended
+
+    @property
+    def used(self) -> bool:
+        """Whether somebody takes the elements: a sink, or a reader."""
+        return bool(self._sinks) or self._keep
+
+    @property
+    def limit(self) -> Limit:
+        """What limits the stream now, over the last seconds; ``none`` while that is unknown."""
+        return self.live.limit
+
+    def iterator(self) -> Any:
+        return self._meter.iterator()
 
     def start(self) -> Stream:
         """Begin to iterate; returns the stream. A stream that runs goes on unchanged."""

@@ -75,7 +75,7 @@ def open_iterator(dataset: Any, consumers: Consumers) -> tuple[Any, Meter]:
     if compat is None:
         plain = _PlainIterator(dataset)
         return plain, plain.meter
-    first = _Once(None)
+    first = None
     if isinstance(dataset, compat.WatchedDataset):
         first, dataset = dataset.watcher.first, dataset.bare
     iterator = compat.WatchedIterator(dataset, _Unlisted(consumers, first))
@@ -121,9 +121,9 @@ class _Once:
 class _Unlisted:
     """Translates errors for an iterator that somebody else lists."""
 
-    def __init__(self, consumers: Consumers, first: _Once) -> None:
+    def __init__(self, consumers: Consumers, first: _Once | None = None) -> None:
         self._consumers = consumers
-        self.first = first
+        self.first = first or _Once(None)
 
     def opened(self, meter: Meter) -> None:
         self.first()

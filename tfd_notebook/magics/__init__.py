@@ -1,4 +1,4 @@
-"""The magics ``%tfd_cluster`` and ``%tfd_stream``: thin parsers over `Cluster` and `Stream`.
+"""The magics ``%tfd_cluster``, ``%tfd_stream`` and ``%tfd_explain``: thin parsers over methods.
 
 Loading must cost next to nothing, so all but this file is imported when a magic is first used.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load_ipython_extension", "unload_ipython_extension"]
 
-_NAMES = ("tfd_cluster", "tfd_stream")
+_NAMES = ("tfd_cluster", "tfd_stream", "tfd_explain")
 #: As in "%tfd_cluster st", "c = %tfd_cluster st" and, with automagic, "tfd_cluster st".
 _LINE = re.compile(rf"(?:^|=)\s*%?({'|'.join(_NAMES)})\s+(.*)$")
 
@@ -58,11 +59,9 @@ class _Magic:
 
     @cached_property
     def _commands(self) -> CommandLine:
-        from tfd_notebook.magics import cluster, stream
-
-        if self.__name__ == "tfd_cluster":
-            return cluster.command_line(self._shell)
-        return stream.command_line(self._shell)
+        home = import_module(f"{__name__}.{self.__name__.removeprefix('tfd_')}")
+        commands: CommandLine = home.command_line(self._shell)
+        return commands
 
     def __call__(self, line: str) -> Any:
         from tfd_notebook.errors import TfdError

@@ -10,7 +10,7 @@ from typing import Any
 from IPython.core.completer import SimpleCompletion
 
 from tfd_notebook.magics import living
-from tfd_notebook.magics.parsing import CommandLine
+from tfd_notebook.magics.parsing import CommandLine, SingleCommand
 
 
 def complete(line: CommandLine, shell: Any, text: str) -> dict[str, Any]:
@@ -50,16 +50,17 @@ def _candidates(
     fragment: str,
     sources: Mapping[str, Callable[[], Iterable[str]]],
 ) -> list[str]:
-    if not words:
+    single = isinstance(line, SingleCommand)
+    if not words and not single:
         return list(line.commands)
-    if words[0] not in line.commands:
+    if not single and words[0] not in line.commands:
         return []
 
     def values(action: argparse.Action) -> list[str]:
         return sorted(sources[action.dest]()) if action.dest in sources else []
 
-    parser = line.parser(words[0])
-    last = next((a for a in parser._actions if words[-1] in a.option_strings), None)
+    parser = line.parser(words[0] if words else "")
+    last = next((a for a in parser._actions if words and words[-1] in a.option_strings), None)
     if last is not None and last.nargs != 0:
         return values(last)
     if fragment.startswith("-"):

@@ -128,3 +128,20 @@ def bind(namespace: dict[str, Any], wish: str, cluster: Cluster) -> str:
 
 def _replaceable(value: Any, cluster: Cluster) -> bool:
     return type(value) is type(cluster) and value.name == cluster.name
+
+
+def evaluate(shell: Any, words: str) -> Any:
+    """Return the value of an expression in the notebook's namespace.
+
+    Raises
+    ------
+    UnknownName
+        It is the name of no variable.
+    """
+    if words.isidentifier() and words not in shell.user_ns:
+        variables = [name for name in shell.user_ns if not name.startswith("_")]
+        raise UnknownName(
+            f"there is no variable {words!r}",
+            fix=nearest(words, variables) + "name a variable that holds a dataset",
+        )
+    return shell.ev(words)

@@ -161,6 +161,42 @@ class CommandLine:
         return self.commands[name].run(self.parser(name).read(rest))
 
 
+class SingleCommand(CommandLine):
+    """A command line without subcommands.
+
+    Parameters
+    ----------
+    command : Command
+        Its name is how users call it, such as ``"%tfd_explain"``.
+    """
+
+    def __init__(self, command: Command) -> None:
+        super().__init__(command.name, command.summary, ())
+        self._command = command
+
+    def parser(self, name: str = "") -> Parser:
+        """Return its parser."""
+        parser = Parser(self.prog, self.summary)
+        self._command.prepare(parser)
+        return parser
+
+    def help(self) -> str:
+        """Return the help on it."""
+        return self.parser().format_help()
+
+    def run(self, tokens: Sequence[str]) -> Any:
+        """Run it.
+
+        Raises
+        ------
+        UsageError
+        HelpAsked
+        """
+        if not tokens:
+            raise HelpAsked(self.help())
+        return self._command.run(self.parser().read(tokens))
+
+
 def split(line: str) -> list[str]:
     """Split a magic's line at its spaces; quotes hold together, and stay inside expressions.
 

@@ -6,10 +6,9 @@ import argparse
 from typing import Any
 
 from tfd_notebook import views
-from tfd_notebook.errors import UnknownName
 from tfd_notebook.magics import living
 from tfd_notebook.magics.cluster import say
-from tfd_notebook.magics.parsing import Command, CommandLine, Parser, nearest
+from tfd_notebook.magics.parsing import Command, CommandLine, Parser
 
 
 def command_line(shell: Any) -> CommandLine:
@@ -24,13 +23,18 @@ def command_line(shell: Any) -> CommandLine:
     return CommandLine("%tfd_stream", "Datasets iterated in the background.", commands)
 
 
-def _start_args(parser: Parser) -> None:
+def dataset_argument(parser: Parser) -> None:
+    """Add the argument ``DATASET``."""
     parser.add_argument(
         "dataset",
         metavar="DATASET",
         help="variable that holds the dataset, or an expression (quote it where it has spaces); "
         "it is evaluated in the notebook's namespace",
     )
+
+
+def _start_args(parser: Parser) -> None:
+    dataset_argument(parser)
     parser.add_argument(
         "--name",
         dest="label",
@@ -51,13 +55,7 @@ class _Start:
     def __call__(self, options: argparse.Namespace) -> Any:
         cluster = living.pick(options.cluster)
         words = options.dataset
-        if words.isidentifier() and words not in self._shell.user_ns:
-            variables = [name for name in self._shell.user_ns if not name.startswith("_")]
-            raise UnknownName(
-                f"there is no variable {words!r}",
-                fix=nearest(words, variables) + "name a variable that holds a dataset",
-            )
-        dataset = self._shell.ev(words)
+        dataset = living.evaluate(self._shell, words)
         name = options.label or (words if words.isidentifier() else None)
         stream = cluster.stream(dataset, name).start()
         say(f"stream {stream.name!r} runs; %tfd_stream stop {stream.name} ends it")

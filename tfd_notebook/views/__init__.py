@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.snapshot import Snapshot
 from tfd_notebook.views._html import html
-from tfd_notebook.views._lists import brief, clusters_table, streams_table
+from tfd_notebook.views._lists import brief, clusters_table, forecast_table, streams_table
 from tfd_notebook.views._table import Cell, Column, Table
 from tfd_notebook.views._text import text
 
@@ -20,6 +20,7 @@ __all__ = [
     "View",
     "brief",
     "clusters_table",
+    "forecast_table",
     "html",
     "mimebundle",
     "streams_table",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -77,4 +78,34 @@ def streams_table(snapshots: Iterable[Snapshot]) -> Table:
             {"cluster": name, **{column: getattr(row, column) for column in STREAM_COLUMNS}}
             for name, row in seen
         ],
+    )
+
+
+_FORECAST_COLUMNS = (
+    Column("data workers", right=True),
+    Column("elements/s", right=True),
+    Column("low", right=True),
+    Column("high", right=True),
+    Column("because of"),
+)
+
+
+def forecast_table(forecasts: Sequence[Any]) -> Table:
+    """Return the table of estimates, each with the fields of ``data.forecast.Forecast``."""
+    rows = [
+        (
+            Cell(str(one.data_workers)),
+            Cell(figures.count(one.elements_per_s)),
+            Cell(figures.count(one.low)),
+            Cell(figures.count(one.high)),
+            Cell(one.because),
+        )
+        for one in forecasts
+    ]
+    return Table(
+        _FORECAST_COLUMNS,
+        rows,
+        label="estimates",
+        empty="no number of data workers was given",
+        records=[dataclasses.asdict(one) for one in forecasts],
     )

@@ -1,0 +1,301 @@
+"""What limits a pipeline, in words; and what limits it, from figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfd_notebook._compat.stages import Model, Node, Stage
+from tfd_notebook.data.costs import Costs
+from tfd_notebook.data.forecast import forecast
+from tfd_notebook.data.live import worker_limit
+from tfd_notebook.data.measuring import Measured
+from tfd_notebook.data.using import WorkerUse
+from tfd_notebook.data.verdict import judge, judge_service
+from tfd_notebook.limit import DATA_KINDS, Limit, compare
+
+FIGURES = {"elements_per_s": 40.0, "wait_fraction": 0.9, "cpu_cores": 1.0}
+
+
+def stage(kind: str, *inputs: Stage, python: bool = False, service: object = None) -> Stage:
+    return Stage(kind, kind.lower(), "In[1], line 2", inputs, python, service, dataset=object())
+
+
+def node(
+    number: int,
+    kind: str,
+    *inputs: int,
+    seconds: float = 0.0,
+    pool: bool = False,
+    threads: float = 1.0,
+) -> Node:
+    return Node(number, kind, pool, inputs, round(100 * seconds), seconds, threads, 0)
+
+
+def grown(*nodes: Node) -> list[Model]:
+    """Return the model before anything was done, and as `nodes` say."""
+    before = [Node(n.id, n.kind, n.asynchronous, n.inputs, 0, 0.0, n.parallelism, 0) for n in nodes]
+    return [Model({n.id: n for n in each}, nodes[0].id) for each in (before, nodes)]
+
+
+def costs(last: Stage, *nodes: Node, seconds: float = 10.0) -> Costs:
+    made = Costs(last)
+    for model in grown(*nodes):
+        made.add(model, seconds)
+    return made
+
+
+def measured(lanes: tuple = (), **figures: float) -> Measured:
+    known = {"elements": 400, "bytes": 4_000, "seconds": 10.0, "waited": 9.5, "first": 0.01}
+    known |= {"passes": 1, "cpu": 1.0, "locked": 0.0}
+    return Measured(**{**known, **figures}, lanes=lanes)  # type: ignore[arg-type]
+
+
+class TestSentence:
+    @pytest.mark.parametrize("kind", DATA_KINDS)
+    def test_each_kind_is_one_sentence_with_its_rate(self, kind: str) -> None:
+        limit = Limit(kind, "map(f) (In[3], line 4)", 0.93, FIGURES, "do less", 1.8, "no service")
+        said = repr(limit)
+        assert said.endswith("; do less (about 1.8 times as fast); no service.")
+        assert "40 elements/s" in said
+        assert said.count(". ") == 0
+        assert "\n" not in said
+
+    def test_nothing_to_do_is_not_dressed_up(self) -> None:
+        assert repr(Limit("none")) == "Nothing is wrong with the data path."
+
+    def test_a_stage_comes_with_its_place(self) -> None:
+        assert "map(f) (In[3], line 4)" in repr(Limit("stage", "map(f) (In[3], line 4)", 0.5))
+
+
+class TestCompare:
+    def test_faster(self) -> None:
+        before = Limit("stage", "map(f)", 0.9, FIGURES, "change it", 2.0)
+        after = Limit("consumer", "", 0.9, {**FIGURES, "elements_per_s": 76.0})
+        found = compare(before, after)
+        assert found.gain == pytest.approx(1.9)
+        assert "40.0 to 76.0 elements/s" in repr(found)
+        assert "1.9 times faster (2.0 times was expected)" in repr(found)
+        assert "was map(f), is consumer" in repr(found)
+
+    def test_slower_and_the_same(self) -> None:
+        slow = Limit("stage", "map(f)", 0.9, {**FIGURES, "elements_per_s": 20.0})
+        fast = Limit("stage", "map(f)", 0.9, FIGURES)
+        assert "2.0 times slower" in repr(compare(fast, slow))
+        assert "as fast as before" in repr(compare(fast, fast))
+        assert "still map(f)" in repr(compare(fast, fast))
+
+    def test_from_nothing(self) -> None:
+        nothing = Limit("none", figures={"elements_per_s": 0.0})
+        assert compare(nothing, Limit("none", figures=FIGURES)).gain == float("inf")
+        assert compare(nothing, nothing).gain == 1.0
+
+    def test_what_has_a_limit_stands_for_it(self) -> None:
+        class Stream:
+            limit = Limit("none", figures=FIGURES)
+
+        assert compare(Stream(), Stream()).gain == 1.0  # type: ignore[arg-type]
+
+
+class TestCosts:
+    def test_what_shares_a_thread_shares_a_lane(self) -> None:
+        source = stage("Range")
+        mapped = stage("Map", source)
+        last = stage("Batch", mapped)
+        lanes = costs(
+            last,
+            node(1, "Root", 2),
+            node(2, "Prefetch", 3, pool=True),  # TensorFlow's own
+            node(3, "Batch", 4, seconds=1.0),
+            node(4, "Map", 5, seconds=8.0),
+            node(5, "Range", seconds=0.5),
+        ).lanes()
+        assert lanes[0].busy == pytest.approx(0.95)
+        assert [part.stage for part in lanes[0].parts] == [mapped, last, source]
+
+    def test_a_pool_is_a_lane_of_its_own_with_its_threads(self) -> None:
+        source = stage("TFRecord")
+        mapped = stage("Map", source)
+        lanes = costs(
+            mapped,
+            node(1, "Root", 2),
+            node(2, "Map", 3, seconds=12.0, pool=True, threads=2),
+            node(3, "FlatMap", 4, 5, seconds=1.0),
+            node(4, "TensorSlice", seconds=0.0),
+            node(5, "TFRecord", seconds=6.0),
+        ).lanes()
+        assert (lanes[0].busy, lanes[0].threads) == pytest.approx((0.7, 1.0))
+        assert lanes[0].parts[0].stage is source
+        assert lanes[0].parts[0].inner
+        assert (lanes[1].busy, lanes[1].threads) == pytest.approx((0.6, 2.0))
+        assert lanes[1].parts[0].stage is mapped
+
+    def test_batch_and_map_drawn_together(self) -> None:
+        source = stage("Range")
+        last = stage("Batch", stage("Map", source))
+        lanes = costs(
+            last, node(1, "MapAndBatch", 2, seconds=9.0, pool=True), node(2, "Range", seconds=1.0)
+        ).lanes()
+        assert lanes[0].parts[0].stage is last.inputs[0]
+        assert lanes[1].parts[0].stage is source
+
+    def test_a_prefetch_of_tensorflows_is_not_the_users(self) -> None:
+        wanted = stage("Prefetch", stage("Range"))
+        mapped = stage("Map", wanted)
+        lanes = costs(
+            mapped,
+            node(1, "Prefetch", 2, pool=True, seconds=0.1),
+            node(2, "Map", 3, seconds=9.0),
+            node(3, "Prefetch", 4, pool=True, seconds=0.2),
+            node(4, "Range", seconds=3.0),
+        ).lanes()
+        assert lanes[0].parts[0].stage is mapped
+        assert wanted in [part.stage for part in lanes[0].parts]
+
+    def test_another_iterator_starts_from_nothing(self) -> None:
+        made = Costs(last := stage("Range"))
+        for model in grown(node(1, "Range", seconds=5.0)):
+            made.add(model, 10.0)
+        made.restart()
+        for model in grown(node(7, "Range", seconds=5.0)):
+            made.add(model, 10.0)
+        (lane,) = made.lanes()
+        assert lane.busy == pytest.approx(0.5)
+        assert lane.parts[0].stage is last
+
+
+class TestJudge:
+    def lanes(self, busy: float, kind: str = "Map", **options: bool) -> tuple:
+        self.source = stage("Range")
+        self.last = stage(kind, self.source, **options)
+        return tuple(
+            costs(
+                self.last, node(1, kind, 2, seconds=10 * busy), node(2, "Range", seconds=0.1)
+            ).lanes()
+        )
+
+    def test_a_consumer_that_never_waits_is_the_limit(self) -> None:
+        lanes = self.lanes(0.9)
+        found = judge(measured(lanes, waited=0.2), self.last, 2, has_consumer=True)
+        assert (found.kind, found.share) == ("consumer", pytest.approx(0.98))
+
+    def test_a_busy_stage(self) -> None:
+        lanes = self.lanes(0.95)
+        found = judge(measured(lanes), self.last, 4, has_consumer=True)
+        assert (found.kind, found.stage, found.saturated) == ("stage", self.last, False)
+
+    def test_a_busy_source(self) -> None:
+        last = stage("Map", source := stage("TFRecord"))
+        lanes = costs(last, node(1, "Map", 2, seconds=1), node(2, "TFRecord", seconds=8)).lanes()
+        found = judge(measured(tuple(lanes), cpu=0.2), last, 2, has_consumer=False)
+        assert (found.kind, found.stage) == ("source", source)
+
+    def test_python_that_holds_the_lock(self) -> None:
+        lanes = self.lanes(0.95, python=True)
+        found = judge(measured(lanes, locked=0.9), self.last, 4, has_consumer=False)
+        assert (found.kind, found.stage) == ("python", self.last)
+
+    def test_python_that_waits_is_a_stage(self) -> None:
+        lanes = self.lanes(0.95, python=True)
+        found = judge(measured(lanes, locked=0.0, cpu=0.1), self.last, 4, has_consumer=False)
+        assert found.kind == "stage"
+
+    def test_a_buffer_that_fills(self) -> None:
+        lanes = self.lanes(0.9, kind="Shuffle")
+        found = judge(measured(lanes, first=8.0), self.last, 4, has_consumer=False)
+        assert (found.kind, found.stage) == ("stage", self.last)
+        assert found.share == pytest.approx(8 / 18)
+
+    def test_nothing_stands_out(self) -> None:
+        lanes = self.lanes(0.2)
+        assert judge(measured(lanes), self.last, 2, has_consumer=False).kind == "none"
+
+    def test_single_elements(self) -> None:
+        lanes = self.lanes(0.2)
+        found = judge(measured(lanes, elements=90_000), self.last, 2, has_consumer=False)
+        assert (found.kind, found.stage) == ("consumer", self.last)
+
+    def test_no_model_is_no_accusation(self) -> None:
+        assert judge(measured(), stage("Range"), 2, has_consumer=False).kind == "none"
+
+    def test_what_waits_for_a_service_is_for_the_service_to_explain(self) -> None:
+        last = stage("Map", stage("DataService", service=object()))
+        lanes = costs(last, node(1, "Map", 2, seconds=1), node(2, "DataService", seconds=9)).lanes()
+        assert judge(measured(tuple(lanes)), last, 2, has_consumer=True).kind == "workers"
+
+    def test_a_busy_stage_behind_a_service(self) -> None:
+        last = stage("Map", stage("DataService", service=object()))
+        lanes = costs(last, node(1, "Map", 2, seconds=9), node(2, "DataService", seconds=1)).lanes()
+        found = judge(measured(tuple(lanes)), last, 4, has_consumer=True)
+        assert (found.kind, found.stage) == ("stage", last)
+
+
+class TestService:
+    def workers(self, *rates: float, cpu: float = 0.5) -> list[WorkerUse]:
+        return [WorkerUse(f"data_worker:{i}", "ready", cpu, r) for i, r in enumerate(rates)]
+
+    def test_workers_that_compute(self) -> None:
+        found = judge_service(measured(cpu=0.1), self.workers(1e6, 1e6, cpu=0.9), 2, alone=0.045)
+        assert (found.kind, found.saturated) == ("workers", True)
+
+    def test_more_is_spent_on_the_way_than_on_the_work(self) -> None:
+        found = judge_service(measured(cpu=0.8), self.workers(1e6, 1e6), 2, alone=0.001)
+        assert found.kind == "transfer"
+
+    def test_without_a_run_alone_the_bytes_tell(self) -> None:
+        heavy = measured(cpu=0.8, bytes=4_000_000_000)
+        assert judge_service(heavy, self.workers(1e8, 1e8), 2, None).kind == "transfer"
+        light = measured(cpu=0.1, bytes=4_000)
+        assert judge_service(light, self.workers(1e3, 1e3, cpu=0.9), 2, None).kind == "workers"
+
+    def test_one_that_lags_behind(self) -> None:
+        found = judge_service(measured(), self.workers(10.0, 10.0, 1.0, 9.0), 2, alone=0.01)
+        assert (found.kind, found.task, found.share) == ("workers", "data_worker:2", 0.9)
+
+    def test_one_that_is_not_there(self) -> None:
+        gone = WorkerUse("data_worker:1", "restarting", None, None)
+        found = judge_service(measured(), [*self.workers(1.0), gone], 2, alone=0.01)
+        assert (found.kind, found.task) == ("workers", "data_worker:1, restarting,")
+
+
+class TestWorkerLimit:
+    def test_busy_idle_slow_and_unknown(self) -> None:
+        names = [f"data_worker:{number}" for number in range(4)]
+        rates = (0.99, 10.0), (0.1, 10.0), (0.1, 1.0), (0.1, 9.0)
+        workers = [WorkerUse(n, "ready", *r) for n, r in zip(names, rates, strict=True)]
+        kinds = [worker_limit(name, workers).kind for name in names]
+        assert kinds == ["workers", "none", "workers", "none"]
+        assert "restart or replace data_worker:2" in worker_limit(names[2], workers).advice
+        assert worker_limit("dispatcher:0", workers).kind == "none"
+
+
+class TestForecast:
+    def ask(self, **changes: object) -> list:
+        known = {
+            "workers": 1,
+            "rates": [100.0, 100.0],
+            "wait_fraction": 0.99,
+            "worker_cpu": 0.5,
+            "consumer_cpu": 0.0,
+            "cores": 4,
+        }
+        return forecast((1, 2, 4, 16), **{**known, **changes})  # type: ignore[arg-type]
+
+    def test_workers_then_processors(self) -> None:
+        found = self.ask()
+        assert [round(f.elements_per_s) for f in found] == [100, 200, 400, 800]
+        assert [f.because for f in found] == ["workers", "workers", "workers", "processors"]
+
+    def test_a_consumer_that_does_not_wait_gets_no_more(self) -> None:
+        found = self.ask(wait_fraction=0.0)
+        assert [f.because for f in found[1:]] == ["consumer"] * 3
+        assert found[-1].elements_per_s == pytest.approx(100)
+
+    def test_workers_elsewhere_bring_processors(self) -> None:
+        assert self.ask(cores=None, wait_fraction=1.0)[-1].elements_per_s == pytest.approx(1600)
+
+    def test_the_spread_grows_with_noise_and_with_the_distance(self) -> None:
+        calm, noisy = self.ask(), self.ask(rates=[50.0, 150.0])
+        for one in (calm, noisy):
+            assert all(f.low <= f.elements_per_s <= f.high for f in one)
+            assert one[0].high - one[0].low < one[1].high - one[1].low
+        assert noisy[0].high > calm[0].high

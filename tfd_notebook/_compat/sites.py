@@ -1,0 +1,77 @@
+"""Where in the user's code each dataset was made: TensorFlow does not keep it for eager ones."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import types
+from typing import Any
+
+from tfd_notebook._compat import importing
+
+_MODULE = "tensorflow.python.data.ops.dataset_ops"
+_PLUMBING = tuple(
+    f"{os.sep}{package}{os.sep}" for package in ("tensorflow", "tfd_notebook", "keras")
+)
+
+Site = tuple[str, int]
+
+
+def record() -> None:
+    """Have every dataset that is made from now on remember the line that made it."""
+    importing.when_imported(_MODULE, _change)
+
+
+def undo() -> None:
+    """Record no more."""
+    if _MODULE in sys.modules:
+        dataset: Any = sys.modules[_MODULE].DatasetV2
+        original = getattr(dataset.__init__, "_tfd_original", None)
+        if original is not None:
+            dataset.__init__ = original
+
+
+def site_of(dataset: Any) -> Site | None:
+    """Return file and line at which `dataset` was made, None where that is not known."""
+    site: Site | None = getattr(dataset, "_tfd_site", None)
+    return site
+
+
+def named(site: Site | None) -> str:
+    """Return a place as its user knows it: ``In[3], line 4`` or ``train.py:12``; else empty."""
+    if site is None:
+        return ""
+    file, line = site
+    ipython = sys.modules.get("IPython")
+    shell: Any = ipython.get_ipython() if ipython is not None else None
+    if shell is not None:
+        cell = shell.compile.format_code_name(file)
+        if cell is not None:
+            return f"{cell[1]}, line {line}"
+    return f"{os.path.basename(file)}:{line}"
+
+
+def _change(module: types.ModuleType) -> None:
+    dataset: Any = module.DatasetV2
+    original = dataset.__init__
+    if hasattr(original, "_tfd_original"):
+        return
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self._tfd_site = _caller()
+
+    init._tfd_original = original  # type: ignore[attr-defined]
+    dataset.__init__ = init
+
+
+def _caller() -> Site | None:
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not any(part in file for part in _PLUMBING):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return None

@@ -1,0 +1,249 @@
+"""What a pipeline is made of: as its user wrote it, and as TensorFlow's model of it counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import model_pb2
+
+from tfd_notebook._compat import pyfunc, sites
+
+_model_op = getattr(tf.raw_ops, "IteratorGetModelProto", None)
+
+#: Classes that are no stage of their own.
+_TRANSPARENT = ("Options", "Watched", "Variant", "AssertCardinality")
+
+#: Stages that read files.
+READERS = ("TFRecord", "TextLine", "FixedLengthRecord")
+
+#: What users call the stages whose class has another name.
+_WORDS = {
+    "TensorSlice": "from_tensor_slices",
+    "Tensor": "from_tensors",
+    "PaddedBatch": "padded_batch",
+    "CopyToDevice": "copy_to_device",
+    "MapOnGpu": "map_on_gpu",
+    "DataService": "distribute",
+    "DirectedInterleave": "sample_from_datasets",
+}
+
+#: Attributes of a dataset that hold the number by which a stage is known.
+_NUMBERS = ("_batch_size", "_buffer_size", "_count", "_size")
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One step of a pipeline, as its user wrote it.
+
+    Parameters
+    ----------
+    kind : str
+        TensorFlow's name for it without prefixes and versions: ``"Map"``, ``"Batch"``.
+    label : str
+        As in the code: ``"map(decode)"``, ``"shuffle(1000)"``.
+    site : str
+        Where it was made: ``"In[3], line 4"``, empty where that is not known.
+    inputs : tuple of Stage
+        Nothing for a source.
+    python : bool
+        Whether it runs Python functions (``py_function``, ``numpy_function``, a generator).
+    service : object
+        For a dataset through a tf.data service of ours, what it was made from.
+    dataset : tf.data.Dataset
+    """
+
+    kind: str
+    label: str
+    site: str
+    inputs: tuple[Stage, ...] = ()
+    python: bool = False
+    service: Any = None
+    dataset: Any = field(default=None, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The label with its place."""
+        return f"{self.label} ({self.site})" if self.site else self.label
+
+    @property
+    def is_source(self) -> bool:
+        """Whether data begins here: it reads, or has no input."""
+        return not self.inputs or self.kind in READERS
+
+    def walk(self) -> Iterator[Stage]:
+        """Give this stage and all before it, the last one first."""
+        yield self
+        for stage in self.inputs:
+            yield from stage.walk()
+
+
+def stages_of(dataset: Any) -> Stage:
+    """Return the last stage of `dataset`, with those before it."""
+    used = getattr(dataset, "_tfd_service", None)
+    kind = kind_of(type(dataset).__name__)
+    inputs = dataset._inputs()
+    if used is None and len(inputs) == 1 and kind in _TRANSPARENT:
+        return stages_of(inputs[0])
+    if used is not None:
+        kind, inputs = "DataService", ()
+    functions = [] if used is not None else list(_functions(dataset))
+    generator = _generator(functions) if kind == "FlatMap" else None
+    python = generator is not None or any(map(_runs_python, functions))
+    if generator is not None:
+        label, inputs, kind = f"from_generator({_called(generator)})", (), "Generator"
+    else:
+        label = f"{_word(kind)}({_argument(dataset, functions)})"
+    return Stage(
+        kind=kind,
+        label=label,
+        site=sites.named(sites.site_of(dataset) or _first_line(functions)),
+        inputs=tuple(stages_of(each) for each in inputs),
+        python=python,
+        service=used,
+        dataset=dataset,
+    )
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a class or of a node: ``_ParallelMapDataset`` and ``ParallelMapV2``."""
+    name = re.sub(r"(Dataset)?(V\d+)?$", "", name.lstrip("_"))
+    return re.sub(r"^(Parallel|Forever|Finite)(?=[A-Z])", "", name)
+
+
+def _word(kind: str) -> str:
+    if kind in _WORDS:
+        return _WORDS[kind]
+    if hasattr(tf.data, f"{kind}Dataset"):
+        return f"{kind}Dataset"
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()
+
+
+def _argument(dataset: Any, functions: list[Any]) -> str:
+    if functions:
+        return _called(_written(functions[0]))
+    for name in _NUMBERS:
+        value = getattr(dataset, name, None)
+        number = tf.get_static_value(value) if tf.is_tensor(value) else None
+        if number is not None and number.ndim == 0:
+            return "" if number < 0 else str(int(number))
+    return ""
+
+
+def _functions(dataset: Any) -> Iterator[Any]:
+    yield from dataset._functions()
+
+
+def _written(function: Any) -> Any:
+    """Return the function that the user wrote, out of TensorFlow's wrapper."""
+    return pyfunc.user_function(getattr(function, "_func", function))
+
+
+def _called(function: Any) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    return "lambda" if name == "<lambda>" else name
+
+
+def _first_line(functions: list[Any]) -> tuple[str, int] | None:
+    code = getattr(_written(functions[0]), "__code__", None) if functions else None
+    if code is None or f"{tf.__name__}/" in code.co_filename:
+        return None
+    return code.co_filename, code.co_firstlineno
+
+
+def _generator(functions: list[Any]) -> Any:
+    """Return the user's generator if a flat_map is what from_generator made, else None."""
+    for function in functions:
+        inner = getattr(function, "_func", None)
+        if getattr(inner, "__name__", "") == "flat_map_fn" and "from_generator" in getattr(
+            getattr(inner, "__code__", None), "co_filename", ""
+        ):
+            for token in _tokens(function):
+                return pyfunc.user_function(pyfunc.lookup(token))
+            return inner
+    return None
+
+
+def _runs_python(function: Any) -> bool:
+    return next(_tokens(function), None) is not None
+
+
+def _tokens(function: Any) -> Iterator[str]:
+    """Give the tokens of the Python functions that a traced function calls."""
+    graph = getattr(getattr(function, "function", None), "graph", None)
+    if graph is None:
+        return
+    definition = graph.as_graph_def()
+    bodies = [definition.node, *(each.node_def for each in definition.library.function)]
+    for body in bodies:
+        for node in body:
+            if node.op in pyfunc.OPS:
+                yield node.attr["token"].s.decode()
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of TensorFlow's model of an iterator; totals since the iterator was made.
+
+    Parameters
+    ----------
+    id : int
+    kind : str
+        As in `Stage`.
+    asynchronous : bool
+        Whether what is before it runs in threads of its own.
+    inputs : tuple of int
+    elements : int
+        Elements that it gave.
+    seconds : float
+        Time that it worked, all its threads together, without what is before it.
+    parallelism : float
+        Threads that do its work; 1 for most.
+    buffered : int
+        Elements that wait in it.
+    """
+
+    id: int
+    kind: str
+    asynchronous: bool
+    inputs: tuple[int, ...]
+    elements: int
+    seconds: float
+    parallelism: float
+    buffered: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """TensorFlow's model of an iterator at one moment."""
+
+    nodes: dict[int, Node]
+    output: int
+
+
+def model_of(resource: Any) -> Model | None:
+    """Return the model of an iterator's resource; None where TensorFlow keeps none."""
+    if _model_op is None:
+        return None
+    try:
+        text = _model_op(iterator=resource).numpy()
+    except tf.errors.OpError:
+        return None
+    found = model_pb2.ModelProto.FromString(text)
+    nodes = {}
+    for key, node in found.nodes.items():
+        parallel = [p.value for p in node.parameters if p.name == "parallelism"]
+        nodes[key] = Node(
+            id=key,
+            kind=kind_of(node.name),
+            asynchronous="ASYNC" in model_pb2.NodeClass.Name(node.node_class),
+            inputs=tuple(node.inputs),
+            elements=node.num_elements,
+            seconds=node.processing_time / 1e9,
+            parallelism=max(1.0, *parallel) if parallel else 1.0,
+            buffered=node.buffered_elements,
+        )
+    return Model(nodes, found.output)

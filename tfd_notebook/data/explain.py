@@ -1,0 +1,302 @@
+"""`explain`: run a pipeline for a few seconds and say what limits it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tfd_notebook._compat.stages import READERS, Stage, stages_of
+from tfd_notebook.data import advice, trials
+from tfd_notebook.data.measuring import Measured, measure
+from tfd_notebook.data.using import Workers
+from tfd_notebook.data.verdict import Verdict, judge, judge_service
+from tfd_notebook.errors import UsageError
+from tfd_notebook.limit import Limit
+
+#: Share of the time that goes into looking; the rest is for trying changes.
+_LOOK = 0.4
+#: Elements of fewer bytes cost more to send than they hold, and so many make a better one.
+_SMALL_BYTES = 20_000
+_BATCH = 64
+#: A change that gains less is not worth a word.
+_WORTH = 1.1
+
+
+def explain(
+    dataset: Any,
+    seconds: float = 10.0,
+    *,
+    step: Callable[[Any], object] | None = None,
+    step_time: float | None = None,
+) -> Limit:
+    """Run a pipeline against a consumer and say what limits it.
+
+    Elements are consumed, from the first one on and again where the data ends. Half of the time
+    the pipeline runs as it is, in the other half changes to it are tried, where there are some
+    that can be made to its graph.
+
+    Parameters
+    ----------
+    dataset : tf.data.Dataset
+        Any; a cluster is not needed.
+    seconds : float
+        How long to run it. Default 10.
+    step : callable, optional
+        What consumes an element, such as a training step. Default: nothing, and then the answer is
+        what keeps the pipeline from being faster still.
+    step_time : float, optional
+        Seconds that a consumer would take for an element, instead of `step`.
+
+    Returns
+    -------
+    Limit
+
+    Raises
+    ------
+    UsageError
+        An argument cannot be meant.
+    Exception
+        The pipeline's own error.
+
+    Examples
+    --------
+    >>> tfd.explain(batches, step_time=0.05)  # doctest: +SKIP
+    map(decode) (In[4], line 12) is the limit: it is busy 98 % of the time, at 12 elements/s; ...
+    """
+    import tensorflow as tf
+
+    if not isinstance(dataset, tf.data.Dataset):
+        raise UsageError(
+            f"a {type(dataset).__name__} is no tf.data.Dataset",
+            fix="make one, for example by tf.data.Dataset.from_tensor_slices",
+        )
+    if not seconds > 0:
+        raise UsageError(f"seconds={seconds!r} must be more than 0")
+    if step is not None and step_time is not None:
+        raise UsageError("step or step_time?", fix="give the one that describes your consumer")
+    if step_time is not None and not step_time >= 0:
+        raise UsageError(f"step_time={step_time!r} must be 0 or more seconds")
+    if step_time is not None:
+        step = _Sleeper(step_time)
+    return _Explanation(dataset, seconds, step, target=step_time is not None).limit()
+
+
+class _Sleeper:
+    """A consumer that takes a given time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __call__(self, element: Any) -> None:
+        time.sleep(self._seconds)
+
+
+class _Explanation:
+    def __init__(
+        self,
+        dataset: Any,
+        seconds: float,
+        step: Callable[[Any], object] | None,
+        target: bool,
+    ) -> None:
+        self._dataset = dataset
+        self._step = step
+        self._target = target
+        self._cores = os.cpu_count() or 1
+        self._last = stages_of(dataset)
+        self._use = next((s.service for s in self._last.walk() if s.service is not None), None)
+        host = self._use.host() if self._use is not None else None
+        self._until = time.monotonic() + seconds
+        warm_up = min(1.0, 0.15 * seconds)
+        workers = Workers(host) if host is not None else None
+        self._seen = measure(
+            dataset, _LOOK * seconds - warm_up, step, warm_up=warm_up, last=self._last
+        )
+        self._workers = workers.read() if workers is not None else ()
+        self._alone: Measured | None = None
+        self._figures = self._seen.figures()
+
+    def limit(self) -> Limit:
+        """Return the answer."""
+        seen = self._seen
+        verdict = judge(seen, self._last, self._cores, self._step is not None)
+        if verdict.kind == "workers" and self._use is not None:
+            verdict = self._look_at_service()
+        if verdict.kind == "device_copy" and verdict.stage is not None:
+            verdict = self._look_before(verdict)
+        kind = "none" if verdict.kind == "consumer" and self._target else verdict.kind
+        change, gain = getattr(self, f"_advise_{kind}")(verdict)
+        return Limit(
+            kind=kind,
+            stage=verdict.name,
+            share=None if kind == "none" else min(1.0, verdict.share),
+            figures=self._figures,
+            advice=change,
+            expected_gain=gain,
+            service=self._service(kind),
+        )
+
+    def _look_at_service(self) -> Verdict:
+        """Run the workers' pipeline here, without them, and compare what it costs."""
+        assert self._use is not None
+        left = self._until - time.monotonic()
+        self._alone = measure(self._use.origin, left / 3 - 0.3, self._step, warm_up=0.3)
+        self._figures["elements_per_s_without_service"] = self._alone.rate
+        for worker in self._workers:
+            if worker.cpu is not None:
+                self._figures[f"cpu_cores {worker.task}"] = worker.cpu
+            if worker.bytes_per_s is not None:
+                self._figures[f"bytes_per_s {worker.task}"] = worker.bytes_per_s
+        cost = self._alone.cpu / self._alone.rate if self._alone.rate else None
+        return judge_service(self._seen, self._workers, self._cores, cost)
+
+    def _look_before(self, verdict: Verdict) -> Verdict:
+        """Run what is copied without the copy: that may be as slow."""
+        assert verdict.stage is not None
+        before = verdict.stage.inputs[0]
+        left = self._until - time.monotonic()
+        found = measure(before.dataset, left / 2 - 0.3, self._step, warm_up=0.3, last=before)
+        self._figures["elements_per_s_without_copy"] = found.rate
+        if self._seen.rate and found.rate / self._seen.rate >= _WORTH:
+            return replace(verdict, share=1 - self._seen.rate / found.rate)
+        return judge(found, before, self._cores, self._step is not None)
+
+    def _try(self, dataset: Any, parts: int = 1) -> float | None:
+        """Return how many times as fast `dataset` is, in a part of the time that is left."""
+        left = (self._until - time.monotonic()) / parts
+        if dataset is None or left < 0.3:
+            return None
+        warm_up = min(1.0, left / 3)
+        found = measure(dataset, left - warm_up, self._step, warm_up=warm_up)
+        return found.rate / self._seen.rate if self._seen.rate else None
+
+    # One for each kind: what to change, and what that would gain
+
+    def _advise_none(self, verdict: Verdict) -> tuple[str, float | None]:
+        if self._target:
+            waits = self._seen.wait_fraction
+            return f"the data keeps up with the given step, which waits {waits:.0%}", None
+        return "", None
+
+    def _advise_consumer(self, verdict: Verdict) -> tuple[str, float | None]:
+        if verdict.stage is not None or self._step is None:
+            return advice.SINGLE, None
+        alone = measure(self._dataset, max(0.3, self._until - time.monotonic() - 0.5), warm_up=0.5)
+        gain = alone.rate / self._seen.rate if self._seen.rate else None
+        self._figures["elements_per_s_without_step"] = alone.rate
+        return advice.STEP, gain
+
+    def _advise_source(self, verdict: Verdict) -> tuple[str, float | None]:
+        stage = verdict.stage
+        assert stage is not None
+        reader = stage
+        if stage.kind not in (*READERS, "Interleave", "FlatMap"):
+            reader = self._above(stage) or stage
+        gain = self._try(trials.parallel(self._dataset, reader))
+        if gain is not None and gain >= _WORTH:
+            how = (
+                "num_parallel_reads=tf.data.AUTOTUNE"
+                if reader.kind in READERS
+                else "num_parallel_calls=tf.data.AUTOTUNE"
+            )
+            return f"read several files at a time with {how}", gain
+        return advice.SLOW_SOURCE, None
+
+    def _advise_stage(self, verdict: Verdict) -> tuple[str, float | None]:
+        stage = verdict.stage
+        assert stage is not None
+        if stage.kind == "Shuffle":
+            return self._shuffle(stage)
+        gain = self._try(trials.parallel(self._dataset, stage))
+        if gain is not None and gain >= _WORTH:
+            return advice.PARALLEL, gain
+        return (advice.ALL_PROCESSORS if verdict.saturated else advice.LESS), None
+
+    def _shuffle(self, stage: Stage) -> tuple[str, float | None]:
+        size = int(stage.label.partition("(")[2].rstrip(")") or 0)
+        smaller = max(1, size // 10)
+        said = (
+            f"it fills {size:,} elements before the first one comes: shuffle file names or indices "
+            f"instead of finished examples, or a buffer of {smaller:,}"
+        )
+        changed = trials.smaller_buffer(self._dataset, stage, smaller)
+        if changed is None:
+            return said, None
+        found = measure(changed, 0.3, self._step, warm_up=0.0)
+        self._figures["first_element_s_then"] = found.first
+        sooner = self._seen.first / found.first if self._seen.elements else None
+        return f"{said}, and the first one comes after {found.first:.1f} s", sooner
+
+    def _advise_python(self, verdict: Verdict) -> tuple[str, float | None]:
+        cores = self._cores
+        gain = min(float(cores), cores / max(self._seen.cpu, 1.0))
+        said = f"{advice.PYTHON}: tfd.Cluster(data_workers={cores})"
+        return said, gain if gain >= _WORTH else None
+
+    def _advise_device_copy(self, verdict: Verdict) -> tuple[str, float | None]:
+        stage = verdict.stage
+        assert stage is not None
+        gain = self._try(self._dataset.prefetch(2))
+        return advice.COPY, gain if gain is not None and gain >= _WORTH else None
+
+    def _advise_transfer(self, verdict: Verdict) -> tuple[str, float | None]:
+        use, seen = self._use, self._seen
+        assert use is not None
+        small = seen.elements and seen.bytes / seen.elements < _SMALL_BYTES
+        if use.compressed:
+            plain = self._try(use.again(use.origin, compression=None), parts=2 if small else 1)
+            if plain is not None and plain >= _WORTH:
+                return advice.PLAIN, plain
+        if small:
+            batched = self._try(use.again(use.origin.batch(_BATCH)))
+            gain = None if batched is None else batched * _BATCH
+            return advice.BATCH, gain
+        alone = self._alone
+        gain = alone.rate / seen.rate if alone is not None and seen.rate else None
+        return advice.MEMORY, gain
+
+    def _advise_workers(self, verdict: Verdict) -> tuple[str, float | None]:
+        if verdict.task:
+            return f"look at its log and its machine, then restart or replace {verdict.task}", None
+        used = sum(worker.cpu or 0.0 for worker in self._workers) + self._seen.cpu
+        self._figures["cpu_cores_all"] = used
+        count = max(1, len(self._workers))
+        if verdict.saturated:
+            return advice.ELSEWHERE, None
+        more = max(count + 1, min(2 * count, 8))
+        gain = min(more / count, self._cores / max(used, 0.05))
+        return f"cluster.scale(data_workers={more})", gain
+
+    # What the answers share
+
+    def _above(self, wanted: Stage) -> Stage | None:
+        """Return the stage whose input is `wanted`."""
+        return next((s for s in self._last.walk() if wanted in s.inputs), None)
+
+    def _service(self, kind: str) -> str:
+        """Say whether a tf.data service would help."""
+        alone = self._alone
+        if alone is not None and self._seen.rate:
+            faster = alone.rate / self._seen.rate
+            if faster >= 0.95:
+                return (
+                    f"without a tf.data service the same pipeline is {faster:.1f} times as fast "
+                    "on this machine: do not use one here"
+                )
+            return f"the tf.data service makes it {1 / faster:.1f} times as fast"
+        if kind == "python":
+            return "a tf.data service helps, on this machine too"
+        if kind in ("consumer", "none", "device_copy"):
+            return "a tf.data service would only cost"
+        if kind == "source":
+            return "a tf.data service on this machine would not help"
+        if kind == "stage":
+            return (
+                "a tf.data service helps only with workers on other machines"
+                if self._seen.cpu > 0.8 * self._cores
+                else "a tf.data service on this machine would not help"
+            )
+        return ""

@@ -1,0 +1,79 @@
+"""What a cluster would deliver with another number of data workers, from what it costs now."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+#: Relative uncertainty of the model itself: processors slow down when all of them work.
+_MODEL = 0.15
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """An estimate for so many data workers.
+
+    Parameters
+    ----------
+    data_workers : int
+    elements_per_s : float
+    low, high : float
+        Between which it should be.
+    because : {"workers", "processors", "consumer"}
+        What sets it: the workers' own pace, this machine's processors, or the consumer.
+    """
+
+    data_workers: int
+    elements_per_s: float
+    low: float
+    high: float
+    because: str
+
+
+def forecast(
+    counts: Iterable[int],
+    *,
+    workers: int,
+    rates: Sequence[float],
+    wait_fraction: float,
+    worker_cpu: float,
+    consumer_cpu: float,
+    cores: int | None,
+) -> list[Forecast]:
+    """Return an estimate for each of `counts`.
+
+    Workers that keep up today deliver in proportion to their number, until the processors that
+    they share are in use, or the consumer has no time left to wait.
+
+    Parameters
+    ----------
+    counts : iterable of int
+    workers : int
+        How many there are now, at least 1.
+    rates : sequence of float
+        Elements per second in the last seconds, one figure each.
+    wait_fraction : float
+        Share of its time that the consumer waits now, 0 to 1.
+    worker_cpu, consumer_cpu : float
+        Processors in use now, by all workers and by the consumer's process.
+    cores : int, optional
+        Processors that workers and consumer share; None where new workers bring their own.
+    """
+    rate = statistics.fmean(rates)
+    noise = statistics.stdev(rates) / rate / len(rates) ** 0.5 if len(rates) > 1 and rate else 0.0
+    used = worker_cpu + consumer_cpu
+    found = []
+    for count in counts:
+        limits = {"workers": rate * count / workers}
+        if cores is not None and used > 0:
+            limits["processors"] = rate * max(1.0, cores / used)
+        limits["consumer"] = rate / max(1 - wait_fraction, 1e-3)
+        because = min(limits, key=limits.__getitem__)
+        estimate = limits[because]
+        # The further away, the less is known.
+        spread = noise + _MODEL * (0 if count == workers else 1)
+        found.append(
+            Forecast(count, estimate, estimate * (1 - spread), estimate * (1 + spread), because)
+        )
+    return found

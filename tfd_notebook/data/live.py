@@ -1,0 +1,175 @@
+"""What limits a consumer that runs: read from outside about once a second, at no cost to it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from tfd_notebook._compat.meter import Reading
+from tfd_notebook.data.advice import advise
+from tfd_notebook.data.using import WorkerUse
+from tfd_notebook.data.verdict import odd_worker
+from tfd_notebook.limit import Limit
+
+#: Seconds that an answer rests on.
+_WINDOW = 5.0
+_KEPT = 720
+#: Processors that a data worker uses when it works all the time.
+_WORKS = 0.85
+_PROBE = 0.002
+_PROBES = 5
+
+NOTHING = Limit("none", figures={"elements_per_s": 0.0, "wait_fraction": 0.0, "cpu_cores": 0.0})
+
+
+class Pulse:
+    """What this process as a whole does: its processors, and the interpreter's lock."""
+
+    def __init__(self) -> None:
+        self._at, self._cpu = time.perf_counter(), _cpu()
+        self.cpu = 0.0
+        self.locked = 0.0
+
+    def feel(self) -> None:
+        """Take the pulse since the last time; takes some milliseconds of waiting."""
+        now, cpu = time.perf_counter(), _cpu()
+        if now > self._at:
+            self.cpu = (cpu - self._cpu) / (now - self._at)
+        self._at, self._cpu = now, cpu
+        late = 0
+        for _ in range(_PROBES):
+            began = time.perf_counter()
+            time.sleep(_PROBE)
+            late += time.perf_counter() - began - _PROBE > 0.0005
+        self.locked = late / _PROBES
+
+
+class Live:
+    """The limit of one consumer, kept up to date by `look`.
+
+    Attributes
+    ----------
+    limit : Limit
+        The latest.
+    history : deque of tuple of float and Limit
+        When (seconds since the epoch) and what, one for every 5 seconds, the latest last.
+    """
+
+    def __init__(self) -> None:
+        self.limit = NOTHING
+        self.history: deque[tuple[float, Limit]] = deque(maxlen=_KEPT)
+        self._iterator: Any = None
+        self._last: Any = None
+        self._costs: Any = None
+        self._began = self._looked = time.perf_counter()
+        self._base = Reading()
+        self._cpu: list[float] = []
+        self._locked: list[float] = []
+
+    def look(
+        self,
+        iterator: Any,
+        reading: Reading,
+        pulse: Pulse,
+        workers: Sequence[WorkerUse],
+        reads: bool,
+    ) -> None:
+        """Take in how the consumer is now.
+
+        Parameters
+        ----------
+        iterator : WatchedIterator or None
+        reading : Reading
+            Its totals.
+        pulse : Pulse
+        workers : sequence of WorkerUse
+            The data workers of its cluster.
+        reads : bool
+            Whether somebody uses what comes; otherwise it is only measured.
+        """
+        from tfd_notebook._compat.stages import model_of, stages_of
+        from tfd_notebook.data.costs import Costs
+
+        now = time.perf_counter()
+        if iterator is None or iterator.opened is None:
+            return
+        if iterator is not self._iterator:
+            fresh = self._iterator is None or iterator.dataset is not self._iterator.dataset
+            self._iterator = iterator
+            if fresh:
+                self._last = stages_of(iterator.dataset)
+                self._costs, self._began = Costs(self._last), now
+                self._base, self._cpu, self._locked = reading, [], []
+            else:
+                self._costs.restart()
+        model = model_of(iterator.opened)
+        if model is not None:
+            self._costs.add(model, now - self._looked)
+        self._looked = now
+        self._cpu.append(pulse.cpu)
+        self._locked.append(pulse.locked)
+        seconds = now - self._began
+        if seconds < 1.0 or reading.elements == self._base.elements:
+            return
+        self.limit = self._judge(reading, seconds, workers, reads)
+        if seconds >= _WINDOW:
+            self.history.append((time.time(), self.limit))
+            lanes = Costs(self._last)
+            if model is not None:
+                lanes.add(model, 0.0)
+            self._costs, self._began, self._base = lanes, now, reading
+            self._cpu, self._locked = [], []
+
+    def _judge(
+        self, reading: Reading, seconds: float, workers: Sequence[WorkerUse], reads: bool
+    ) -> Limit:
+        from tfd_notebook.data.measuring import Measured
+        from tfd_notebook.data.verdict import judge, judge_service
+
+        base, cores = self._base, os.cpu_count() or 1
+        seen = Measured(
+            seconds=seconds,
+            elements=reading.elements - base.elements,
+            bytes=reading.bytes - base.bytes,
+            waited=reading.waited - base.waited,
+            first=0.0,
+            passes=1,
+            cpu=sum(self._cpu) / len(self._cpu),
+            locked=sum(self._locked) / len(self._locked),
+            lanes=tuple(self._costs.lanes()),
+        )
+        verdict = judge(seen, self._last, cores, reads)
+        if verdict.kind == "workers" and workers:
+            verdict = judge_service(seen, workers, cores, None)
+        figures = seen.figures()
+        del figures["first_element_s"]
+        share = None if verdict.kind == "none" else min(1.0, verdict.share)
+        return Limit(verdict.kind, verdict.name, share, figures, advise(verdict, len(workers)))
+
+
+def worker_limit(task: str, workers: Sequence[WorkerUse]) -> Limit:
+    """Return what limits one data worker: itself, or nothing that it could help."""
+    mine = next((worker for worker in workers if worker.task == task), None)
+    if mine is None:
+        return Limit("none", task)
+    figures = {
+        name: value
+        for name, value in (("cpu_cores", mine.cpu), ("bytes_per_s", mine.bytes_per_s))
+        if value is not None
+    }
+    verdict = odd_worker(workers)
+    if verdict is not None and verdict.task.startswith(task):
+        share, advice = verdict.share, advise(verdict, len(workers))
+        return Limit("workers", verdict.task, share, figures, advice)
+    if mine.cpu is not None and mine.cpu >= _WORKS:
+        advice = f"cluster.scale(data_workers={len(workers) + 1})"
+        return Limit("workers", task, min(1.0, mine.cpu), figures, advice)
+    return Limit("none", task, None, figures)
+
+
+def _cpu() -> float:
+    times = os.times()
+    return times.user + times.system

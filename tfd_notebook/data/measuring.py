@@ -1,0 +1,213 @@
+"""Runs a pipeline for some seconds and writes down all that tells where the time goes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tfd_notebook._compat.stages import Stage, model_of, stages_of
+from tfd_notebook.data.consumers import Consumers
+from tfd_notebook.data.costs import Costs, Lane
+from tfd_notebook.data.watch import open_iterator
+from tfd_notebook.errors import TimeLimit
+
+_MODEL_EVERY = 0.1
+_PROBE = 0.002
+#: A thread that wakes up later than that had to wait for the interpreter's lock, or, where all of
+#: them are in use, for a processor.
+_LATE = 0.0005
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was seen while a pipeline ran.
+
+    Parameters
+    ----------
+    seconds : float
+        How long, without the warm-up.
+    elements, bytes : int
+        What came in that time.
+    waited : float
+        Seconds that the consumer waited for data.
+    first : float
+        Seconds from the start of the first pass to its first element.
+    passes : int
+        How often the data was begun anew.
+    cpu : float
+        Processors that this process used, on average.
+    locked : float
+        Share of the time that the interpreter's lock was held by somebody who computes.
+    lanes : tuple of Lane
+    """
+
+    seconds: float
+    elements: int
+    bytes: int
+    waited: float
+    first: float
+    passes: int
+    cpu: float
+    locked: float
+    lanes: tuple[Lane, ...]
+
+    @property
+    def rate(self) -> float:
+        """Elements per second."""
+        return self.elements / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def wait_fraction(self) -> float:
+        """Share of the time that the consumer waited."""
+        return min(1.0, self.waited / self.seconds) if self.seconds > 0 else 1.0
+
+    def figures(self) -> dict[str, float]:
+        """Return what a `Limit` says of it."""
+        return {
+            "elements_per_s": self.rate,
+            "bytes_per_s": self.bytes / self.seconds if self.seconds > 0 else 0.0,
+            "wait_fraction": self.wait_fraction,
+            "cpu_cores": self.cpu,
+            "first_element_s": self.first,
+        }
+
+
+def measure(
+    dataset: Any,
+    seconds: float,
+    consume: Callable[[Any], object] | None = None,
+    warm_up: float = 1.0,
+    last: Stage | None = None,
+) -> Measured:
+    """Iterate `dataset` for about that long, again from the start where it ends.
+
+    Parameters
+    ----------
+    dataset : tf.data.Dataset
+    seconds : float
+        Time to measure, after `warm_up`.
+    consume : callable, optional
+        Called with each element.
+    warm_up : float
+        Seconds that do not count. Default 1.
+    last : Stage, optional
+        What the time is accounted to. Default: the stages of `dataset`.
+
+    Raises
+    ------
+    Exception
+        The pipeline's error, or the consumer's.
+    """
+    return _Run(last or stages_of(dataset)).measure(dataset, seconds, consume, warm_up)
+
+
+class _Run:
+    def __init__(self, last: Stage) -> None:
+        self._costs = Costs(last)
+        self._lags: list[float] = []
+        self._over = threading.Event()
+        self._resource: Any = None
+        self._meter: Any = None
+        self._lock = threading.Lock()
+        self._counting = False
+
+    def measure(
+        self,
+        dataset: Any,
+        seconds: float,
+        consume: Callable[[Any], object] | None,
+        warm_up: float,
+    ) -> Measured:
+        begin = time.perf_counter()
+        warm, end = begin + warm_up, begin + warm_up + seconds
+        elements = size = 0
+        waited, first, started, cpu = 0.0, 0.0, begin, _cpu()
+        look = threading.Thread(target=self._look, args=(end,), name="tfd-explain", daemon=True)
+        look.start()
+        passes = 0
+        try:
+            while True:
+                passes += 1
+                iterator, meter = open_iterator(dataset, Consumers())
+                with self._lock:
+                    self._meter, self._resource = meter, None
+                    self._costs.restart()
+                any_came = False
+                base = (0, 0, 0.0)
+                now = time.perf_counter()
+                try:
+                    for element in iterator:
+                        now = time.perf_counter()
+                        if not any_came:
+                            any_came = True
+                            first = first or now - begin
+                            self._resource = getattr(iterator, "opened", None)
+                        if not self._counting and now >= warm:
+                            # From here on it counts.
+                            self._counting, started, cpu = True, now, _cpu()
+                            base = (meter.elements, meter.bytes, meter.waited)
+                        if consume is not None:
+                            consume(element)
+                            now = time.perf_counter()
+                        if now >= end:
+                            break
+                except TimeLimit:
+                    now = time.perf_counter()
+                reading = meter.read()
+                if self._counting:
+                    elements += reading.elements - base[0]
+                    size += reading.bytes - base[1]
+                    waited += reading.waited - base[2]
+                del iterator
+                if now >= end or self._over.is_set() or not any_came:
+                    break
+        finally:
+            self._over.set()
+            look.join(5)
+            self._resource = None
+        now = time.perf_counter()
+        if not self._counting:  # nothing came before the time was up, or all of it at once
+            reading = meter.read()
+            started, elements, size = begin, reading.elements, reading.bytes
+            waited = now - begin
+        return Measured(
+            seconds=now - started,
+            elements=elements,
+            bytes=size,
+            waited=waited,
+            first=first or now - begin,
+            passes=passes,
+            cpu=(_cpu() - cpu) / max(now - started, 1e-9),
+            locked=sum(lag > _LATE for lag in self._lags) / max(1, len(self._lags)),
+            lanes=tuple(self._costs.lanes()),
+        )
+
+    def _look(self, end: float) -> None:
+        """Read the model now and then, feel for the interpreter's lock, and end what hangs."""
+        read = time.perf_counter()
+        while not self._over.is_set():
+            began = time.perf_counter()
+            time.sleep(_PROBE)
+            now = time.perf_counter()
+            if self._counting:
+                self._lags.append(now - began - _PROBE)
+            if self._counting and now - read >= _MODEL_EVERY:
+                with self._lock:
+                    resource = self._resource
+                    model = model_of(resource) if resource is not None else None
+                    if model is not None:
+                        self._costs.add(model, now - read)
+                read = now
+            elif not self._counting:
+                read = now
+            if now > end + 0.1 and self._meter is not None:
+                self._meter.cancel(TimeLimit("the time for measuring is over"))
+
+
+def _cpu() -> float:
+    times = os.times()
+    return times.user + times.system

@@ -1,0 +1,115 @@
+"""What a dataset through a cluster was made from, kept on the dataset for those who explain it."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from tfd_notebook.snapshot import TaskRow
+from tfd_notebook.spec import Role
+
+if TYPE_CHECKING:
+    from tfd_notebook.data.host import ServiceHost
+
+
+@dataclass(frozen=True)
+class ServiceUse:
+    """How a dataset came to be read through a service.
+
+    Parameters
+    ----------
+    host : weakref.ref of ServiceHost
+    origin : tf.data.Dataset
+        The pipeline that the workers run.
+    compressed : bool
+        Whether elements travel compressed, or TensorFlow may choose so.
+    again : callable
+        Distributes a dataset in the same way, with other options where these are given.
+    """
+
+    host: weakref.ref[ServiceHost]
+    origin: Any
+    compressed: bool
+    again: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class WorkerUse:
+    """What a data worker did in a span of time.
+
+    Parameters
+    ----------
+    task : str
+    state : str
+    cpu : float, optional
+        Processors that it used, on average; None where that is not known.
+    bytes_per_s : float, optional
+        What it sent; None where that is not known.
+    """
+
+    task: str
+    state: str
+    cpu: float | None
+    bytes_per_s: float | None
+
+
+def workers_of(tasks: Sequence[TaskRow]) -> tuple[WorkerUse, ...]:
+    """Return what the data workers among `tasks` did lately."""
+    return tuple(
+        WorkerUse(
+            row.task,
+            str(row.state),
+            None if row.cpu_percent is None else row.cpu_percent / 100,
+            row.bytes_per_s,
+        )
+        for row in tasks
+        if row.role is Role.DATA_WORKER and not row.state.ended
+    )
+
+
+class Workers:
+    """Measures the data workers from its making on.
+
+    Parameters
+    ----------
+    host : ServiceHost
+    """
+
+    def __init__(self, host: ServiceHost) -> None:
+        self._host = host
+        self._began = time.perf_counter()
+        self._before = {row.task: row for row in host.data_workers()}
+        self._cpu = {task: _cpu_seconds(row.pid) for task, row in self._before.items()}
+
+    def read(self) -> tuple[WorkerUse, ...]:
+        """Return what each worker did up to now; in this process they cannot be told apart."""
+        seconds = time.perf_counter() - self._began
+        found = []
+        for row in self._host.data_workers():
+            before, begun = self._before.get(row.task), self._cpu.get(row.task)
+            cpu = sent = None
+            if before is not None and not self._host.service_in_process:
+                now = _cpu_seconds(row.pid) if self._host.service_on_this_host else None
+                if now is not None and begun is not None and row.pid == before.pid:
+                    cpu = (now - begun) / seconds
+                elif row.cpu_percent is not None:
+                    cpu = row.cpu_percent / 100
+                if row.bytes_sent is not None and before.bytes_sent is not None:
+                    sent = max(0, row.bytes_sent - before.bytes_sent) / seconds
+            found.append(WorkerUse(row.task, str(row.state), cpu, sent))
+        return tuple(found)
+
+
+def _cpu_seconds(pid: int | None) -> float | None:
+    if pid is None:
+        return None
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return float(times.user + times.system)

@@ -1,0 +1,182 @@
+"""Which part of a pipeline is the limit, from what was measured: a pure function."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tfd_notebook._compat.stages import Stage
+from tfd_notebook.data.costs import Lane
+
+if TYPE_CHECKING:
+    from tfd_notebook.data.measuring import Measured
+    from tfd_notebook.data.using import WorkerUse
+
+#: Below this share of waiting the consumer has what it needs.
+_WAITS = 0.1
+#: A lane that works less than this is not what the others wait for.
+_BUSY = 0.5
+#: Share of the processors at which they are the limit of what computes.
+_SATURATED = 0.85
+#: Share of the time with the interpreter's lock taken from which on Python is the limit.
+_LOCKED = 0.4
+#: Seconds that handing one element over to Python takes.
+_HAND_OVER = 100e-6
+#: Share of the time until the first element from which on filling a buffer is the limit.
+_FILLING = 0.3
+
+
+#: A worker that sends less than this share of what the others send is slow.
+_SLOW = 0.5
+#: Processors that the others must use for that to tell anything.
+_LEAST_CPU = 0.15
+#: Processor seconds, in workers and consumer together, that a gRPC transfer takes.
+_TRANSFER_PER_BYTE = 4e-9
+_TRANSFER_PER_ELEMENT = 300e-6
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What limits.
+
+    Parameters
+    ----------
+    kind : str
+        One of `tfd_notebook.limit.DATA_KINDS`.
+    share : float
+        Share of the time that it takes.
+    stage : Stage, optional
+    task : str
+        The task, where it is one.
+    saturated : bool
+        Whether the processors are all in use.
+    """
+
+    kind: str
+    share: float
+    stage: Stage | None = None
+    task: str = ""
+    saturated: bool = False
+
+    @property
+    def name(self) -> str:
+        """The stage or task as users know it."""
+        return self.stage.name if self.stage is not None else self.task
+
+
+def judge(seen: Measured, last: Stage, cores: int, has_consumer: bool) -> Verdict:
+    """Return what limits a pipeline that runs in this process."""
+    waits = seen.wait_fraction
+    if has_consumer and waits < _WAITS:
+        return Verdict("consumer", 1.0 - waits)
+    shuffle = next((s for s in last.walk() if s.kind == "Shuffle"), None)
+    filling = seen.first / (seen.first + seen.seconds) if seen.elements else 1.0
+    if shuffle is not None and filling > _FILLING:
+        return Verdict("stage", filling, shuffle)
+    if any(s.service is not None for s in last.walk()):
+        lane = next((lane for lane in seen.lanes if _before_service(lane)), None)
+        if lane is None or lane.busy < _SATURATED:
+            return Verdict("workers", waits)
+    saturated = seen.cpu >= _SATURATED * cores
+    if not seen.elements:
+        first = next((s for s in last.walk() if s.is_source), last)
+        return Verdict("source", 1.0, first)
+    python = [s for s in last.walk() if s.python]
+    if python and seen.locked > _LOCKED and not saturated:
+        stage = max(python, key=lambda s: _busy_of(seen.lanes, s))
+        if _busy_of(seen.lanes, stage) >= _BUSY:
+            return Verdict("python", max(seen.locked, 0.0), stage)
+    copy = next((s for s in last.walk() if s.kind == "CopyToDevice"), None)
+    if copy is not None:
+        return Verdict("device_copy", waits, copy)
+    hand_over = seen.rate * _HAND_OVER
+    lane = next((lane for lane in seen.lanes if _stage_of(lane) is not None), None)
+    if lane is None or lane.busy < _BUSY or (hand_over > _BUSY and lane.busy < 0.8):
+        if hand_over > _BUSY and not _batched(last):
+            return Verdict("consumer", min(1.0, hand_over), last)
+        return Verdict("none", 1.0 - waits)
+    # Where all processors are in use it is who uses most of them, whichever lane that is in.
+    among = seen.lanes if saturated else (lane,)
+    parts = [(p.seconds, p.stage, p) for each in among for p in each.parts if p.stage is not None]
+    _, stage, part = max(parts, key=lambda entry: entry[0])
+    source = stage.is_source or (part.inner and part.kind in _READING)
+    return Verdict("source" if source else "stage", lane.busy, stage, saturated=saturated)
+
+
+def judge_service(
+    seen: Measured, workers: Sequence[WorkerUse], cores: int, alone: float | None
+) -> Verdict:
+    """Return which part of a tf.data service is the limit, where the consumer waits for it.
+
+    Parameters
+    ----------
+    seen : Measured
+    workers : sequence of WorkerUse
+    cores : int
+    alone : float, optional
+        Processor seconds that one element takes in a process of its own, without a service.
+    """
+    odd = odd_worker(workers)
+    if odd is not None:
+        return odd
+    used = sum(worker.cpu or 0.0 for worker in workers) + seen.cpu
+    saturated = used >= _SATURATED * cores
+    if alone is None:
+        alone = _typical(seen, used)
+    spent = used / seen.rate if seen.rate else 0.0
+    overhead = max(0.0, 1 - alone / spent) if spent else 0.0
+    if overhead > 0.5 and used > 0.5:
+        return Verdict("transfer", overhead, saturated=saturated)
+    busy = max((worker.cpu or 0.0 for worker in workers), default=0.0)
+    return Verdict("workers", min(1.0, max(busy, used / cores)), saturated=saturated)
+
+
+def odd_worker(workers: Sequence[WorkerUse]) -> Verdict | None:
+    """Return the verdict on a worker that does not keep up with the others, None without one."""
+    for worker in workers:
+        if worker.state != "ready":
+            return Verdict("workers", 1.0, task=f"{worker.task}, {worker.state},")
+        others = [each for each in workers if each is not worker]
+        for mine, theirs, least in (
+            (worker.bytes_per_s, [each.bytes_per_s for each in others], 1.0),
+            (worker.cpu, [each.cpu for each in others], _LEAST_CPU),
+        ):
+            known = [figure for figure in theirs if figure is not None]
+            usual = statistics.median(known) if len(known) >= 2 else 0.0
+            if mine is not None and usual >= least and mine < _SLOW * usual:
+                return Verdict("workers", 1 - mine / usual, task=worker.task)
+    return None
+
+
+def _typical(seen: Measured, used: float) -> float:
+    """Return what an element costs besides its transfer, where nobody has measured it."""
+    if not seen.rate:
+        return 0.0
+    transfer = _TRANSFER_PER_BYTE * seen.bytes / seen.elements + _TRANSFER_PER_ELEMENT
+    return max(0.0, used / seen.rate - transfer)
+
+
+def _before_service(lane: Lane) -> bool:
+    """Whether a lane works behind the service, in this process."""
+    return any(part.stage is not None and part.stage.service is None for part in lane.parts[:1])
+
+
+_READING = ("TFRecord", "TextLine", "FixedLengthRecord", "FlatMap", "Interleave")
+
+
+def _stage_of(lane: Lane) -> Stage | None:
+    return next((part.stage for part in lane.parts if part.stage is not None), None)
+
+
+def _busy_of(lanes: tuple[Lane, ...], stage: Stage) -> float:
+    """Return how busy the busiest lane is in which `stage` does most."""
+    return max(
+        (lane.busy for lane in lanes for part in lane.parts[:2] if part.stage is stage),
+        default=0.0,
+    )
+
+
+def _batched(last: Stage) -> bool:
+    return any("Batch" in stage.kind for stage in last.walk())
