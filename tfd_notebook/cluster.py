@@ -295,6 +295,37 @@ class Cluster(DataPath):
 
         return worker_limit(task, workers_of(self.snapshot().tasks))
 
+    def jobs(self) -> Table:
+        """Return what the dispatcher's journal says of each pass of each job.
+
+        Returns
+        -------
+        Table
+            A row for each pass, with ``job mode pass state readers read_here_by splits
+            workers_done``: how many consumers read it now, in whatever process, and which of this
+            one; how many splits of the source were handed out, which with ``"dynamic"`` over single
+            elements is one for each element; and how many workers are through.
+
+        Raises
+        ------
+        StateError
+            The dispatcher keeps no journal.
+        """
+        from tfd_notebook import views
+        from tfd_notebook.data.journal import Journal
+
+        work_dir = self._fleet.work_dir
+        if work_dir is None:
+            raise errors.StateError(
+                "this cluster's dispatcher keeps no journal, and nobody else knows its jobs",
+                fix="start the cluster with service=tfd.Service(fault_tolerant=True)",
+            )
+        readers: dict[str, list[str]] = {}
+        for row in self.snapshot().streams:
+            if row.state == "running" and row.job:
+                readers.setdefault(row.job, []).append(row.name)
+        return views.jobs_table(Journal(work_dir).read(), readers)
+
     def what_if(self, *data_workers: int) -> Table:
         """Estimate what the consumer that reads now would get with other numbers of data workers.
 

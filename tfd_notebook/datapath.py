@@ -174,12 +174,10 @@ class DataPath:
         return self._fleet.on_this_host
 
     def data_workers(self) -> tuple[TaskRow, ...]:
-        """The data workers that have not ended, by index."""
-        return tuple(
-            row
-            for row in self.snapshot().tasks
-            if row.role is Role.DATA_WORKER and not row.state.ended
-        )
+        """The data workers that have not ended, by index; without rates."""
+        rows = (row for row in self._monitor.rows() if row.role is Role.DATA_WORKER)
+        living = (row for row in rows if not row.state.ended)
+        return tuple(sorted(living, key=lambda row: row.index))
 
     def install_functions(self, functions: Mapping[str, str], blob: bytes) -> None:
         """Give every present and future data worker Python functions."""

@@ -40,6 +40,8 @@ STREAM_COLUMNS = (
     "bytes_per_s",
     "wait_fraction",
     "limit",
+    "epoch",
+    "job",
     "error",
 )
 
@@ -92,6 +94,10 @@ class StreamRow:
         The error that ended it, empty where there is none.
     limit : str
         What limits it now, in a sentence; empty while that is unknown.
+    epoch : str
+        What the last whole pass delivered, where that is not the dataset once; else empty.
+    job : str
+        The ``job_name`` that it reads under, empty where it has none.
     """
 
     name: str
@@ -105,6 +111,8 @@ class StreamRow:
     history: tuple[float, ...] = ()
     error: str = ""
     limit: str = ""
+    epoch: str = ""
+    job: str = ""
 
 
 @dataclass(frozen=True)

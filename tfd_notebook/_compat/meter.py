@@ -50,6 +50,8 @@ class Meter:
         The calls in progress, by thread.
     iterator : callable
         Returns the iterator while it lives, else None.
+    use : object
+        How the very dataset that is iterated is read through a service, None where it is not.
     error : TfdError or None
         Set by `cancel`: every further use raises it.
     failure : str or None
@@ -71,6 +73,7 @@ class Meter:
         "finished",
         "interrupted",
         "iterator",
+        "use",
         "waited",
     )
 
@@ -81,6 +84,7 @@ class Meter:
         self.blocked: dict[int, Blocked] = {}
         self.clock: GraphClock | None = None
         self.iterator: Callable[[], Any] = lambda: None
+        self.use: Any = None
         self.error: TfdError | None = None
         self.failure: str | None = None
         self.interrupted = False

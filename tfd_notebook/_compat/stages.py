@@ -7,12 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import tensorflow as tf
-from tensorflow.core.framework import model_pb2
-
 from tfd_notebook._compat import pyfunc, sites
-
-_model_op = getattr(tf.raw_ops, "IteratorGetModelProto", None)
 
 #: Classes that are no stage of their own.
 _TRANSPARENT = ("Options", "Watched", "Variant", "AssertCardinality")
@@ -53,7 +48,7 @@ class Stage:
         Whether it runs Python functions (``py_function``, ``numpy_function``, a generator).
     service : object
         For a dataset through a tf.data service of ours, what it was made from.
-    dataset : tf.data.Dataset
+    dataset : tf.data.Dataset or None
     """
 
     kind: str
@@ -81,13 +76,13 @@ class Stage:
             yield from stage.walk()
 
 
-def stages_of(dataset: Any) -> Stage:
-    """Return the last stage of `dataset`, with those before it."""
+def stages_of(dataset: Any, keep: bool = True) -> Stage:
+    """Return the last stage of `dataset`, with those before it; they refer to it with `keep`."""
     used = getattr(dataset, "_tfd_service", None)
     kind = kind_of(type(dataset).__name__)
     inputs = dataset._inputs()
     if used is None and len(inputs) == 1 and kind in _TRANSPARENT:
-        return stages_of(inputs[0])
+        return stages_of(inputs[0], keep)
     if used is not None:
         kind, inputs = "DataService", ()
     functions = [] if used is not None else list(_functions(dataset))
@@ -101,10 +96,10 @@ def stages_of(dataset: Any) -> Stage:
         kind=kind,
         label=label,
         site=sites.named(sites.site_of(dataset) or _first_line(functions)),
-        inputs=tuple(stages_of(each) for each in inputs),
+        inputs=tuple(stages_of(each, keep) for each in inputs),
         python=python,
         service=used,
-        dataset=dataset,
+        dataset=dataset if keep else None,
     )
 
 
@@ -115,6 +110,8 @@ def kind_of(name: str) -> str:
 
 
 def _word(kind: str) -> str:
+    import tensorflow as tf
+
     if kind in _WORDS:
         return _WORDS[kind]
     if hasattr(tf.data, f"{kind}Dataset"):
@@ -123,6 +120,8 @@ def _word(kind: str) -> str:
 
 
 def _argument(dataset: Any, functions: list[Any]) -> str:
+    import tensorflow as tf
+
     if functions:
         return _called(_written(functions[0]))
     for name in _NUMBERS:
@@ -149,7 +148,7 @@ def _called(function: Any) -> str:
 
 def _first_line(functions: list[Any]) -> tuple[str, int] | None:
     code = getattr(_written(functions[0]), "__code__", None) if functions else None
-    if code is None or f"{tf.__name__}/" in code.co_filename:
+    if code is None or "tensorflow/" in code.co_filename:
         return None
     return code.co_filename, code.co_firstlineno
 
@@ -226,10 +225,14 @@ class Model:
 
 def model_of(resource: Any) -> Model | None:
     """Return the model of an iterator's resource; None where TensorFlow keeps none."""
-    if _model_op is None:
+    import tensorflow as tf
+    from tensorflow.core.framework import model_pb2
+
+    model_op = getattr(tf.raw_ops, "IteratorGetModelProto", None)
+    if model_op is None:
         return None
     try:
-        text = _model_op(iterator=resource).numpy()
+        text = model_op(iterator=resource).numpy()
     except tf.errors.OpError:
         return None
     found = model_pb2.ModelProto.FromString(text)

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from tfd_notebook._compat.meter import Meter, Reading
 from tfd_notebook.data.live import Live, Pulse
@@ -116,8 +116,9 @@ class Source(Protocol):
     def used(self) -> bool:
         """Whether somebody takes the elements, who may be the limit."""
 
-    def iterator(self) -> Any:
-        """Return the watched iterator in use, None where there is none."""
+    @property
+    def meter(self) -> Meter | None:
+        """The account of the latest iterator."""
 
     @property
     def state(self) -> str: ...
@@ -151,9 +152,9 @@ class DatasetSource:
         self.live = Live()
         self._lock = threading.Lock()
 
-    def iterator(self) -> Any:
-        latest = self._latest
-        return latest.iterator() if latest is not None else None
+    @property
+    def meter(self) -> Meter | None:
+        return self._latest
 
     def add(self, meter: Meter) -> None:
         """Take in the account of another iterator."""
@@ -274,9 +275,8 @@ class Consumers:
         self._pulse.feel()
         try:
             for source in running:
-                source.live.look(
-                    source.iterator(), source.reading(), self._pulse, workers, source.used
-                )
+                iterator = source.meter.iterator() if source.meter is not None else None
+                source.live.look(iterator, source.reading(), self._pulse, workers, source.used)
         except Exception:
             self._blind = True
             raise
@@ -348,7 +348,8 @@ class Consumers:
         over = _over(state)
         source.series.add(reading, min(now, source.ended or now) if over else now)
         elements, size, waiting = source.series.rates()
-        error = source.error
+        error, meter = source.error, source.meter
+        use = meter.use if meter is not None else None
         row = StreamRow(
             name=name,
             kind=source.kind,
@@ -361,6 +362,8 @@ class Consumers:
             history=tuple(second.elements_per_s for second in source.series.history()[-60:]),
             error=str(error) if error is not None else "",
             limit="" if over or not source.live.history else source.live.limit.sentence(),
+            epoch=use.account(meter.read().elements) if use and meter and meter.finished else "",
+            job=(use.job_name or "") if use else "",
         )
         if over:
             entry.final = row

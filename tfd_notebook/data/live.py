@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfd_notebook._compat.meter import Reading
@@ -61,7 +62,8 @@ class Live:
     def __init__(self) -> None:
         self.limit = NOTHING
         self.history: deque[tuple[float, Limit]] = deque(maxlen=_KEPT)
-        self._iterator: Any = None
+        self._iterator: Callable[[], Any] = lambda: None
+        self._dataset: Callable[[], Any] = lambda: None
         self._last: Any = None
         self._costs: Any = None
         self._began = self._looked = time.perf_counter()
@@ -96,11 +98,13 @@ class Live:
         now = time.perf_counter()
         if iterator is None or iterator.opened is None:
             return
-        if iterator is not self._iterator:
-            fresh = self._iterator is None or iterator.dataset is not self._iterator.dataset
-            self._iterator = iterator
+        # Weakly: an iterator that nobody else holds has ended.
+        if iterator is not self._iterator():
+            fresh = iterator.dataset is not self._dataset()
+            self._iterator = weakref.ref(iterator)
+            self._dataset = weakref.ref(iterator.dataset)
             if fresh:
-                self._last = stages_of(iterator.dataset)
+                self._last = stages_of(iterator.dataset, keep=False)
                 self._costs, self._began = Costs(self._last), now
                 self._base, self._cpu, self._locked = reading, [], []
             else:

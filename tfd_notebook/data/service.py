@@ -123,7 +123,9 @@ def distribute(
         checks.say_delivery(host, reading.mode)
         nothing_left = checks.warn_if_finished(host, job_name)
         compressed = compression_of(compression, host.service_on_this_host) is not None
-        read._tfd_service = ServiceUse(weakref.ref(host), dataset, compressed, again)
+        read._tfd_service = ServiceUse(
+            weakref.ref(host), dataset, compressed, again, reading.mode, job_name
+        )
         return watch(read, host.consumers, checks.listed_as(job_name), nothing_left)
 
     return apply

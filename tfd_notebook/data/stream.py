@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook._compat.meter import Reading, again
+from tfd_notebook._compat.meter import Meter, Reading, again
 from tfd_notebook.data import position
 from tfd_notebook.data.consumers import Consumers, Second, Series
 from tfd_notebook.data.live import Live
@@ -156,8 +156,9 @@ class Stream:
         """What limits the stream now, over the last seconds; ``none`` while that is unknown."""
         return self.live.limit
 
-    def iterator(self) -> Any:
-        return self._meter.iterator()
+    @property
+    def meter(self) -> Meter:
+        return self._meter
 
     def start(self) -> Stream:
         """Begin to iterate; returns the stream. A stream that runs goes on unchanged."""

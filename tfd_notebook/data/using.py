@@ -30,12 +30,35 @@ class ServiceUse:
         Whether elements travel compressed, or TensorFlow may choose so.
     again : callable
         Distributes a dataset in the same way, with other options where these are given.
+    mode : str
+        One of `tfd_notebook.wire.SHARDING_POLICIES`.
+    job_name : str, optional
     """
 
     host: weakref.ref[ServiceHost]
     origin: Any
     compressed: bool
     again: Callable[..., Any]
+    mode: str = "OFF"
+    job_name: str | None = None
+
+    def account(self, delivered: int) -> str:
+        """Return in words how a pass that delivered so many elements differs from the dataset."""
+        count = int(self.origin.cardinality())
+        host = self.host()
+        if count < 0 or delivered == count or host is None:
+            return ""
+        said = f"the last pass delivered {delivered:,} elements of a dataset of {count:,}"
+        workers = len(host.data_workers())
+        if self.mode == "OFF":
+            if delivered == count * workers:
+                return f"{said}: with off each of the {workers} data workers delivers all of it"
+            return f"{said}, where {workers} data workers should each deliver all of it"
+        if delivered > count:
+            return f"{said}: some came again when a data worker was restarted"
+        if self.job_name:
+            return f"{said}: job {self.job_name!r} is shared, others may have the rest"
+        return f"{said}: the rest was lost with a data worker"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ def command_line(shell: Any) -> CommandLine:
         Command("list", "the clusters of this kernel", _list),
         Command("status", "one cluster: tasks, streams, notices", _status, _status_args),
         Command("scale", "have another number of tasks", _scale, _scale_args),
+        Command("jobs", "what is read through a cluster, by job and pass", _jobs, _name_args),
+        Command("what-if", "estimate the rate with more data workers", _what_if, _what_if_args),
         Command("logs", "what tasks wrote", _logs, _logs_args),
         Command("restart", "start a fresh process for a task", _restart, _task_args),
         Command("kill", "kill a task's process as a crash would", _kill, _task_args),
@@ -111,6 +113,26 @@ def _task_args(parser: Parser) -> None:
     parser.add_argument(
         "words", nargs="*", metavar="[NAME] TASK", help="the task, such as data_worker:0"
     )
+
+
+def _jobs(options: argparse.Namespace) -> views.Table:
+    return living.pick(options.name).jobs()
+
+
+def _what_if_args(parser: Parser) -> None:
+    _name_args(parser)
+    parser.add_argument(
+        "--data-workers",
+        type=int,
+        nargs="+",
+        default=[2, 4, 8],
+        metavar="N",
+        help="how many to estimate for (default 2 4 8)",
+    )
+
+
+def _what_if(options: argparse.Namespace) -> views.Table:
+    return living.pick(options.name).what_if(*options.data_workers)
 
 
 def _logs_args(parser: Parser) -> None:

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.snapshot import Snapshot
 from tfd_notebook.views._html import html
-from tfd_notebook.views._lists import brief, clusters_table, forecast_table, streams_table
+from tfd_notebook.views._lists import (
+    brief,
+    clusters_table,
+    forecast_table,
+    jobs_table,
+    streams_table,
+)
 from tfd_notebook.views._table import Cell, Column, Table
 from tfd_notebook.views._text import text
 
@@ -22,6 +28,7 @@ __all__ = [
     "clusters_table",
     "forecast_table",
     "html",
+    "jobs_table",
     "mimebundle",
     "streams_table",
     "text",

@@ -81,6 +81,66 @@ def streams_table(snapshots: Iterable[Snapshot]) -> Table:
     )
 
 
+_JOB_COLUMNS = (
+    Column("job"),
+    Column("mode"),
+    Column("pass", right=True),
+    Column("state"),
+    Column("readers", right=True),
+    Column("read here by", drop=2),
+    Column("splits", right=True, drop=3),
+    Column("workers done", right=True, drop=1),
+)
+
+
+def jobs_table(state: Any, readers: Mapping[str, Sequence[str]]) -> Table:
+    """Return the table of what a dispatcher's journal knows of its jobs, a row for each pass.
+
+    Parameters
+    ----------
+    state : JournalState
+    readers : mapping of str to sequence of str
+        Names of the consumers of this process, by the name of the job.
+    """
+    jobs = {job.id: job for job in state.jobs}
+    tasks: dict[int, list[Any]] = {}
+    for task in state.tasks:
+        tasks.setdefault(task.iteration_id, []).append(task)
+    records = []
+    for one in state.iterations:
+        job = jobs.get(one.job_id)
+        own = tasks.get(one.id, [])
+        done = sum(task.finished for task in own)
+        records.append(
+            {
+                "job": job.name if job else "",
+                "mode": job.mode.lower() if job else "",
+                "pass": one.repetition,
+                "state": "finished" if one.finished else "running" if one.clients else "paused",
+                "readers": one.clients,
+                "read_here_by": ", ".join(readers.get(job.name, ())) if job else "",
+                "splits": one.splits,
+                "workers_done": f"{done} of {len(own)}",
+            }
+        )
+    rows = [
+        (
+            Cell(figures.clean(r["job"])),
+            Cell(r["mode"]),
+            Cell(str(r["pass"])),
+            state_cell(r["state"]),
+            Cell(str(r["readers"])),
+            Cell(r["read_here_by"]),
+            Cell(figures.count(r["splits"]) if r["splits"] else ""),
+            Cell(r["workers_done"]),
+        )
+        for r in records
+    ]
+    return Table(
+        _JOB_COLUMNS, rows, label="jobs", empty="nothing has been read yet", records=records
+    )
+
+
 _FORECAST_COLUMNS = (
     Column("data workers", right=True),
     Column("elements/s", right=True),

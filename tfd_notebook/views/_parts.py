@@ -64,6 +64,7 @@ STREAM_COLUMNS = (
     Column("bytes/s", right=True, drop=2),
     Column("waiting", right=True, drop=1),
     Column("last minute", drop=3),
+    Column("epoch", note=True),
     Column("limit", note=True),
     Column("error", note=True),
 )
@@ -161,6 +162,7 @@ def stream_row(row: StreamRow) -> Row:
         Cell(figures.rate(row.bytes_per_s) if row.bytes else ""),
         Cell("" if share is None else figures.percent(100 * share)),
         Cell(history=tuple(row.history)),
+        Cell(row.epoch),
         Cell(row.limit),
         Cell(row.error),
     ]

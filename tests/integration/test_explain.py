@@ -1,0 +1,300 @@
+"""What limits a pipeline: real ones, each held back by something known."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfd_notebook as tfd
+from tfd_notebook._compat.stages import stages_of
+from tfd_notebook.data import trials
+from tfd_notebook.errors import PipelineError, StateError, UsageError
+
+pytestmark = pytest.mark.integration
+
+ENDLESS = 1 << 40
+Range = tf.data.Dataset.range
+
+
+def heavy(number: Any) -> Any:
+    """Take some milliseconds; random, so that TensorFlow runs it one after the other."""
+    return tf.cast(number, tf.float32) + 0 * tf.reduce_sum(tf.random.normal([600, 600]))
+
+
+def in_python(number: Any) -> Any:
+    total = 0
+    for step in range(40_000):
+        total += step & 3
+    return np.int64(total)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tfd.Cluster]:
+    with tfd.Cluster(data_workers=2, name="explain") as made:
+        yield made
+
+
+class TestStages:
+    def test_a_stage_is_named_as_it_was_written(self) -> None:
+        dataset = Range(9).shuffle(3).map(heavy).batch(2).prefetch(1)
+        names = [stage.label for stage in stages_of(dataset).walk()]
+        assert names == ["prefetch(1)", "batch(2)", "map(heavy)", "shuffle(3)", "range()"]
+        sites = {stage.site for stage in stages_of(dataset).walk()}
+        assert len(sites) == 1
+        assert re.fullmatch(r"test_explain\.py:\d+", sites.pop())
+
+    def test_functions_in_python_are_known(self) -> None:
+        def wrapped(number: Any) -> Any:
+            return tf.numpy_function(in_python, [number], tf.int64)
+
+        def numbers() -> Iterator[int]:
+            yield 1
+
+        made = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec((), tf.int64))
+        stages = list(stages_of(made.map(wrapped).map(lambda x: x + 1)).walk())
+        assert [(s.label, s.python) for s in stages] == [
+            ("map(lambda)", False),
+            ("map(wrapped)", True),
+            ("from_generator(numbers)", True),
+        ]
+
+    def test_files_and_several_inputs(self, tmp_path: Path) -> None:
+        file = str(tmp_path / "a.tfrecord")
+        with tf.io.TFRecordWriter(file) as writer:
+            writer.write(b"x")
+        records = tf.data.TFRecordDataset([file])
+        both = tf.data.Dataset.zip((records.repeat(), Range(5)))
+        kinds = [stage.label for stage in stages_of(both).walk()]
+        assert kinds[:3] == ["zip()", "repeat()", "TFRecordDataset()"]
+        assert kinds[-1] == "range()"
+
+
+class TestTrials:
+    def check(self, before: Any, after: Any) -> None:
+        assert after is not None
+        assert after.element_spec == before.element_spec
+        assert list(after.as_numpy_iterator()) == list(before.as_numpy_iterator())
+
+    def stage(self, dataset: Any, kind: str) -> Any:
+        return next(stage for stage in stages_of(dataset).walk() if stage.kind == kind)
+
+    def test_a_map_in_several_threads(self) -> None:
+        dataset = Range(20).map(lambda x: x + 1).map(lambda x: x * 2).batch(3)
+        for stage in stages_of(dataset).walk():
+            if stage.kind == "Map":
+                changed = trials.parallel(dataset, stage)
+                after = [batch.tolist() for batch in changed.as_numpy_iterator()]
+                assert after == [batch.tolist() for batch in dataset.as_numpy_iterator()]
+
+    def test_an_interleave_and_a_flat_map_give_the_same_elements(self) -> None:
+        spread = Range(4).interleave(lambda x: Range(x, x + 3), cycle_length=2).map(lambda x: x)
+        self.check(spread, trials.parallel(spread, self.stage(spread, "Interleave")))
+        flat = Range(4).flat_map(lambda x: Range(x, x + 3))
+        changed = trials.parallel(flat, self.stage(flat, "FlatMap"))
+        assert sorted(changed.as_numpy_iterator()) == sorted(flat.as_numpy_iterator())
+
+    def test_a_smaller_buffer(self) -> None:
+        dataset = Range(50).shuffle(50, seed=1).map(lambda x: x)
+        changed = trials.smaller_buffer(dataset, self.stage(dataset, "Shuffle"), 1)
+        assert list(changed.as_numpy_iterator()) == list(range(50))
+
+    def test_what_cannot_be_changed_is_left(self) -> None:
+        dataset = Range(5).batch(2)
+        assert trials.parallel(dataset, self.stage(dataset, "Batch")) is None
+
+
+class TestExplain:
+    def test_a_slow_stage_and_what_the_change_would_gain(self) -> None:
+        limit = tfd.explain(Range(ENDLESS).map(heavy).prefetch(2), seconds=4)
+        assert limit.kind == "stage"
+        assert limit.stage.startswith("map(heavy) (test_explain.py:")
+        assert limit.share is not None
+        assert limit.share > 0.7
+        assert "num_parallel_calls" in limit.advice
+        assert limit.expected_gain is not None
+        assert limit.expected_gain > 1.1
+
+    def test_python_under_its_lock(self) -> None:
+        def wrapped(number: Any) -> Any:
+            return tf.numpy_function(in_python, [number], tf.int64)
+
+        dataset = Range(ENDLESS).map(wrapped, num_parallel_calls=2).batch(4)
+        limit = tfd.explain(dataset, seconds=3)
+        assert limit.kind == "python"
+        assert limit.stage.startswith("map(wrapped)")
+        assert "data service helps" in limit.service
+
+    def test_a_generator_that_waits_is_a_slow_source(self) -> None:
+        def slow() -> Iterator[int]:
+            while True:
+                time.sleep(0.01)
+                yield 1
+
+        dataset = tf.data.Dataset.from_generator(slow, output_signature=tf.TensorSpec((), tf.int64))
+        limit = tfd.explain(dataset.map(lambda x: x + 1), seconds=2)
+        assert limit.kind == "source"
+        assert limit.stage.startswith("from_generator(slow)")
+
+    def test_a_slow_consumer_and_a_target_that_is_met(self) -> None:
+        dataset = Range(ENDLESS).map(lambda x: x + 1).batch(4)
+        limit = tfd.explain(dataset, seconds=2, step=lambda batch: time.sleep(0.02))
+        assert limit.kind == "consumer"
+        assert limit.expected_gain is not None
+        assert limit.expected_gain > 2
+        assert tfd.explain(dataset, seconds=1, step_time=0.02).kind == "none"
+
+    def test_a_buffer_that_fills(self) -> None:
+        made = Range(ENDLESS).map(heavy, num_parallel_calls=2).shuffle(300)
+        limit = tfd.explain(made, seconds=5)
+        assert limit.kind == "stage"
+        assert limit.stage.startswith("shuffle(300)")
+
+    def test_data_that_ends_is_begun_again(self) -> None:
+        limit = tfd.explain(Range(20).map(heavy), seconds=2)
+        assert limit.figures["elements_per_s"] > 20
+        assert limit.stage.startswith("map(heavy)")
+
+    def test_nothing_comes(self) -> None:
+        def never() -> Iterator[int]:
+            time.sleep(3)
+            yield from ()
+
+        dataset = tf.data.Dataset.from_generator(
+            never, output_signature=tf.TensorSpec((), tf.int64)
+        )
+        limit = tfd.explain(dataset, seconds=1)
+        assert (limit.kind, limit.figures["elements_per_s"]) == ("source", 0)
+        assert limit.stage.startswith("from_generator(never)")
+
+    def test_an_empty_dataset(self) -> None:
+        assert tfd.explain(Range(0), seconds=1).figures["elements_per_s"] == 0
+
+    def test_a_pipeline_that_fails(self) -> None:
+        dataset = Range(9).map(
+            lambda x: tf.debugging.check_numerics(1 / tf.cast(x - 5, tf.float32), "five")
+        )
+        with pytest.raises(PipelineError, match="five"):
+            tfd.explain(dataset, seconds=1)
+
+    @pytest.mark.parametrize(
+        ("options", "what"),
+        [
+            ({"seconds": 0}, "more than 0"),
+            ({"step_time": -1.0}, "0 or more"),
+            ({"step_time": 1.0, "step": print}, "step or step_time"),
+        ],
+    )
+    def test_bad_arguments(self, options: dict[str, Any], what: str) -> None:
+        with pytest.raises(UsageError, match=what):
+            tfd.explain(Range(5), **options)
+
+    def test_what_is_no_dataset(self) -> None:
+        with pytest.raises(UsageError, match="a list is no"):
+            tfd.explain([1, 2])
+
+
+class TestThroughACluster:
+    def test_small_elements(self, cluster: tfd.Cluster) -> None:
+        dataset = Range(ENDLESS).map(lambda x: x * 2).apply(cluster.distribute("off"))
+        limit = tfd.explain(dataset, seconds=5)
+        assert limit.kind == "transfer"
+        assert "batch() before distribute" in limit.advice
+        assert limit.expected_gain is not None
+        assert limit.expected_gain > 1.5
+        assert "do not use one here" in limit.service
+
+    def test_what_is_done_behind_the_service(self, cluster: tfd.Cluster) -> None:
+        dataset = (
+            Range(ENDLESS)
+            .batch(64)
+            .apply(cluster.distribute("off"))
+            .map(lambda x: heavy(tf.reduce_sum(x)))
+        )
+        limit = tfd.explain(dataset, seconds=4)
+        assert (limit.kind, limit.stage.split(" ")[0]) == ("stage", "map(lambda)")
+
+    def test_a_stream_tells_while_it_runs(self, cluster: tfd.Cluster) -> None:
+        dataset = Range(ENDLESS).map(heavy).batch(2).apply(cluster.distribute("off"))
+        with cluster.stream(dataset, name="live").start() as stream:
+            deadline = time.monotonic() + 30
+            while not stream.live.history:
+                stream.wait(elements=stream.elements + 1, timeout=30)
+                assert time.monotonic() < deadline
+            limit = stream.limit
+            assert limit.kind == "workers"
+            assert limit.figures["elements_per_s"] > 0
+            assert cluster.limit.kind == limit.kind
+            row = next(row for row in cluster.snapshot().streams if row.name == "live")
+            assert row.limit == stream.limit.sentence()
+            assert {task.limit.kind for task in cluster.tasks} <= {"workers", "none"}
+            (found,) = cluster.what_if(4).records()
+            assert found["low"] <= found["elements_per_s"] <= found["high"]
+            assert found["data_workers"] == 4
+            assert tfd.compare(limit, stream).gain > 0
+
+    def test_a_consumer_that_is_slow(self, cluster: tfd.Cluster) -> None:
+        dataset = Range(ENDLESS).batch(2).apply(cluster.distribute("off"))
+        live = None
+        deadline = time.monotonic() + 30
+        for _ in cluster.observe(dataset, name="loop"):
+            time.sleep(0.02)
+            live = cluster.limit
+            if live.kind == "consumer":
+                break
+            assert time.monotonic() < deadline
+        assert live is not None
+        assert live.share is not None
+        assert live.share > 0.8
+
+    def test_nothing_is_read(self) -> None:
+        with tfd.Cluster(name="idle") as idle:
+            assert idle.limit.kind == "none"
+            with pytest.raises(StateError, match="nothing has read"):
+                idle.what_if(2)
+            assert len(idle.jobs()) == 0
+
+
+class TestAccounting:
+    def test_off_delivers_once_for_each_worker_and_says_so(self, cluster: tfd.Cluster) -> None:
+        dataset = Range(50).apply(cluster.distribute("off"))
+        assert len(list(cluster.observe(dataset, name="twice"))) == 100
+        row = next(row for row in cluster.snapshot().streams if row.name == "twice")
+        assert "delivered 100 elements of a dataset of 50" in row.epoch
+        assert "each of the 2 data workers" in row.epoch
+
+    def test_dynamic_has_nothing_to_add(self, cluster: tfd.Cluster) -> None:
+        dataset = Range(50).apply(cluster.distribute("dynamic"))
+        assert len(list(cluster.observe(dataset, name="once"))) == 50
+        row = next(row for row in cluster.snapshot().streams if row.name == "once")
+        assert row.epoch == ""
+
+    def test_jobs_and_who_shares_them(self, cluster: tfd.Cluster) -> None:
+        both = [
+            Range(ENDLESS).apply(cluster.distribute("dynamic", job_name="shared")) for _ in range(2)
+        ]
+        streams = [
+            cluster.stream(dataset, name=f"reader-{number}").start()
+            for number, dataset in enumerate(both)
+        ]
+        for stream in streams:
+            stream.wait(elements=20, timeout=60)
+        job = next(row for row in cluster.jobs().records() if row["job"] == "shared")
+        assert (job["mode"], job["pass"], job["state"]) == ("dynamic", 1, "running")
+        assert job["readers"] == 2
+        assert job["read_here_by"] == "reader-0, reader-1"
+        assert job["splits"] >= 40
+        assert job["workers_done"] == "0 of 2"
+        for stream in streams:
+            stream.stop()
+
+    def test_without_a_journal(self) -> None:
+        service = tfd.Service(fault_tolerant=False)
+        with tfd.Cluster(name="plain", service=service) as plain, pytest.raises(StateError):
+            plain.jobs()
