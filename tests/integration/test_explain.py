@@ -157,7 +157,7 @@ class TestExplain:
         assert limit.stage.startswith("shuffle(300)")
 
     def test_data_that_ends_is_begun_again(self) -> None:
-        limit = tfd.explain(Range(20).map(heavy), seconds=2)
+        limit = tfd.explain(Range(200).map(heavy), seconds=3)
         assert limit.figures["elements_per_s"] > 20
         assert limit.stage.startswith("map(heavy)")
 

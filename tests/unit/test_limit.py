@@ -156,8 +156,7 @@ class TestCosts:
         for model in grown(node(1, "Range", seconds=5.0)):
             made.add(model, 10.0)
         made.restart()
-        for model in grown(node(7, "Range", seconds=5.0)):
-            made.add(model, 10.0)
+        made.add(grown(node(7, "Range", seconds=5.0))[1], 10.0)
         (lane,) = made.lanes()
         assert lane.busy == pytest.approx(0.5)
         assert lane.parts[0].stage is last

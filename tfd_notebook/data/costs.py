@@ -77,6 +77,7 @@ class Costs:
     def __init__(self, last: Stage) -> None:
         self._last = last
         self._before: dict[int, Node] = {}
+        self._fresh = False
         self._seconds: dict[_Key, float] = defaultdict(float)
         self._elements: dict[_Key, int] = defaultdict(int)
         self._threads: dict[int, float] = defaultdict(float)
@@ -89,7 +90,8 @@ class Costs:
 
     def add(self, model: Model, seconds: float) -> None:
         """Take in what happened since the reading before, which is `seconds` ago."""
-        first = not self._before
+        first = not self._before and not self._fresh
+        self._fresh = False
         for node, stage, depth, lane in self._places(model):
             old = self._before.get(node.id)
             key = (lane, id(stage), node.kind, depth > 0)
@@ -107,8 +109,9 @@ class Costs:
             self._wall += seconds
 
     def restart(self) -> None:
-        """Begin with another iterator of the same pipeline."""
+        """Begin with another iterator of the same pipeline, which has done nothing yet."""
         self._before = {}
+        self._fresh = True
 
     @property
     def wall(self) -> float:

@@ -15,7 +15,9 @@ from tfd_notebook.data.costs import Costs, Lane
 from tfd_notebook.data.watch import open_iterator
 from tfd_notebook.errors import TimeLimit
 
+#: Seconds between two readings of the model; less for passes so short that they would be missed.
 _MODEL_EVERY = 0.1
+_MODEL_EVERY_SHORT = 0.02
 _PROBE = 0.002
 #: A thread that wakes up later than that had to wait for the interpreter's lock, or, where all of
 #: them are in use, for a processor.
@@ -114,6 +116,8 @@ class _Run:
         self._meter: Any = None
         self._lock = threading.Lock()
         self._counting = False
+        self._passes = 0
+        self._read = 0.0
 
     def measure(
         self,
@@ -128,14 +132,15 @@ class _Run:
         waited, first, started, cpu = 0.0, 0.0, begin, _cpu()
         look = threading.Thread(target=self._look, args=(end,), name="tfd-explain", daemon=True)
         look.start()
-        passes = 0
         try:
             while True:
-                passes += 1
+                self._passes += 1
                 iterator, meter = open_iterator(dataset, Consumers())
                 with self._lock:
                     self._meter, self._resource = meter, None
-                    self._costs.restart()
+                    if self._counting:
+                        self._costs.restart()
+                        self._read = time.perf_counter()
                 any_came = False
                 base = (0, 0, 0.0)
                 now = time.perf_counter()
@@ -165,11 +170,11 @@ class _Run:
                 del iterator
                 if now >= end or self._over.is_set() or not any_came:
                     break
+            now = time.perf_counter()
         finally:
             self._over.set()
             look.join(5)
             self._resource = None
-        now = time.perf_counter()
         if not self._counting:  # nothing came before the time was up, or all of it at once
             reading = meter.read()
             started, elements, size = begin, reading.elements, reading.bytes
@@ -180,7 +185,7 @@ class _Run:
             bytes=size,
             waited=waited,
             first=first or now - begin,
-            passes=passes,
+            passes=self._passes,
             cpu=(_cpu() - cpu) / max(now - started, 1e-9),
             locked=sum(lag > _LATE for lag in self._lags) / max(1, len(self._lags)),
             lanes=tuple(self._costs.lanes()),
@@ -188,24 +193,27 @@ class _Run:
 
     def _look(self, end: float) -> None:
         """Read the model now and then, feel for the interpreter's lock, and end what hangs."""
-        read = time.perf_counter()
         while not self._over.is_set():
             began = time.perf_counter()
             time.sleep(_PROBE)
             now = time.perf_counter()
             if self._counting:
                 self._lags.append(now - began - _PROBE)
-            if self._counting and now - read >= _MODEL_EVERY:
-                with self._lock:
-                    resource = self._resource
-                    model = model_of(resource) if resource is not None else None
-                    if model is not None:
-                        self._costs.add(model, now - read)
-                read = now
-            elif not self._counting:
-                read = now
+                self._read_model(now)
+            else:
+                self._read = now
             if now > end + 0.1 and self._meter is not None:
                 self._meter.cancel(TimeLimit("the time for measuring is over"))
+
+    def _read_model(self, now: float) -> None:
+        every = _MODEL_EVERY_SHORT if self._passes > 1 else _MODEL_EVERY
+        with self._lock:
+            if now - self._read < every or self._resource is None:
+                return
+            model = model_of(self._resource)
+            if model is not None:
+                self._costs.add(model, now - self._read)
+            self._read = now
 
 
 def _cpu() -> float:

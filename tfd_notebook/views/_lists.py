@@ -116,7 +116,7 @@ def jobs_table(state: Any, readers: Mapping[str, Sequence[str]]) -> Table:
                 "job": job.name if job else "",
                 "mode": job.mode.lower() if job else "",
                 "pass": one.repetition,
-                "state": "finished" if one.finished else "running" if one.clients else "paused",
+                "state": "finished" if one.finished else "running" if one.clients else "left",
                 "readers": one.clients,
                 "read_here_by": ", ".join(readers.get(job.name, ())) if job else "",
                 "splits": one.splits,
