@@ -344,7 +344,8 @@ class Cluster(DataPath):
         Raises
         ------
         StateError
-            Nothing has been read for the last seconds, so that nothing is known.
+            Nothing reads from the cluster, so that nothing is known; where somebody has only just
+            begun to, it waits up to 5 seconds.
         """
         from tfd_notebook import views
 

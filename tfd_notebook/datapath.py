@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ from tfd_notebook.spec import ClusterConfig, Policy, Role
 if TYPE_CHECKING:
     from tfd_notebook.data.forecast import Forecast
     from tfd_notebook.data.stream import Stream
+
+#: Seconds that an estimate waits for the first figures of a consumer.
+_FORECAST_SECONDS = 5.0
 
 
 class DataPath:
@@ -126,12 +130,18 @@ class DataPath:
         from tfd_notebook.data.forecast import forecast
         from tfd_notebook.data.using import workers_of
 
-        latest = self._consumers.latest()
+        deadline = time.monotonic() + _FORECAST_SECONDS
+        while True:
+            latest = self._consumers.latest()
+            known = latest is not None and latest.live.limit.figures["elements_per_s"] > 0
+            if known or latest is None or time.monotonic() > deadline:
+                break
+            time.sleep(0.1)  # whoever reads has only just begun
         workers = workers_of(self.snapshot().tasks)
-        if latest is None or not workers or not latest.live.limit.figures["elements_per_s"]:
+        if latest is None or not known or not workers:
             raise errors.StateError(
-                "nothing has read from the cluster for some seconds, so nothing is known",
-                fix="start a stream, cluster.stream(dataset).start(), and ask again after 5 s",
+                "nothing reads from the cluster, so nothing is known",
+                fix="start a stream, cluster.stream(dataset).start(), and ask again",
             )
         figures = latest.live.limit.figures
         recent = [second.elements_per_s for second in latest.series.history()[-5:]]

@@ -150,10 +150,15 @@ def _stream(cluster: tfd.Cluster, dataset: Any) -> None:
     with cluster.stream(dataset, name="background").start() as stream:
         with _progress(cluster, "background"):
             stream.wait(elements=20, timeout=60)
+        (estimate,) = cluster.what_if(4).records()
         _say("scaling from 1 to 4 data workers ...")
         cluster.scale(data_workers=4)
         with _progress(cluster, "background"):
             stream.wait(elements=stream.elements + 60, timeout=60)
+        _say(
+            f"from what a batch costs, {estimate['low']:.0f} to {estimate['high']:.0f} batches/s "
+            f"were to be expected ({estimate['because']})"
+        )
         victim = "data_worker:0"
         killed = cluster.kill(victim)
         _say(f"killing {victim} (pid {killed}) ...")

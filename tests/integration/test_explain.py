@@ -256,7 +256,7 @@ class TestThroughACluster:
     def test_nothing_is_read(self) -> None:
         with tfd.Cluster(name="idle") as idle:
             assert idle.limit.kind == "none"
-            with pytest.raises(StateError, match="nothing has read"):
+            with pytest.raises(StateError, match="nothing reads"):
                 idle.what_if(2)
             assert len(idle.jobs()) == 0
 
