@@ -90,6 +90,9 @@ class Cluster(DataPath):
         config, launcher = _configure(name, options)
         with _clusters_lock:
             living = clusters().get(config.name)
+            if living is not None and living._ending:
+                living.stop()  # waits until it has ended
+                living = None
             if living is not None:
                 if if_exists == "replace":
                     living.stop()
@@ -126,6 +129,8 @@ class Cluster(DataPath):
     def _make(self, config: ClusterConfig, launcher: base.Launcher) -> None:
         super()._make(config, launcher)
         self._ending = False
+        self._ender: threading.Thread | None = None
+        self._has_ended = threading.Event()
         for role, count in config.counts.items():
             self._monitor.plan(role, count)
         # Registered anew, to be called before what launchers registered meanwhile.
@@ -171,10 +176,13 @@ class Cluster(DataPath):
     def stop(self) -> None:
         """Stop streams, then workers, then the dispatcher; does nothing when already stopped.
 
-        Consumers that are blocked in this process get `Interrupted`.
+        Consumers that are blocked in this process get `Interrupted`. Where somebody else stops it
+        already, this waits until that is done.
         """
         if not self.ended:
             self._end("stopped")
+            if threading.current_thread() is not self._ender:
+                self._has_ended.wait(2 * _STOP_SECONDS)
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until nothing reads from the cluster any more; answers Ctrl-C.
@@ -439,7 +447,7 @@ class Cluster(DataPath):
         with _clusters_lock:
             if self._ending:
                 return
-            self._ending = True
+            self._ending, self._ender = True, threading.current_thread()
         if state != "lost":
             self._monitor.set_state("stopping")
         self._consumers.cancel_all(
@@ -459,24 +467,34 @@ class Cluster(DataPath):
             last = not clusters()
         if last:
             control.stop()
+        self._has_ended.set()
 
 
 def _configure(name: str | None, options: Mapping[str, Any]) -> tuple[ClusterConfig, base.Launcher]:
     known = ("data_workers", "launcher", "env", "preload", "policy", "service", "start")
     for option in options:
         if option not in known:
+            if option in ("workers", "ps", "evaluator", "gpus"):
+                raise errors.Unsupported(
+                    f"Cluster({option}=...) cannot be used yet", fix=f"leave {option} out"
+                )
             raise TypeError(f"Cluster() got an unexpected argument {option!r}")
     launcher = base.launcher(options.get("launcher", "local"))
-    preload = options.get("preload", ())
+    preload, env = options.get("preload", ()), options.get("env") or {}
+    if not isinstance(env, Mapping):
+        raise errors.UsageError(f"env={env!r} must map names to strings")
+    if not isinstance(preload, Iterable):
+        raise errors.UsageError(f"preload={preload!r} must be names of modules or libraries")
     config = ClusterConfig(
         name=name or "cluster",
         launcher=launcher.name,
         counts={Role.DISPATCHER: 1, Role.DATA_WORKER: options.get("data_workers", 0)},
-        policy=options.get("policy") or Policy(),
-        service=options.get("service") or Service(),
-        env=dict(options.get("env") or {}),
+        policy=Policy() if options.get("policy") is None else options["policy"],
+        service=Service() if options.get("service") is None else options["service"],
+        env=dict(env),
         preload=(preload,) if isinstance(preload, str) else tuple(preload),
         allow=launcher.allow,
+        options=launcher.options,
     )
     return config, launcher
 

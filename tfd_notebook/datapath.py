@@ -33,6 +33,8 @@ class DataPath:
         self._monitor = Monitor(config, self._consumers)
         self._fleet = Fleet(config, launcher, self._monitor)
         self._streams: dict[str, Stream] = {}
+        #: The name that a stream got, by the name that was asked for.
+        self._stream_names: dict[str, str] = {}
         self._lock = threading.RLock()
 
     def _task_at(self, address: str) -> str | None:
@@ -68,16 +70,38 @@ class DataPath:
         """What reads from the cluster in this process."""
         return self._consumers
 
-    def distribute(self, processing_mode: Any, **options: Any) -> Callable[[Any], Any]:
+    def distribute(
+        self,
+        processing_mode: Any,
+        job_name: str | None = None,
+        consumer_index: int | None = None,
+        num_consumers: int | None = None,
+        max_outstanding_requests: int | None = None,
+        data_transfer_protocol: str | None = None,
+        compression: str | None = "auto",
+        cross_trainer_cache: Any = None,
+        target_workers: str = "AUTO",
+    ) -> Callable[[Any], Any]:
         """Return what ``Dataset.apply`` takes to read a dataset through this cluster.
 
-        Takes the arguments of ``tf.data.experimental.service.distribute`` except ``service``; see
-        `tfd_notebook.data.service.distribute`.
+        The arguments are those of ``tf.data.experimental.service.distribute`` without ``service``;
+        see `tfd_notebook.data.service.distribute`.
         """
         from tfd_notebook.data import service
 
         self._must_run()
-        return service.distribute(self, processing_mode, **options)
+        return service.distribute(
+            self,
+            processing_mode,
+            job_name,
+            consumer_index,
+            num_consumers,
+            max_outstanding_requests,
+            data_transfer_protocol,
+            compression,
+            cross_trainer_cache,
+            target_workers,
+        )
 
     def observe(self, dataset: Any, name: str | None = None) -> Any:
         """Return `dataset` with its figures shown under `name`; it stays a ``tf.data.Dataset``."""
@@ -99,32 +123,62 @@ class DataPath:
             if name is None:
                 taken = self._streams
                 name = next(n for i in range(1, 10**6) if (n := f"stream-{i}") not in taken)
-            before = self._streams.pop(name, None)
+            before = self._streams.pop(self._stream_names.pop(name, name), None)
             if before is not None:
                 before.stop()
-            made = self._streams[name] = Stream(dataset, self._consumers, name, **options)
+            made = Stream(dataset, self._consumers, name, **options)
+            self._stream_names[name] = made.name
+            self._streams[made.name] = made
             return made
 
-    def register(self, dataset: Any, dataset_id: str | None = None, **options: Any) -> Any:
+    def register(
+        self, dataset: Any, dataset_id: str | None = None, compression: str | None = "auto"
+    ) -> str:
         """Register `dataset` with the service; see `tfd_notebook.data.service.register`."""
         from tfd_notebook.data import service
 
         self._must_run()
-        return service.register(self, dataset, dataset_id, **options)
+        return service.register(self, dataset, dataset_id, compression)
 
-    def from_dataset_id(self, processing_mode: Any, dataset_id: Any, **options: Any) -> Any:
+    def from_dataset_id(
+        self,
+        processing_mode: Any,
+        dataset_id: Any,
+        element_spec: Any = None,
+        job_name: str | None = None,
+        consumer_index: int | None = None,
+        num_consumers: int | None = None,
+        max_outstanding_requests: int | None = None,
+        data_transfer_protocol: str | None = None,
+        cross_trainer_cache: Any = None,
+        target_workers: str = "AUTO",
+    ) -> Any:
         """Read a registered dataset; see `tfd_notebook.data.service.from_dataset_id`."""
         from tfd_notebook.data import service
 
         self._must_run()
-        return service.from_dataset_id(self, processing_mode, dataset_id, **options)
+        return service.from_dataset_id(
+            self,
+            processing_mode,
+            dataset_id,
+            element_spec,
+            job_name,
+            consumer_index,
+            num_consumers,
+            max_outstanding_requests,
+            data_transfer_protocol,
+            cross_trainer_cache,
+            target_workers,
+        )
 
-    def save(self, dataset: Any, path: str, **options: Any) -> Any:
+    def save(
+        self, dataset: Any, path: str, compression: str | None = "AUTO", timeout: float = 600.0
+    ) -> None:
         """Have the workers write `dataset` to `path`; see `tfd_notebook.data.service.save`."""
         from tfd_notebook.data import service
 
         self._must_run()
-        return service.save(self, dataset, path, **options)
+        service.save(self, dataset, path, compression, timeout)
 
     def _forecast(self, counts: Sequence[int]) -> list[Forecast]:
         from tfd_notebook.data.forecast import forecast
@@ -198,7 +252,7 @@ class DataPath:
         with self._lock:
             if self._fleet.knows_workers():
                 return
-            if not self._config.service.fault_tolerant and not self._consumers.idle():
+            if not self._config.service.fault_tolerant and self._consumers.reading():
                 raise errors.StateError(
                     "sharding by file or data needs the dispatcher restarted, which without "
                     "fault_tolerant would end what is being read",

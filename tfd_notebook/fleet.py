@@ -22,7 +22,12 @@ _DISPATCHER_FIELDS = (
     "worker_timeout_ms",
     "worker_max_concurrent_snapshots",
 )
-_WORKER_FIELDS = ("heartbeat_interval_ms", "dispatcher_timeout_ms", "data_transfer_protocol")
+_WORKER_FIELDS = (
+    "heartbeat_interval_ms",
+    "dispatcher_timeout_ms",
+    "data_transfer_protocol",
+    "data_transfer_address",
+)
 #: TensorFlow's default of 30 s is how long a worker would take to begin, and end, a save.
 _HEARTBEAT_MS = 1000
 _BYTES_PER_LINE = 400
@@ -86,6 +91,9 @@ class Fleet:
         known = {row.index for row in present}
         missing = [index for index in range(wanted) if index not in known]
         self._monitor.request(Role.DATA_WORKER, wanted)
+        for row in present:
+            if row.index < wanted and row.state.ended:
+                self.restart(row.task, {})
         try:
             self._add_workers(missing)
         except BaseException:
@@ -218,7 +226,10 @@ class Fleet:
             if service.work_dir is None:
                 self.work_dir = os.path.join(node.directory, "journal")
             else:
-                self.work_dir = _usable(service.work_dir)
+                # Each start keeps its own journal: an old one knows workers that are gone.
+                self.work_dir = os.path.join(
+                    _usable(service.work_dir), f"{self._config.name}-{os.urandom(4).hex()}"
+                )
             settings.update(work_dir=self.work_dir, fault_tolerant_mode=True)
         return settings
 
@@ -258,9 +269,10 @@ class Fleet:
 
 
 def _fields(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of one of TensorFlow's configurations that a user may set, as JSON values."""
+    """The fields of one of TensorFlow's configurations that a user has set, as JSON values."""
     values = {name: getattr(config, name, None) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
+    # TensorFlow's classes write 0 for what was not set, and take an explicit 0 for 1 ms.
+    return {name: value for name, value in values.items() if value}
 
 
 def _usable(work_dir: str) -> str:

@@ -45,32 +45,55 @@ class ClusterDispatcher:
 
     @property
     def target(self) -> str:
-        """Where it serves: ``"grpc://host:port"``."""
-        return self._cluster.service_target
+        """Where it serves, or served: ``"grpc://host:port"``.
+
+        Raises
+        ------
+        StateError
+            The cluster was never started, so that it has no address yet.
+        """
+        row = self._cluster.snapshot().task(DISPATCHER)
+        if row is None or not row.address:
+            raise errors.StateError(
+                f"the dispatcher of cluster {self._cluster.name!r} was not started",
+                fix="cluster.start()",
+            )
+        return f"grpc://{row.address}"
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Addresses of the data workers that the dispatcher ever registered."""
-        return probe.dispatcher_workers(self.target)
+        """Addresses of the data workers that the dispatcher ever registered; none once it ended."""
+        return () if not self._runs else probe.dispatcher_workers(self.target)
 
     def start(self) -> None:
-        """Start it again on its own port, if it does not run."""
+        """Start the cluster, or the dispatcher again on its own port if it has ended."""
+        if self._cluster.state == "new":
+            self._cluster.start()
+            return
         row = self._cluster.snapshot().task(DISPATCHER)
-        if row is None or row.state is not TaskState.READY:
+        if row is None or row.state.ended:
             self._cluster.restart(DISPATCHER)
 
     def stop(self) -> None:
         """Stop it, and with it the cluster: nothing works without its dispatcher."""
-        self._cluster.stop()
+        if self._cluster.state != "new":
+            self._cluster.stop()
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until it has ended; answers Ctrl-C.
 
         Raises
         ------
+        StateError
+            It was never started.
         TimeLimit
             It still runs after `timeout` seconds.
         """
+        if self._cluster.state == "new":
+            raise errors.StateError(
+                f"the dispatcher of cluster {self._cluster.name!r} was not started",
+                fix="cluster.start()",
+            )
         if not self._cluster.wait_ended(timeout):
             raise errors.TimeLimit(
                 f"the dispatcher of cluster {self._cluster.name!r} still runs after {timeout:g} s",
@@ -78,5 +101,11 @@ class ClusterDispatcher:
             )
         return True
 
+    @property
+    def _runs(self) -> bool:
+        return self._cluster.state != "new" and not self._cluster.ended
+
     def __repr__(self) -> str:
-        return f"<dispatcher of cluster {self._cluster.name!r} at {self.target}>"
+        where = f" at {self.target}" if self._cluster.state != "new" else ""
+        state = "" if self._runs else f", {self._cluster.state}"
+        return f"<dispatcher of cluster {self._cluster.name!r}{where}{state}>"

@@ -258,7 +258,7 @@ class Monitor:
             self.notice("error", f"failed: {event.reason}.{last}", task=event.task, fix=fix)
         elif event.state is TaskState.RESTARTING and event.reason != "asked for":
             what = f"{event.reason}; it is being restarted"
-            if event.task.startswith(str(Role.DATA_WORKER)) and not self._consumers.idle():
+            if event.task.startswith(str(Role.DATA_WORKER)) and self._consumers.reading():
                 what += (
                     ". What it had prepared for the epoch being read is lost (dynamic) or comes "
                     "again (off, file, data)"

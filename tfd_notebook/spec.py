@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -150,7 +151,9 @@ class Policy:
         _one_of("on_loss", self.on_loss, ("raise", "warn"))
         for name in ("hang_seconds", "start_timeout", "time_limit"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
                 raise UsageError(f"{name}={value!r} must be more than 0 seconds")
         check_count("restarts", self.restarts, most=1000)
         if self.minimum is not None:
@@ -169,7 +172,8 @@ class Service:
         Whether the dispatcher keeps a journal, from which it goes on after a restart. Default
         true; it costs nothing except with ``processing_mode="dynamic"`` over single elements.
     work_dir : str, optional
-        Directory of the journal. Default: a temporary one, removed when the cluster stops.
+        Directory for journals, in which each start makes one of its own, named after the cluster.
+        Default: a temporary one, removed when the cluster stops.
     dispatcher_config, worker_config : tuple, optional
         A ``tf.data.experimental.service.DispatcherConfig`` or ``WorkerConfig`` whose other fields
         are used; port, addresses, ``work_dir`` and ``fault_tolerant_mode`` stay the cluster's.
@@ -182,8 +186,24 @@ class Service:
     worker_config: Any = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.port, int) or not 0 <= self.port <= 65535:
+        if (
+            isinstance(self.port, bool)
+            or not isinstance(self.port, int)
+            or not 0 <= self.port <= 65535
+        ):
             raise UsageError(f"port={self.port!r} is out of range", fix="use 0 to 65535")
+        if self.work_dir is not None and not isinstance(self.work_dir, (str, os.PathLike)):
+            raise UsageError(f"work_dir={self.work_dir!r} is no path")
+        for name, kind in (
+            ("dispatcher_config", "DispatcherConfig"),
+            ("worker_config", "WorkerConfig"),
+        ):
+            value = getattr(self, name)
+            if value is not None and type(value).__name__ != kind:
+                raise UsageError(
+                    f"{name}={value!r} is no {kind}",
+                    fix=f"make one: tf.data.experimental.service.{kind}(...)",
+                )
 
 
 @dataclass(frozen=True)
@@ -205,6 +225,8 @@ class ClusterConfig:
         Modules and op libraries (``*.so``) that each task imports before its server starts.
     allow : tuple of str
         Networks in CIDR form that may connect besides this host.
+    options : str
+        What else the launcher was given, in a form that can be compared.
     """
 
     name: str
@@ -215,8 +237,19 @@ class ClusterConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
+    options: str = ""
 
     def __post_init__(self) -> None:
+        for field_name, kind in (("policy", Policy), ("service", Service)):
+            value = getattr(self, field_name)
+            if not isinstance(value, kind):
+                raise UsageError(
+                    f"{field_name}={value!r} is no tfd.{kind.__name__}",
+                    fix=f"write {field_name}=tfd.{kind.__name__}(...)",
+                )
+        for module in self.preload:
+            if not isinstance(module, str):
+                raise UsageError(f"preload: {module!r} is no name of a module or library")
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,63}", self.name):
             raise UsageError(
                 f"{self.name!r} is no name for a cluster",

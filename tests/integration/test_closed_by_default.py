@@ -7,11 +7,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+import tfd_notebook as tfd
+from tfd_notebook import views
 from tfd_notebook.launch import sockets
 from tfd_notebook.probe import probe
 
@@ -143,3 +146,40 @@ def test_who_is_allowed_stays(other_host: OtherHost, port: int) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             friend.wait(0.5)
         friend.kill()
+
+
+@pytest.mark.parametrize("kind", ["local", "inprocess"])
+def test_a_cluster_is_closed_at_every_port(other_host: OtherHost, kind: str) -> None:
+    with tfd.Cluster(data_workers=1, launcher=kind, name=f"closed-{kind}") as cluster:
+        assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"this host"}]
+        cluster.restart("data_worker:0")
+        assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"this host"}]
+        if kind == "local":  # what comes back after a crash is as closed
+            before = cluster.kill("data_worker:0")
+            deadline = time.monotonic() + 20
+            while (row := cluster.snapshot().task("data_worker:0")).pid in (None, before) or (
+                row.state != "ready"
+            ):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"this host"}]
+
+
+@pytest.mark.parametrize("kind", [tfd.launchers.Local, tfd.launchers.InProcess])
+def test_a_cluster_that_is_opened_says_so(other_host: OtherHost, kind: Any) -> None:
+    launcher = kind(allow="10.251.7.0/24")
+    with tfd.Cluster(data_workers=1, launcher=launcher, name="opened") as cluster:
+        assert len(ports_reached(other_host, cluster)) == 2
+        (said,) = opened(cluster)
+        assert "10.251.7.0/24" in said
+        assert "10.251.7.0/24" in repr(views.View(cluster.snapshot()))
+
+
+def ports_reached(other_host: OtherHost, cluster: tfd.Cluster) -> list[int]:
+    """Return the ports of the cluster's tasks that the other host reaches."""
+    ports = [int(row.address.rpartition(":")[2]) for row in cluster.snapshot().tasks]
+    return [port for port in ports if other_host.reaches(HERE[0], port)]
+
+
+def opened(cluster: tfd.Cluster) -> set[str]:
+    return {row.open_to for row in cluster.snapshot().tasks}

@@ -1,7 +1,10 @@
 """Descriptions of clusters refuse what cannot be meant."""
 
+from collections.abc import Callable
+
 import pytest
 
+import tfd_notebook as tfd
 from tfd_notebook import errors
 from tfd_notebook.spec import ClusterConfig, Endpoint, Policy, Role, Service, TaskSpec
 
@@ -79,3 +82,47 @@ def test_errors_tell_what_and_next():
     assert str(error) == ("[TFD301] data_worker:0: no worker is left\nNext: cluster.scale(...)")
     assert isinstance(errors.TimeLimit("x"), TimeoutError)
     assert isinstance(errors.UsageError("x"), ValueError)
+
+
+class TestWrongTypes:
+    @pytest.mark.parametrize(
+        ("options", "what"),
+        [
+            ({"policy": {"restarts": 1}}, "is no tfd.Policy"),
+            ({"service": "x"}, "is no tfd.Service"),
+            ({"env": ["A=1"]}, "must map names to strings"),
+            ({"preload": 5}, "must be names"),
+            ({"preload": [5]}, "no name of a module"),
+            ({"ps": 1}, "cannot be used yet"),
+        ],
+    )
+    def test_a_cluster_is_refused_and_its_name_stays_free(
+        self, options: dict[str, object], what: str
+    ) -> None:
+        with pytest.raises(errors.TfdError, match=what):
+            tfd.Cluster(name="wrong", **options)  # type: ignore[arg-type]
+        assert "wrong" not in tfd.clusters()
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: tfd.Policy(hang_seconds="5"),  # type: ignore[arg-type]
+            lambda: tfd.Policy(time_limit=True),
+            lambda: tfd.Service(port=True),
+            lambda: tfd.Service(work_dir=3),  # type: ignore[arg-type]
+            lambda: tfd.Service(worker_config="x"),
+        ],
+    )
+    def test_settings(self, make: Callable[[], object]) -> None:
+        with pytest.raises(errors.UsageError):
+            make()
+
+    def test_another_host_is_another_specification(self) -> None:
+        first = tfd.Cluster(name="hosts", start=False)
+        try:
+            with pytest.raises(errors.NameTaken):
+                tfd.Cluster(
+                    name="hosts", launcher=tfd.launchers.Local(host="127.0.0.2"), start=False
+                )
+        finally:
+            first.stop()

@@ -315,6 +315,10 @@ class Consumers:
             if entry.source.state == "running"
         )
 
+    def reading(self) -> bool:
+        """Whether anybody is in the middle of its data, however slowly it takes it."""
+        return any(entry.source.state == "running" for _, entry in self._living())
+
     def wait_idle(self, timeout: float | None = None) -> None:
         """Wait until `idle`; raises TimeLimit after `timeout` seconds, and answers Ctrl-C."""
         deadline = None if timeout is None else time.monotonic() + timeout

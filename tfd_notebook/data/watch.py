@@ -159,6 +159,7 @@ _STAGE = re.compile(
     r"with iterator: \S+?: "
 )
 _STRAY = re.compile(r"Worker (\S+) is not in the workers list")
+_FULL = re.compile(r"[^\s;]*; No space left on device")
 _SHORT = re.compile(r"expected to contain (\d+) elements but contained only (\d+)")
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _PYTHON_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
@@ -198,6 +199,11 @@ def translate(error: Any, consumers: Consumers) -> BaseException:
         what = f"{where} does not have a Python function of the pipeline ({text})"
         fix = "run the cell that makes the dataset again, so that cluster.distribute() sends it"
         return _both(errors.NotSerializable, error, what, task, fix)
+    full = _FULL.search(message)
+    if full:
+        what = f"a disk is full, most likely the one with the dispatcher's journal ({full[0]})"
+        fix = "make room there, or start the cluster with another Service(work_dir=...)"
+        return _both(errors.WorkDirError, error, what, "dispatcher:0", fix)
     stray = _STRAY.search(message)
     if stray:
         gone = consumers.task_of(stray[1]) or "a data worker that has left"

@@ -96,6 +96,12 @@ class Launcher(ABC):
         self._host = host
         self.allow = (allow,) if isinstance(allow, str) else tuple(allow)
 
+    @property
+    def options(self) -> str:
+        """What it was given, in a form that can be compared; for a subclass with options to add."""
+        hosts = self._host if isinstance(self._host, str) else sorted(self._host.items())
+        return f"host={hosts}"
+
     def host_of(self, role: Role) -> str:
         """Return the name or address that tasks of `role` advertise."""
         if isinstance(self._host, str):

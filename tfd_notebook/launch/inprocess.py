@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from tfd_notebook.errors import StateError, TfdError, UnknownName
 from tfd_notebook.launch import runtime, servers, sockets
 from tfd_notebook.launch.base import Launcher, Node, OnEvent
+from tfd_notebook.launch.tombstone import Tombstone
 from tfd_notebook.spec import ClusterConfig, Role, TaskState
 
 _STOP_SECONDS = 3.0
@@ -50,6 +51,14 @@ class _Hosted:
     sent: sockets.SentBytes | None = None
     open_to: str = ""
     restarts: int = field(default=0)
+    tombstone: Tombstone | None = None
+
+    def close(self) -> None:
+        """Let go of its port."""
+        if self.tombstone is not None:
+            self.tombstone.close()
+            self.tombstone = None
+        self.holder.close()
 
 
 class InProcessNode(Node):
@@ -62,6 +71,8 @@ class InProcessNode(Node):
         self._allow = config.allow
         self._on_event = on_event
         self._tasks: dict[str, _Hosted] = {}
+        #: Data workers that left: the dispatcher goes on giving work to their addresses.
+        self._retired: dict[str, _Hosted] = {}
         self._lock = threading.RLock()
         self._closing = threading.Event()
         self._measuring = threading.Thread(
@@ -86,19 +97,28 @@ class InProcessNode(Node):
             for name in names:
                 with contextlib.suppress(TfdError):
                     self._do_stop([name])
+            for task in self._retired.values():
+                task.close()
+            self._retired.clear()
         self._measuring.join(timeout)
         runtime.remove(self._directory)
 
     def _do_hold(self, tasks: list[dict[str, Any]]) -> dict[str, str]:
         held: dict[str, str] = {}
         for packed in tasks:
-            holder = sockets.hold_port(packed["port"])
-            port = holder.getsockname()[1]
             name = f"{packed['role']}:{packed['index']}"
-            address = f"{packed['host']}:{port}"
-            role, settings = Role(packed["role"]), dict(packed["settings"])
-            self._tasks[name] = _Hosted(role, settings, holder, port, address)
-            held[name] = address
+            before = self._retired.get(name)
+            if before is not None and before.tombstone is not None:
+                before.tombstone.close()
+                before.tombstone = None
+                self._tasks[name] = self._retired.pop(name)
+            else:
+                holder = sockets.hold_port(packed["port"])
+                port = holder.getsockname()[1]
+                address = f"{packed['host']}:{port}"
+                role, settings = Role(packed["role"]), dict(packed["settings"])
+                self._tasks[name] = _Hosted(role, settings, holder, port, address)
+            held[name] = self._tasks[name].address
         return held
 
     def _do_start(self, tasks: dict[str, dict[str, Any]]) -> None:
@@ -122,11 +142,38 @@ class InProcessNode(Node):
         for name in tasks:
             task = self._task(name)
             stopped = task.server is None or task.server.stop(_STOP_SECONDS)
-            task.server = None
-            task.holder.close()
+            server, task.server, task.sent = task.server, None, None
             reason = "" if stopped else "TensorFlow keeps it until its last consumer ends"
-            self._tell(name, task, TaskState.STOPPED, reason)
             del self._tasks[name]
+            if task.role is Role.DATA_WORKER and not self._closing.is_set():
+                self._retired[name] = task
+                if stopped:
+                    self._bury(name, task)
+                else:
+                    threading.Thread(
+                        target=self._bury_later, args=(name, task, server), daemon=True
+                    ).start()
+            else:
+                task.close()
+            self._tell(name, task, TaskState.STOPPED, reason)
+
+    def _bury(self, name: str, task: _Hosted) -> None:
+        """Have somebody answer for a data worker that has left."""
+        text = f"[TFD302] {name} has left the cluster"
+        dispatcher = task.settings.get("dispatcher_address")
+        workers = {task.port: task.address}
+        tombstone = Tombstone(
+            {task.port: text}, dispatcher=dispatcher, on_loss="warn", workers=workers
+        )
+        with contextlib.suppress(TfdError):
+            tombstone.start()
+            task.tombstone = tombstone
+
+    def _bury_later(self, name: str, task: _Hosted, server: servers.Server) -> None:
+        server.stop(None)
+        with self._lock:
+            if self._retired.get(name) is task and not self._closing.is_set():
+                self._bury(name, task)
 
     def _do_restart(self, task: str, settings: Mapping[str, Any]) -> None:
         hosted = self._task(task)
@@ -134,8 +181,10 @@ class InProcessNode(Node):
         hosted.restarts += 1
         self._tell(task, hosted, TaskState.RESTARTING, "asked for")
         if hosted.server is not None and not hosted.server.stop(_STOP_SECONDS):
+            why = "it cannot stop while a consumer of this process iterates"
+            self._tell(task, hosted, TaskState.FAILED, why)
             raise StateError(
-                "it cannot stop while a consumer of this process iterates",
+                why,
                 task=task,
                 fix="stop the stream or leave the loop first",
             )

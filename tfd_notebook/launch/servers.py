@@ -24,8 +24,8 @@ class Server(ABC):
     port: int
 
     @abstractmethod
-    def stop(self, timeout: float) -> bool:
-        """Stop serving; False if it did not stop within `timeout` seconds."""
+    def stop(self, timeout: float | None) -> bool:
+        """Stop serving; False if it did not stop within `timeout` seconds. Goes on stopping."""
 
 
 class _DataServer(Server):
@@ -33,17 +33,19 @@ class _DataServer(Server):
 
     def __init__(self, server: Any) -> None:
         self._server = server
+        self._stopping: threading.Thread | None = None
         self.port = int(server._address.rsplit(":", 1)[1])
 
-    def stop(self, timeout: float) -> bool:
+    def stop(self, timeout: float | None) -> bool:
         # It does not return while a client iterates, and TensorFlow's own method would keep the
         # interpreter lock meanwhile.
-        thread = threading.Thread(
-            target=compat.stop, args=(self._server,), name="tfd-server-stop", daemon=True
-        )
-        thread.start()
-        thread.join(timeout)
-        return not thread.is_alive()
+        if self._stopping is None:
+            self._stopping = threading.Thread(
+                target=compat.stop, args=(self._server,), name="tfd-server-stop", daemon=True
+            )
+            self._stopping.start()
+        self._stopping.join(timeout)
+        return not self._stopping.is_alive()
 
 
 def _dispatcher(port: int, settings: Mapping[str, Any]) -> Server:

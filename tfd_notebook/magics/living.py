@@ -74,9 +74,16 @@ def pick_task(words: Sequence[str], need_task: bool) -> tuple[Cluster, str | Non
 
 
 def streams() -> dict[str, Stream]:
-    """Return the streams of all living clusters, by name."""
+    """Return the streams of all living clusters, by name; shared names as ``cluster/name``."""
+    found = [
+        (cluster.name, name, stream)
+        for cluster in living().values()
+        for name, stream in cluster.streams.items()
+    ]
+    names = [name for _, name, _ in found]
     return {
-        name: stream for cluster in living().values() for name, stream in cluster.streams.items()
+        name if names.count(name) == 1 else f"{cluster}/{name}": stream
+        for cluster, name, stream in found
     }
 
 
