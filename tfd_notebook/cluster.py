@@ -11,18 +11,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import control, errors
-from tfd_notebook.datapath import DataPath
 from tfd_notebook.handles import ClusterDispatcher, Task
+from tfd_notebook.insight import Insight
 from tfd_notebook.launch import base
-from tfd_notebook.limit import Limit
 from tfd_notebook.snapshot import Snapshot
 from tfd_notebook.spec import ClusterConfig, Policy, Role, Service, check_count
 from tfd_notebook.upkeep import Upkeep
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from tfd_notebook.views import Table
 
 _STOP_SECONDS = 10.0
 
@@ -36,7 +33,7 @@ def clusters() -> dict[str, Cluster]:
         return {name: c for name, c in _clusters.items() if not c.ended}
 
 
-class Cluster(DataPath):
+class Cluster(Insight):
     """A tf.data service whose tasks run where the launcher puts them.
 
     Running the same call again returns the cluster that lives already, so that a cell can be run
@@ -288,79 +285,6 @@ class Cluster(DataPath):
             )
             for row in self.snapshot().tasks
         )
-
-    @property
-    def limit(self) -> Limit:
-        """What limits the consumer that reads now; of several, the one that was served last."""
-        from tfd_notebook.data.live import NOTHING
-
-        latest = self._consumers.latest()
-        return latest.live.limit if latest is not None else NOTHING
-
-    def _worker_limit(self, task: str) -> Limit:
-        from tfd_notebook.data.live import worker_limit
-        from tfd_notebook.data.using import workers_of
-
-        return worker_limit(task, workers_of(self.snapshot().tasks))
-
-    def jobs(self) -> Table:
-        """Return what the dispatcher's journal says of each pass of each job.
-
-        Returns
-        -------
-        Table
-            A row for each pass, with ``job mode pass state readers read_here_by splits
-            workers_done``: how many consumers read it now, in whatever process, and which of this
-            one; how many splits of the source were handed out, which with ``"dynamic"`` over single
-            elements is one for each element; and how many workers are through.
-
-        Raises
-        ------
-        StateError
-            The dispatcher keeps no journal.
-        """
-        from tfd_notebook import views
-        from tfd_notebook.data.journal import Journal
-
-        work_dir = self._fleet.work_dir
-        if work_dir is None:
-            raise errors.StateError(
-                "this cluster's dispatcher keeps no journal, and nobody else knows its jobs",
-                fix="start the cluster with service=tfd.Service(fault_tolerant=True)",
-            )
-        readers: dict[str, list[str]] = {}
-        for row in self.snapshot().streams:
-            if row.state == "running" and row.job:
-                readers.setdefault(row.job, []).append(row.name)
-        return views.jobs_table(Journal(work_dir).read(), readers)
-
-    def what_if(self, *data_workers: int) -> Table:
-        """Estimate what the consumer that reads now would get with other numbers of data workers.
-
-        Parameters
-        ----------
-        *data_workers : int
-            Default 2, 4, 8.
-
-        Returns
-        -------
-        Table
-            A row for each, with ``data_workers``, ``elements_per_s``, ``low`` and ``high`` (between
-            which it should be) and ``because``: what sets it. New workers on this machine share its
-            processors; Python that waits is not foreseen.
-
-        Raises
-        ------
-        StateError
-            Nothing reads from the cluster, so that nothing is known; where somebody has only just
-            begun to, it waits up to 5 seconds.
-        """
-        from tfd_notebook import views
-
-        for count in data_workers:
-            check_count("data_workers", count)
-        self._must_run()
-        return views.forecast_table(self._forecast(data_workers or (2, 4, 8)))
 
     @property
     def dispatcher(self) -> ClusterDispatcher:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
@@ -17,11 +15,7 @@ from tfd_notebook.snapshot import Snapshot, TaskRow
 from tfd_notebook.spec import ClusterConfig, Policy, Role
 
 if TYPE_CHECKING:
-    from tfd_notebook.data.forecast import Forecast
     from tfd_notebook.data.stream import Stream
-
-#: Seconds that an estimate waits for the first figures of a consumer.
-_FORECAST_SECONDS = 5.0
 
 
 class DataPath:
@@ -179,40 +173,6 @@ class DataPath:
 
         self._must_run()
         service.save(self, dataset, path, compression, timeout)
-
-    def _forecast(self, counts: Sequence[int]) -> list[Forecast]:
-        from tfd_notebook.data.forecast import forecast
-        from tfd_notebook.data.using import workers_of
-
-        deadline = time.monotonic() + _FORECAST_SECONDS
-        while True:
-            latest = self._consumers.latest()
-            known = latest is not None and latest.live.limit.figures["elements_per_s"] > 0
-            if known or latest is None or time.monotonic() > deadline:
-                break
-            time.sleep(0.1)  # whoever reads has only just begun
-        workers = workers_of(self.snapshot().tasks)
-        if latest is None or not known or not workers:
-            raise errors.StateError(
-                "nothing reads from the cluster, so nothing is known",
-                fix="start a stream, cluster.stream(dataset).start(), and ask again",
-            )
-        figures = latest.live.limit.figures
-        recent = [second.elements_per_s for second in latest.series.history()[-5:]]
-        if self.service_in_process:
-            worker_cpu, consumer_cpu = figures["cpu_cores"], 0.0
-        else:
-            worker_cpu = sum(worker.cpu or 0.0 for worker in workers)
-            consumer_cpu = figures["cpu_cores"]
-        return forecast(
-            counts,
-            workers=len(workers),
-            rates=recent or [figures["elements_per_s"]],
-            wait_fraction=figures["wait_fraction"],
-            worker_cpu=worker_cpu,
-            consumer_cpu=consumer_cpu,
-            cores=(os.cpu_count() or 1) if self.service_on_this_host else None,
-        )
 
     # What the data path asks of its cluster (`tfd_notebook.data.host.ServiceHost`)
 

@@ -34,8 +34,8 @@ class Limit:
     share : float, optional
         Share of the time that it takes, 0 to 1; None where it was not measured.
     figures : mapping of str to float
-        What this rests on. ``elements_per_s``, ``wait_fraction`` and ``cpu_cores`` are always
-        there; times are in seconds.
+        What this rests on: ``elements_per_s``, ``wait_fraction`` and ``cpu_cores`` for a consumer,
+        ``cpu_cores`` and ``bytes_per_s`` for a data worker, and more; times are in seconds.
     advice : str
         What to change; empty where nothing is to be changed.
     expected_gain : float, optional
@@ -106,13 +106,15 @@ class Comparison:
     gain: float
 
     def __repr__(self) -> str:
-        rates = [each.figures["elements_per_s"] for each in (self.before, self.after)]
+        rates = [each.figures.get("elements_per_s", 0.0) for each in (self.before, self.after)]
         verb = "faster" if self.gain >= 1.05 else "slower" if self.gain <= 0.95 else "as fast"
         factor = max(self.gain, 1 / self.gain) if self.gain > 0 else float("inf")
         said = f"{factor:.1f} times {verb}" if verb != "as fast" else "as fast as before"
         expected = self.before.expected_gain
         promised = f" ({expected:.1f} times was expected)" if expected else ""
-        limits = [each.stage or each.kind for each in (self.before, self.after)]
+        limits = [
+            (each.stage or each.kind).partition(" (")[0] for each in (self.before, self.after)
+        ]
         change = (
             f"still {limits[0]}" if limits[0] == limits[1] else f"was {limits[0]}, is {limits[1]}"
         )
@@ -121,14 +123,18 @@ class Comparison:
         )
 
 
+def _short(limit: Limit) -> str:
+    return (limit.stage or limit.kind).partition(" (")[0]
+
+
 def compare(before: Limit, after: Limit) -> Comparison:
     """Return what changed between two limits, such as ``stream.limit`` before and after.
 
     Parameters
     ----------
     before, after : Limit
-        From `tfd_notebook.explain`, ``stream.limit`` or ``cluster.limit``; streams, datasets and
-        clusters stand for their present limit.
+        From `tfd_notebook.explain`, ``stream.limit`` or ``cluster.limit``; streams and clusters
+        stand for their present limit.
     """
     found = [each if isinstance(each, Limit) else each.limit for each in (before, after)]
     rates = [each.figures.get("elements_per_s", 0.0) for each in found]

@@ -151,10 +151,10 @@ class TestExplain:
         assert tfd.explain(dataset, seconds=1, step_time=0.02).kind == "none"
 
     def test_a_buffer_that_fills(self) -> None:
-        made = Range(ENDLESS).map(heavy, num_parallel_calls=2).shuffle(300)
+        made = Range(ENDLESS).map(heavy, num_parallel_calls=2).shuffle(1_000)
         limit = tfd.explain(made, seconds=5)
         assert limit.kind == "stage"
-        assert limit.stage.startswith("shuffle(300)")
+        assert limit.stage.startswith("shuffle(1000)")
 
     def test_data_that_ends_is_begun_again(self) -> None:
         limit = tfd.explain(Range(200).map(heavy), seconds=3)
@@ -174,7 +174,35 @@ class TestExplain:
         assert limit.stage.startswith("from_generator(never)")
 
     def test_an_empty_dataset(self) -> None:
-        assert tfd.explain(Range(0), seconds=1).figures["elements_per_s"] == 0
+        limit = tfd.explain(Range(0), seconds=1)
+        assert limit.figures["elements_per_s"] == 0
+        assert "is empty" in repr(limit)
+
+    def test_ragged_elements_and_a_pipeline_that_does_not_tune_itself(self) -> None:
+        ragged = Range(ENDLESS).map(lambda n: tf.ragged.range([n % 3, n % 5])).map(lambda r: r)
+        assert tfd.explain(ragged, seconds=1).figures["elements_per_s"] > 0
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        limit = tfd.explain(
+            Range(ENDLESS).map(heavy).with_options(options), seconds=1, step_time=0.001
+        )
+        assert limit.kind in ("none", "stage")  # without its model TensorFlow tells little
+        assert "keeps up" not in repr(limit)
+
+    def test_a_generator_of_a_built_in_method(self) -> None:
+        dataset = tf.data.Dataset.from_generator(
+            {1: 2, 3: 4}.values, output_signature=tf.TensorSpec((), tf.int64)
+        )
+        assert tfd.explain(dataset.repeat(), seconds=1).figures["elements_per_s"] > 0
+
+    def test_a_step_that_compiles_first(self) -> None:
+        calls = []
+
+        def step(batch: Any) -> None:
+            time.sleep(0.02 if calls else 1.5)
+            calls.append(batch)
+
+        assert tfd.explain(Range(ENDLESS).batch(4), seconds=2, step=step).kind == "consumer"
 
     def test_a_pipeline_that_fails(self) -> None:
         dataset = Range(9).map(
@@ -209,6 +237,14 @@ class TestThroughACluster:
         assert limit.expected_gain is not None
         assert limit.expected_gain > 1.5
         assert "do not use one here" in limit.service
+
+    def test_the_workers_pipeline_is_compared_only_with_its_like(
+        self, cluster: tfd.Cluster
+    ) -> None:
+        dataset = Range(ENDLESS).map(heavy).apply(cluster.distribute("off")).batch(8)
+        limit = tfd.explain(dataset, seconds=3)
+        assert limit.kind == "workers"
+        assert "do not use one" not in repr(limit)
 
     def test_what_is_done_behind_the_service(self, cluster: tfd.Cluster) -> None:
         dataset = (
@@ -268,6 +304,15 @@ class TestAccounting:
         row = next(row for row in cluster.snapshot().streams if row.name == "twice")
         assert "delivered 100 elements of a dataset of 50" in row.epoch
         assert "each of the 2 data workers" in row.epoch
+
+    def test_half_a_pass_is_no_loss(self, cluster: tfd.Cluster) -> None:
+        dataset = cluster.observe(Range(50).apply(cluster.distribute("dynamic")), name="half")
+        iterator = iter(dataset)
+        for _ in range(10):
+            next(iterator)
+        del iterator
+        row = next(row for row in cluster.snapshot().streams if row.name == "half")
+        assert row.epoch == ""
 
     def test_dynamic_has_nothing_to_add(self, cluster: tfd.Cluster) -> None:
         dataset = Range(50).apply(cluster.distribute("dynamic"))

@@ -132,7 +132,6 @@ def test_stop_is_final_and_harmless_twice(cluster):
         lambda: cluster.kill("dispatcher:0"),
         lambda: cluster.distribute("dynamic"),
         lambda: cluster.stream(None),
-        lambda: cluster.dispatcher.target,
     ):
         with pytest.raises(errors.StateError, match="stopped"):
             call()

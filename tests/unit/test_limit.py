@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tfd_notebook._compat.stages import Model, Node, Stage
@@ -16,8 +18,10 @@ from tfd_notebook.limit import DATA_KINDS, Limit, compare
 FIGURES = {"elements_per_s": 40.0, "wait_fraction": 0.9, "cpu_cores": 1.0}
 
 
-def stage(kind: str, *inputs: Stage, python: bool = False, service: object = None) -> Stage:
-    return Stage(kind, kind.lower(), "In[1], line 2", inputs, python, service, dataset=object())
+def stage(kind: str, *inputs: Stage, python: bool = False, number: int | None = None) -> Stage:
+    return Stage(
+        kind, kind.lower(), "In[1], line 2", inputs, python, dataset=object(), number=number
+    )
 
 
 def node(
@@ -163,7 +167,7 @@ class TestCosts:
 
 
 class TestJudge:
-    def lanes(self, busy: float, kind: str = "Map", **options: bool) -> tuple:
+    def lanes(self, busy: float, kind: str = "Map", **options: Any) -> tuple:
         self.source = stage("Range")
         self.last = stage(kind, self.source, **options)
         return tuple(
@@ -199,10 +203,20 @@ class TestJudge:
         assert found.kind == "stage"
 
     def test_a_buffer_that_fills(self) -> None:
-        lanes = self.lanes(0.9, kind="Shuffle")
+        lanes = self.lanes(0.9, kind="Shuffle", number=1_000)
         found = judge(measured(lanes, first=8.0), self.last, 4, has_consumer=False)
         assert (found.kind, found.stage) == ("stage", self.last)
         assert found.share == pytest.approx(8 / 18)
+
+    def test_a_small_buffer_is_not_what_a_slow_start_comes_from(self) -> None:
+        lanes = self.lanes(0.9, kind="Shuffle", number=10)
+        found = judge(measured(lanes, first=8.0), self.last, 4, has_consumer=False)
+        assert found.share == pytest.approx(0.9, abs=0.02)
+
+    def test_slow_elements_are_no_filling(self) -> None:
+        lanes = self.lanes(0.9, kind="Shuffle", number=1_000)
+        found = judge(measured(lanes, first=5.0, elements=4), self.last, 4, has_consumer=False)
+        assert found.share == pytest.approx(0.9, abs=0.02)
 
     def test_nothing_stands_out(self) -> None:
         lanes = self.lanes(0.2)
@@ -217,12 +231,12 @@ class TestJudge:
         assert judge(measured(), stage("Range"), 2, has_consumer=False).kind == "none"
 
     def test_what_waits_for_a_service_is_for_the_service_to_explain(self) -> None:
-        last = stage("Map", stage("DataService", service=object()))
+        last = stage("Map", stage("DataService"))
         lanes = costs(last, node(1, "Map", 2, seconds=1), node(2, "DataService", seconds=9)).lanes()
         assert judge(measured(tuple(lanes)), last, 2, has_consumer=True).kind == "workers"
 
     def test_a_busy_stage_behind_a_service(self) -> None:
-        last = stage("Map", stage("DataService", service=object()))
+        last = stage("Map", stage("DataService"))
         lanes = costs(last, node(1, "Map", 2, seconds=9), node(2, "DataService", seconds=1)).lanes()
         found = judge(measured(tuple(lanes)), last, 4, has_consumer=True)
         assert (found.kind, found.stage) == ("stage", last)
@@ -253,7 +267,13 @@ class TestService:
     def test_one_that_is_not_there(self) -> None:
         gone = WorkerUse("data_worker:1", "restarting", None, None)
         found = judge_service(measured(), [*self.workers(1.0), gone], 2, alone=0.01)
-        assert (found.kind, found.task) == ("workers", "data_worker:1, restarting,")
+        assert (found.kind, found.name) == ("workers", "data_worker:1 (restarting)")
+
+    def test_one_that_has_no_share_is_not_accused(self) -> None:
+        idle = WorkerUse("data_worker:3", "ready", 0.0, 0.0)
+        new = WorkerUse("data_worker:4", "starting", None, None)
+        workers = [*self.workers(10.0, 10.0, 10.0, cpu=0.6), idle, new]
+        assert judge_service(measured(), workers, 2, alone=0.04).task == ""
 
 
 class TestWorkerLimit:

@@ -50,6 +50,9 @@ class Meter:
         The calls in progress, by thread.
     iterator : callable
         Returns the iterator while it lives, else None.
+    complete : bool
+        Whether the end of the data was seen; an iterator that a function leaves counts as finished
+        only.
     use : object
         How the very dataset that is iterated is read through a service, None where it is not.
     error : TfdError or None
@@ -66,6 +69,7 @@ class Meter:
         "blocked",
         "bytes",
         "clock",
+        "complete",
         "elements",
         "ended",
         "error",
@@ -89,6 +93,7 @@ class Meter:
         self.failure: str | None = None
         self.interrupted = False
         self.finished = False
+        self.complete = False
         self.ended: float | None = None
         self._settled: Reading | None = None
         self._progress = (0, time.perf_counter())
@@ -133,7 +138,7 @@ class Meter:
 
     def finish(self) -> None:
         """Note that the data ended."""
-        self.finished = True
+        self.finished = self.complete = True
         if self.clock is not None:
             self.clock.read()  # part of it can be read only while the iterator lives
         self.end()

@@ -109,7 +109,7 @@ def user_function(registered: Any) -> Any:
             found = found.__wrapped__
         elif isinstance(getattr(found, "__self__", None), generator_state):
             found = found.__self__._generator
-        elif getattr(found, "__module__", "").startswith("tensorflow."):
+        elif (getattr(found, "__module__", None) or "").startswith("tensorflow."):
             inner = closed_over(found)
             if isinstance(inner.get("generator_state"), generator_state):
                 found = inner["generator_state"]._generator

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib.util
 import os
 import sys
 import types
@@ -11,9 +13,10 @@ from typing import Any
 from tfd_notebook._compat import importing
 
 _MODULE = "tensorflow.python.data.ops.dataset_ops"
-_PLUMBING = tuple(
-    f"{os.sep}{package}{os.sep}" for package in ("tensorflow", "tfd_notebook", "keras")
-)
+_PACKAGES = ("tensorflow", "keras", "tf_keras")
+#: Where TensorFlow puts functions that it has rewritten.
+_GENERATED = "__autograph_generated_file"
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 Site = tuple[str, int]
 
@@ -71,7 +74,18 @@ def _caller() -> Site | None:
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not any(part in file for part in _PLUMBING):
+        if not file.startswith(_plumbing()) and _GENERATED not in file:
             return file, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+@functools.cache
+def _plumbing() -> tuple[str, ...]:
+    """Where TensorFlow, Keras and this package live."""
+    homes = []
+    for name in _PACKAGES:
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(name)
+            homes += list(spec.submodule_search_locations or ()) if spec is not None else []
+    return (_OURS, *(home + os.sep for home in homes))

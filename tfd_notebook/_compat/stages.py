@@ -49,6 +49,10 @@ class Stage:
     service : object
         For a dataset through a tf.data service of ours, what it was made from.
     dataset : tf.data.Dataset or None
+    number : int, optional
+        The size or count that it was given, if it has one that is known.
+    parallel : bool
+        Whether it was asked to work in several threads.
     """
 
     kind: str
@@ -58,6 +62,8 @@ class Stage:
     python: bool = False
     service: Any = None
     dataset: Any = field(default=None, repr=False)
+    number: int | None = None
+    parallel: bool = False
 
     @property
     def name(self) -> str:
@@ -78,6 +84,7 @@ class Stage:
 
 def stages_of(dataset: Any, keep: bool = True) -> Stage:
     """Return the last stage of `dataset`, with those before it; they refer to it with `keep`."""
+    dataset = getattr(dataset, "_dataset", dataset)  # of TensorFlow 1, around a dataset of today
     used = getattr(dataset, "_tfd_service", None)
     kind = kind_of(type(dataset).__name__)
     inputs = dataset._inputs()
@@ -98,8 +105,10 @@ def stages_of(dataset: Any, keep: bool = True) -> Stage:
         site=sites.named(sites.site_of(dataset) or _first_line(functions)),
         inputs=tuple(stages_of(each, keep) for each in inputs),
         python=python,
-        service=used,
+        service=used if keep else None,
         dataset=dataset if keep else None,
+        number=_number(dataset),
+        parallel="Parallel" in type(dataset).__name__,
     )
 
 
@@ -120,16 +129,21 @@ def _word(kind: str) -> str:
 
 
 def _argument(dataset: Any, functions: list[Any]) -> str:
-    import tensorflow as tf
-
     if functions:
         return _called(_written(functions[0]))
+    number = _number(dataset)
+    return "" if number is None else str(number)
+
+
+def _number(dataset: Any) -> int | None:
+    import tensorflow as tf
+
     for name in _NUMBERS:
         value = getattr(dataset, name, None)
         number = tf.get_static_value(value) if tf.is_tensor(value) else None
         if number is not None and number.ndim == 0:
-            return "" if number < 0 else str(int(number))
-    return ""
+            return int(number) if number >= 0 else None
+    return None
 
 
 def _functions(dataset: Any) -> Iterator[Any]:

@@ -80,7 +80,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
     def __init__(self, dataset: Any, watcher: Watcher) -> None:
         self.meter = Meter()
         self.meter.iterator = weakref.ref(self)
-        self.meter.use = getattr(dataset, "_tfd_service", None)
+        self.meter.use = getattr(getattr(dataset, "_tfd_service", None), "delivery", None)
         self._watcher = watcher
         self._manager = CancellationManager()
         self._resource: Any = None

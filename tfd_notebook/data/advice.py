@@ -24,18 +24,23 @@ STEP = "the data is there in time, so make the step itself faster"
 SINGLE = "it takes single elements: batch() before it, and look at batches instead"
 
 
+def look_at(task: str) -> str:
+    """Return what to do about a data worker that does not keep up."""
+    return f"look at its log and its machine, then restart or replace {task}"
+
+
 def advise(verdict: Verdict, workers: int) -> str:
     """Return what to change for a `verdict` on a pipeline with so many data workers."""
     stage = verdict.stage
     if verdict.kind == "consumer":
         return SINGLE if stage is not None else STEP
     if verdict.kind == "stage":
-        if stage is not None and stage.kind == "Map" and not verdict.saturated:
+        if stage is not None and stage.kind == "Map" and not (stage.parallel or verdict.saturated):
             return PARALLEL
         return ALL_PROCESSORS if verdict.saturated else LESS
     if verdict.kind == "workers":
         if verdict.task:
-            return f"look at its log and its machine, then restart or replace {verdict.task}"
+            return look_at(verdict.task)
         return ELSEWHERE if verdict.saturated else f"cluster.scale(data_workers={workers + 1})"
     return {
         "source": SLOW_SOURCE,

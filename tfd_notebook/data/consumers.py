@@ -238,7 +238,6 @@ class Consumers:
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.RLock()
         self._pulse = Pulse()
-        self._blind = False
 
     def add(self, source: Source, name: str) -> str:
         """List `source`; return its name, made unique among those that have not ended."""
@@ -267,19 +266,19 @@ class Consumers:
         Raises
         ------
         Exception
-            Once, where TensorFlow's model cannot be read; nothing is looked at from then on.
+            Once for a consumer whose pipeline cannot be read; it is not looked at from then on.
         """
-        running = [entry.source for _, entry in self._living() if entry.source.state == "running"]
-        if self._blind or not running:
+        running = [
+            entry.source
+            for _, entry in self._living()
+            if entry.source.state == "running" and not entry.source.live.blind
+        ]
+        if not running:
             return
         self._pulse.feel()
-        try:
-            for source in running:
-                iterator = source.meter.iterator() if source.meter is not None else None
-                source.live.look(iterator, source.reading(), self._pulse, workers, source.used)
-        except Exception:
-            self._blind = True
-            raise
+        for source in running:
+            iterator = source.meter.iterator() if source.meter is not None else None
+            source.live.look(iterator, source.reading(), self._pulse, workers, source.used)
 
     def latest(self) -> Source | None:
         """Return the consumer, among those that have not ended, that was served last."""
@@ -366,7 +365,7 @@ class Consumers:
             history=tuple(second.elements_per_s for second in source.series.history()[-60:]),
             error=str(error) if error is not None else "",
             limit="" if over or not source.live.history else source.live.limit.sentence(),
-            epoch=use.account(meter.read().elements) if use and meter and meter.finished else "",
+            epoch=use.account(meter.read().elements) if use and meter and meter.complete else "",
             job=(use.job_name or "") if use else "",
         )
         if over:

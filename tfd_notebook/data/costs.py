@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from tfd_notebook._compat.stages import READERS, Model, Node, Stage
 
 #: Nodes of TensorFlow's model that are no stage of anybody's.
-_PLUMBING = ("Root", "Model", "Options", "LatencyStats", "SetStatsAggregator")
+_PLUMBING = (
+    "Root",
+    "Model",
+    "Options",
+    "LatencyStats",
+    "SetStatsAggregator",
+    "AssertCardinality",
+    "MemoryCacheImpl",
+)
 
 _POOLS = ("Map", "MapAndBatch", "Batch", "Interleave", "Filter")
 
@@ -176,7 +184,8 @@ def _match(kind: str, expected: Stage | None) -> Stage | None:
         return None
     stage = expected
     while stage is not None:
-        if _same(kind, stage):
+        # Everything that is left is the service's, but not what the user did behind it.
+        if _same(kind, stage) or (stage.kind == "DataService" and stage is expected):
             return stage
         if kind == "Prefetch":  # TensorFlow puts one behind most pipelines
             return None
@@ -188,7 +197,6 @@ def _match(kind: str, expected: Stage | None) -> Stage | None:
 _ALIASES = {
     "MapAndBatch": "Batch",
     "MemoryCache": "Cache",
-    "MemoryCacheImpl": "Cache",
     "FileCache": "Cache",
     "FromTensor": "Tensor",
     "ShuffleAndRepeat": "Shuffle",
@@ -198,8 +206,6 @@ _ALIASES = {
 def _same(kind: str, stage: Stage) -> bool:
     if kind == stage.kind:
         return True
-    if stage.kind == "DataService":
-        return True  # everything that is left is the service's
-    if kind == "FlatMap":  # how TensorFlow reads files one after the other
+    if kind in ("FlatMap", "Interleave"):  # how TensorFlow reads files, one or several at a time
         return stage.kind in (*READERS, "Generator")
     return _ALIASES.get(kind) == stage.kind

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 from tfd_notebook._compat.stages import READERS, Stage, stages_of
 from tfd_notebook.data import advice, trials
 from tfd_notebook.data.measuring import Measured, measure
-from tfd_notebook.data.using import Workers
+from tfd_notebook.data.using import Workers, processors
 from tfd_notebook.data.verdict import Verdict, judge, judge_service
 from tfd_notebook.errors import UsageError
 from tfd_notebook.limit import Limit
@@ -21,6 +20,8 @@ _LOOK = 0.4
 #: Elements of fewer bytes cost more to send than they hold, and so many make a better one.
 _SMALL_BYTES = 20_000
 _BATCH = 64
+#: Share of waiting from which on a consumer does not have what it needs.
+_STARVES = 0.1
 #: A change that gains less is not worth a word.
 _WORTH = 1.1
 
@@ -105,10 +106,10 @@ class _Explanation:
         self._dataset = dataset
         self._step = step
         self._target = target
-        self._cores = os.cpu_count() or 1
+        self._cores = processors()
         self._last = stages_of(dataset)
         self._use = next((s.service for s in self._last.walk() if s.service is not None), None)
-        host = self._use.host() if self._use is not None else None
+        host = self._use.delivery.host() if self._use is not None else None
         self._until = time.monotonic() + seconds
         warm_up = min(1.0, 0.15 * seconds)
         workers = Workers(host) if host is not None else None
@@ -122,6 +123,8 @@ class _Explanation:
     def limit(self) -> Limit:
         """Return the answer."""
         seen = self._seen
+        if seen.empty:
+            return Limit("none", figures=self._figures, advice="the dataset is empty")
         verdict = judge(seen, self._last, self._cores, self._step is not None)
         if verdict.kind == "workers" and self._use is not None:
             verdict = self._look_at_service()
@@ -141,17 +144,37 @@ class _Explanation:
 
     def _look_at_service(self) -> Verdict:
         """Run the workers' pipeline here, without them, and compare what it costs."""
-        assert self._use is not None
-        left = self._until - time.monotonic()
-        self._alone = measure(self._use.origin, left / 3 - 0.3, self._step, warm_up=0.3)
-        self._figures["elements_per_s_without_service"] = self._alone.rate
+        cost = None
+        if self._plain:
+            assert self._use is not None
+            left = self._until - time.monotonic()
+            self._alone = self._attempt(self._use.origin, left / 3 - 0.3, 0.3)
+        if self._alone is not None:
+            self._figures["elements_per_s_without_service"] = self._alone.rate
+            cost = self._alone.cpu / self._alone.rate
         for worker in self._workers:
             if worker.cpu is not None:
                 self._figures[f"cpu_cores {worker.task}"] = worker.cpu
             if worker.bytes_per_s is not None:
                 self._figures[f"bytes_per_s {worker.task}"] = worker.bytes_per_s
-        cost = self._alone.cpu / self._alone.rate if self._alone.rate else None
         return judge_service(self._seen, self._workers, self._cores, cost)
+
+    @property
+    def _plain(self) -> bool:
+        """Whether what comes is what the workers send, so that their pipeline can be compared."""
+        return self._use is not None and all(
+            stage.kind in ("Prefetch", "DataService") for stage in self._last.walk()
+        )
+
+    def _attempt(self, dataset: Any, seconds: float, warm_up: float) -> Measured | None:
+        """Measure something else than the user's pipeline: it may fail, and then tells nothing."""
+        if dataset is None or seconds < 0.2:
+            return None
+        try:
+            found = measure(dataset, seconds, self._step, warm_up=warm_up)
+        except Exception:
+            return None
+        return found if found.rate else None
 
     def _look_before(self, verdict: Verdict) -> Verdict:
         """Run what is copied without the copy: that may be as slow."""
@@ -164,20 +187,27 @@ class _Explanation:
             return replace(verdict, share=1 - self._seen.rate / found.rate)
         return judge(found, before, self._cores, self._step is not None)
 
-    def _try(self, dataset: Any, parts: int = 1) -> float | None:
-        """Return how many times as fast `dataset` is, in a part of the time that is left."""
+    def _try(self, make: Callable[[], Any], parts: int = 1) -> float | None:
+        """Return how many times as fast a changed dataset is, in a part of the time that is left.
+
+        None where it cannot be made, fails, or brings nothing.
+        """
         left = (self._until - time.monotonic()) / parts
-        if dataset is None or left < 0.3:
+        try:
+            dataset = make()
+        except Exception:
             return None
         warm_up = min(1.0, left / 3)
-        found = measure(dataset, left - warm_up, self._step, warm_up=warm_up)
-        return found.rate / self._seen.rate if self._seen.rate else None
+        found = self._attempt(dataset, left - warm_up, warm_up)
+        return found.rate / self._seen.rate if found is not None and self._seen.rate else None
 
     # One for each kind: what to change, and what that would gain
 
     def _advise_none(self, verdict: Verdict) -> tuple[str, float | None]:
+        waits = self._seen.wait_fraction
+        if self._step is not None and waits >= _STARVES:
+            return f"but the consumer waits {waits:.0%} of the time, for what cannot be seen", None
         if self._target:
-            waits = self._seen.wait_fraction
             return f"the data keeps up with the given step, which waits {waits:.0%}", None
         return "", None
 
@@ -185,92 +215,112 @@ class _Explanation:
         if verdict.stage is not None or self._step is None:
             return advice.SINGLE, None
         alone = measure(self._dataset, max(0.3, self._until - time.monotonic() - 0.5), warm_up=0.5)
-        gain = alone.rate / self._seen.rate if self._seen.rate else None
+        gain = alone.rate / self._seen.rate if self._seen.rate and alone.rate else None
         self._figures["elements_per_s_without_step"] = alone.rate
         return advice.STEP, gain
 
     def _advise_source(self, verdict: Verdict) -> tuple[str, float | None]:
         stage = verdict.stage
         assert stage is not None
-        reader = stage
         if stage.kind not in (*READERS, "Interleave", "FlatMap"):
-            reader = self._above(stage) or stage
-        gain = self._try(trials.parallel(self._dataset, reader))
-        if gain is not None and gain >= _WORTH:
-            how = (
-                "num_parallel_reads=tf.data.AUTOTUNE"
-                if reader.kind in READERS
-                else "num_parallel_calls=tf.data.AUTOTUNE"
-            )
-            return f"read several files at a time with {how}", gain
-        return advice.SLOW_SOURCE, None
+            above = self._above(stage)
+            if above is None or above.kind not in ("Interleave", "FlatMap"):
+                return advice.SLOW_SOURCE, None
+            stage = above
+        gain = self._try(lambda: trials.parallel(self._dataset, stage))
+        if gain is None or gain < _WORTH:
+            return advice.SLOW_SOURCE, None
+        how = {
+            "Interleave": "give it num_parallel_calls=tf.data.AUTOTUNE",
+            "FlatMap": "write interleave(..., num_parallel_calls=tf.data.AUTOTUNE) for flat_map",
+        }.get(stage.kind, "give it num_parallel_reads=tf.data.AUTOTUNE")
+        return f"read several files at a time: {how}", gain
 
     def _advise_stage(self, verdict: Verdict) -> tuple[str, float | None]:
         stage = verdict.stage
         assert stage is not None
         if stage.kind == "Shuffle":
             return self._shuffle(stage)
-        gain = self._try(trials.parallel(self._dataset, stage))
-        if gain is not None and gain >= _WORTH:
-            return advice.PARALLEL, gain
+        if stage.kind == "Map":
+            gain = self._try(lambda: trials.parallel(self._dataset, stage))
+            if gain is not None and gain >= _WORTH:
+                return advice.PARALLEL, gain
         return (advice.ALL_PROCESSORS if verdict.saturated else advice.LESS), None
 
     def _shuffle(self, stage: Stage) -> tuple[str, float | None]:
-        size = int(stage.label.partition("(")[2].rstrip(")") or 0)
+        size = stage.number or 0
         smaller = max(1, size // 10)
         said = (
             f"it fills {size:,} elements before the first one comes: shuffle file names or indices "
             f"instead of finished examples, or a buffer of {smaller:,}"
         )
-        changed = trials.smaller_buffer(self._dataset, stage, smaller)
-        if changed is None:
+        try:
+            changed = trials.smaller_buffer(self._dataset, stage, smaller)
+        except Exception:
+            changed = None
+        left = max(0.5, self._until - time.monotonic())
+        found = self._attempt(changed, left, 0.0)
+        if found is None or not self._seen.elements:
             return said, None
-        found = measure(changed, 0.3, self._step, warm_up=0.0)
         self._figures["first_element_s_then"] = found.first
-        sooner = self._seen.first / found.first if self._seen.elements else None
-        return f"{said}, and the first one comes after {found.first:.1f} s", sooner
+        return (
+            f"{said}, with which the first one came after {found.first:.1f} s instead of "
+            f"{self._seen.first:.1f} s",
+            None,
+        )
 
     def _advise_python(self, verdict: Verdict) -> tuple[str, float | None]:
         cores = self._cores
-        gain = min(float(cores), cores / max(self._seen.cpu, 1.0))
+        gain = min(float(cores), cores / max(self._seen.cpu, 1.0), self._most)
         said = f"{advice.PYTHON}: tfd.Cluster(data_workers={cores})"
         return said, gain if gain >= _WORTH else None
 
     def _advise_device_copy(self, verdict: Verdict) -> tuple[str, float | None]:
         stage = verdict.stage
         assert stage is not None
-        gain = self._try(self._dataset.prefetch(2))
+        if any(s.kind == "Prefetch" and stage in s.inputs for s in self._last.walk()):
+            return "", None
+        gain = self._try(lambda: self._dataset.prefetch(2))
         return advice.COPY, gain if gain is not None and gain >= _WORTH else None
 
     def _advise_transfer(self, verdict: Verdict) -> tuple[str, float | None]:
         use, seen = self._use, self._seen
-        assert use is not None
+        if use is None or not self._plain:
+            return f"{advice.BATCH}, or {advice.MEMORY}", None
         small = seen.elements and seen.bytes / seen.elements < _SMALL_BYTES
         if use.compressed:
-            plain = self._try(use.again(use.origin, compression=None), parts=2 if small else 1)
+            parts = 2 if small else 1
+            plain = self._try(lambda: use.again(use.origin, compression=None), parts)
             if plain is not None and plain >= _WORTH:
                 return advice.PLAIN, plain
         if small:
-            batched = self._try(use.again(use.origin.batch(_BATCH)))
-            gain = None if batched is None else batched * _BATCH
-            return advice.BATCH, gain
+            # A step takes elements as they are, and would not know what to do with batches.
+            batched = None
+            if self._step is None:
+                batched = self._try(lambda: use.again(use.origin.batch(_BATCH)))
+            return advice.BATCH, None if batched is None else batched * _BATCH
         alone = self._alone
         gain = alone.rate / seen.rate if alone is not None and seen.rate else None
-        return advice.MEMORY, gain
+        return advice.MEMORY, gain if gain is not None and gain >= _WORTH else None
 
     def _advise_workers(self, verdict: Verdict) -> tuple[str, float | None]:
         if verdict.task:
-            return f"look at its log and its machine, then restart or replace {verdict.task}", None
+            return advice.look_at(verdict.task), None
         used = sum(worker.cpu or 0.0 for worker in self._workers) + self._seen.cpu
         self._figures["cpu_cores_all"] = used
         count = max(1, len(self._workers))
         if verdict.saturated:
             return advice.ELSEWHERE, None
         more = max(count + 1, min(2 * count, 8))
-        gain = min(more / count, self._cores / max(used, 0.05))
+        gain = min(more / count, self._cores / max(used, 0.05), self._most)
         return f"cluster.scale(data_workers={more})", gain
 
     # What the answers share
+
+    @property
+    def _most(self) -> float:
+        """How many times as fast the consumer could go if it never waited."""
+        return 1 / max(1 - self._seen.wait_fraction, 1e-3) if self._step is not None else 1e3
 
     def _above(self, wanted: Stage) -> Stage | None:
         """Return the stage whose input is `wanted`."""
@@ -279,6 +329,10 @@ class _Explanation:
     def _service(self, kind: str) -> str:
         """Say whether a tf.data service would help."""
         alone = self._alone
+        if self._use is not None and alone is None:
+            return ""
+        if kind == "none" and self._step is not None and self._seen.wait_fraction >= _STARVES:
+            return ""
         if alone is not None and self._seen.rate:
             faster = alone.rate / self._seen.rate
             if faster >= 0.95:
@@ -288,7 +342,8 @@ class _Explanation:
                 )
             return f"the tf.data service makes it {1 / faster:.1f} times as fast"
         if kind == "python":
-            return "a tf.data service helps, on this machine too"
+            where = "on this machine too" if self._cores > 1 else "with workers on other machines"
+            return f"a tf.data service helps, {where}"
         if kind in ("consumer", "none", "device_copy"):
             return "a tf.data service would only cost"
         if kind == "source":

@@ -64,8 +64,15 @@ def forecast(
     noise = statistics.stdev(rates) / rate / len(rates) ** 0.5 if len(rates) > 1 and rate else 0.0
     used = worker_cpu + consumer_cpu
     found = []
+    # Fewer workers do as well where the processors, or a slow consumer, leave them time.
+    most = workers if cores is None else min(float(cores), float(workers))
+    busy = min(1.0, max(worker_cpu / most, 0.05)) if most and worker_cpu else 1.0
     for count in counts:
         limits = {"workers": rate * count / workers}
+        if count < workers:
+            share = min(1.0, count / (workers * busy)) if wait_fraction < 0.1 else count / workers
+            enough = cores is not None and used >= 0.85 * cores and count >= cores
+            limits["workers"] = rate * (1.0 if enough else share)
         if cores is not None and used > 0:
             limits["processors"] = rate * max(1.0, cores / used)
         limits["consumer"] = rate / max(1 - wait_fraction, 1e-3)
@@ -74,6 +81,8 @@ def forecast(
         # The further away, the less is known.
         spread = noise + _MODEL * (0 if count == workers else 1)
         found.append(
-            Forecast(count, estimate, estimate * (1 - spread), estimate * (1 + spread), because)
+            Forecast(
+                count, estimate, estimate * max(0.0, 1 - spread), estimate * (1 + spread), because
+            )
         )
     return found

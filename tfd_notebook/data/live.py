@@ -11,13 +11,15 @@ from typing import Any
 
 from tfd_notebook._compat.meter import Reading
 from tfd_notebook.data.advice import advise
-from tfd_notebook.data.using import WorkerUse
+from tfd_notebook.data.using import WorkerUse, processors
 from tfd_notebook.data.verdict import odd_worker
 from tfd_notebook.limit import Limit
 
 #: Seconds that an answer rests on.
 _WINDOW = 5.0
 _KEPT = 720
+#: Seconds without a look after which the figures begin anew.
+_GAP = 3.0
 #: Processors that a data worker uses when it works all the time.
 _WORKS = 0.85
 _PROBE = 0.002
@@ -55,12 +57,15 @@ class Live:
     ----------
     limit : Limit
         The latest.
+    blind : bool
+        Whether the pipeline could not be read.
     history : deque of tuple of float and Limit
         When (seconds since the epoch) and what, one for every 5 seconds, the latest last.
     """
 
     def __init__(self) -> None:
         self.limit = NOTHING
+        self.blind = False
         self.history: deque[tuple[float, Limit]] = deque(maxlen=_KEPT)
         self._iterator: Callable[[], Any] = lambda: None
         self._dataset: Callable[[], Any] = lambda: None
@@ -92,6 +97,20 @@ class Live:
         reads : bool
             Whether somebody uses what comes; otherwise it is only measured.
         """
+        try:
+            self._look(iterator, reading, pulse, workers, reads)
+        except Exception:
+            self.blind = True
+            raise
+
+    def _look(
+        self,
+        iterator: Any,
+        reading: Reading,
+        pulse: Pulse,
+        workers: Sequence[WorkerUse],
+        reads: bool,
+    ) -> None:
         from tfd_notebook._compat.stages import model_of, stages_of
         from tfd_notebook.data.costs import Costs
 
@@ -99,6 +118,8 @@ class Live:
         if iterator is None or iterator.opened is None:
             return
         # Weakly: an iterator that nobody else holds has ended.
+        if now - self._looked > _GAP:  # paused, or between two loops: that is nobody's limit
+            self._dataset = self._iterator = lambda: None
         if iterator is not self._iterator():
             fresh = iterator.dataset is not self._dataset()
             self._iterator = weakref.ref(iterator)
@@ -116,7 +137,7 @@ class Live:
         self._cpu.append(pulse.cpu)
         self._locked.append(pulse.locked)
         seconds = now - self._began
-        if seconds < 1.0 or reading.elements == self._base.elements:
+        if seconds < (1.0 if reading.elements > self._base.elements else _WINDOW):
             return
         self.limit = self._judge(reading, seconds, workers, reads)
         if seconds >= _WINDOW:
@@ -133,7 +154,7 @@ class Live:
         from tfd_notebook.data.measuring import Measured
         from tfd_notebook.data.verdict import judge, judge_service
 
-        base, cores = self._base, os.cpu_count() or 1
+        base, cores = self._base, processors()
         seen = Measured(
             seconds=seconds,
             elements=reading.elements - base.elements,
@@ -165,9 +186,9 @@ def worker_limit(task: str, workers: Sequence[WorkerUse]) -> Limit:
         if value is not None
     }
     verdict = odd_worker(workers)
-    if verdict is not None and verdict.task.startswith(task):
+    if verdict is not None and verdict.task == task:
         share, advice = verdict.share, advise(verdict, len(workers))
-        return Limit("workers", verdict.task, share, figures, advice)
+        return Limit("workers", verdict.name, share, figures, advice)
     if mine.cpu is not None and mine.cpu >= _WORKS:
         advice = f"cluster.scale(data_workers={len(workers) + 1})"
         return Limit("workers", task, min(1.0, mine.cpu), figures, advice)

@@ -45,6 +45,8 @@ class Measured:
     locked : float
         Share of the time that the interpreter's lock was held by somebody who computes.
     lanes : tuple of Lane
+    empty : bool
+        Whether the data ended without an element.
     """
 
     seconds: float
@@ -56,6 +58,7 @@ class Measured:
     cpu: float
     locked: float
     lanes: tuple[Lane, ...]
+    empty: bool = False
 
     @property
     def rate(self) -> float:
@@ -109,15 +112,17 @@ def measure(
 
 class _Run:
     def __init__(self, last: Stage) -> None:
+        self._last = last
         self._costs = Costs(last)
         self._lags: list[float] = []
         self._over = threading.Event()
-        self._resource: Any = None
+        self._iterator: Any = None
         self._meter: Any = None
         self._lock = threading.Lock()
         self._counting = False
         self._passes = 0
         self._read = 0.0
+        self._end = 0.0
 
     def measure(
         self,
@@ -127,20 +132,20 @@ class _Run:
         warm_up: float,
     ) -> Measured:
         begin = time.perf_counter()
-        warm, end = begin + warm_up, begin + warm_up + seconds
+        warm = begin + warm_up
+        end = self._end = warm + seconds
         elements = size = 0
         waited, first, started, cpu = 0.0, 0.0, begin, _cpu()
-        look = threading.Thread(target=self._look, args=(end,), name="tfd-explain", daemon=True)
+        look = threading.Thread(target=self._look, name="tfd-explain", daemon=True)
         look.start()
         try:
             while True:
                 self._passes += 1
                 iterator, meter = open_iterator(dataset, Consumers())
                 with self._lock:
-                    self._meter, self._resource = meter, None
-                    if self._counting:
-                        self._costs.restart()
-                        self._read = time.perf_counter()
+                    self._meter, self._iterator = meter, iterator
+                    self._costs.restart()
+                    self._read = time.perf_counter()
                 any_came = False
                 base = (0, 0, 0.0)
                 now = time.perf_counter()
@@ -150,14 +155,20 @@ class _Run:
                         if not any_came:
                             any_came = True
                             first = first or now - begin
-                            self._resource = getattr(iterator, "opened", None)
-                        if not self._counting and now >= warm:
-                            # From here on it counts.
-                            self._counting, started, cpu = True, now, _cpu()
-                            base = (meter.elements, meter.bytes, meter.waited)
                         if consume is not None:
                             consume(element)
                             now = time.perf_counter()
+                        if consume is not None and meter.elements == 1 and self._passes == 1:
+                            # A first step may compile for long, and is none that counts.
+                            warm, end = now + warm_up, now + warm_up + seconds
+                            self._end = end
+                        if not self._counting and now >= warm:
+                            # From here on it counts.
+                            self._counting, started, cpu = True, now, _cpu()
+                            with self._lock:
+                                self._costs = Costs(self._last)
+                                self._read = now
+                            base = (meter.elements, meter.bytes, meter.waited)
                         if now >= end:
                             break
                 except TimeLimit:
@@ -167,6 +178,8 @@ class _Run:
                     elements += reading.elements - base[0]
                     size += reading.bytes - base[1]
                     waited += reading.waited - base[2]
+                with self._lock:
+                    self._iterator = None
                 del iterator
                 if now >= end or self._over.is_set() or not any_came:
                     break
@@ -174,11 +187,11 @@ class _Run:
         finally:
             self._over.set()
             look.join(5)
-            self._resource = None
+            self._iterator = None
         if not self._counting:  # nothing came before the time was up, or all of it at once
             reading = meter.read()
             started, elements, size = begin, reading.elements, reading.bytes
-            waited = now - begin
+            waited = reading.waited
         return Measured(
             seconds=now - started,
             elements=elements,
@@ -189,9 +202,10 @@ class _Run:
             cpu=(_cpu() - cpu) / max(now - started, 1e-9),
             locked=sum(lag > _LATE for lag in self._lags) / max(1, len(self._lags)),
             lanes=tuple(self._costs.lanes()),
+            empty=meter.complete and not meter.elements,
         )
 
-    def _look(self, end: float) -> None:
+    def _look(self) -> None:
         """Read the model now and then, feel for the interpreter's lock, and end what hangs."""
         while not self._over.is_set():
             began = time.perf_counter()
@@ -199,18 +213,17 @@ class _Run:
             now = time.perf_counter()
             if self._counting:
                 self._lags.append(now - began - _PROBE)
-                self._read_model(now)
-            else:
-                self._read = now
-            if now > end + 0.1 and self._meter is not None:
+            self._read_model(now)
+            if now > self._end + 0.1 and self._meter is not None:
                 self._meter.cancel(TimeLimit("the time for measuring is over"))
 
     def _read_model(self, now: float) -> None:
         every = _MODEL_EVERY_SHORT if self._passes > 1 else _MODEL_EVERY
         with self._lock:
-            if now - self._read < every or self._resource is None:
+            resource = getattr(self._iterator, "opened", None)
+            if now - self._read < every or resource is None:
                 return
-            model = model_of(self._resource)
+            model = model_of(resource)
             if model is not None:
                 self._costs.add(model, now - self._read)
             self._read = now

@@ -15,7 +15,7 @@ from typing import Any
 from tfd_notebook.data import checks
 from tfd_notebook.data.arguments import STATIC, Reading, compression_of, mode_of
 from tfd_notebook.data.host import ServiceHost
-from tfd_notebook.data.using import ServiceUse
+from tfd_notebook.data.using import Delivery, ServiceUse
 from tfd_notebook.data.watch import watch
 from tfd_notebook.errors import DataError, TimeLimit, UsageError
 
@@ -123,9 +123,8 @@ def distribute(
         checks.say_delivery(host, reading.mode)
         nothing_left = checks.warn_if_finished(host, job_name)
         compressed = compression_of(compression, host.service_on_this_host) is not None
-        read._tfd_service = ServiceUse(
-            weakref.ref(host), dataset, compressed, again, reading.mode, job_name
-        )
+        delivery = Delivery(weakref.ref(host), cardinality, reading.mode, job_name)
+        read._tfd_service = ServiceUse(delivery, dataset, compressed, again)
         return watch(read, host.consumers, checks.listed_as(job_name), nothing_left)
 
     return apply

@@ -10,6 +10,8 @@ from tfd_notebook._compat import graph
 from tfd_notebook._compat.stages import READERS, Stage, kind_of, stages_of
 
 _AUTOTUNE = -1
+#: Bytes of a graph above which the data is part of it, and copies of it cost too much.
+_LARGEST = 50_000_000
 
 #: Gets a graph and the name of the node to change.
 _Change = Callable[[Any, str], object]
@@ -38,7 +40,10 @@ def smaller_buffer(dataset: Any, stage: Stage, size: int) -> Any:
 def _rewritten(dataset: Any, stage: Stage, changes: Mapping[str, _Change]) -> Any:
     import tensorflow as tf
 
-    definition = tf.compat.v1.GraphDef.FromString(graph.serialized(dataset))
+    serialized = graph.serialized(dataset)
+    if not 0 < len(serialized) < _LARGEST:
+        return None
+    definition = tf.compat.v1.GraphDef.FromString(serialized)
     node = _find(definition, stages_of(dataset), stage)
     if node is None or node.op not in changes:
         return None
@@ -61,7 +66,8 @@ def _find(definition: Any, last: Stage, wanted: Stage) -> Any:
     while todo:
         node, stage = todo.pop()
         kind = kind_of(node.op)
-        if kind != stage.kind and not (kind == "FlatMap" and stage.kind in READERS):
+        reads = kind in ("FlatMap", "Interleave") and stage.kind in READERS
+        if kind != stage.kind and not reads:
             todo += [(each, stage) for each in before(node)[:1]]  # options and the like
         elif stage.dataset is wanted.dataset:
             return node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,48 +18,71 @@ if TYPE_CHECKING:
     from tfd_notebook.data.host import ServiceHost
 
 
+def processors() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 @dataclass(frozen=True)
-class ServiceUse:
-    """How a dataset came to be read through a service.
+class Delivery:
+    """What a pass through a service should deliver; holds no dataset.
 
     Parameters
     ----------
     host : weakref.ref of ServiceHost
-    origin : tf.data.Dataset
-        The pipeline that the workers run.
-    compressed : bool
-        Whether elements travel compressed, or TensorFlow may choose so.
-    again : callable
-        Distributes a dataset in the same way, with other options where these are given.
+    cardinality : int
+        Elements of the dataset; negative where that is not known.
     mode : str
         One of `tfd_notebook.wire.SHARDING_POLICIES`.
     job_name : str, optional
     """
 
     host: weakref.ref[ServiceHost]
-    origin: Any
-    compressed: bool
-    again: Callable[..., Any]
-    mode: str = "OFF"
-    job_name: str | None = None
+    cardinality: int
+    mode: str
+    job_name: str | None
 
     def account(self, delivered: int) -> str:
         """Return in words how a pass that delivered so many elements differs from the dataset."""
-        count = int(self.origin.cardinality())
-        host = self.host()
+        count, host = self.cardinality, self.host()
         if count < 0 or delivered == count or host is None:
             return ""
         said = f"the last pass delivered {delivered:,} elements of a dataset of {count:,}"
+        if self.job_name and delivered < count:
+            return f"{said}: job {self.job_name!r} is shared, others may have the rest"
         workers = len(host.data_workers())
         if self.mode == "OFF":
             if delivered == count * workers:
                 return f"{said}: with off each of the {workers} data workers delivers all of it"
+            if self.job_name or delivered % count == 0:  # shared, or there were others then
+                return f"{said}: with off each data worker delivers all of it"
             return f"{said}, where {workers} data workers should each deliver all of it"
         if delivered > count:
             return f"{said}: some came again when a data worker was restarted"
-        if self.job_name:
-            return f"{said}: job {self.job_name!r} is shared, others may have the rest"
         return f"{said}: the rest was lost with a data worker"
+
+
+@dataclass(frozen=True)
+class ServiceUse:
+    """How a dataset came to be read through a service.
+
+    Parameters
+    ----------
+    delivery : Delivery
+    origin : tf.data.Dataset
+        The pipeline that the workers run.
+    compressed : bool
+        Whether elements travel compressed, or TensorFlow may choose so.
+    again : callable
+        Distributes a dataset in the same way, with other options where these are given.
+    """
+
+    delivery: Delivery
+    origin: Any
+    compressed: bool
+    again: Callable[..., Any]
 
 
 @dataclass(frozen=True)

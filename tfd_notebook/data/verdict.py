@@ -26,12 +26,16 @@ _LOCKED = 0.4
 _HAND_OVER = 100e-6
 #: Share of the time until the first element from which on filling a buffer is the limit.
 _FILLING = 0.3
+#: Elements below which a buffer fills in no time.
+_LARGE_BUFFER = 50
 
 
 #: A worker that sends less than this share of what the others send is slow.
 _SLOW = 0.5
 #: Processors that the others must use for that to tell anything.
 _LEAST_CPU = 0.15
+#: Processors below which a worker does nothing.
+_IDLE_CPU = 0.01
 #: Processor seconds, in workers and consumer together, that a gRPC transfer takes.
 _TRANSFER_PER_BYTE = 4e-9
 _TRANSFER_PER_ELEMENT = 300e-6
@@ -50,6 +54,8 @@ class Verdict:
     stage : Stage, optional
     task : str
         The task, where it is one.
+    state : str
+        That task's state, where that is what is wrong.
     saturated : bool
         Whether the processors are all in use.
     """
@@ -58,12 +64,15 @@ class Verdict:
     share: float
     stage: Stage | None = None
     task: str = ""
+    state: str = ""
     saturated: bool = False
 
     @property
     def name(self) -> str:
         """The stage or task as users know it."""
-        return self.stage.name if self.stage is not None else self.task
+        if self.stage is not None:
+            return self.stage.name
+        return f"{self.task} ({self.state})" if self.state else self.task
 
 
 def judge(seen: Measured, last: Stage, cores: int, has_consumer: bool) -> Verdict:
@@ -71,18 +80,15 @@ def judge(seen: Measured, last: Stage, cores: int, has_consumer: bool) -> Verdic
     waits = seen.wait_fraction
     if has_consumer and waits < _WAITS:
         return Verdict("consumer", 1.0 - waits)
-    shuffle = next((s for s in last.walk() if s.kind == "Shuffle"), None)
+    shuffle = _filled(seen, last)
     filling = seen.first / (seen.first + seen.seconds) if seen.elements else 1.0
     if shuffle is not None and filling > _FILLING:
         return Verdict("stage", filling, shuffle)
-    if any(s.service is not None for s in last.walk()):
+    if any(s.kind == "DataService" for s in last.walk()):
         lane = next((lane for lane in seen.lanes if _before_service(lane)), None)
         if lane is None or lane.busy < _SATURATED:
             return Verdict("workers", waits)
     saturated = seen.cpu >= _SATURATED * cores
-    if not seen.elements:
-        first = next((s for s in last.walk() if s.is_source), last)
-        return Verdict("source", 1.0, first)
     python = [s for s in last.walk() if s.python]
     if python and seen.locked > _LOCKED and not saturated:
         stage = max(python, key=lambda s: _busy_of(seen.lanes, s))
@@ -93,16 +99,36 @@ def judge(seen: Measured, last: Stage, cores: int, has_consumer: bool) -> Verdic
         return Verdict("device_copy", waits, copy)
     hand_over = seen.rate * _HAND_OVER
     lane = next((lane for lane in seen.lanes if _stage_of(lane) is not None), None)
+    if not seen.elements and (lane is None or lane.busy < _BUSY):
+        # What is in the middle of its first call has not counted it yet.
+        return Verdict("source", 1.0, next((s for s in last.walk() if s.is_source), last))
     if lane is None or lane.busy < _BUSY or (hand_over > _BUSY and lane.busy < 0.8):
         if hand_over > _BUSY and not _batched(last):
             return Verdict("consumer", min(1.0, hand_over), last)
         return Verdict("none", 1.0 - waits)
     # Where all processors are in use it is who uses most of them, whichever lane that is in.
     among = seen.lanes if saturated else (lane,)
-    parts = [(p.seconds, p.stage, p) for each in among for p in each.parts if p.stage is not None]
-    _, stage, part = max(parts, key=lambda entry: entry[0])
+    parts = [
+        (part.seconds, part.stage, part, each)
+        for each in among
+        for part in each.parts
+        if part.stage is not None
+    ]
+    _, stage, part, lane = max(parts, key=lambda entry: entry[0])
     source = stage.is_source or (part.inner and part.kind in _READING)
     return Verdict("source" if source else "stage", lane.busy, stage, saturated=saturated)
+
+
+def _filled(seen: Measured, last: Stage) -> Stage | None:
+    """Return the shuffle whose buffer must have filled before the first element came."""
+    # What comes before it made a buffer's worth of elements meanwhile, not just a few.
+    usual = 1 / seen.rate if seen.rate else 0.0
+    if seen.elements and seen.first < 3 * usual + 0.2:
+        return None
+    for stage in last.walk():
+        if stage.kind == "Shuffle" and (stage.number or 0) >= _LARGE_BUFFER:
+            return stage
+    return None
 
 
 def judge_service(
@@ -136,9 +162,13 @@ def judge_service(
 def odd_worker(workers: Sequence[WorkerUse]) -> Verdict | None:
     """Return the verdict on a worker that does not keep up with the others, None without one."""
     for worker in workers:
-        if worker.state != "ready":
-            return Verdict("workers", 1.0, task=f"{worker.task}, {worker.state},")
-        others = [each for each in workers if each is not worker]
+        if worker.state in ("hung", "restarting", "failed", "lost"):
+            return Verdict("workers", 1.0, task=worker.task, state=worker.state)
+        # Who sends nothing at all has no share of this data, or is through with it.
+        idle = not worker.bytes_per_s and (worker.cpu or 0.0) < _IDLE_CPU
+        if worker.state != "ready" or idle:
+            continue
+        others = [each for each in workers if each is not worker and each.state == "ready"]
         for mine, theirs, least in (
             (worker.bytes_per_s, [each.bytes_per_s for each in others], 1.0),
             (worker.cpu, [each.cpu for each in others], _LEAST_CPU),
@@ -160,7 +190,9 @@ def _typical(seen: Measured, used: float) -> float:
 
 def _before_service(lane: Lane) -> bool:
     """Whether a lane works behind the service, in this process."""
-    return any(part.stage is not None and part.stage.service is None for part in lane.parts[:1])
+    return any(
+        part.stage is not None and part.stage.kind != "DataService" for part in lane.parts[:1]
+    )
 
 
 _READING = ("TFRecord", "TextLine", "FixedLengthRecord", "FlatMap", "Interleave")
