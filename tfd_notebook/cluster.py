@@ -97,8 +97,8 @@ class Cluster(Insight):
                     raise errors.NameTaken(
                         f"a cluster {config.name!r} lives already"
                         + (", with another specification" if living._config != config else ""),
-                        fix="give this one another name=, stop that one, or pass "
-                        'if_exists="replace"',
+                        fix="scale that one (cluster.scale, %tfd_cluster scale), stop it, pass "
+                        'if_exists="replace", or give this one another name=',
                     )
                 else:
                     return living
@@ -394,6 +394,13 @@ class Cluster(Insight):
         self._has_ended.set()
 
 
+_ELSEWHERE = (
+    ("Policy", Policy.__dataclass_fields__),
+    ("Service", Service.__dataclass_fields__),
+    ("launchers.Local", ("host", "allow")),
+)
+
+
 def _configure(name: str | None, options: Mapping[str, Any]) -> tuple[ClusterConfig, base.Launcher]:
     known = ("data_workers", "launcher", "env", "preload", "policy", "service", "start")
     for option in options:
@@ -402,7 +409,13 @@ def _configure(name: str | None, options: Mapping[str, Any]) -> tuple[ClusterCon
                 raise errors.Unsupported(
                     f"Cluster({option}=...) cannot be used yet", fix=f"leave {option} out"
                 )
-            raise TypeError(f"Cluster() got an unexpected argument {option!r}")
+            hint = next(
+                (f"{kind}({option}=...)" for kind, fields in _ELSEWHERE if option in fields), ""
+            )
+            raise TypeError(
+                f"Cluster() got an unexpected argument {option!r}"
+                + (f": it belongs into tfd.{hint}" if hint else "")
+            )
     launcher = base.launcher(options.get("launcher", "local"))
     preload, env = options.get("preload", ()), options.get("env") or {}
     if not isinstance(env, Mapping):

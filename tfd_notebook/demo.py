@@ -150,7 +150,7 @@ def _stream(cluster: tfd.Cluster, dataset: Any) -> None:
     with cluster.stream(dataset, name="background").start() as stream:
         with _progress(cluster, "background"):
             stream.wait(elements=20, timeout=60)
-        (estimate,) = cluster.what_if(4).records()
+        estimate = cluster.what_if(4).records()[-1]
         _say("scaling from 1 to 4 data workers ...")
         cluster.scale(data_workers=4)
         with _progress(cluster, "background"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from tfd_notebook.data.forecast import Forecast
     from tfd_notebook.views import Table
 
-#: Seconds that an estimate waits for the first figures of a consumer.
-_FORECAST_SECONDS = 5.0
+#: Seconds for which a consumer is watched before an estimate.
+_FORECAST_SECONDS = 3
 
 
 class Insight(DataPath):
@@ -71,6 +72,8 @@ class Insight(DataPath):
     def what_if(self, *data_workers: int) -> Table:
         """Estimate what the consumer that reads now would get with other numbers of data workers.
 
+        Watches it for 3 seconds first.
+
         Parameters
         ----------
         *data_workers : int
@@ -79,15 +82,14 @@ class Insight(DataPath):
         Returns
         -------
         Table
-            A row for each, with ``data_workers``, ``elements_per_s``, ``low`` and ``high`` (between
-            which it should be) and ``because``: what sets it. New workers on this machine share its
-            processors; Python that waits is not foreseen.
+            A row for each, and for the present number, with ``data_workers``, ``elements_per_s``,
+            ``low`` and ``high`` (between which it should be) and ``because``: what sets it. New
+            workers on this machine share its processors; Python that waits is not foreseen.
 
         Raises
         ------
         StateError
-            Nothing reads from the cluster, so that nothing is known; where somebody has only just
-            begun to, it waits up to 5 seconds.
+            Nothing reads from the cluster, so that nothing is known.
         """
         from tfd_notebook import views
 
@@ -98,34 +100,35 @@ class Insight(DataPath):
 
     def _forecast(self, counts: Sequence[int]) -> list[Forecast]:
         from tfd_notebook.data.forecast import forecast
-        from tfd_notebook.data.using import workers_of
+        from tfd_notebook.data.live import Pulse
+        from tfd_notebook.data.using import Workers
 
-        deadline = time.monotonic() + _FORECAST_SECONDS
-        while True:
-            latest = self._consumers.latest()
-            known = latest is not None and latest.live.limit.figures["elements_per_s"] > 0
-            if known or latest is None or time.monotonic() > deadline:
-                break
-            time.sleep(0.1)  # whoever reads has only just begun
-        workers = workers_of(self.snapshot().tasks)
-        if latest is None or not known or not workers:
+        source = self._consumers.latest()
+        if source is None or not self.data_workers():
             raise errors.StateError(
                 "nothing reads from the cluster, so nothing is known",
                 fix="start a stream, cluster.stream(dataset).start(), and ask again",
             )
-        figures = latest.live.limit.figures
-        recent = [second.elements_per_s for second in latest.series.history()[-5:]]
-        if self.service_in_process:
-            worker_cpu, consumer_cpu = figures["cpu_cores"], 0.0
-        else:
-            worker_cpu = sum(worker.cpu or 0.0 for worker in workers)
-            consumer_cpu = figures["cpu_cores"]
+        workers, pulse = Workers(self), Pulse()
+        readings = [source.reading()]
+        for _ in range(_FORECAST_SECONDS):
+            time.sleep(1.0)
+            readings.append(source.reading())
+        pulse.feel()
+        used = workers.read()
+        first, last = readings[0], readings[-1]
+        if last.elements == first.elements:
+            raise errors.StateError(
+                f"no element came for {_FORECAST_SECONDS} s, so nothing is known",
+                fix="see cluster.limit for what it waits for",
+            )
+        rates = [b.elements - a.elements for a, b in itertools.pairwise(readings)]
         return forecast(
-            counts,
-            workers=len(workers),
-            rates=recent or [figures["elements_per_s"]],
-            wait_fraction=figures["wait_fraction"],
-            worker_cpu=worker_cpu,
-            consumer_cpu=consumer_cpu,
+            sorted({*counts, len(used)}),
+            workers=len(used),
+            rates=[float(rate) for rate in rates],
+            wait_fraction=min(1.0, (last.waited - first.waited) / _FORECAST_SECONDS),
+            worker_cpu=sum(worker.cpu or 0.0 for worker in used) or pulse.cpu,
+            consumer_cpu=0.0 if self.service_in_process else pulse.cpu,
             cores=processors() if self.service_on_this_host else None,
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tfd_notebook.errors import UsageError
+
 #: What can limit a data path.
 DATA_KINDS = (
     "consumer",
@@ -73,6 +75,8 @@ class Limit:
     def _who(self) -> str:
         share = "" if self.share is None else f" {self.share:.0%} of the time"
         rate = self.figures.get("elements_per_s")
+        if self.kind == "none" and rate == 0 and not self.advice:
+            return "nothing is known yet: nothing was read in the last seconds"
         speed = "" if rate is None else f", at {rate:,.{0 if rate >= 10 else 1}f} elements/s"
         said = {
             "consumer": f"the consumer is the limit: its own work takes{share}",
@@ -80,14 +84,17 @@ class Limit:
             "stage": f"the stage {self.stage} is the limit: it is busy{share}",
             "python": f"Python is the limit: {self.stage} holds the interpreter's lock{share}",
             "transfer": f"the way from the workers to here is the limit: it takes{share}",
-            "workers": f"{self._workers()} the limit: it takes{share}",
+            "workers": self._workers(share),
             "device_copy": f"the copy to the device is the limit: {self.stage} takes{share}",
             "none": "nothing is wrong with the data path",
         }[self.kind]
         return said + speed
 
-    def _workers(self) -> str:
-        return f"the task {self.stage} is" if self.stage else "the data workers are"
+    def _workers(self, share: str) -> str:
+        if not self.stage:
+            return f"the data workers are the limit: the consumer waits for them{share}"
+        part = "" if self.share is None else f" ({self.share:.0%})"
+        return f"the task {self.stage} is the limit{part}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,7 +143,18 @@ def compare(before: Limit, after: Limit) -> Comparison:
         From `tfd_notebook.explain`, ``stream.limit`` or ``cluster.limit``; streams and clusters
         stand for their present limit.
     """
-    found = [each if isinstance(each, Limit) else each.limit for each in (before, after)]
-    rates = [each.figures.get("elements_per_s", 0.0) for each in found]
+    found = [
+        each if isinstance(each, Limit) else getattr(each, "limit", None)
+        for each in (before, after)
+    ]
+    for each, limit in zip((before, after), found, strict=True):
+        if not isinstance(limit, Limit):
+            raise UsageError(
+                f"a {type(each).__name__} has no limit that could be compared",
+                fix="compare what tfd.explain(dataset) says",
+            )
+    assert isinstance(found[0], Limit)
+    assert isinstance(found[1], Limit)
+    rates = [each.figures.get("elements_per_s", 0.0) for each in (found[0], found[1])]
     gain = rates[1] / rates[0] if rates[0] else float("inf") if rates[1] else 1.0
     return Comparison(found[0], found[1], gain)

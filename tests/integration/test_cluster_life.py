@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfd_notebook as tfd
 from tests.integration._consume import until
-from tfd_notebook.errors import StateError, TimeLimit, UnknownName
+from tfd_notebook.errors import NoWorkers, StateError, TimeLimit, UnknownName, UsageError
 
 pytestmark = pytest.mark.integration
 
@@ -94,6 +94,37 @@ def test_scaling_brings_back_what_was_given_up() -> None:
         assert [task.state for task in cluster.tasks] == ["ready"] * 3
         dataset = Range(20).apply(cluster.distribute("dynamic"))
         assert sorted(dataset.as_numpy_iterator()) == list(range(20))
+
+
+@pytest.mark.parametrize("mode", ["off", "dynamic"])
+def test_no_worker_left_is_an_error_in_every_loop(mode: str) -> None:
+    with tfd.Cluster(data_workers=1, name="none-left") as cluster:
+        dataset = Range(50).filter(lambda x: x >= 0).apply(cluster.distribute(mode))
+        assert len(list(dataset)) == 50
+        cluster.scale(data_workers=0)
+        for _ in range(2):
+            with pytest.raises(NoWorkers):
+                list(dataset)
+        with pytest.raises(NoWorkers):
+            list(cluster.observe(dataset.map(lambda x: x + 1)))
+        cluster.scale(data_workers=1)
+        assert len(list(dataset)) == 50
+
+
+def test_a_dataset_outlives_its_cluster_and_says_so() -> None:
+    with tfd.Cluster(data_workers=1, name="gone") as cluster:
+        dataset = Range(50).apply(cluster.distribute("off"))
+    with pytest.raises(StateError, match="is stopped"):
+        next(iter(dataset))
+    with tfd.Cluster(data_workers=1, name="gone"), pytest.raises(StateError, match="is stopped"):
+        list(dataset.batch(2))
+
+
+def test_only_datasets_are_read() -> None:
+    with tfd.Cluster(name="wrong-kind") as cluster:
+        for call in (cluster.stream, cluster.observe):
+            with pytest.raises(UsageError, match="a list is no tf"):
+                call([1, 2])
 
 
 def test_a_cluster_that_stops_is_not_handed_out() -> None:

@@ -270,7 +270,8 @@ class TestThroughACluster:
             row = next(row for row in cluster.snapshot().streams if row.name == "live")
             assert row.limit == stream.limit.sentence()
             assert {task.limit.kind for task in cluster.tasks} <= {"workers", "none"}
-            (found,) = cluster.what_if(4).records()
+            now, found = cluster.what_if(4).records()
+            assert now["data_workers"] == 2
             assert found["low"] <= found["elements_per_s"] <= found["high"]
             assert found["data_workers"] == 4
             assert tfd.compare(limit, stream).gain > 0
@@ -288,6 +289,11 @@ class TestThroughACluster:
         assert live is not None
         assert live.share is not None
         assert live.share > 0.8
+
+    def test_what_cannot_be_compared(self, cluster: tfd.Cluster) -> None:
+        dataset = Range(5).apply(cluster.distribute("dynamic"))
+        with pytest.raises(UsageError, match="no limit that could be compared"):
+            tfd.compare(dataset, dataset)  # type: ignore[arg-type]
 
     def test_nothing_is_read(self) -> None:
         with tfd.Cluster(name="idle") as idle:

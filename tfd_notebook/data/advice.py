@@ -14,6 +14,7 @@ PLAIN = "pass compression=None: packing costs more than it saves here"
 BATCH = "send more at a time: batch() before distribute"
 MEMORY = 'hand the data over in memory: launcher="inprocess", or no service at all'
 SLOW_SOURCE = "read from faster storage, from more files, or cache() what fits"
+GENERATOR = "make the generator faster, or interleave() several of them"
 ALL_PROCESSORS = (
     "it has all processors: do less in it, batch() before it so that it works on many at once, or "
     "cache() what it makes"
@@ -38,6 +39,8 @@ def advise(verdict: Verdict, workers: int) -> str:
         if stage is not None and stage.kind == "Map" and not (stage.parallel or verdict.saturated):
             return PARALLEL
         return ALL_PROCESSORS if verdict.saturated else LESS
+    if verdict.kind == "source" and stage is not None and stage.kind == "Generator":
+        return GENERATOR
     if verdict.kind == "workers":
         if verdict.task:
             return look_at(verdict.task)

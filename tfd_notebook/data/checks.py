@@ -13,6 +13,7 @@ from tfd_notebook.data import functions, pipeline
 from tfd_notebook.data.arguments import STATIC, Reading
 from tfd_notebook.data.host import ServiceHost
 from tfd_notebook.data.journal import Journal
+from tfd_notebook.data.watch import check_dataset
 from tfd_notebook.errors import (
     DispatcherLost,
     FinishedJob,
@@ -44,11 +45,7 @@ def prepare(host: ServiceHost, dataset: Any, mode: str) -> pipeline.Pipeline:
     """Refuse what cannot work, and take to the workers what they need for `dataset`."""
     import tensorflow as tf
 
-    if not isinstance(dataset, tf.data.Dataset):
-        raise UsageError(
-            f"a {type(dataset).__name__} is no tf.data.Dataset",
-            fix="make one, for example by tf.data.Dataset.from_tensor_slices",
-        )
+    check_dataset(dataset)
     if not tf.executing_eagerly():
         raise UsageError(
             "a dataset cannot be distributed inside a tf.function",
@@ -164,20 +161,27 @@ def check_job(host: ServiceHost, reading: Reading, full_name: str | None) -> Non
         )
 
 
-def warn_if_finished(host: ServiceHost, full_name: str | None) -> Callable[[], None] | None:
-    """Return what says, when the reading starts, that others have read all of a named job."""
+def before_reading(host: ServiceHost, full_name: str | None) -> Callable[[], None]:
+    """Return what is to be called before a dataset is read, each time.
+
+    It raises where nothing could come: the cluster has ended, or has no data worker left; and says
+    once that others have read all of the named job `full_name`.
+    """
+    named = full_name is not None
     work_dir = host.service_work_dir
-    if full_name is None or work_dir is None:
-        return None
 
     def check() -> None:
-        if Journal(work_dir).read().finished(full_name):
+        nonlocal named
+        _ = host.service_target  # raises where the cluster has ended
+        live_workers(host)
+        if named and work_dir is not None and Journal(work_dir).read().finished(str(full_name)):
             warnings.warn(
                 f"job {full_name!r} has delivered its data to others: there is nothing left of "
                 "this epoch. For a whole one use a fresh job_name=",
                 UserWarning,
                 stacklevel=2,
             )
+        named = False
 
     return check
 

@@ -12,6 +12,7 @@ from tfd_notebook.data import advice, trials
 from tfd_notebook.data.measuring import Measured, measure
 from tfd_notebook.data.using import Workers, processors
 from tfd_notebook.data.verdict import Verdict, judge, judge_service
+from tfd_notebook.data.watch import check_dataset
 from tfd_notebook.errors import UsageError
 from tfd_notebook.limit import Limit
 
@@ -67,18 +68,14 @@ def explain(
     >>> tfd.explain(batches, step_time=0.05)  # doctest: +SKIP
     map(decode) (In[4], line 12) is the limit: it is busy 98 % of the time, at 12 elements/s; ...
     """
-    import tensorflow as tf
-
-    if not isinstance(dataset, tf.data.Dataset):
-        raise UsageError(
-            f"a {type(dataset).__name__} is no tf.data.Dataset",
-            fix="make one, for example by tf.data.Dataset.from_tensor_slices",
-        )
-    if not seconds > 0:
-        raise UsageError(f"seconds={seconds!r} must be more than 0")
+    check_dataset(dataset)
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+        raise UsageError(f"seconds={seconds!r} must be more than 0", fix="use 5 or 10")
     if step is not None and step_time is not None:
         raise UsageError("step or step_time?", fix="give the one that describes your consumer")
-    if step_time is not None and not step_time >= 0:
+    if step_time is not None and (
+        not isinstance(step_time, (int, float)) or isinstance(step_time, bool) or step_time < 0
+    ):
         raise UsageError(f"step_time={step_time!r} must be 0 or more seconds")
     if step_time is not None:
         step = _Sleeper(step_time)
@@ -222,6 +219,8 @@ class _Explanation:
     def _advise_source(self, verdict: Verdict) -> tuple[str, float | None]:
         stage = verdict.stage
         assert stage is not None
+        if stage.kind == "Generator":
+            return advice.GENERATOR, None
         if stage.kind not in (*READERS, "Interleave", "FlatMap"):
             above = self._above(stage)
             if above is None or above.kind not in ("Interleave", "FlatMap"):
@@ -335,11 +334,13 @@ class _Explanation:
             return ""
         if alone is not None and self._seen.rate:
             faster = alone.rate / self._seen.rate
-            if faster >= 0.95:
+            if faster >= _WORTH:
                 return (
                     f"without a tf.data service the same pipeline is {faster:.1f} times as fast "
                     "on this machine: do not use one here"
                 )
+            if faster > 1 / _WORTH:
+                return "the tf.data service brings nothing with so many workers"
             return f"the tf.data service makes it {1 / faster:.1f} times as fast"
         if kind == "python":
             where = "on this machine too" if self._cores > 1 else "with workers on other machines"
@@ -352,6 +353,6 @@ class _Explanation:
             return (
                 "a tf.data service helps only with workers on other machines"
                 if self._seen.cpu > 0.8 * self._cores
-                else "a tf.data service on this machine would not help"
+                else "a tf.data service would run it in several processes at a time"
             )
         return ""

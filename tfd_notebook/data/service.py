@@ -121,11 +121,11 @@ def distribute(
         ):
             read = read.apply(assert_cardinality(cardinality))
         checks.say_delivery(host, reading.mode)
-        nothing_left = checks.warn_if_finished(host, job_name)
+        before = checks.before_reading(host, job_name)
         compressed = compression_of(compression, host.service_on_this_host) is not None
         delivery = Delivery(weakref.ref(host), cardinality, reading.mode, job_name)
         read._tfd_service = ServiceUse(delivery, dataset, compressed, again)
-        return watch(read, host.consumers, checks.listed_as(job_name), nothing_left)
+        return watch(read, host.consumers, checks.listed_as(job_name), before)
 
     return apply
 
@@ -239,8 +239,8 @@ def from_dataset_id(
         )
     )
     checks.say_delivery(host, reading.mode)
-    nothing_left = checks.warn_if_finished(host, full_name)
-    return watch(read, host.consumers, checks.listed_as(job_name), nothing_left)
+    before = checks.before_reading(host, full_name)
+    return watch(read, host.consumers, checks.listed_as(job_name), before)
 
 
 def save(

@@ -42,8 +42,7 @@ _END: Any = object()
 _BUFFER_BYTES = 64_000_000
 _BUFFER_ELEMENTS = (2, 64)
 
-#: Seconds that a reader of small elements sleeps when it finds none: several come meanwhile, and
-#: one change of threads for each would cost more than the elements.
+#: Seconds that a reader of small elements sleeps when it finds none: several come meanwhile.
 _NAP = 0.001
 _NAP_ELEMENTS = 8
 
@@ -255,6 +254,8 @@ class Stream:
         Exception
             The error of the data path, or of a sink.
         """
+        if elements is not None and elements < 0:
+            raise UsageError(f"elements={elements!r} must be 0 or more")
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             if self._state == "new":

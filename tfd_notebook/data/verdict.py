@@ -155,8 +155,7 @@ def judge_service(
     overhead = max(0.0, 1 - alone / spent) if spent else 0.0
     if overhead > 0.5 and used > 0.5:
         return Verdict("transfer", overhead, saturated=saturated)
-    busy = max((worker.cpu or 0.0 for worker in workers), default=0.0)
-    return Verdict("workers", min(1.0, max(busy, used / cores)), saturated=saturated)
+    return Verdict("workers", seen.wait_fraction, saturated=saturated)
 
 
 def odd_worker(workers: Sequence[WorkerUse]) -> Verdict | None:

@@ -35,7 +35,8 @@ def watch(
     name : str, optional
         Its name in the views. Default ``"dataset"``.
     before : callable, optional
-        Called once, before the first iterator is opened. Default: what `dataset` was watched with.
+        Called before each iterator is opened; what it raises, the consumer gets. Default: what
+        `dataset` was watched with.
 
     Returns
     -------
@@ -43,13 +44,24 @@ def watch(
         Elements, options, cardinality and ``element_spec`` are those of `dataset`. With a
         TensorFlow whose internals are unknown it is `dataset` itself, and a warning says so.
     """
+    check_dataset(dataset)
     compat = load_compat()
     if compat is None:
         return dataset
-    first = _Once(before)
     if isinstance(dataset, compat.WatchedDataset):
-        first, dataset = dataset.watcher.first, dataset.bare
-    return compat.WatchedDataset(dataset, _Watcher(consumers, name or "dataset", first))
+        before, dataset = dataset.watcher.before, dataset.bare
+    return compat.WatchedDataset(dataset, _Watcher(consumers, name or "dataset", before))
+
+
+def check_dataset(dataset: Any) -> None:
+    """Raise UsageError unless `dataset` is a ``tf.data.Dataset``."""
+    import tensorflow as tf
+
+    if not isinstance(dataset, tf.data.Dataset):
+        raise errors.UsageError(
+            f"a {type(dataset).__name__} is no tf.data.Dataset",
+            fix="make one, for example by tf.data.Dataset.from_tensor_slices",
+        )
 
 
 def load_compat() -> ModuleType | None:
@@ -71,14 +83,15 @@ def load_compat() -> ModuleType | None:
 
 def open_iterator(dataset: Any, consumers: Consumers) -> tuple[Any, Meter]:
     """Return an iterator of `dataset` that `consumers` does not list, and its account."""
+    check_dataset(dataset)
     compat = load_compat()
     if compat is None:
         plain = _PlainIterator(dataset)
         return plain, plain.meter
-    first = None
+    before = None
     if isinstance(dataset, compat.WatchedDataset):
-        first, dataset = dataset.watcher.first, dataset.bare
-    iterator = compat.WatchedIterator(dataset, _Unlisted(consumers, first))
+        before, dataset = dataset.watcher.before, dataset.bare
+    iterator = compat.WatchedIterator(dataset, _Unlisted(consumers, before))
     return iterator, iterator.meter
 
 
@@ -106,27 +119,16 @@ class _PlainIterator:
         return element
 
 
-class _Once:
-    """Calls `check` at the first call of all."""
-
-    def __init__(self, check: Callable[[], object] | None) -> None:
-        self._check = check
-
-    def __call__(self) -> None:
-        check, self._check = self._check, None
-        if check is not None:
-            check()
-
-
 class _Unlisted:
     """Translates errors for an iterator that somebody else lists."""
 
-    def __init__(self, consumers: Consumers, first: _Once | None = None) -> None:
+    def __init__(self, consumers: Consumers, before: Callable[[], object] | None = None) -> None:
         self._consumers = consumers
-        self.first = first or _Once(None)
+        self.before = before
 
     def opened(self, meter: Meter) -> None:
-        self.first()
+        if self.before is not None:
+            self.before()
 
     def failure(self, error: Any) -> BaseException:
         return translate(error, self._consumers)
@@ -135,8 +137,10 @@ class _Unlisted:
 class _Watcher(_Unlisted):
     """Lists the iterators of one dataset as one consumer."""
 
-    def __init__(self, consumers: Consumers, name: str, first: _Once) -> None:
-        super().__init__(consumers, first)
+    def __init__(
+        self, consumers: Consumers, name: str, before: Callable[[], object] | None
+    ) -> None:
+        super().__init__(consumers, before)
         self._name = name
         self._source = DatasetSource()
 

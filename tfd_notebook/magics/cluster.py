@@ -67,6 +67,8 @@ class _Start:
         done = "lives already and is used" if any(c is cluster for c in before) else "started"
         taken = f" ({variable!r} holds something else)" if bound != variable else ""
         say(f"cluster {cluster.name!r} {done}; it is in the variable {bound!r}{taken}")
+        if not cluster.data_workers():
+            say("it has no data worker yet: %tfd_cluster scale --data-workers 2")
         return cluster
 
 

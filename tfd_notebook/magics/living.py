@@ -146,7 +146,8 @@ def evaluate(shell: Any, words: str) -> Any:
         It is the name of no variable.
     """
     if words.isidentifier() and words not in shell.user_ns:
-        variables = [name for name in shell.user_ns if not name.startswith("_")]
+        hidden = getattr(shell, "user_ns_hidden", {})  # what IPython put there itself
+        variables = [n for n in shell.user_ns if not n.startswith("_") and n not in hidden]
         raise UnknownName(
             f"there is no variable {words!r}",
             fix=nearest(words, variables) + "name a variable that holds a dataset",

@@ -57,8 +57,11 @@ class _Start:
         words = options.dataset
         dataset = living.evaluate(self._shell, words)
         name = options.label or (words if words.isidentifier() else None)
+        before = cluster.streams.get(name or "")
+        ran = before is not None and before.state in ("running", "paused")
         stream = cluster.stream(dataset, name).start()
-        say(f"stream {stream.name!r} runs; %tfd_stream stop {stream.name} ends it")
+        runs = "runs, the one before it was stopped" if ran else "runs"
+        say(f"stream {stream.name!r} {runs}; %tfd_stream stop {stream.name} ends it")
         return stream
 
 
