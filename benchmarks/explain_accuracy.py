@@ -254,7 +254,7 @@ def main() -> None:
     parser = _pairs.parser(__doc__)
     parser.add_argument("--only", metavar="NAME", help="one pipeline")
     options = parser.parse_args()
-    runs, seconds = (2, 6.0) if options.quick else (10, 10.0)
+    runs, seconds = (2, 6.0) if options.quick else (10, 8.0)
     devices = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
     right, foretold, promised, alarms = 0, 0, 0, 0

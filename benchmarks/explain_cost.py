@@ -16,14 +16,14 @@ import _pairs
 import tensorflow as tf
 
 import tfd_notebook as tfd
-from tfd_notebook.data.live import Live
+from tfd_notebook.data.consumers import Consumers
 
 SECONDS = 2.0
 
 
 def main() -> None:
-    rounds = 4 if _pairs.arguments(__doc__).quick else 30
-    look = Live.look
+    rounds = 4 if _pairs.arguments(__doc__).quick else 20
+    look = Consumers.look
     images = tf.data.Dataset.range(1 << 40).map(
         lambda number: tf.image.random_flip_left_right(tf.zeros([64, 64, 3])), num_parallel_calls=2
     )
@@ -38,15 +38,15 @@ def main() -> None:
                 return (stream.elements - elements) / (time.perf_counter() - begun)
 
             def explained() -> float:
-                Live.look = look  # type: ignore[method-assign]
+                Consumers.look = look  # type: ignore[method-assign]
                 return rate()
 
             def bare() -> float:
-                Live.look = lambda *arguments: None  # type: ignore[method-assign]
+                Consumers.look = lambda *arguments: None  # type: ignore[method-assign]
                 return rate()
 
             result = _pairs.measure(explained, bare, rounds)
-            Live.look = look  # type: ignore[method-assign]
+            Consumers.look = look  # type: ignore[method-assign]
             print(stream.limit)
     print(f"with live explanation against without: {result}")
     _pairs.report("explain_cost", result, "batches/s, more is better")
