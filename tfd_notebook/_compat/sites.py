@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import os
 import sys
 import types
@@ -83,9 +82,11 @@ def _caller() -> Site | None:
 @functools.cache
 def _plumbing() -> tuple[str, ...]:
     """Where TensorFlow, Keras and this package live."""
+    from importlib.util import find_spec
+
     homes = []
     for name in _PACKAGES:
         with contextlib.suppress(ImportError, ValueError):
-            spec = importlib.util.find_spec(name)
+            spec = find_spec(name)
             homes += list(spec.submodule_search_locations or ()) if spec is not None else []
     return (_OURS, *(home + os.sep for home in homes))
