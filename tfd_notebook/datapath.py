@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from tfd_notebook import errors
+from tfd_notebook.data import service
 from tfd_notebook.data.consumers import Consumers
+from tfd_notebook.data.host import ServiceHost
 from tfd_notebook.fleet import DISPATCHER, Fleet
 from tfd_notebook.launch.base import Launcher
 from tfd_notebook.monitor import Monitor
@@ -16,6 +20,27 @@ from tfd_notebook.spec import ClusterConfig, Policy, Role
 
 if TYPE_CHECKING:
     from tfd_notebook.data.stream import Stream
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _of_cluster(
+    function: Callable[Concatenate[ServiceHost, _P], _R],
+) -> Callable[Concatenate[DataPath, _P], _R]:
+    """Return the method that calls a function of `tfd_notebook.data.service` for its cluster."""
+
+    def method(self: DataPath, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        self._must_run()
+        return function(self, *args, **kwargs)
+
+    functools.update_wrapper(method, function)
+    signature = inspect.signature(function)
+    _, *rest = signature.parameters.values()
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    method.__signature__ = signature.replace(parameters=[itself, *rest])  # type: ignore[attr-defined]
+    return method
 
 
 class DataPath:
@@ -64,38 +89,10 @@ class DataPath:
         """What reads from the cluster in this process."""
         return self._consumers
 
-    def distribute(
-        self,
-        processing_mode: Any,
-        job_name: str | None = None,
-        consumer_index: int | None = None,
-        num_consumers: int | None = None,
-        max_outstanding_requests: int | None = None,
-        data_transfer_protocol: str | None = None,
-        compression: str | None = "auto",
-        cross_trainer_cache: Any = None,
-        target_workers: str = "AUTO",
-    ) -> Callable[[Any], Any]:
-        """Return what ``Dataset.apply`` takes to read a dataset through this cluster.
-
-        The arguments are those of ``tf.data.experimental.service.distribute`` without ``service``;
-        see `tfd_notebook.data.service.distribute`.
-        """
-        from tfd_notebook.data import service
-
-        self._must_run()
-        return service.distribute(
-            self,
-            processing_mode,
-            job_name,
-            consumer_index,
-            num_consumers,
-            max_outstanding_requests,
-            data_transfer_protocol,
-            compression,
-            cross_trainer_cache,
-            target_workers,
-        )
+    distribute = _of_cluster(service.distribute)
+    register = _of_cluster(service.register)
+    from_dataset_id = _of_cluster(service.from_dataset_id)
+    save = _of_cluster(service.save)
 
     def observe(self, dataset: Any, name: str | None = None) -> Any:
         """Return `dataset` with its figures shown under `name`; it stays a ``tf.data.Dataset``."""
@@ -124,55 +121,6 @@ class DataPath:
             self._stream_names[name] = made.name
             self._streams[made.name] = made
             return made
-
-    def register(
-        self, dataset: Any, dataset_id: str | None = None, compression: str | None = "auto"
-    ) -> str:
-        """Register `dataset` with the service; see `tfd_notebook.data.service.register`."""
-        from tfd_notebook.data import service
-
-        self._must_run()
-        return service.register(self, dataset, dataset_id, compression)
-
-    def from_dataset_id(
-        self,
-        processing_mode: Any,
-        dataset_id: Any,
-        element_spec: Any = None,
-        job_name: str | None = None,
-        consumer_index: int | None = None,
-        num_consumers: int | None = None,
-        max_outstanding_requests: int | None = None,
-        data_transfer_protocol: str | None = None,
-        cross_trainer_cache: Any = None,
-        target_workers: str = "AUTO",
-    ) -> Any:
-        """Read a registered dataset; see `tfd_notebook.data.service.from_dataset_id`."""
-        from tfd_notebook.data import service
-
-        self._must_run()
-        return service.from_dataset_id(
-            self,
-            processing_mode,
-            dataset_id,
-            element_spec,
-            job_name,
-            consumer_index,
-            num_consumers,
-            max_outstanding_requests,
-            data_transfer_protocol,
-            cross_trainer_cache,
-            target_workers,
-        )
-
-    def save(
-        self, dataset: Any, path: str, compression: str | None = "AUTO", timeout: float = 600.0
-    ) -> None:
-        """Have the workers write `dataset` to `path`; see `tfd_notebook.data.service.save`."""
-        from tfd_notebook.data import service
-
-        self._must_run()
-        service.save(self, dataset, path, compression, timeout)
 
     # What the data path asks of its cluster (`tfd_notebook.data.host.ServiceHost`)
 

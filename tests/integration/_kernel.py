@@ -16,9 +16,9 @@ from jupyter_client.manager import KernelManager
 class Kernel:
     """A running kernel; a context manager that ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, **env: str) -> None:
         self.manager = KernelManager(kernel_name="python3")
-        self.manager.start_kernel(env=dict(os.environ))
+        self.manager.start_kernel(env=dict(os.environ, **env))
         self._connect()
 
     def _connect(self) -> None:
@@ -68,15 +68,18 @@ class Kernel:
             if message["parent_header"].get("msg_id") != cell:
                 continue
             kind, content = message["msg_type"], message["content"]
-            if kind == "stream":
-                said += content["text"]
-            elif kind == "error":
-                said += f"{content['ename']}: {content['evalue']}\n"
+            said += self.words_of(kind, content)
             if until is not None and re.search(until, said):
                 return said
             if kind == "status" and content["execution_state"] == "idle":
                 assert until is None, said
                 return said
+
+    def words_of(self, kind: str, content: dict[str, Any]) -> str:
+        """Return what a message adds to what a cell said."""
+        if kind == "stream":
+            return str(content["text"])
+        return f"{content['ename']}: {content['evalue']}\n" if kind == "error" else ""
 
     def _next(self, deadline: float, said: str) -> dict[str, Any]:
         try:

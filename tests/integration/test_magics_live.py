@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import queue
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -11,53 +9,27 @@ from typing import Any
 
 import ipykernel
 import pytest
-from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.manager import KernelManager
+
+from tests.integration._kernel import Kernel
 
 pytestmark = pytest.mark.integration
 
 
-class Notebook:
+class Notebook(Kernel):
     """A kernel, and what a front end knows of it."""
 
     def __init__(self) -> None:
-        self.manager = KernelManager(kernel_name="python3")
         # The tasks shall have something to write.
-        self.manager.start_kernel(env=dict(os.environ, TF_CPP_MIN_LOG_LEVEL="0"))
-        self.client: BlockingKernelClient = self.manager.client()
-        self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        super().__init__(TF_CPP_MIN_LOG_LEVEL="0")
         #: The widgets' models that the kernel has announced, by comm.
         self.models: dict[str, dict[str, Any]] = {}
 
-    def close(self) -> None:
-        self.client.stop_channels()
-        self.manager.shutdown_kernel(now=False)
-        self.manager.cleanup_resources()
-
-    def run(self, code: str, timeout: float = 60) -> str:
-        """Run a cell and return all it printed, showed and raised."""
-        return self.finish(self.client.execute(code), timeout)
-
-    def finish(self, cell: str, timeout: float = 60, until: str | None = None) -> str:
-        """Return what the cell says up to its end, or up to a match of `until`."""
-        said, deadline = "", time.monotonic() + timeout
-        while True:
-            message = self._next(deadline, said)
-            if message["parent_header"].get("msg_id") != cell:
-                continue
-            kind, content = message["msg_type"], message["content"]
-            if kind == "stream":
-                said += content["text"]
-            elif kind in ("execute_result", "display_data"):
-                said += content["data"]["text/plain"] + "\n"
-            elif kind == "error":
-                said += "\n".join(content["traceback"]) + "\n"
-            if until is not None and re.search(until, said):
-                return said
-            if kind == "status" and content["execution_state"] == "idle":
-                assert until is None, said
-                return said
+    def words_of(self, kind: str, content: dict[str, Any]) -> str:
+        if kind in ("execute_result", "display_data"):
+            return f"{content['data']['text/plain']}\n"
+        if kind == "error":
+            return "\n".join(content["traceback"]) + "\n"
+        return super().words_of(kind, content)
 
     def subshell(self) -> str:
         request = self.client.session.msg("create_subshell_request")
@@ -84,10 +56,7 @@ class Notebook:
                     return
 
     def _next(self, deadline: float, said: str) -> dict[str, Any]:
-        try:
-            message = self.client.get_iopub_msg(timeout=max(deadline - time.monotonic(), 0.01))
-        except queue.Empty:
-            raise AssertionError(f"nothing more came after:\n{said}") from None
+        message = super()._next(deadline, said)
         if message["msg_type"] == "comm_open":
             content = message["content"]
             self.models[content["comm_id"]] = content["data"]["state"]
@@ -96,15 +65,12 @@ class Notebook:
 
 @pytest.fixture(scope="module")
 def notebook() -> Iterator[Notebook]:
-    made = Notebook()
-    try:
+    with Notebook() as made:
         said = made.run(
             "%load_ext tfd_notebook\n%tfd_cluster start --data-workers 2 --name live", timeout=170
         )
         assert "it is in the variable 'cluster'" in said, said
         yield made
-    finally:
-        made.close()
 
 
 def test_the_cluster_shows_itself(notebook: Notebook) -> None:

@@ -50,7 +50,7 @@ def costs(last: Stage, *nodes: Node, seconds: float = 10.0) -> Costs:
 
 def measured(lanes: tuple = (), **figures: float) -> Measured:
     known = {"elements": 400, "bytes": 4_000, "seconds": 10.0, "waited": 9.5, "first": 0.01}
-    known |= {"passes": 1, "cpu": 1.0, "locked": 0.0}
+    known |= {"cpu": 1.0, "locked": 0.0}
     return Measured(**{**known, **figures}, lanes=lanes)  # type: ignore[arg-type]
 
 

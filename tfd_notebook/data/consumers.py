@@ -278,7 +278,11 @@ class Consumers:
         self._pulse.feel()
         for source in running:
             iterator = source.meter.iterator() if source.meter is not None else None
-            source.live.look(iterator, source.reading(), self._pulse, workers, source.used)
+            try:
+                source.live.look(iterator, source.reading(), self._pulse, workers, source.used)
+            except Exception:
+                source.live.blind = True
+                raise
 
     def latest(self) -> Source | None:
         """Return the consumer, among those that have not ended, that was served last."""

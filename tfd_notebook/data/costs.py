@@ -40,15 +40,12 @@ class Part:
         Whether it belongs to the datasets that the function of `stage` makes.
     seconds : float
         Time that it worked, its threads together.
-    elements : int
-        Elements that it gave.
     """
 
     stage: Stage | None
     kind: str
     inner: bool
     seconds: float
-    elements: int
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,6 @@ class Costs:
         self._before: dict[int, Node] = {}
         self._fresh = False
         self._seconds: dict[_Key, float] = defaultdict(float)
-        self._elements: dict[_Key, int] = defaultdict(int)
         self._threads: dict[int, float] = defaultdict(float)
         self._stages: dict[_Key, Stage | None] = {}
         # Elements that a stage gave, and those of the datasets that its function made: these come
@@ -107,7 +103,6 @@ class Costs:
                 elements = max(0, node.elements - (old.elements if old else 0))
                 self._stages[key] = stage
                 self._seconds[key] += max(0.0, node.seconds - (old.seconds if old else 0.0))
-                self._elements[key] += elements
                 if depth < 2:
                     (self._made if depth else self._given)[id(stage)] += elements
             if lane == node.id and not first:
@@ -121,21 +116,14 @@ class Costs:
         self._before = {}
         self._fresh = True
 
-    @property
-    def wall(self) -> float:
-        """Seconds that the readings span."""
-        return self._wall
-
     def lanes(self) -> list[Lane]:
         """Return the lanes, the busiest first."""
         by_lane: dict[int, list[Part]] = defaultdict(list)
         for key, seconds in self._seconds.items():
             lane, stage, kind, inner = key
-            elements = self._elements[key]
             if inner and (made := self._made[stage]):
-                missed = max(1.0, self._given[stage] / made)
-                seconds, elements = seconds * missed, round(elements * missed)
-            by_lane[lane].append(Part(self._stages[key], kind, inner, seconds, elements))
+                seconds *= max(1.0, self._given[stage] / made)
+            by_lane[lane].append(Part(self._stages[key], kind, inner, seconds))
         lanes = []
         for lane, parts in by_lane.items():
             available = self._threads.get(lane, self._wall)

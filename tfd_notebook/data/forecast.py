@@ -8,6 +8,12 @@ from dataclasses import dataclass
 
 #: Relative uncertainty of the model itself: processors slow down when all of them work.
 _MODEL = 0.15
+#: Share of waiting below which the consumer sets the pace.
+_READY = 0.1
+#: Share of the processors at which they set it.
+_SATURATED = 0.85
+#: A worker that seems to do less than this is not known to do anything.
+_LEAST_BUSY = 0.05
 
 
 @dataclass(frozen=True)
@@ -64,20 +70,16 @@ def forecast(
     noise = statistics.stdev(rates) / rate / len(rates) ** 0.5 if len(rates) > 1 and rate else 0.0
     used = worker_cpu + consumer_cpu
     found = []
-    # Fewer workers do as well where the processors, or a slow consumer, leave them time.
-    most = workers if cores is None else min(float(cores), float(workers))
-    busy = min(1.0, max(worker_cpu / most, 0.05)) if most and worker_cpu else 1.0
+    # What holds workers up now, the processors or a slow consumer, leaves them time to do more.
+    held_up = wait_fraction < _READY or (cores is not None and used >= _SATURATED * cores)
+    busy = min(1.0, max(worker_cpu / workers, _LEAST_BUSY)) if held_up else 1.0
     for count in counts:
-        limits = {"workers": rate * count / workers}
-        if count < workers:
-            share = min(1.0, count / (workers * busy)) if wait_fraction < 0.1 else count / workers
-            enough = cores is not None and used >= 0.85 * cores and count >= cores
-            limits["workers"] = rate * (1.0 if enough else share)
+        limits = {"workers": rate * count / (workers * busy)}
         if cores is not None and used > 0:
             limits["processors"] = rate * max(1.0, cores / used)
         limits["consumer"] = rate / max(1 - wait_fraction, 1e-3)
         because = min(limits, key=limits.__getitem__)
-        estimate = limits[because]
+        estimate = rate if count == workers else limits[because]
         # The further away, the less is known.
         spread = noise + _MODEL * (0 if count == workers else 1)
         found.append(

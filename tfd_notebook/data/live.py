@@ -97,20 +97,6 @@ class Live:
         reads : bool
             Whether somebody uses what comes; otherwise it is only measured.
         """
-        try:
-            self._look(iterator, reading, pulse, workers, reads)
-        except Exception:
-            self.blind = True
-            raise
-
-    def _look(
-        self,
-        iterator: Any,
-        reading: Reading,
-        pulse: Pulse,
-        workers: Sequence[WorkerUse],
-        reads: bool,
-    ) -> None:
         from tfd_notebook._compat.stages import model_of, stages_of
         from tfd_notebook.data.costs import Costs
 
@@ -161,7 +147,6 @@ class Live:
             bytes=reading.bytes - base.bytes,
             waited=reading.waited - base.waited,
             first=0.0,
-            passes=1,
             cpu=sum(self._cpu) / len(self._cpu),
             locked=sum(self._locked) / len(self._locked),
             lanes=tuple(self._costs.lanes()),

@@ -38,8 +38,6 @@ class Measured:
         Seconds that the consumer waited for data.
     first : float
         Seconds from the start of the first pass to its first element.
-    passes : int
-        How often the data was begun anew.
     cpu : float
         Processors that this process used, on average.
     locked : float
@@ -54,7 +52,6 @@ class Measured:
     bytes: int
     waited: float
     first: float
-    passes: int
     cpu: float
     locked: float
     lanes: tuple[Lane, ...]
@@ -198,7 +195,6 @@ class _Run:
             bytes=size,
             waited=waited,
             first=first or now - begin,
-            passes=self._passes,
             cpu=(_cpu() - cpu) / max(now - started, 1e-9),
             locked=sum(lag > _LATE for lag in self._lags) / max(1, len(self._lags)),
             lanes=tuple(self._costs.lanes()),

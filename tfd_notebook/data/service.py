@@ -37,7 +37,7 @@ def distribute(
     Parameters
     ----------
     host : ServiceHost
-        The cluster.
+        The cluster; not passed to the method of a cluster that has the same name.
     processing_mode : str or tf.data.experimental.service.ShardingPolicy
         ``"off"``, ``"dynamic"``, ``"file"``, ``"data"``, ``"file_or_data"``, ``"hint"``,
         ``"parallel_epochs"`` (which is off) or ``"distributed_epoch"`` (which is dynamic).
