@@ -1,8 +1,9 @@
 """Whether `tfd.explain` finds the cause: twelve pipelines, each limited by something known.
 
 Each is explained ten times. Then the change that the answer asks for is made, and what it gains is
-measured: the pipeline and the changed one take turns. A gain counts as foretold when it is within
-a quarter of what was measured; answers that promise no figure are not counted there.
+measured: the pipeline and the changed one take turns, and the best of each counts. A gain is
+foretold when it is within a quarter of what was measured; answers that promise no figure are not
+counted there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import gzip
 import os
 import signal
 import socket
-import statistics
 import sys
 import tempfile
 import threading
@@ -279,12 +279,12 @@ def main() -> None:
             gains = [f.expected_gain for f in good if f.expected_gain]
             if case.changed is None or not gains:
                 continue
-            measured = []
+            before, after = [], []
             for _ in range(1 if options.quick else 3):
-                before = speed(case.dataset, case, case.options.get("step"), seconds / 2)
-                after = speed(case.changed, case, None, seconds / 2) * case.times
-                measured.append(after / before)
-            gain = statistics.median(measured)
+                before.append(speed(case.dataset, case, case.options.get("step"), seconds / 2))
+                after.append(speed(case.changed, case, None, seconds / 2) * case.times)
+            # What else goes on in the machine only ever takes away.
+            gain = max(after) / max(before)
             near = sum(abs(each / gain - 1) <= 0.25 for each in gains)
             promised += len(gains)
             foretold += near

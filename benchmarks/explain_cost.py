@@ -22,7 +22,7 @@ SECONDS = 2.0
 
 
 def main() -> None:
-    rounds = 4 if _pairs.arguments(__doc__).quick else 20
+    rounds = 4 if _pairs.arguments(__doc__).quick else 75
     look = Consumers.look
     images = tf.data.Dataset.range(1 << 40).map(
         lambda number: tf.image.random_flip_left_right(tf.zeros([64, 64, 3])), num_parallel_calls=2

@@ -10,7 +10,7 @@ from typing import Any
 from tfd_notebook._compat.stages import READERS, Stage, stages_of
 from tfd_notebook.data import advice, trials
 from tfd_notebook.data.measuring import Measured, measure
-from tfd_notebook.data.using import Workers, processors
+from tfd_notebook.data.using import Workers, WorkerUse, processors
 from tfd_notebook.data.verdict import Verdict, judge, judge_service
 from tfd_notebook.data.watch import check_dataset
 from tfd_notebook.errors import UsageError
@@ -110,10 +110,20 @@ class _Explanation:
         self._until = time.monotonic() + seconds
         warm_up = min(1.0, 0.15 * seconds)
         workers = Workers(host) if host is not None else None
+        self._workers: tuple[WorkerUse, ...] = ()
+
+        def ended() -> None:
+            if workers is not None:
+                self._workers = tuple(workers.read())
+
         self._seen = measure(
-            dataset, _LOOK * seconds - warm_up, step, warm_up=warm_up, last=self._last
+            dataset,
+            _LOOK * seconds - warm_up,
+            step,
+            warm_up=warm_up,
+            last=self._last,
+            ended=ended,
         )
-        self._workers = workers.read() if workers is not None else ()
         self._alone: Measured | None = None
         self._figures = self._seen.figures()
 
@@ -184,19 +194,26 @@ class _Explanation:
             return replace(verdict, share=1 - self._seen.rate / found.rate)
         return judge(found, before, self._cores, self._step is not None)
 
-    def _try(self, make: Callable[[], Any], parts: int = 1) -> float | None:
+    def _try(self, make: Callable[[], Any], parts: int = 1, in_turn: bool = False) -> float | None:
         """Return how many times as fast a changed dataset is, in a part of the time that is left.
 
-        None where it cannot be made, fails, or brings nothing.
+        None where it cannot be made, fails, or brings nothing. Where it is `in_turn`, both are
+        tried again and the best of each is compared: what else goes on in a machine slows down
+        now the one and now the other, and memory and network more than all else.
         """
         left = (self._until - time.monotonic()) / parts
         try:
             dataset = make()
         except Exception:
             return None
-        warm_up = min(1.0, left / 3)
-        found = self._attempt(dataset, left - warm_up, warm_up)
-        return found.rate / self._seen.rate if found is not None and self._seen.rate else None
+        before, after = [self._seen.rate], []
+        turns = (dataset, self._dataset, dataset) if in_turn else (dataset,)
+        for each in turns:
+            warm_up = min(1.0, left / len(turns) / 3)
+            found = self._attempt(each, left / len(turns) - warm_up, warm_up)
+            if found is not None:
+                (after if each is dataset else before).append(found.rate)
+        return max(after) / max(before) if after and max(before) else None
 
     # One for each kind: what to change, and what that would gain
 
@@ -289,14 +306,14 @@ class _Explanation:
         small = seen.elements and seen.bytes / seen.elements < _SMALL_BYTES
         if use.compressed:
             parts = 2 if small else 1
-            plain = self._try(lambda: use.again(use.origin, compression=None), parts)
+            plain = self._try(lambda: use.again(use.origin, compression=None), parts, True)
             if plain is not None and plain >= _WORTH:
                 return advice.PLAIN, plain
         if small:
             # A step takes elements as they are, and would not know what to do with batches.
             batched = None
             if self._step is None:
-                batched = self._try(lambda: use.again(use.origin.batch(_BATCH)))
+                batched = self._try(lambda: use.again(use.origin.batch(_BATCH)), in_turn=True)
             return advice.BATCH, None if batched is None else batched * _BATCH
         alone = self._alone
         gain = alone.rate / seen.rate if alone is not None and seen.rate else None

@@ -84,6 +84,7 @@ def measure(
     consume: Callable[[Any], object] | None = None,
     warm_up: float = 1.0,
     last: Stage | None = None,
+    ended: Callable[[], object] | None = None,
 ) -> Measured:
     """Iterate `dataset` for about that long, again from the start where it ends.
 
@@ -98,18 +99,22 @@ def measure(
         Seconds that do not count. Default 1.
     last : Stage, optional
         What the time is accounted to. Default: the stages of `dataset`.
+    ended : callable, optional
+        Called when the time is over, before the iterator is let go of: with a tf.data service
+        that can take a second.
 
     Raises
     ------
     Exception
         The pipeline's error, or the consumer's.
     """
-    return _Run(last or stages_of(dataset)).measure(dataset, seconds, consume, warm_up)
+    return _Run(last or stages_of(dataset), ended).measure(dataset, seconds, consume, warm_up)
 
 
 class _Run:
-    def __init__(self, last: Stage) -> None:
+    def __init__(self, last: Stage, ended: Callable[[], object] | None) -> None:
         self._last = last
+        self._ended = ended
         self._costs = Costs(last)
         self._lags: list[float] = []
         self._over = threading.Event()
@@ -175,12 +180,15 @@ class _Run:
                     elements += reading.elements - base[0]
                     size += reading.bytes - base[1]
                     waited += reading.waited - base[2]
+                used = _cpu() - cpu
+                over = now >= end or self._over.is_set() or not any_came
+                if over and self._ended is not None:
+                    self._ended()
                 with self._lock:
                     self._iterator = None
                 del iterator
-                if now >= end or self._over.is_set() or not any_came:
+                if over:
                     break
-            now = time.perf_counter()
         finally:
             self._over.set()
             look.join(5)
@@ -195,7 +203,7 @@ class _Run:
             bytes=size,
             waited=waited,
             first=first or now - begin,
-            cpu=(_cpu() - cpu) / max(now - started, 1e-9),
+            cpu=used / max(now - started, 1e-9),
             locked=sum(lag > _LATE for lag in self._lags) / max(1, len(self._lags)),
             lanes=tuple(self._costs.lanes()),
             empty=meter.complete and not meter.elements,
