@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from tfd_notebook import errors
 from tfd_notebook.data import service
 from tfd_notebook.data.consumers import Consumers
-from tfd_notebook.data.host import ServiceHost
+from tfd_notebook.data.host import Registered, ServiceHost
+from tfd_notebook.data.journal import Journal
 from tfd_notebook.fleet import DISPATCHER, Fleet
 from tfd_notebook.launch.base import Launcher
 from tfd_notebook.monitor import Monitor
@@ -51,6 +52,8 @@ class DataPath:
         self._consumers = Consumers(task_of=self._task_at)
         self._monitor = Monitor(config, self._consumers)
         self._fleet = Fleet(config, launcher, self._monitor)
+        self._journal: Journal | None = None
+        self._registered: dict[str, Registered] = {}
         self._streams: dict[str, Stream] = {}
         #: The name that a stream got, by the name that was asked for.
         self._stream_names: dict[str, str] = {}
@@ -131,9 +134,17 @@ class DataPath:
         return f"grpc://{self._fleet.row(DISPATCHER).address}"
 
     @property
-    def service_work_dir(self) -> str | None:
-        """Where the dispatcher keeps its journal, None without one."""
-        return self._fleet.work_dir
+    def journal(self) -> Journal | None:
+        """What the dispatcher writes down, None where it does not."""
+        work_dir = self._fleet.work_dir
+        if self._journal is None or self._journal.work_dir != work_dir:
+            self._journal = None if work_dir is None else Journal(work_dir)
+        return self._journal
+
+    @property
+    def registered(self) -> dict[str, Registered]:
+        """What is known of the datasets that this process registered, by their ids."""
+        return self._registered
 
     @property
     def service_in_process(self) -> bool:

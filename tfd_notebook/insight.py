@@ -44,10 +44,11 @@ class Insight(DataPath):
         Returns
         -------
         Table
-            A row for each pass, with ``job mode pass state readers read_here_by splits
+            A row for each pass, with ``job mode pass state readers read_here_by splits splits_total
             workers_done``: how many consumers read it now, in whatever process, and which of this
             one; how many splits of the source were handed out, which with ``"dynamic"`` over single
-            elements is one for each element; and how many workers are through.
+            elements is one for each element, and of how many, None where that is not known; and how
+            many workers are through.
 
         Raises
         ------
@@ -55,10 +56,9 @@ class Insight(DataPath):
             The dispatcher keeps no journal.
         """
         from tfd_notebook import views
-        from tfd_notebook.data.journal import Journal
 
-        work_dir = self._fleet.work_dir
-        if work_dir is None:
+        journal = self.journal
+        if journal is None:
             raise errors.StateError(
                 "this cluster's dispatcher keeps no journal, and nobody else knows its jobs",
                 fix="start the cluster with service=tfd.Service(fault_tolerant=True)",
@@ -67,7 +67,7 @@ class Insight(DataPath):
         for row in self.snapshot().streams:
             if row.state == "running" and row.job:
                 readers.setdefault(row.job, []).append(row.name)
-        return views.jobs_table(Journal(work_dir).read(), readers)
+        return views.jobs_table(journal.read(), readers, self.registered)
 
     def what_if(self, *data_workers: int) -> Table:
         """Estimate what the consumer that reads now would get with other numbers of data workers.

@@ -22,6 +22,7 @@ from tensorflow.data.experimental import service as tf_service
 import tfd_notebook as tfd
 from tfd_notebook.data import pipeline, service
 from tfd_notebook.data.consumers import Consumers
+from tfd_notebook.data.journal import Journal
 from tfd_notebook.errors import (
     DispatcherLost,
     FinishedJob,
@@ -101,7 +102,8 @@ class Host:
         self.policy = Policy()
         self.consumers = Consumers()
         self.service_target = dispatcher.target
-        self.service_work_dir: str | None = work_dir
+        self.journal: Journal | None = Journal(work_dir)
+        self.registered: dict[str, Any] = {}
         self.workers = workers
         self.functions: dict[str, str] = {}
         self.static = False
@@ -371,7 +373,7 @@ class TestJobs:
         self, outside: Host, journal: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         if not journal:
-            monkeypatch.setattr(outside, "service_work_dir", None)
+            monkeypatch.setattr(outside, "journal", None)
         name = uuid.uuid4().hex
         dataset = through(outside, Range(5), "dynamic", job_name=name)
         again = through(outside, Range(5), "dynamic", job_name=name)
@@ -477,7 +479,7 @@ class TestSave:
             service.save(outside, Range(10), str(tmp_path / "saved"), timeout=0)
 
     def test_it_needs_a_journal(self, outside: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(outside, "service_work_dir", None)
+        monkeypatch.setattr(outside, "journal", None)
         with pytest.raises(UsageError, match="journal"):
             service.save(outside, Range(10), "nowhere")
 

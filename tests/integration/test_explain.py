@@ -311,6 +311,18 @@ class TestAccounting:
         assert "delivered 100 elements of a dataset of 50" in row.epoch
         assert "each of the 2 data workers" in row.epoch
 
+    def test_a_registered_dataset_is_accounted_too(self, cluster: tfd.Cluster) -> None:
+        known = cluster.register(Range(20))
+        dataset = cluster.from_dataset_id("off", known, job_name="by-id")
+        assert len(list(dataset)) == 40
+        row = next(row for row in cluster.snapshot().streams if row.job == "by-id")
+        assert "40 elements of a dataset of 20" in row.epoch
+        assert tfd.explain(cluster.from_dataset_id("off", known), 2.0).kind in (
+            "none",
+            "workers",
+            "transfer",
+        )
+
     def test_half_a_pass_is_no_loss(self, cluster: tfd.Cluster) -> None:
         dataset = cluster.observe(Range(50).apply(cluster.distribute("dynamic")), name="half")
         iterator = iter(dataset)
@@ -341,9 +353,25 @@ class TestAccounting:
         assert job["readers"] == 2
         assert job["read_here_by"] == "reader-0, reader-1"
         assert job["splits"] >= 40
+        assert job["splits_total"] == ENDLESS
         assert job["workers_done"] == "0 of 2"
         for stream in streams:
             stream.stop()
+
+    def test_how_far_a_pass_is(self, cluster: tfd.Cluster) -> None:
+        files = tf.data.Dataset.from_tensor_slices(np.arange(30)).concatenate(Range(10))
+        dataset = files.batch(4).apply(cluster.distribute("dynamic", job_name="far"))
+        assert len(list(dataset)) >= 10
+        jobs = cluster.jobs()
+        job = next(row for row in jobs.records() if row["job"] == "far")
+        assert (job["splits"], job["splits_total"]) == (40, 40)
+        assert "40 of 40 (100%)" in str(jobs)
+
+    def test_a_repeated_source_has_no_end_to_be_near_to(self, cluster: tfd.Cluster) -> None:
+        dataset = Range(4).repeat(3).apply(cluster.distribute("dynamic", job_name="again"))
+        assert len(list(dataset)) == 12
+        job = next(row for row in cluster.jobs().records() if row["job"] == "again")
+        assert job["splits_total"] is None
 
     def test_without_a_journal(self) -> None:
         service = tfd.Service(fault_tolerant=False)

@@ -155,6 +155,42 @@ class TestCosts:
         assert lanes[0].parts[0].stage is mapped
         assert wanted in [part.stage for part in lanes[0].parts]
 
+    def test_the_second_part_of_a_concatenation(self) -> None:
+        first, second = stage("Map", stage("Range")), stage("Map", stage("Range"))
+        made = Costs(stage("Concatenate", first, second))
+
+        def reading(child: int, seconds: float) -> Model:
+            nodes = (node(1, "Concatenate", child), node(child, "Map", seconds=seconds))
+            return Model({n.id: n for n in nodes}, 1)
+
+        for model in (reading(2, 0.0), reading(2, 1.0), reading(5, 0.0), reading(5, 7.0)):
+            made.add(model, 10.0)
+        (lane,) = made.lanes()
+        by_stage = {id(part.stage): part.seconds for part in lane.parts}
+        assert by_stage[id(first)] == 1.0
+        assert by_stage[id(second)] == 7.0
+
+    def test_a_part_whose_kind_tells_it_when_the_first_was_never_seen(self) -> None:
+        second = stage("Map", stage("Range"))
+        made = costs(
+            stage("Concatenate", stage("Range"), second),
+            node(1, "Concatenate", 4),
+            node(4, "Map", seconds=3.0),
+        )
+        (lane,) = made.lanes()
+        assert lane.parts[0].stage is second
+
+    def test_each_turn_of_a_repetition_is_the_same_stage(self) -> None:
+        slow = stage("Map", stage("Range"))
+        made = Costs(stage("Repeat", slow))
+        for child, seconds in ((2, 0.0), (2, 1.0), (5, 2.0), (8, 3.0)):
+            nodes = (node(1, "Repeat", child), node(child, "Map", seconds=seconds))
+            made.add(Model({n.id: n for n in nodes}, 1), 10.0)
+        (lane,) = made.lanes()
+        assert [(part.stage, part.inner, part.seconds) for part in lane.parts[:1]] == [
+            (slow, False, 6.0)
+        ]
+
     def test_another_iterator_starts_from_nothing(self) -> None:
         made = Costs(last := stage("Range"))
         for model in grown(node(1, "Range", seconds=5.0)):

@@ -18,3 +18,10 @@ def serialized(dataset: Any) -> bytes:
     graph = quiet._as_serialized_graph(external_state_policy=policy).numpy()
     assert isinstance(graph, bytes)
     return graph
+
+
+def service_id(dataset: Any) -> str:
+    """Return the id under which a dataset that reads through a tf.data service is registered."""
+    while not hasattr(dataset, "_dataset_id"):
+        (dataset,) = dataset._inputs()
+    return str(dataset._dataset_id.numpy().decode())

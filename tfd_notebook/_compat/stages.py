@@ -112,6 +112,20 @@ def stages_of(dataset: Any, keep: bool = True) -> Stage:
     )
 
 
+def splits_of(dataset: Any) -> int | None:
+    """Return into how many splits the source of `dataset` is cut; None where that is not known."""
+    stages = list(stages_of(dataset).walk())
+    counts = [
+        int(stage.dataset.cardinality())
+        if stage.kind in ("Range", "TensorSlice", "SparseTensorSlice", "Tensor")
+        else -1
+        for stage in stages
+        if not stage.inputs
+    ]
+    again = any(stage.kind == "Repeat" for stage in stages)
+    return None if again or min(counts) < 0 else sum(counts)
+
+
 def kind_of(name: str) -> str:
     """Return the kind of a class or of a node: ``_ParallelMapDataset`` and ``ParallelMapV2``."""
     name = re.sub(r"(Dataset)?(V\d+)?$", "", name.lstrip("_"))

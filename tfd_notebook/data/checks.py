@@ -12,7 +12,6 @@ from typing import Any
 from tfd_notebook.data import functions, pipeline
 from tfd_notebook.data.arguments import STATIC, Reading
 from tfd_notebook.data.host import ServiceHost
-from tfd_notebook.data.journal import Journal
 from tfd_notebook.data.watch import check_dataset
 from tfd_notebook.errors import (
     DispatcherLost,
@@ -132,14 +131,14 @@ def check_job(host: ServiceHost, reading: Reading, full_name: str | None) -> Non
     """Refuse to join a job that has delivered its data: TensorFlow would deliver nothing."""
     if full_name is None:
         return
-    if host.service_work_dir is None:
+    if host.journal is None:
         finished = any(
             row.name == listed_as(reading.job_name) and row.state == "finished"
             for row in host.consumers.rows()
         )
         taken = set()
     else:
-        state = Journal(host.service_work_dir).read()
+        state = host.journal.read()
         taken = {job.name for job in state.jobs}
         job = state.job(full_name)
         if job is not None and job.mode.upper() != reading.mode:
@@ -168,13 +167,13 @@ def before_reading(host: ServiceHost, full_name: str | None) -> Callable[[], Non
     once that others have read all of the named job `full_name`.
     """
     named = full_name is not None
-    work_dir = host.service_work_dir
+    journal = host.journal
 
     def check() -> None:
         nonlocal named
         _ = host.service_target  # raises where the cluster has ended
         live_workers(host)
-        if named and work_dir is not None and Journal(work_dir).read().finished(str(full_name)):
+        if named and journal is not None and journal.read().finished(str(full_name)):
             warnings.warn(
                 f"job {full_name!r} has delivered its data to others: there is nothing left of "
                 "this epoch. For a whole one use a fresh job_name=",

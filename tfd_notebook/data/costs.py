@@ -91,6 +91,8 @@ class Costs:
         self._given: dict[int, int] = defaultdict(int)
         self._made: dict[int, int] = defaultdict(int)
         self._wall = 0.0
+        # Which stage an input of a node is; by the node, then by the input.
+        self._inputs: dict[int, dict[int, Stage]] = {}
 
     def add(self, model: Model, seconds: float) -> None:
         """Take in what happened since the reading before, which is `seconds` ago."""
@@ -114,6 +116,7 @@ class Costs:
     def restart(self) -> None:
         """Begin with another iterator of the same pipeline, which has done nothing yet."""
         self._before = {}
+        self._inputs = {}
         self._fresh = True
 
     def lanes(self) -> list[Lane]:
@@ -159,11 +162,32 @@ class Costs:
             following = stage.inputs
             if stage.kind in ("DataService", "Generator"):
                 following = ()
-            for position, child in enumerate(sorted(node.inputs)):
-                if position < len(following):
-                    todo.append((child, following[position], 0, below))
+            inputs = self._inputs_of(node, following, model)
+            for child in node.inputs:
+                if child in inputs:
+                    todo.append((child, inputs[child], 0, below))
                 else:  # made by the stage's function: the pool's threads run it
                     todo.append((child, stage, 1, own))
+
+    def _inputs_of(
+        self, node: Node, following: tuple[Stage, ...], model: Model
+    ) -> dict[int, Stage]:
+        """Return which of a node's inputs is which of the stages that come before it.
+
+        Inputs come and go: those of a concatenation one after the other, that of a repetition
+        again and again, those that a function makes all the time.
+        """
+        known = self._inputs.setdefault(node.id, {})
+        if len(following) == 1:  # of a repetition, another one each time
+            known = {child: stage for child, stage in known.items() if child in node.inputs}
+            self._inputs[node.id] = known
+        for child in sorted(set(node.inputs) - set(known)):
+            free = [stage for stage in following if stage not in known.values()]
+            if not free:
+                break
+            kind = model.nodes[child].kind if child in model.nodes else ""
+            known[child] = next((stage for stage in free if _match(kind, stage)), free[0])
+        return known
 
 
 def _match(kind: str, expected: Stage | None) -> Stage | None:

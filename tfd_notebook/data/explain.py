@@ -169,8 +169,10 @@ class _Explanation:
     @property
     def _plain(self) -> bool:
         """Whether what comes is what the workers send, so that their pipeline can be compared."""
-        return self._use is not None and all(
-            stage.kind in ("Prefetch", "DataService") for stage in self._last.walk()
+        return (
+            self._use is not None
+            and self._use.origin is not None
+            and all(stage.kind in ("Prefetch", "DataService") for stage in self._last.walk())
         )
 
     def _attempt(self, dataset: Any, seconds: float, warm_up: float) -> Measured | None:
@@ -206,7 +208,8 @@ class _Explanation:
             dataset = make()
         except Exception:
             return None
-        before, after = [self._seen.rate], []
+        before: list[float] = [self._seen.rate]
+        after: list[float] = []
         turns = (dataset, self._dataset, dataset) if in_turn else (dataset,)
         for each in turns:
             warm_up = min(1.0, left / len(turns) / 3)
@@ -301,19 +304,20 @@ class _Explanation:
 
     def _advise_transfer(self, verdict: Verdict) -> tuple[str, float | None]:
         use, seen = self._use, self._seen
-        if use is None or not self._plain:
+        if use is None or use.again is None or not self._plain:
             return f"{advice.BATCH}, or {advice.MEMORY}", None
+        again = use.again
         small = seen.elements and seen.bytes / seen.elements < _SMALL_BYTES
         if use.compressed:
             parts = 2 if small else 1
-            plain = self._try(lambda: use.again(use.origin, compression=None), parts, True)
+            plain = self._try(lambda: again(use.origin, compression=None), parts, True)
             if plain is not None and plain >= _WORTH:
                 return advice.PLAIN, plain
         if small:
             # A step takes elements as they are, and would not know what to do with batches.
             batched = None
             if self._step is None:
-                batched = self._try(lambda: use.again(use.origin.batch(_BATCH)), in_turn=True)
+                batched = self._try(lambda: again(use.origin.batch(_BATCH)), in_turn=True)
             return advice.BATCH, None if batched is None else batched * _BATCH
         alone = self._alone
         gain = alone.rate / seen.rate if alone is not None and seen.rate else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tfd_notebook.snapshot import TaskRow
@@ -10,6 +11,23 @@ from tfd_notebook.spec import Policy
 
 if TYPE_CHECKING:
     from tfd_notebook.data.consumers import Consumers
+    from tfd_notebook.data.journal import Journal
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A dataset that the dispatcher knows.
+
+    Parameters
+    ----------
+    cardinality : int
+        Negative where it is not known.
+    splits : int, optional
+        Into how many its source is cut; None where that is not known.
+    """
+
+    cardinality: int
+    splits: int | None
 
 
 class ServiceHost(Protocol):
@@ -30,8 +48,12 @@ class ServiceHost(Protocol):
         """``"grpc://host:port"`` of the dispatcher; raises StateError unless the cluster runs."""
 
     @property
-    def service_work_dir(self) -> str | None:
-        """Directory of the dispatcher's journal, None without ``fault_tolerant``."""
+    def journal(self) -> Journal | None:
+        """The dispatcher's journal, None without ``fault_tolerant``."""
+
+    @property
+    def registered(self) -> MutableMapping[str, Registered]:
+        """What is known of the datasets that this process registered, by their ids."""
 
     @property
     def service_in_process(self) -> bool:

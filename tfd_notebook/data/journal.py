@@ -155,6 +155,7 @@ class Journal:
     """
 
     def __init__(self, work_dir: str | os.PathLike[str]) -> None:
+        self.work_dir = os.fspath(work_dir)
         self._directory = Path(work_dir) / JOURNAL_DIR
         self._lock = threading.Lock()
         self._file, self._offset = -1, 0

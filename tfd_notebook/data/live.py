@@ -25,6 +25,8 @@ _WORKS = 0.85
 _PROBE = 0.002
 _PROBES = 5
 
+_ASK = "tfd.explain(dataset) tells which of both it is"
+
 NOTHING = Limit("none", figures={"elements_per_s": 0.0, "wait_fraction": 0.0, "cpu_cores": 0.0})
 
 
@@ -157,7 +159,10 @@ class Live:
         figures = seen.figures()
         del figures["first_element_s"]
         share = None if verdict.kind == "none" else min(1.0, verdict.share)
-        return Limit(verdict.kind, verdict.name, share, figures, advise(verdict, len(workers)))
+        said = advise(verdict, len(workers))
+        if verdict.kind == "device_copy":
+            said = f"{said}; what comes before it cannot be seen while it runs: {_ASK}"
+        return Limit(verdict.kind, verdict.name, share, figures, said)
 
 
 def worker_limit(task: str, workers: Sequence[WorkerUse]) -> Limit:

@@ -12,9 +12,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from tfd_notebook._compat import graph
+from tfd_notebook._compat.stages import splits_of
 from tfd_notebook.data import checks
 from tfd_notebook.data.arguments import STATIC, Reading, compression_of, mode_of
-from tfd_notebook.data.host import ServiceHost
+from tfd_notebook.data.host import Registered, ServiceHost
 from tfd_notebook.data.using import Delivery, ServiceUse
 from tfd_notebook.data.watch import watch
 from tfd_notebook.errors import DataError, TimeLimit, UsageError
@@ -111,6 +113,7 @@ def distribute(
                 )
             )
         )
+        host.registered[graph.service_id(read)] = Registered(cardinality, splits_of(dataset))
         if (
             reading.mode == "DYNAMIC"
             and found.keeps_count
@@ -170,7 +173,9 @@ def register(
             host.service_target, dataset, compression=chosen, dataset_id=dataset_id
         )
     )
-    return str(registered.numpy().decode())
+    found = str(registered.numpy().decode())
+    host.registered[found] = Registered(int(dataset.cardinality()), splits_of(dataset))
+    return found
 
 
 def from_dataset_id(
@@ -240,6 +245,10 @@ def from_dataset_id(
     )
     checks.say_delivery(host, reading.mode)
     before = checks.before_reading(host, full_name)
+    known = host.registered.get(plain_id, Registered(-1, None))
+    read._tfd_service = ServiceUse(
+        Delivery(weakref.ref(host), known.cardinality, reading.mode, job_name)
+    )
     return watch(read, host.consumers, checks.listed_as(job_name), before)
 
 
@@ -283,7 +292,7 @@ def save(
     """
     import tensorflow as tf
 
-    if host.service_work_dir is None:
+    if host.journal is None:
         raise UsageError(
             "the workers can only save with a service that keeps a journal",
             fix="start the cluster with service=tfd.Service(fault_tolerant=True)",

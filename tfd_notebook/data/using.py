@@ -71,8 +71,8 @@ class ServiceUse:
     Parameters
     ----------
     delivery : Delivery
-    origin : tf.data.Dataset
-        The pipeline that the workers run.
+    origin : tf.data.Dataset, optional
+        The pipeline that the workers run; None where it was not distributed here.
     compressed : bool
         Whether elements travel compressed, or TensorFlow may choose so.
     again : callable
@@ -80,9 +80,9 @@ class ServiceUse:
     """
 
     delivery: Delivery
-    origin: Any
-    compressed: bool
-    again: Callable[..., Any]
+    origin: Any = None
+    compressed: bool = False
+    again: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,9 @@ _JOB_COLUMNS = (
 )
 
 
-def jobs_table(state: Any, readers: Mapping[str, Sequence[str]]) -> Table:
+def jobs_table(
+    state: Any, readers: Mapping[str, Sequence[str]], registered: Mapping[str, Any]
+) -> Table:
     """Return the table of what a dispatcher's journal knows of its jobs, a row for each pass.
 
     Parameters
@@ -101,6 +103,8 @@ def jobs_table(state: Any, readers: Mapping[str, Sequence[str]]) -> Table:
     state : JournalState
     readers : mapping of str to sequence of str
         Names of the consumers of this process, by the name of the job.
+    registered : mapping of str to Registered
+        What is known of the datasets, by their ids.
     """
     jobs = {job.id: job for job in state.jobs}
     tasks: dict[int, list[Any]] = {}
@@ -120,6 +124,9 @@ def jobs_table(state: Any, readers: Mapping[str, Sequence[str]]) -> Table:
                 "readers": one.clients,
                 "read_here_by": ", ".join(readers.get(job.name, ())) if job else "",
                 "splits": one.splits,
+                "splits_total": getattr(registered.get(job.dataset_id), "splits", None)
+                if job
+                else None,
                 "workers_done": f"{done} of {len(own)}",
             }
         )
@@ -131,7 +138,7 @@ def jobs_table(state: Any, readers: Mapping[str, Sequence[str]]) -> Table:
             state_cell(r["state"]),
             Cell(str(r["readers"])),
             Cell(r["read_here_by"]),
-            Cell(figures.count(r["splits"]) if r["splits"] else ""),
+            Cell(_progress(r["splits"], r["splits_total"])),
             Cell(r["workers_done"]),
         )
         for r in records
@@ -139,6 +146,15 @@ def jobs_table(state: Any, readers: Mapping[str, Sequence[str]]) -> Table:
     return Table(
         _JOB_COLUMNS, rows, label="jobs", empty="nothing has been read yet", records=records
     )
+
+
+def _progress(done: int, total: int | None) -> str:
+    """Return the splits in words; modes that hand out none have nothing to tell."""
+    if not done:
+        return ""
+    if not total:
+        return figures.count(done)
+    return f"{figures.count(done)} of {figures.count(total)} ({done / total:.0%})"
 
 
 _FORECAST_COLUMNS = (
