@@ -216,7 +216,9 @@ class _Explanation:
             found = self._attempt(each, left / len(turns) - warm_up, warm_up)
             if found is not None:
                 (after if each is dataset else before).append(found.rate)
-        return max(after) / max(before) if after and max(before) else None
+        if not after or not max(before):
+            return None
+        return max(after) / max(before)
 
     # One for each kind: what to change, and what that would gain
 
@@ -319,8 +321,7 @@ class _Explanation:
             if self._step is None:
                 batched = self._try(lambda: again(use.origin.batch(_BATCH)), in_turn=True)
             return advice.BATCH, None if batched is None else batched * _BATCH
-        alone = self._alone
-        gain = alone.rate / seen.rate if alone is not None and seen.rate else None
+        gain = self._try(lambda: use.origin, in_turn=True)
         return advice.MEMORY, gain if gain is not None and gain >= _WORTH else None
 
     def _advise_workers(self, verdict: Verdict) -> tuple[str, float | None]:
