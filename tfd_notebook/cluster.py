@@ -11,11 +11,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import control, errors
+from tfd_notebook.configure import configure
 from tfd_notebook.handles import ClusterDispatcher, Task
 from tfd_notebook.insight import Insight
 from tfd_notebook.launch import base
 from tfd_notebook.snapshot import Snapshot
-from tfd_notebook.spec import ClusterConfig, Policy, Role, Service, check_count
+from tfd_notebook.spec import ClusterConfig, Policy, Role, Service, check_count, count_name
 from tfd_notebook.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ def clusters() -> dict[str, Cluster]:
 
 
 class Cluster(Insight):
-    """A tf.data service whose tasks run where the launcher puts them.
+    """Tasks of TensorFlow's distributed runtime that run where the launcher puts them.
+
+    They are a tf.data service, or the workers and parameter servers of a training, or both.
 
     Running the same call again returns the cluster that lives already, so that a cell can be run
     twice. A cluster ends by `stop`, at the end of a ``with`` block, at its time limit or with its
@@ -43,7 +46,19 @@ class Cluster(Insight):
     Parameters
     ----------
     data_workers : int
-        How many tf.data service workers to start. Default 0.
+        How many tf.data service workers to start. Default 0. With them comes the service's
+        dispatcher; a cluster without any task but it is what ``Cluster()`` makes.
+    workers, ps : int
+        How many training workers and parameter servers to start, each a
+        ``tf.distribute.Server``. Default 0. ``ParameterServerStrategy`` needs some of both.
+    evaluator : bool
+        Whether to start an evaluator, a ``tf.distribute.Server`` that is a cluster of its own.
+        Default false.
+    gpus : {"auto", 0}, list of int or mapping
+        Which GPUs of their host the workers see: all, evenly (the default), none, those of these
+        numbers (as ``nvidia-smi`` counts), or so many each: ``{"worker": 1, "evaluator": 1}``.
+        Every worker gets as many as the others; what is not named here gets none. The kernel
+        keeps its own view.
     launcher : str or Launcher
         Where the tasks run: ``"local"`` (child processes, the default), ``"inprocess"``, or
         another name from ``%tfd_cluster kinds``, or an object from `tfd_notebook.launchers`.
@@ -74,7 +89,7 @@ class Cluster(Insight):
 
     See Also
     --------
-    tf.data.experimental.service : TensorFlow's side of it.
+    tf.data.experimental.service, tf.distribute.Server : TensorFlow's side of it.
     """
 
     def __new__(
@@ -84,7 +99,7 @@ class Cluster(Insight):
             raise errors.UsageError(
                 f"if_exists={if_exists!r} is not known", fix="use reuse, replace or error"
             )
-        config, launcher = _configure(name, options)
+        config, launcher = configure(name, options)
         with _clusters_lock:
             living = clusters().get(config.name)
             if living is not None and living._ending:
@@ -111,6 +126,10 @@ class Cluster(Insight):
         self,
         *,
         data_workers: int = 0,
+        workers: int = 0,
+        ps: int = 0,
+        evaluator: bool = False,
+        gpus: str | int | Iterable[int] | Mapping[str, int] = "auto",
         launcher: str | base.Launcher = "local",
         name: str | None = None,
         if_exists: str = "reuse",
@@ -171,7 +190,9 @@ class Cluster(Insight):
         return self
 
     def stop(self) -> None:
-        """Stop streams, then workers, then the dispatcher; does nothing when already stopped.
+        """Stop streams, then all tasks; does nothing when already stopped.
+
+        Workers and evaluator go first, then parameter servers, data workers, the dispatcher.
 
         Consumers that are blocked in this process get `Interrupted`. Where somebody else stops it
         already, this waits until that is done.
@@ -202,23 +223,51 @@ class Cluster(Insight):
         self._consumers.wait_idle(timeout)
         return True
 
-    def scale(self, *, data_workers: int) -> None:
-        """Have this many data workers from now on; returns when new ones are ready.
+    def scale(
+        self,
+        *,
+        data_workers: int | None = None,
+        workers: int | None = None,
+        ps: int | None = None,
+    ) -> None:
+        """Have so many tasks from now on; returns when new ones are ready.
+
+        Those that go are the ones with the highest index.
 
         Parameters
         ----------
-        data_workers : int
-            Workers that go are those with the highest index. What they had buffered for an epoch
-            that runs is not delivered; a notice says so.
+        data_workers : int, optional
+            What workers that go had buffered for an epoch that runs is not delivered; a notice
+            says so. The first data worker brings the dispatcher with it.
+        workers : int, optional
+            A worker that is added knows all others; each gets as many GPUs as those that run.
+        ps : int, optional
+            Cannot change while the cluster lives.
 
         Raises
         ------
         UsageError, StateError, LaunchError
+        Unsupported
+            Another number of parameter servers, over which variables are laid out.
         """
-        check_count("data_workers", data_workers)
+        wishes = {Role.DATA_WORKER: data_workers, Role.WORKER: workers, Role.PS: ps}
+        counts = {
+            role: check_count(count_name(role), count)
+            for role, count in wishes.items()
+            if count is not None
+        }
+        if not counts:
+            raise errors.UsageError("scale to how many?", fix="cluster.scale(data_workers=4)")
         with self._lock:
             self._must_run()
-            self._fleet.scale(data_workers)
+            living = len(self._fleet.rows_of(Role.PS))
+            if counts.pop(Role.PS, living) != living:
+                raise errors.Unsupported(
+                    f"the {living} ps of a cluster that lives cannot become {ps}: variables are "
+                    "laid out over them",
+                    fix=f"save a checkpoint, make a new cluster with ps={ps}, restore it there",
+                )
+            self._fleet.scale(counts)
 
     def restart(self, task: str) -> None:
         """Start a fresh process for `task` on its own port; returns when it is ready.
@@ -288,7 +337,14 @@ class Cluster(Insight):
 
     @property
     def dispatcher(self) -> ClusterDispatcher:
-        """The dispatcher, with the contract of TensorFlow's ``DispatchServer``."""
+        """The dispatcher, with the contract of TensorFlow's ``DispatchServer``.
+
+        Raises
+        ------
+        StateError
+            The cluster has none, because it has no data worker.
+        """
+        self._must_have_dispatcher()
         return ClusterDispatcher(self)
 
     def to_frame(self) -> pd.DataFrame:
@@ -392,48 +448,6 @@ class Cluster(Insight):
         if last:
             control.stop()
         self._has_ended.set()
-
-
-_ELSEWHERE = (
-    ("Policy", Policy.__dataclass_fields__),
-    ("Service", Service.__dataclass_fields__),
-    ("launchers.Local", ("host", "allow")),
-)
-
-
-def _configure(name: str | None, options: Mapping[str, Any]) -> tuple[ClusterConfig, base.Launcher]:
-    known = ("data_workers", "launcher", "env", "preload", "policy", "service", "start")
-    for option in options:
-        if option not in known:
-            if option in ("workers", "ps", "evaluator", "gpus"):
-                raise errors.Unsupported(
-                    f"Cluster({option}=...) cannot be used yet", fix=f"leave {option} out"
-                )
-            hint = next(
-                (f"{kind}({option}=...)" for kind, fields in _ELSEWHERE if option in fields), ""
-            )
-            raise TypeError(
-                f"Cluster() got an unexpected argument {option!r}"
-                + (f": it belongs into tfd.{hint}" if hint else "")
-            )
-    launcher = base.launcher(options.get("launcher", "local"))
-    preload, env = options.get("preload", ()), options.get("env") or {}
-    if not isinstance(env, Mapping):
-        raise errors.UsageError(f"env={env!r} must map names to strings")
-    if not isinstance(preload, Iterable):
-        raise errors.UsageError(f"preload={preload!r} must be names of modules or libraries")
-    config = ClusterConfig(
-        name=name or "cluster",
-        launcher=launcher.name,
-        counts={Role.DISPATCHER: 1, Role.DATA_WORKER: options.get("data_workers", 0)},
-        policy=Policy() if options.get("policy") is None else options["policy"],
-        service=Service() if options.get("service") is None else options["service"],
-        env=dict(env),
-        preload=(preload,) if isinstance(preload, str) else tuple(preload),
-        allow=launcher.allow,
-        options=launcher.options,
-    )
-    return config, launcher
 
 
 def _stop_all() -> None:

@@ -33,7 +33,7 @@ def _of_cluster(
     """Return the method that calls a function of `tfd_notebook.data.service` for its cluster."""
 
     def method(self: DataPath, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        self._must_run()
+        self._must_serve()
         return function(self, *args, **kwargs)
 
     functools.update_wrapper(method, function)
@@ -130,7 +130,7 @@ class DataPath:
     @property
     def service_target(self) -> str:
         """``"grpc://host:port"`` of the dispatcher."""
-        self._must_run()
+        self._must_serve()
         return f"grpc://{self._fleet.row(DISPATCHER).address}"
 
     @property
@@ -183,3 +183,15 @@ class DataPath:
         if self.state not in ("ready", "degraded", "starting"):
             fix = "cluster.start()" if self.state == "new" else "make a new one: tfd.Cluster(...)"
             raise errors.StateError(f"cluster {self.name!r} is {self.state}", fix=fix)
+
+    def _must_serve(self) -> None:
+        """Raise StateError unless the cluster runs and has a dispatcher."""
+        self._must_run()
+        self._must_have_dispatcher()
+
+    def _must_have_dispatcher(self) -> None:
+        if not self._monitor.snapshot().planned.get(Role.DISPATCHER):
+            raise errors.StateError(
+                f"cluster {self.name!r} has no dispatcher, because it has no data worker",
+                fix="cluster.scale(data_workers=2) starts both",
+            )

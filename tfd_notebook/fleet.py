@@ -6,14 +6,14 @@ import base64
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tfd_notebook import errors
+from tfd_notebook import errors, gpus
 from tfd_notebook.launch import base, proxies
 from tfd_notebook.monitor import Monitor
 from tfd_notebook.snapshot import TaskRow
-from tfd_notebook.spec import ClusterConfig, Role, TaskState
+from tfd_notebook.spec import SERVER_ROLES, ClusterConfig, Role, TaskState
 
 DISPATCHER = f"{Role.DISPATCHER}:0"
 _DISPATCHER_FIELDS = (
@@ -35,8 +35,12 @@ _FOLLOW_SECONDS = 0.2
 _FOLLOW_BYTES = 65_536
 
 
+#: The jobs of a cluster that trains; an evaluator is a cluster of its own.
+_JOBS = (Role.WORKER, Role.PS)
+
+
 class Fleet:
-    """The dispatcher and data workers of one cluster.
+    """The tasks of one cluster.
 
     Parameters
     ----------
@@ -51,6 +55,7 @@ class Fleet:
         self._launcher = launcher
         self._monitor = monitor
         self._node: base.Node | None = None
+        self._deal = gpus.Deal()
         #: The worker addresses that the dispatcher was given for static sharding.
         self._static: tuple[str, ...] = ()
         self.work_dir: str | None = None
@@ -68,42 +73,53 @@ class Fleet:
     # As a whole
 
     def bring_up(self) -> None:
-        """Start the dispatcher, then the data workers; return when they are ready."""
+        """Start all tasks; return when they are ready."""
         config = self._config
         if note := proxies.bypass_for_local():
             self._monitor.notice("info", note)
         (self._node,) = self._launcher.connect(config, self._monitor.take)
-        self._monitor.request(Role.DISPATCHER, 1)
-        self.ask("hold", tasks=[self._packed(Role.DISPATCHER, 0, config.service.port)])
-        self.ask("start", tasks={DISPATCHER: self._dispatcher_settings(self._node)})
-        self._await_ready([DISPATCHER])
-        wanted = config.counts[Role.DATA_WORKER]
-        self._monitor.request(Role.DATA_WORKER, wanted)
-        self._add_workers(range(wanted), config.policy.minimum)
+        self._deal = self._deal_gpus(config.counts.get(Role.WORKER, 0))
+        for role, count in config.counts.items():
+            self._monitor.request(role, count)
+        self._add({role: range(n) for role, n in config.counts.items()}, config.policy.minimum)
 
-    def scale(self, wanted: int) -> None:
-        """Have `wanted` data workers; return when new ones are ready."""
-        self._monitor.plan(Role.DATA_WORKER, wanted)
-        present = [row for row in self._monitor.rows() if row.role is Role.DATA_WORKER]
-        surplus = [row.task for row in present if row.index >= wanted]
-        if surplus:
-            self._remove(surplus)
-        known = {row.index for row in present}
-        missing = [index for index in range(wanted) if index not in known]
-        self._monitor.request(Role.DATA_WORKER, wanted)
-        for row in present:
-            if row.index < wanted and row.state.ended:
-                self.restart(row.task, {})
+    def scale(self, counts: Mapping[Role, int]) -> None:
+        """Have so many tasks of these roles; return when new ones are ready."""
+        wanted = dict(counts)
+        if wanted.get(Role.DATA_WORKER) and not self.rows_of(Role.DISPATCHER):
+            wanted[Role.DISPATCHER] = 1
+        check_roles(self._launcher, wanted)
+        if Role.WORKER in wanted:
+            if self.rows_of(Role.WORKER):
+                self._deal.check(wanted[Role.WORKER])
+            else:
+                self._deal = self._deal_gpus(wanted[Role.WORKER])
+        missing: dict[Role, list[int]] = {}
+        fewer_data_workers = False
+        for role, count in wanted.items():
+            present = self.rows_of(role)
+            self._monitor.plan(role, count)
+            surplus = [row.task for row in reversed(present) if row.index >= count]
+            if surplus:
+                self._remove(surplus)
+                fewer_data_workers |= role is Role.DATA_WORKER
+            self._monitor.request(role, count)
+            known = {row.index for row in present}
+            missing[role] = [index for index in range(count) if index not in known]
+            for row in present:
+                if row.index < count and row.state.ended:
+                    self.restart(row.task, {})
         try:
-            self._add_workers(missing)
+            self._add(missing)
         except BaseException:
-            # No half-started worker stays.
-            self._remove([f"{Role.DATA_WORKER}:{index}" for index in missing])
-            left = sum(row.role is Role.DATA_WORKER for row in self._monitor.rows())
-            self._monitor.plan(Role.DATA_WORKER, left)
-            self._monitor.request(Role.DATA_WORKER, left)
+            # No half-started task stays.
+            self._remove([f"{role}:{index}" for role in missing for index in missing[role]])
+            for role in wanted:
+                left = len(self.rows_of(role))
+                self._monitor.plan(role, left)
+                self._monitor.request(role, left)
             raise
-        if surplus and self._static:
+        if fewer_data_workers and self._static:
             self.enable_static_sharding()
 
     def close(self, timeout: float) -> None:
@@ -124,12 +140,26 @@ class Fleet:
 
     def worker_addresses(self) -> tuple[str, ...]:
         """Return the addresses of the data workers that have not ended, by index."""
-        rows = [
-            row
-            for row in self._monitor.rows()
-            if row.role is Role.DATA_WORKER and not row.state.ended
-        ]
-        return tuple(row.address for row in sorted(rows, key=lambda row: row.index))
+        return self._addresses(Role.DATA_WORKER)
+
+    def cluster_spec(self) -> dict[str, list[str]]:
+        """Return the addresses of the workers and parameter servers that have not ended, by index.
+
+        Returns
+        -------
+        dict of str to list of str
+            As ``tf.train.ClusterSpec`` takes it; a job without tasks is left out.
+        """
+        spec = {str(role): list(self._addresses(role)) for role in _JOBS}
+        return {job: addresses for job, addresses in spec.items() if addresses}
+
+    def rows_of(self, role: Role) -> tuple[TaskRow, ...]:
+        """Return the tasks of `role`, by index."""
+        rows = (row for row in self._monitor.rows() if row.role is role)
+        return tuple(sorted(rows, key=lambda row: row.index))
+
+    def _addresses(self, role: Role) -> tuple[str, ...]:
+        return tuple(row.address for row in self.rows_of(role) if not row.state.ended)
 
     # One by one
 
@@ -189,12 +219,32 @@ class Fleet:
 
     # How it is done
 
-    def _add_workers(self, indices: Sequence[int], minimum: int | None = None) -> None:
-        if not indices:
+    def _add(self, wanted: Mapping[Role, Iterable[int]], minimum: int | None = None) -> None:
+        """Start tasks, by role and index; return when they are ready.
+
+        Data workers wait for their dispatcher, all others start beside each other.
+        """
+        packed = [self._packed(role, index) for role, some in wanted.items() for index in some]
+        if not packed or self._node is None:
             return
-        held: dict[str, str] = self.ask(
-            "hold", tasks=[self._packed(Role.DATA_WORKER, index) for index in indices]
-        )
+        held: dict[str, str] = self.ask("hold", tasks=packed)
+        starting = self._server_settings(held)
+        if DISPATCHER in held:
+            starting[DISPATCHER] = self._dispatcher_settings(self._node)
+        if starting:
+            self.ask("start", tasks=starting)
+        if starting.pop(DISPATCHER, None) is not None:
+            self._await_ready([DISPATCHER])
+        data_workers = {
+            name: address
+            for name, address in held.items()
+            if name.startswith(f"{Role.DATA_WORKER}:")
+        }
+        if data_workers:
+            self._add_data_workers(data_workers, minimum)
+        self._await_ready(list(starting))
+
+    def _add_data_workers(self, held: Mapping[str, str], minimum: int | None) -> None:
         if self._static:
             # A dispatcher with a list of workers turns away those that are not in it.
             addresses = (*self._static, *held.values())
@@ -209,15 +259,69 @@ class Fleet:
         self.ask("start", tasks=tasks)
         self._await_ready(list(tasks), minimum)
 
+    def _server_settings(self, held: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        """Return the settings of those tasks in `held` that are a ``tf.distribute.Server``."""
+        addresses: dict[Role, dict[int, str]] = {role: {} for role in SERVER_ROLES}
+        for role in SERVER_ROLES:
+            addresses[role].update((row.index, row.address) for row in self.rows_of(role))
+        for name, address in held.items():
+            role, index = _role_and_index(name)
+            if role in addresses:
+                addresses[role][index] = address
+        jobs = {
+            role: [known[index] for index in sorted(known)] for role, known in addresses.items()
+        }
+        training = {str(role): jobs[role] for role in _JOBS if jobs[role]}
+        found: dict[str, dict[str, Any]] = {}
+        for name in held:
+            role, index = _role_and_index(name)
+            if role in SERVER_ROLES:
+                cluster = training if role in _JOBS else {str(role): jobs[role]}
+                found[name] = {"cluster": cluster, "job": str(role), "index": index}
+        return found
+
     def _remove(self, tasks: list[str]) -> None:
         with contextlib.suppress(errors.UnknownName):
             self.ask("stop", tasks=tasks, timeout=30.0)
         for task in tasks:
             self._monitor.forget(task)
 
-    def _packed(self, role: Role, index: int, port: int = 0) -> dict[str, Any]:
-        host = self._launcher.host_of(role)
-        return {"role": str(role), "index": index, "host": host, "port": port, "settings": {}}
+    def _packed(self, role: Role, index: int) -> dict[str, Any]:
+        return {
+            "role": str(role),
+            "index": index,
+            "host": self._launcher.host_of(role),
+            "port": self._config.service.port if role is Role.DISPATCHER else 0,
+            "settings": {},
+            "gpus": list(self._deal.of(role, index)),
+        }
+
+    def _deal_gpus(self, workers: int) -> gpus.Deal:
+        """Deal out the GPUs of the tasks' host to so many workers."""
+        wish, evaluators = self._config.gpus, self._config.counts.get(Role.EVALUATOR, 0)
+        if wish == () or (wish == "auto" and (not workers or self.in_process)):
+            return gpus.Deal()
+        if self.in_process:
+            raise errors.Unsupported(
+                "tasks inside this process cannot be given GPUs: it has one view of them",
+                fix='leave gpus out, or use launcher="local"',
+            )
+        found = self.ask("gpus")
+        numbers = [gpu["index"] for gpu in found["gpus"]]
+        dealt = gpus.deal(wish, workers, evaluators, numbers, found["why"])
+        if found["hidden"] and wish == "auto":
+            self._monitor.notice(
+                "warning",
+                f"there seem to be GPUs, but the workers get none: {found['why']}",
+                fix='pip install "tfd-notebook[gpu]", or gpus=0 if that is meant',
+            )
+        if dealt.left:
+            self._monitor.notice(
+                "info",
+                f"{len(numbers)} GPUs do not divide evenly between {workers} workers: nobody gets "
+                + ", ".join(map(str, dealt.left)),
+            )
+        return dealt
 
     def _dispatcher_settings(self, node: base.Node) -> dict[str, Any]:
         service = self._config.service
@@ -266,6 +370,22 @@ class Fleet:
             if said := self.log(task, 5):
                 return "\n  It wrote:" + "".join(f"\n    {line}" for line in said.splitlines())
         return ""
+
+
+def check_roles(launcher: base.Launcher, counts: Mapping[Role, int]) -> None:
+    """Raise Unsupported if the launcher cannot run one of the roles."""
+    for role, count in counts.items():
+        if count and role not in launcher.roles:
+            able = ", ".join(str(known) for known in Role if known in launcher.roles)
+            raise errors.Unsupported(
+                f"launcher {launcher.name!r} cannot run a {role}, only {able}",
+                fix='use launcher="local"',
+            )
+
+
+def _role_and_index(task: str) -> tuple[Role, int]:
+    role, _, index = task.partition(":")
+    return Role(role), int(index)
 
 
 def _fields(config: Any, names: tuple[str, ...]) -> dict[str, Any]:

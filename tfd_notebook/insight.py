@@ -57,6 +57,7 @@ class Insight(DataPath):
         """
         from tfd_notebook import views
 
+        self._must_have_dispatcher()
         journal = self.journal
         if journal is None:
             raise errors.StateError(

@@ -22,8 +22,17 @@ log = logging.getLogger("tfd_notebook")
 
 _TICK_SECONDS = 0.5
 _RATE_SECONDS = 5.0
+_MEASURED = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent", "gpu")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _ORDER = {role: position for position, role in enumerate(Role)}
+
+#: What a task that dies takes with it.
+_LOST_WITH = {
+    Role.DATA_WORKER: ". What it had prepared for the epoch being read is lost (dynamic) or comes "
+    "again (off, file, data)",
+    Role.PS: ". The variables that it held are lost: make a new strategy and restore a checkpoint",
+    Role.WORKER: ". What it was computing is done again by another, or by itself when it is back",
+}
 
 Subscriber = Callable[[Snapshot], None]
 
@@ -115,7 +124,7 @@ class Monitor:
                 )
             )
         elif kind == "measure":
-            known = ("task", "cpu_percent", "rss_mb", "pss_mb", "bytes_sent")
+            known = ("task", *_MEASURED)
             self._measured(TaskMeasured(**{k: body[k] for k in known if k in body}))
         elif kind == "notice":
             self.notice(body["severity"], body["what"], task=body["task"], fix=body["fix"])
@@ -245,6 +254,7 @@ class Monitor:
                 cpu_percent=None if gone else row.cpu_percent,
                 rss_mb=None if gone else row.rss_mb,
                 pss_mb=None if gone else row.pss_mb,
+                gpu="" if gone else row.gpu,
             )
             self.events.append(event)
             self._touch()
@@ -258,11 +268,9 @@ class Monitor:
             self.notice("error", f"failed: {event.reason}.{last}", task=event.task, fix=fix)
         elif event.state is TaskState.RESTARTING and event.reason != "asked for":
             what = f"{event.reason}; it is being restarted"
-            if event.task.startswith(str(Role.DATA_WORKER)) and self._consumers.reading():
-                what += (
-                    ". What it had prepared for the epoch being read is lost (dynamic) or comes "
-                    "again (off, file, data)"
-                )
+            role = Role(event.task.partition(":")[0])
+            if role is not Role.DATA_WORKER or self._consumers.reading():
+                what += _LOST_WITH.get(role, "")
             self.notice("warning", what, task=event.task)
         elif event.state is TaskState.HUNG:
             self.notice("warning", f"hung, {event.reason}", task=event.task, fix=fix)
@@ -275,9 +283,7 @@ class Monitor:
             if row is None or row.pid is None:
                 return
             values = {
-                name: value
-                for name in ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent")
-                if (value := getattr(event, name)) is not None
+                name: value for name in _MEASURED if (value := getattr(event, name)) is not None
             }
             self._rows[event.task] = replace(row, **values)
             if event.bytes_sent is not None:

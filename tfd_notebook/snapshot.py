@@ -52,7 +52,8 @@ class TaskRow:
 
     Memory is in MB (10**6 bytes), CPU in percent of one core, ``bytes_sent`` counts what the
     task's port has sent to its peers since the task's process started, ``bytes_per_s`` is its
-    rate over the last seconds.
+    rate over the last seconds. ``gpu`` says of each GPU that the task sees its number, how busy
+    it is and how much of its memory is used, by whomever.
     """
 
     task: str

@@ -30,6 +30,17 @@ class Role(str, Enum):
         return self.value
 
 
+#: In which order tasks end: those that use others before those that they use.
+STOP_ORDER = (
+    (Role.CHIEF, Role.WORKER, Role.EVALUATOR),
+    (Role.PS,),
+    (Role.DATA_WORKER,),
+    (Role.DISPATCHER,),
+)
+#: The tasks that are a ``tf.distribute.Server``.
+SERVER_ROLES = (Role.PS, Role.WORKER, Role.EVALUATOR)
+
+
 class TaskState(str, Enum):
     """Where a task is in its life."""
 
@@ -96,6 +107,8 @@ class TaskSpec:
         The TCP port; 0 lets the agent choose one and hold it for the cluster's life.
     settings : mapping
         JSON values for the server that the task runs, such as ``dispatcher_address``.
+    gpus : tuple of int
+        The GPUs of its host that the task sees, by the numbers of ``nvidia-smi``.
     """
 
     role: Role
@@ -103,6 +116,7 @@ class TaskSpec:
     host: str = "localhost"
     port: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
+    gpus: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -227,6 +241,8 @@ class ClusterConfig:
         Networks in CIDR form that may connect besides this host.
     options : str
         What else the launcher was given, in a form that can be compared.
+    gpus : "auto", tuple of int or mapping of str to int
+        Who sees which GPUs, as `tfd_notebook.gpus.check` returns it.
     """
 
     name: str
@@ -238,6 +254,7 @@ class ClusterConfig:
     preload: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     options: str = ""
+    gpus: str | tuple[int, ...] | Mapping[str, int] = "auto"
 
     def __post_init__(self) -> None:
         for field_name, kind in (("policy", Policy), ("service", Service)):
@@ -256,7 +273,7 @@ class ClusterConfig:
                 fix="use up to 64 letters, digits, '.', '_' and '-', a letter or digit first",
             )
         for role, count in self.counts.items():
-            check_count(f"{role}s" if role is not Role.PS else "ps", count)
+            check_count(count_name(role), count)
         for network in self.allow:
             try:
                 ipaddress.ip_network(network, strict=False)
@@ -267,6 +284,11 @@ class ClusterConfig:
         for key, value in self.env.items():
             if not isinstance(key, str) or not isinstance(value, str) or "=" in key:
                 raise UsageError(f"env: {key!r}={value!r} must be a name and a string")
+
+
+def count_name(role: Role) -> str:
+    """Return the argument that says how many tasks of `role` there are."""
+    return {Role.DATA_WORKER: "data_workers", Role.WORKER: "workers"}.get(role, str(role))
 
 
 def check_count(name: str, value: object, most: int = MAX_TASKS_PER_ROLE) -> int:

@@ -30,7 +30,8 @@ def command_line() -> CommandLine:
     )
     return CommandLine(
         "tfd",
-        "Clusters for tf.data. list, stop, logs and watch act on those of running notebooks too.",
+        "Clusters of TensorFlow's tasks. list, stop, logs and watch act on those of running "
+        "notebooks too.",
         commands,
     )
 

@@ -25,15 +25,17 @@ from typing import Any
 
 import psutil
 
+from tfd_notebook import gpus
 from tfd_notebook.errors import StateError, TfdError, UnknownName
 from tfd_notebook.launch import processes, protocol, runtime
 from tfd_notebook.launch.supervise import Supervised, read_log
-from tfd_notebook.spec import Policy, Role, TaskSpec, TaskState
+from tfd_notebook.spec import STOP_ORDER, Policy, Role, TaskSpec, TaskState
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK_SECONDS = 1.0
 _PSS_EVERY_TICKS = 10
+_GPU_EVERY_TICKS = 5
 _EXPIRY_GRACE_SECONDS = 5.0
 
 
@@ -99,10 +101,10 @@ class HostedCluster:
         )
 
     async def stop(self) -> None:
-        """End all tasks, consumers of data first, their source last."""
+        """End all tasks, those first that use others."""
         tasks = (*self.tasks.values(), *self.retired.values())
-        for last in (False, True):
-            ending = [task for task in tasks if (task.spec.role is Role.DISPATCHER) is last]
+        for roles in STOP_ORDER:
+            ending = [task for task in tasks if task.spec.role in roles]
             await asyncio.gather(*(task.stop() for task in ending))
         self.tasks.clear()
         self.retired.clear()
@@ -122,6 +124,7 @@ class Agent:
         self._seq = 0
         self._writer: asyncio.StreamWriter | None = None
         self._measured: dict[int, psutil.Process] = {}
+        self._meter = gpus.Meter()
         self._idle_since = time.monotonic()
         self._done = asyncio.Event()
 
@@ -216,14 +219,15 @@ class Agent:
         held: list[Supervised] = []
         try:
             for packed in tasks:
-                spec = TaskSpec(**dict(packed, role=Role(packed["role"])))
+                packed = dict(packed, role=Role(packed["role"]), gpus=tuple(packed["gpus"]))
+                spec = TaskSpec(**packed)
                 if spec.name in hosted.tasks:
                     raise StateError(f"cluster {cluster!r} has a task {spec.name!r} already")
                 retired = hosted.retired.pop(spec.name, None)
                 if retired is None:
                     held.append(Supervised(hosted, spec))
                 else:
-                    retired.revive()
+                    retired.revive(spec)
                     held.append(retired)
         except BaseException:
             for task in held:
@@ -231,6 +235,9 @@ class Agent:
             raise
         hosted.tasks.update({task.spec.name: task for task in held})
         return {task.spec.name: task.address for task in held}
+
+    async def do_gpus(self, cluster: str) -> dict[str, Any]:
+        return await asyncio.to_thread(gpus.find, self._cluster(cluster).environment)
 
     async def do_start(self, cluster: str, tasks: dict[str, dict[str, Any]]) -> None:
         hosted = self._cluster(cluster)
@@ -333,7 +340,9 @@ class Agent:
             with contextlib.suppress(TfdError):
                 stats = await process.request("stats", 1.0)
                 measured["bytes_sent"] = stats["bytes_sent"]
-                task.connections.keep(process.pid, dict(stats["connections"]))
+                task.keep_connections(dict(stats["connections"]))
+        if task.spec.gpus and tick % _GPU_EVERY_TICKS == 0:
+            measured["gpu"] = await asyncio.to_thread(self._meter.read, task.spec.gpus)
         task.trim_log()
         self.tell(
             {

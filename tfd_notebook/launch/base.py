@@ -10,9 +10,12 @@ from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 from tfd_notebook.errors import UnknownName, Unsupported, UsageError
-from tfd_notebook.spec import ClusterConfig, Role
+from tfd_notebook.spec import SERVER_ROLES, ClusterConfig, Role
 
 ENTRY_POINTS = "tfd_notebook.launchers"
+
+#: All that a launcher can run.
+ALL_ROLES = frozenset((Role.DISPATCHER, Role.DATA_WORKER, *SERVER_ROLES))
 
 #: Receives the events of a node: JSON values, see `tfd_notebook.launch.protocol`.
 OnEvent = Callable[[dict[str, Any]], None]
@@ -38,8 +41,10 @@ class Node(ABC):
 
         Requests are ``hold(tasks)``, which takes a port for each and answers with the addresses,
         ``start(tasks)``, ``stop(tasks)``, ``restart(task, settings)``, ``kill(task)``,
-        ``install(blob)`` and ``logs(task, size, offset)``, which answers with text and the offset
-        to go on from.
+        ``install(blob)``, ``logs(task, size, offset)``, which answers with text and the offset
+        to go on from, and ``gpus()``, which answers as `tfd_notebook.gpus.find` does and is not
+        asked where tasks live in the calling process. A task to hold has the fields of
+        `tfd_notebook.spec.TaskSpec`.
 
         Parameters
         ----------
@@ -80,7 +85,7 @@ class Launcher(ABC):
     summary : str
         One line for ``%tfd_cluster kinds``.
     roles : frozenset of Role
-        What it can run.
+        What it can run. Default: dispatcher and data workers.
     in_process : bool
         Whether the tasks live in the calling process.
     """

@@ -17,6 +17,13 @@ from tfd_notebook.spec import ClusterConfig, Role, TaskState
 class Fake(Launcher):
     """A launcher that starts nothing.
 
+    Parameters
+    ----------
+    gpus : tuple of int
+        The GPUs that its hosts seem to have. Default: none.
+    **options
+        Those of every `Launcher`.
+
     Attributes
     ----------
     nodes : list of FakeNode
@@ -27,12 +34,13 @@ class Fake(Launcher):
     summary: ClassVar[str] = "nothing at all: for tests of launchers and views"
     roles: ClassVar[frozenset[Role]] = frozenset(Role)
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, gpus: tuple[int, ...] = (), **options: Any) -> None:
         super().__init__(**options)
+        self._gpus = gpus
         self.nodes: list[FakeNode] = []
 
     def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
-        node = FakeNode(config, on_event)
+        node = FakeNode(config, on_event, self._gpus)
         self.nodes.append(node)
         return (node,)
 
@@ -43,12 +51,17 @@ class FakeNode(Node):
     host = "localhost"
     directory = ""
 
-    def __init__(self, config: ClusterConfig, on_event: OnEvent) -> None:
+    def __init__(
+        self, config: ClusterConfig, on_event: OnEvent, gpus: tuple[int, ...] = ()
+    ) -> None:
         self._cluster = config.name
         self._on_event = on_event
         self._pids = itertools.count(4_000_001)
         self.tasks: dict[str, dict[str, Any]] = {}
         self.installed: list[str] = []
+        self.settings: dict[str, dict[str, Any]] = {}
+        self.gpus = gpus
+        self.dealt: dict[str, list[int]] = {}
 
     def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
         return getattr(self, f"_do_{do}")(**arguments)
@@ -82,6 +95,7 @@ class FakeNode(Node):
             pid = next(self._pids)
             name = f"{packed['role']}:{packed['index']}"
             held[name] = f"localhost:{packed['port'] or 50_000 + pid % 10_000}"
+            self.dealt[name] = packed["gpus"]
             self.tasks[name] = {
                 "address": held[name],
                 "pid": pid,
@@ -90,9 +104,17 @@ class FakeNode(Node):
             }
         return held
 
+    def _do_gpus(self) -> dict[str, Any]:
+        return {
+            "gpus": [{"index": index} for index in self.gpus],
+            "why": "" if self.gpus else "there is no GPU",
+            "hidden": False,
+        }
+
     def _do_start(self, tasks: dict[str, dict[str, Any]]) -> None:
-        for name in tasks:
+        for name, settings in tasks.items():
             self._known(name)
+            self.settings[name] = settings
             self.tell(name, TaskState.STARTING)
             self.tell(name, TaskState.READY)
 

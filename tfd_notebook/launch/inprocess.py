@@ -7,6 +7,7 @@ or measured apart from the kernel.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import threading
@@ -17,9 +18,9 @@ from typing import Any, ClassVar
 
 from tfd_notebook.errors import StateError, TfdError, UnknownName
 from tfd_notebook.launch import runtime, servers, sockets
-from tfd_notebook.launch.base import Launcher, Node, OnEvent
+from tfd_notebook.launch.base import ALL_ROLES, Launcher, Node, OnEvent
 from tfd_notebook.launch.tombstone import Tombstone
-from tfd_notebook.spec import ClusterConfig, Role, TaskState
+from tfd_notebook.spec import SERVER_ROLES, STOP_ORDER, ClusterConfig, Role, TaskState
 
 _STOP_SECONDS = 3.0
 
@@ -32,9 +33,23 @@ class InProcess(Launcher):
 
     name: ClassVar[str] = "inprocess"
     summary: ClassVar[str] = "inside this kernel: cheapest transfer, but no isolation and no kill"
+    roles: ClassVar[frozenset[Role]] = ALL_ROLES
     in_process: ClassVar[bool] = True
 
     def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
+        count = sum(config.counts.get(role, 0) for role in SERVER_ROLES)
+        if servers.endless() and count:
+            on_event(
+                {
+                    "event": "notice",
+                    "severity": "warning",
+                    "what": f"{servers.endless()} servers of earlier clusters run on in this "
+                    "process, about 40 MB and 85 threads each: TensorFlow cannot stop them",
+                    "task": None,
+                    "fix": 'restart the kernel to be rid of them; launcher="local" has no such '
+                    "limit",
+                }
+            )
         return (InProcessNode(config, on_event),)
 
 
@@ -93,8 +108,8 @@ class InProcessNode(Node):
     def close(self, timeout: float = 10.0) -> None:
         self._closing.set()
         with self._lock:
-            names = sorted(self._tasks, key=lambda name: self._tasks[name].role is Role.DISPATCHER)
-            for name in names:
+            ending = [[n for n, t in self._tasks.items() if t.role in r] for r in STOP_ORDER]
+            for name in itertools.chain(*ending):
                 with contextlib.suppress(TfdError):
                     self._do_stop([name])
             for task in self._retired.values():
@@ -125,6 +140,8 @@ class InProcessNode(Node):
         for name, settings in tasks.items():
             task = self._task(name)
             task.settings.update(settings)
+            if task.role in SERVER_ROLES:
+                task.settings["gpus"] = False  # they are the kernel's own
             self._serve(name, task)
 
     def _serve(self, name: str, task: _Hosted) -> None:
@@ -143,7 +160,7 @@ class InProcessNode(Node):
             task = self._task(name)
             stopped = task.server is None or task.server.stop(_STOP_SECONDS)
             server, task.server, task.sent = task.server, None, None
-            reason = "" if stopped else "TensorFlow keeps it until its last consumer ends"
+            reason = "" if stopped or server is None else server.kept
             del self._tasks[name]
             if task.role is Role.DATA_WORKER and not self._closing.is_set():
                 self._retired[name] = task
@@ -177,6 +194,12 @@ class InProcessNode(Node):
 
     def _do_restart(self, task: str, settings: Mapping[str, Any]) -> None:
         hosted = self._task(task)
+        if hosted.server is not None and hosted.server.endless:
+            raise StateError(
+                f"{task} cannot be restarted in this process: {hosted.server.kept}",
+                task=task,
+                fix='restart the kernel, or use launcher="local"',
+            )
         hosted.settings.update(settings)
         hosted.restarts += 1
         self._tell(task, hosted, TaskState.RESTARTING, "asked for")

@@ -16,10 +16,10 @@ import psutil
 
 from tfd_notebook.errors import LaunchError, TfdError
 from tfd_notebook.launch import processes, runtime
-from tfd_notebook.launch.base import Launcher, Node, OnEvent
+from tfd_notebook.launch.base import ALL_ROLES, Launcher, Node, OnEvent
 from tfd_notebook.launch.client import AgentClient, AgentNode
 from tfd_notebook.launch.sweep import sweep
-from tfd_notebook.spec import ClusterConfig
+from tfd_notebook.spec import ClusterConfig, Role
 
 #: With less free memory than this TensorFlow is not imported ahead of its use.
 _TIGHT_BYTES = 2_000_000_000
@@ -34,6 +34,7 @@ class Local(Launcher):
 
     name: ClassVar[str] = "local"
     summary: ClassVar[str] = "child processes on this host, restarted when they die (the default)"
+    roles: ClassVar[frozenset[Role]] = ALL_ROLES
 
     def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
         client = _agent().client

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 from tfd_notebook._compat import servers as compat
-from tfd_notebook.errors import LaunchError, StateError
-from tfd_notebook.spec import Role
+from tfd_notebook.errors import LaunchError, StateError, TfdError
+from tfd_notebook.spec import SERVER_ROLES, Role
 
 
 class Server(ABC):
@@ -19,9 +21,15 @@ class Server(ABC):
     ----------
     port : int
         Where it listens.
+    kept : str
+        Why it may go on after `stop`, in words.
+    endless : bool
+        Whether it can only end with its process.
     """
 
     port: int
+    kept: ClassVar[str] = "TensorFlow keeps it until its last consumer ends"
+    endless: ClassVar[bool] = False
 
     @abstractmethod
     def stop(self, timeout: float | None) -> bool:
@@ -62,7 +70,84 @@ def _data_worker(port: int, settings: Mapping[str, Any]) -> Server:
     return _DataServer(service.WorkerServer(config))
 
 
-_STARTERS = {Role.DISPATCHER: _dispatcher, Role.DATA_WORKER: _data_worker}
+class _TaskServer(Server):
+    """A ``tf.distribute.Server``: parameter server, worker or evaluator."""
+
+    kept = "TensorFlow cannot stop it: it keeps its port and ends with the kernel"
+    endless = True
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self.port = int(server.target.rpartition(":")[2])
+
+    def stop(self, timeout: float | None) -> bool:
+        return False
+
+
+def _task_server(port: int, settings: Mapping[str, Any]) -> Server:
+    import tensorflow as tf
+
+    config = tf.compat.v1.ConfigProto()
+    if not settings.get("gpus", True):
+        config.device_count["GPU"] = 0
+    with _one_more(), _sharing_ports():
+        return _TaskServer(
+            tf.distribute.Server(
+                settings["cluster"], settings["job"], settings["index"], config=config
+            )
+        )
+
+
+#: Servers of this process that end with it.
+_endless = 0
+_endless_lock = threading.Lock()
+#: Each takes about 40 MB and 85 threads.
+MOST_ENDLESS = 32
+
+
+def endless() -> int:
+    """Return how many servers of this process can only end with it."""
+    return _endless
+
+
+@contextlib.contextmanager
+def _one_more() -> Iterator[None]:
+    """Count a server that can only end with this process, unless there are too many."""
+    global _endless
+    with _endless_lock:
+        if _endless >= MOST_ENDLESS:
+            raise StateError(
+                f"{_endless} servers of TensorFlow run in this process, which cannot be stopped "
+                "and take about 40 MB and 85 threads each: no more are started here",
+                fix='restart the kernel, or use launcher="local"',
+            )
+        yield
+        _endless += 1
+
+
+@contextlib.contextmanager
+def _sharing_ports() -> Iterator[None]:
+    """Let a ``tf.distribute.Server`` listen beside the socket that holds its port.
+
+    TensorFlow reads the variable when it makes the server. In the environment that a task is
+    forked with, it would be one of those that take a new import of TensorFlow.
+    """
+    before = os.environ.get("TF_GRPC_REUSE_PORT")
+    os.environ["TF_GRPC_REUSE_PORT"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TF_GRPC_REUSE_PORT"]
+        else:
+            os.environ["TF_GRPC_REUSE_PORT"] = before
+
+
+_STARTERS = {
+    Role.DISPATCHER: _dispatcher,
+    Role.DATA_WORKER: _data_worker,
+    **dict.fromkeys(SERVER_ROLES, _task_server),
+}
 
 
 def start(role: Role, port: int, settings: Mapping[str, Any]) -> Server:
@@ -72,19 +157,26 @@ def start(role: Role, port: int, settings: Mapping[str, Any]) -> Server:
     ----------
     role : Role
     port : int
-        TCP port to listen at, 0 for a free one.
+        TCP port to listen at, 0 for a free one; a parameter server, worker or evaluator listens
+        where its own entry in ``cluster`` says.
     settings : mapping
-        Fields of ``tf.data.experimental.service.DispatcherConfig`` or ``WorkerConfig``.
+        Fields of ``tf.data.experimental.service.DispatcherConfig`` or ``WorkerConfig``; for a
+        ``tf.distribute.Server`` ``cluster`` (addresses by job), ``job`` and ``index``, and
+        ``gpus``: whether it takes the GPUs that this process sees (default true).
 
     Raises
     ------
     LaunchError
         With TensorFlow's own words.
+    StateError
+        Too many servers that cannot be stopped run in this process.
     """
     if role not in _STARTERS:
         raise StateError(f"there is no server for the role {role}")
     try:
         return _STARTERS[role](port, settings)
+    except TfdError:
+        raise
     except Exception as error:
         raise LaunchError(
             f"TensorFlow could not start the {role}: {error}",

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook import probe
+from tfd_notebook import gpus, probe
 from tfd_notebook.errors import StartTimeout, TfdError
 from tfd_notebook.launch import sockets
 from tfd_notebook.launch.processes import Process
 from tfd_notebook.launch.tombstone import Tombstone
-from tfd_notebook.spec import Role, TaskSpec, TaskState
+from tfd_notebook.spec import SERVER_ROLES, Role, TaskSpec, TaskState
 
 if TYPE_CHECKING:
     from tfd_notebook.launch.agent import HostedCluster
@@ -97,8 +97,9 @@ class Supervised:
                 )
         self._enter(TaskState.STOPPED)
 
-    def revive(self) -> None:
-        """Make a retired task one that can be started again."""
+    def revive(self, spec: TaskSpec) -> None:
+        """Make a retired task one that can be started again, on its own port, as `spec` says."""
+        self.spec = spec
         self._bury(None)
         self._deaths = self.restarts = 0
         self.state = TaskState.PLANNED
@@ -148,6 +149,14 @@ class Supervised:
             self._enter(TaskState.HUNG, f"no answer for {seconds:.0f} s: {reason}")
             if self._cluster.policy.on_hang == "restart" and self.process is not None:
                 self.process.kill()
+
+    def keep_connections(self, descriptors: Mapping[int, int]) -> None:
+        """Keep connections of the process from ending with it, where that helps its peers.
+
+        Who computes with a ``tf.distribute.Server`` must see at once that it is gone.
+        """
+        if self.process is not None and self.spec.role not in SERVER_ROLES:
+            self.connections.keep(self.process.pid, descriptors)
 
     def recovered(self) -> None:
         """Note a good probe."""
@@ -241,15 +250,16 @@ class Supervised:
         self.process = await cluster.processes.start(
             {
                 "name": self.spec.name,
-                # Data tasks must not take a GPU's memory from whoever trains.
-                "environment": dict(cluster.environment, CUDA_VISIBLE_DEVICES="-1"),
+                # No task takes a GPU's memory from another, or from the kernel.
+                "environment": {**cluster.environment, **gpus.environment(self.spec.gpus)},
+                "defaults": {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if self.spec.gpus else {},
                 "directory": cluster.working_directory,
                 "path": cluster.path,
                 "preload": cluster.preload,
             },
             self.log,
         )
-        for blob in cluster.functions:
+        for blob in cluster.functions if self.spec.role is Role.DATA_WORKER else ():
             await self.process.request("install", 60.0, blob=base64.b64encode(blob).decode())
         started = await self.process.request(
             "start",

@@ -122,7 +122,8 @@ class _Task:
 
 def _prepare(request: Mapping[str, Any]) -> None:
     os.environ.clear()
-    os.environ.update(request["environment"])
+    # What is added here would, in the environment itself, take a new fork server.
+    os.environ.update({**request["defaults"], **request["environment"]})
     try:
         os.chdir(request["directory"])
     except OSError as error:

@@ -8,8 +8,14 @@ from typing import Any
 from tfd_notebook import views
 from tfd_notebook.errors import UsageError
 from tfd_notebook.magics import living
-from tfd_notebook.magics.options import add_scale_options, add_start_options, make_cluster
+from tfd_notebook.magics.options import (
+    add_scale_options,
+    add_start_options,
+    make_cluster,
+    scale_wishes,
+)
 from tfd_notebook.magics.parsing import Command, CommandLine, Parser
+from tfd_notebook.spec import Role
 
 
 def command_line(shell: Any) -> CommandLine:
@@ -28,7 +34,7 @@ def command_line(shell: Any) -> CommandLine:
         Command("stop", "stop a cluster and all its tasks", _stop, _stop_args),
         Command("kinds", "the launchers that exist here", _kinds),
     )
-    return _ClusterLine("%tfd_cluster", "Clusters for tf.data, in this kernel's care.", commands)
+    return _ClusterLine("%tfd_cluster", "Clusters of tasks, in this kernel's care.", commands)
 
 
 class _ClusterLine(CommandLine):
@@ -67,7 +73,7 @@ class _Start:
         done = "lives already and is used" if any(c is cluster for c in before) else "started"
         taken = f" ({variable!r} holds something else)" if bound != variable else ""
         say(f"cluster {cluster.name!r} {done}; it is in the variable {bound!r}{taken}")
-        if not cluster.data_workers():
+        if Role.DISPATCHER in cluster.snapshot().observed and not cluster.data_workers():
             say("it has no data worker yet: %tfd_cluster scale --data-workers 2")
         return cluster
 
@@ -104,10 +110,11 @@ def _scale_args(parser: Parser) -> None:
 
 
 def _scale(options: argparse.Namespace) -> views.View:
-    if options.data_workers is None:
-        raise UsageError("scale to how many?", fix="add --data-workers N")
+    wishes = scale_wishes(options)
+    if not wishes:
+        raise UsageError("scale to how many?", fix="add --data-workers N or --workers N")
     cluster = living.pick(options.name)
-    cluster.scale(data_workers=options.data_workers)
+    cluster.scale(**wishes)
     return views.View(cluster.snapshot())
 
 

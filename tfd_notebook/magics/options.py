@@ -16,11 +16,24 @@ def add_scale_options(parser: Parser) -> None:
     parser.add_argument(
         "--data-workers", type=int, metavar="N", help="tf.data service workers (default: 0)"
     )
+    parser.add_argument("--workers", type=int, metavar="N", help="training workers (default: 0)")
+    parser.add_argument(
+        "--ps", type=int, metavar="N", help="parameter servers (default: 0); not while it lives"
+    )
 
 
 def add_start_options(parser: Parser) -> None:
     """Add the options that describe a cluster."""
     add_scale_options(parser)
+    parser.add_argument(
+        "--evaluator", action="store_true", help="an evaluator, a cluster of its own"
+    )
+    parser.add_argument(
+        "--gpus",
+        default="auto",
+        metavar="X",
+        help='what the workers see: auto, 0 (none), numbers as in "0,1", or "worker=1" (each)',
+    )
     parser.add_argument(
         "--launcher",
         default="local",
@@ -49,6 +62,25 @@ def add_start_options(parser: Parser) -> None:
     )
 
 
+def scale_wishes(options: argparse.Namespace) -> dict[str, int]:
+    """Return the numbers of tasks that `options` name, as `Cluster.scale` takes them."""
+    named = {name: getattr(options, name) for name in ("data_workers", "workers", "ps")}
+    return {name: count for name, count in named.items() if count is not None}
+
+
+def read_gpus(words: str) -> Any:
+    """Return what ``--gpus`` means, as `Cluster` takes it; what cannot be read stays as it is."""
+    if words == "0":
+        return 0
+    items = [item.strip() for item in words.split(",") if item.strip()]
+    if items and all(item.isdecimal() for item in items):
+        return [int(item) for item in items]
+    pairs = [item.partition("=") for item in items]
+    if pairs and all(sign and count.isdecimal() for _, sign, count in pairs):
+        return {role: int(count) for role, _, count in pairs}
+    return words
+
+
 def make_cluster(options: argparse.Namespace, port: int = 0) -> Cluster:
     """Return the cluster that `options` describe, started; one that lives already is used.
 
@@ -73,6 +105,10 @@ def make_cluster(options: argparse.Namespace, port: int = 0) -> Cluster:
         launcher = type(launcher)(**wishes)
     return Cluster(
         data_workers=options.data_workers or 0,
+        workers=options.workers or 0,
+        ps=options.ps or 0,
+        evaluator=options.evaluator,
+        gpus=read_gpus(options.gpus),
         launcher=launcher,
         name=options.name,
         preload=options.preload,

@@ -13,10 +13,6 @@ from tfd_notebook.errors import UnknownName, Unsupported, UsageError
 
 #: Options that are promised, and what they wait for.
 _LATER = {
-    "--workers": "training workers",
-    "--ps": "parameter servers",
-    "--evaluator": "evaluators",
-    "--gpus": "dealing out GPUs",
     "--detach": "clusters that outlive their process",
 }
 

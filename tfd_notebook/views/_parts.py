@@ -127,7 +127,7 @@ def task_rows(snapshot: Snapshot) -> tuple[list[Row], str]:
 
 
 def _task_row(row: TaskRow, opened: str) -> Row:
-    serves = row.role is Role.DATA_WORKER
+    serves = row.role is not Role.DISPATCHER
     memory = row.pss_mb if row.pss_mb is not None else row.rss_mb
     return [
         Cell(row.task),
