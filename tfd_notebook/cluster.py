@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from tfd_notebook import control, errors
 from tfd_notebook.configure import configure
 from tfd_notebook.handles import ClusterDispatcher, Task
-from tfd_notebook.insight import Insight
 from tfd_notebook.launch import base
 from tfd_notebook.snapshot import Snapshot
 from tfd_notebook.spec import ClusterConfig, Policy, Role, Service, check_count, count_name
+from tfd_notebook.training import Training
 from tfd_notebook.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def clusters() -> dict[str, Cluster]:
         return {name: c for name, c in _clusters.items() if not c.ended}
 
 
-class Cluster(Insight):
+class Cluster(Training):
     """Tasks of TensorFlow's distributed runtime that run where the launcher puts them.
 
     They are a tf.data service, or the workers and parameter servers of a training, or both.
@@ -186,6 +186,8 @@ class Cluster(Insight):
             except BaseException:
                 self._end("failed")
                 raise
+            if self._fleet.rows_of(Role.WORKER) and self._fleet.rows_of(Role.PS):
+                self._connect_early()
             self._monitor.set_state("ready")
         return self
 
@@ -267,7 +269,7 @@ class Cluster(Insight):
                     "laid out over them",
                     fix=f"save a checkpoint, make a new cluster with ps={ps}, restore it there",
                 )
-            self._fleet.scale(counts)
+            self._scale(counts)
 
     def restart(self, task: str) -> None:
         """Start a fresh process for `task` on its own port; returns when it is ready.
@@ -438,6 +440,7 @@ class Cluster(Insight):
         for stream in self._streams.values():
             with contextlib.suppress(errors.TfdError):
                 stream.stop()
+        self._let_go()
         self._fleet.close(_STOP_SECONDS)
         self._monitor.set_state(state)
         self._monitor.close()

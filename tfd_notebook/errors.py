@@ -22,7 +22,11 @@
     │   ├── DispatcherLost    TFD306  the dispatcher is gone
     │   └── Interrupted       TFD307  iteration was cancelled
     ├── TimeLimit             TFD400  a wait reached its limit (also a TimeoutError)
-    └── Unsupported           TFD500  this platform or version cannot do it
+    ├── Unsupported           TFD500  this platform or version cannot do it
+    └── CoordinatorError      TFD600  scheduling closures
+        ├── PausedError       TFD601  a wait would never end: the coordinator is paused
+        ├── ValueGone         TFD602  nobody holds that RemoteValue any more
+        └── TasksMissing      TFD603  a worker or parameter server does not answer
 
 Every error carries ``code``, ``what`` (what happened), ``task`` (to which task, or ``None``)
 and ``fix`` (the next step); its text is the three of them in one line or two.
@@ -34,6 +38,7 @@ from typing import ClassVar
 
 __all__ = [
     "AgentLost",
+    "CoordinatorError",
     "DataError",
     "DataLoss",
     "DispatcherLost",
@@ -43,16 +48,19 @@ __all__ = [
     "NameTaken",
     "NoWorkers",
     "NotSerializable",
+    "PausedError",
     "PipelineError",
     "PortInUse",
     "StartTimeout",
     "StateError",
+    "TasksMissing",
     "TensorFlowMissing",
     "TfdError",
     "TimeLimit",
     "UnknownName",
     "Unsupported",
     "UsageError",
+    "ValueGone",
     "WorkDirError",
 ]
 
@@ -202,6 +210,30 @@ class Interrupted(DataError):
     """Iteration was cancelled by ``stop()``, ``interrupt()`` or the end of the cluster."""
 
     code = "TFD307"
+
+
+class CoordinatorError(TfdError):
+    """Scheduling closures, or what they need."""
+
+    code = "TFD600"
+
+
+class PausedError(CoordinatorError):
+    """A wait would never end, because the coordinator is paused and nobody is there to resume."""
+
+    code = "TFD601"
+
+
+class ValueGone(CoordinatorError, LookupError):
+    """Nobody holds the RemoteValue of a closure any more, so that its result is gone."""
+
+    code = "TFD602"
+
+
+class TasksMissing(CoordinatorError):
+    """A worker or parameter server that is needed does not answer."""
+
+    code = "TFD603"
 
 
 class TimeLimit(TfdError, TimeoutError):

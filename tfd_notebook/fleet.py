@@ -6,7 +6,7 @@ import base64
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook import errors, gpus
@@ -179,6 +179,24 @@ class Fleet:
         self.ask("restart", task=task, settings=dict(settings))
         self._monitor.wait(lambda rows: rows[task].restarts > before, timeout=10.0)
         self._await_ready([task])
+
+    def restart_all(self, tasks: Sequence[str]) -> None:
+        """Start fresh processes for `tasks`, beside each other, and return when all are ready."""
+        before = {row.task: row.restarts for row in self._monitor.rows()}
+        for task in tasks:
+            self.ask("restart", task=task, settings={})
+        self._monitor.wait(
+            lambda rows: all(rows[task].restarts > before[task] for task in tasks), timeout=10.0
+        )
+        self._await_ready(list(tasks))
+
+    def await_servers(self) -> None:
+        """Return when all workers and parameter servers are ready, those given up started anew."""
+        rows = [row for role in _JOBS for row in self.rows_of(role)]
+        for row in rows:
+            if row.state.ended:
+                self.restart(row.task, {})
+        self._await_ready([row.task for row in rows])
 
     def install(self, blob: bytes) -> None:
         """Give Python functions to all present and future data workers."""

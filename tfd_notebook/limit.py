@@ -19,6 +19,19 @@ DATA_KINDS = (
     "none",
 )
 
+#: What can limit a coordinator.
+COORDINATOR_KINDS = (
+    "fetch_in_loop",
+    "few_closures",
+    "short_closures",
+    "retracing",
+    "input",
+    "one_ps",
+    "network",
+    "compute",
+    "none",
+)
+
 
 @dataclass(frozen=True, repr=False)
 class Limit:
@@ -27,9 +40,10 @@ class Limit:
     Parameters
     ----------
     kind : str
-        One of `DATA_KINDS`: the consumer's own work, the source of the data, a stage of the
-        pipeline, Python functions that take turns at the interpreter's lock, the way between
-        workers and consumer, the data workers, the copy to a device, or nothing.
+        One of `DATA_KINDS` or, for a coordinator, `COORDINATOR_KINDS`: the consumer's own work, the
+        source of the data, a stage of the pipeline, Python functions that take turns at the
+        interpreter's lock, the way between workers and consumer, the data workers, the copy to a
+        device, or nothing.
     stage : str
         Which stage or task, as the user wrote it, with its place; empty where that is the consumer
         or nothing.
@@ -74,6 +88,8 @@ class Limit:
 
     def _who(self) -> str:
         share = "" if self.share is None else f" {self.share:.0%} of the time"
+        if "closures_per_s" in self.figures:
+            return self._who_coordinates(share)
         rate = self.figures.get("elements_per_s")
         if self.kind == "none" and rate == 0 and not self.advice:
             return "nothing is known yet: nothing was read in the last seconds"
@@ -89,6 +105,27 @@ class Limit:
             "none": "nothing is wrong with the data path",
         }[self.kind]
         return said + speed
+
+    def _who_coordinates(self, share: str) -> str:
+        rate = self.figures["closures_per_s"]
+        if self.kind == "none" and not rate:
+            return "nothing is known yet: too few closures have ended"
+        said = {
+            "fetch_in_loop": "waiting for each result before the next is scheduled is the limit: "
+            f"the workers are idle{share}",
+            "few_closures": f"there are too few closures: the workers are idle{share}",
+            "short_closures": "the closures are too short: handing them over costs more than "
+            f"running them ({self.figures.get('run_ms_median', 0):.2g} ms)",
+            "retracing": f"tracing is the limit: {self.stage} is traced anew for"
+            f"{share.removesuffix(' of the time')} of its closures",
+            "input": "the input is the limit: the workers wait for data inside the closures",
+            "one_ps": f"the task {self.stage} is the limit: it holds"
+            f"{share.removesuffix(' of the time')} of the variables",
+            "network": "the way between workers and parameter servers is the limit",
+            "compute": f"the workers' own computing is the limit: they are busy{share}",
+            "none": "nothing is wrong",
+        }[self.kind]
+        return f"{said}, at {rate:,.{0 if rate >= 10 else 1}f} closures/s"
 
     def _workers(self, share: str) -> str:
         if not self.stage:

@@ -16,19 +16,18 @@ import tensorflow as tf
 from tensorflow.core.framework import model_pb2
 from tensorflow.python.data.ops import dataset_ops, iterator_ops
 from tensorflow.python.data.util import structure
-from tensorflow.python.eager import cancellation, context, execute
+from tensorflow.python.eager import context, execute
 from tensorflow.python.framework import ops
 
-from tfd_notebook._compat import interrupt
+from tfd_notebook._compat import cancelling, interrupt
 from tfd_notebook._compat.meter import Blocked, Meter, Reading, again
 from tfd_notebook.errors import StateError
 
 # Read here, so that a TensorFlow without one of these names fails at this import and nowhere else.
-CancellationManager = cancellation.CancellationManager
+CancellationManager = cancelling.CancellationManager
 execute_with_cancellation = execute.execute_with_cancellation
 init_scope = ops.init_scope
 _call_function = context.Context.call_function
-_cancellation_context = cancellation.context
 _from_tensors = structure.from_compatible_tensor_list
 _raw = tf.raw_ops
 _raw_iterator = _raw.AnonymousIteratorV3
@@ -413,7 +412,6 @@ def _is_async(node: Any) -> bool:
 
 #: The iterators that a tf.function may hold, by the identity of their resource tensor.
 _exposed: dict[int, weakref.ref[WatchedIterator]] = {}
-_local = threading.local()
 
 
 def _expose(iterator: WatchedIterator) -> None:
@@ -424,7 +422,7 @@ def _expose(iterator: WatchedIterator) -> None:
 
 def _watched_call(self: Any, name: Any, tensor_inputs: Any, *rest: Any, **options: Any) -> Any:
     """Call a function as TensorFlow does; one that reads a watched iterator can be cancelled."""
-    if _exposed.keys().isdisjoint(map(id, tensor_inputs)) or cancellation.context() is not None:
+    if _exposed.keys().isdisjoint(map(id, tensor_inputs)) or cancelling.current() is not None:
         return _call_function(self, name, tensor_inputs, *rest, **options)
     manager = CancellationManager()
     iterators = [
@@ -438,16 +436,15 @@ def _watched_call(self: Any, name: Any, tensor_inputs: Any, *rest: Any, **option
     start = time.perf_counter()
     for iterator in iterators:
         iterator.enter(thread, (start, manager.start_cancel, True))
-    _local.manager = manager
     try:
-        return _call_function(self, name, tensor_inputs, *rest, **options)
+        with cancelling.by(manager):
+            return _call_function(self, name, tensor_inputs, *rest, **options)
     except Exception as error:
         concerned = [iterator for iterator in iterators if _concerns(iterator, error)]
         if not concerned or (isinstance(error, _END) and len(iterators) > 1):
             raise
         concerned[0].fail(error)
     finally:
-        _local.manager = None
         for iterator in iterators:
             iterator.meter.blocked.pop(thread, None)
 
@@ -461,11 +458,6 @@ def _concerns(iterator: WatchedIterator, error: Any) -> bool:
     return isinstance(error, OpError) and _FROM_DATA.search(error.message) is not None
 
 
-def _thread_cancellation() -> Any:
-    """TensorFlow's context is one for all threads; ours counts for the calling thread only."""
-    return getattr(_local, "manager", None) or _cancellation_context()
-
-
 def _dropped(meter: Meter) -> None:
     if meter.clock is not None and meter.failure is None and meter.error is None:
         meter.finished = True  # a function does not tell that it found the end
@@ -474,4 +466,3 @@ def _dropped(meter: Meter) -> None:
 
 
 context.Context.call_function = _watched_call
-cancellation.context = _thread_cancellation

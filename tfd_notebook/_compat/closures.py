@@ -1,0 +1,476 @@
+"""TensorFlow's queue of closures, with a gate in front of it and every transition told.
+
+All private names of ``cluster_coordinator`` are used here and nowhere else. Whether they are what
+this file was written for is told by `recognised`, from a hash of TensorFlow's own file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import queue as queues
+import re
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute.coordinator import cluster_coordinator as tf_coordinator
+from tensorflow.python.distribute.coordinator import values as tf_values
+
+from tfd_notebook._compat import cancelling
+from tfd_notebook.closures.gate import Gate
+from tfd_notebook.closures.store import CANCELLED, FAILED, READY, Store
+from tfd_notebook.errors import PausedError, StateError, TimeLimit
+
+# Read here, so that a TensorFlow without one of these names fails at this import and nowhere else.
+_Queue = tf_coordinator._CoordinatedClosureQueue
+ClusterCoordinator = tf_coordinator.ClusterCoordinator
+
+#: What `fingerprint` says of the files that this was written for and tried with.
+KNOWN = {
+    "a0abdf1a959acd06d92fe1c6e517872e057bc7d453d21753a65226c34375823c": "2.15 to 2.21",
+}
+_POLL_SECONDS = 0.5
+_construction = threading.RLock()
+
+
+def fingerprint() -> str:
+    """Return a hash of TensorFlow's ``cluster_coordinator`` without its comments."""
+    source = inspect.getsource(tf_coordinator)
+    lines = [line.rstrip() for line in source.splitlines()]
+    kept = [line for line in lines if line and not line.lstrip().startswith("#")]
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()
+
+
+def recognised() -> bool:
+    """Whether this TensorFlow's coordinator is one that this file knows."""
+    return fingerprint() in KNOWN
+
+
+def with_queue(queue: Any, make: Callable[[], Any]) -> Any:
+    """Return what `make` returns, having given `queue` to the coordinator that it makes."""
+    with _construction:
+        tf_coordinator._CoordinatedClosureQueue = lambda: queue
+        try:
+            return make()
+        finally:
+            tf_coordinator._CoordinatedClosureQueue = _Queue
+
+
+def is_tracing_left(strategy: Any) -> bool:
+    """Whether an error while a function was traced left the strategy in the state of tracing."""
+    return bool(strategy.extended._being_scheduled)
+
+
+def end_tracing(strategy: Any) -> None:
+    """Take the strategy out of the state of tracing."""
+    strategy.extended._being_scheduled = False
+
+
+class WatchedClosure(tf_coordinator.Closure):
+    """A scheduled function that tells where it is; made of TensorFlow's by its class."""
+
+    key: int
+    name: str
+    store: Store
+    cancelled_by: str = ""
+
+    def execute_on(self, worker: Any) -> None:
+        self.store.running(self.key, worker.worker_index)
+        super().execute_on(worker)
+        self.store.fetch(self.key, worker.worker_index)
+
+    def mark_cancelled(self) -> None:
+        self.store.end(self.key, CANCELLED)
+        super().mark_cancelled()
+
+
+class WatchedValue(tf_values.RemoteValueImpl):
+    """The result of a scheduled function; waiting for it does not last longer than it can come."""
+
+    _tfd_key: int
+    _tfd_queue: WatchedQueue
+
+    def get(self) -> Any:
+        if not self._status_available_event.is_set():
+            self._tfd_queue.await_value(self._status_available_event, self._tfd_key)
+        return super().get()
+
+
+class _Cancelable:
+    """A function that can be cancelled on its own."""
+
+    __slots__ = ("_function", "manager")
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self.manager = cancelling.CancellationManager()
+
+    @property
+    def name(self) -> str:
+        return str(self._function.name.decode())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with cancelling.by(self.manager):
+            return self._function(*args, **kwargs)
+
+
+class _Managers:
+    """Stands for the one cancellation manager that TensorFlow's queue has for all closures."""
+
+    def __init__(self, queue: WatchedQueue) -> None:
+        self._queue = weakref.proxy(queue)
+        self.is_cancelled = False
+
+    def get_cancelable_function(self, function: Any) -> _Cancelable:
+        return _Cancelable(function)
+
+    def start_cancel(self) -> None:
+        self.is_cancelled = True
+        for closure in list(self._queue.in_flight.values()):
+            closure._function.manager.start_cancel()
+
+
+class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
+    """TensorFlow's queue of closures, observed, and with a gate.
+
+    Parameters
+    ----------
+    store : Store
+        Told of every transition.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.in_flight: dict[int, WatchedClosure] = {}
+        self._store = store
+        self.gate = Gate()
+        self._here = threading.local()
+        self._stopped = False
+        #: Whether a closure reads from a dataset on its worker.
+        self.reads_input = False
+        #: Seconds that callers spent waiting for single results, and how often they did.
+        self.fetch_waits = 0
+        self.fetch_seconds = 0.0
+        super().__init__()
+        self._progress = threading.Condition(self._queue_lock)
+
+    # TensorFlow puts a new manager in its place after each cancellation.
+
+    @property
+    def _cancellation_mgr(self) -> _Managers:
+        return self._managers
+
+    @_cancellation_mgr.setter
+    def _cancellation_mgr(self, _: Any) -> None:
+        self._managers = _Managers(self)
+
+    # What TensorFlow calls
+
+    def put(self, closure: Any, tag: int | None = None) -> None:
+        if tag is not None:
+            super().put(closure, tag)
+            return
+        if self._stopped:
+            raise StateError(
+                "this coordinator is stopped", fix="make a new one: cluster.coordinator()"
+            )
+        self._watch(closure)
+        if self.gate.closed and self._queue.full():
+            raise PausedError(
+                f"the coordinator is paused and its queue is full: {self.gate.reason}",
+                fix="coordinator.resume()",
+            )
+        super().put(closure)
+        if self.gate.armed:
+            # Whom TensorFlow woke may be one that the gate lets not pass.
+            with self._queue_lock:
+                self._closures_queued_condition.notify_all()
+
+    def _watch(self, closure: Any) -> None:
+        function = closure._function
+        trace = function.name
+        closure.__class__ = WatchedClosure
+        closure.store = self._store
+        closure.name = function_name(trace)
+        if not self.reads_input and (closure._args or closure._kwargs):
+            given = (*closure._args, *closure._kwargs.values())
+            self.reads_input = any(isinstance(each, tf_values.PerWorkerValues) for each in given)
+        reference = closure._output_remote_value_ref
+        closure.key = self._store.add(closure.name, trace, reference)
+        value = reference() if reference is not None else None
+        if value is not None:
+            value.__class__ = WatchedValue
+            value._tfd_key = closure.key
+            value._tfd_queue = self
+
+    def get(self, timeout: float | None = None, tag: int | None = None) -> Any:
+        self._here.closure = None
+        with self._queue_lock:
+            while self._should_process_closures:
+                if tag is not None and not self._tagged_queue[tag].empty():
+                    return self._tagged_queue[tag].get(block=False)
+                if not self._queue.empty() and self._admits(tag):
+                    break
+                if not self._closures_queued_condition.wait(timeout=timeout):
+                    return None
+            else:
+                return None
+            closure = self._queue.get(block=False)
+            self._queue_free_slot_condition.notify()
+            self.inflight_closure_count += 1
+            self.in_flight[tag if tag is not None else -1] = closure
+        self._here.closure, self._here.worker = closure, tag if tag is not None else -1
+        self._store.dispatched(closure.key, self._here.worker)
+        return closure
+
+    def _admits(self, worker: int | None) -> bool:
+        if not self.gate.armed:
+            return True
+        head = self._queue.queue[0]
+        was_closed = self.gate.closed
+        admitted = self.gate.admits(-1 if worker is None else worker, head.key, head.name)
+        if self.gate.closed and not was_closed:
+            self._stop_waiting_condition.notify_all()
+        return admitted
+
+    def mark_finished(self) -> None:
+        closure = self._leave()
+        self._store.end(closure.key, READY, self._here.worker)
+        super().mark_finished()
+        self._tell_progress()
+
+    def mark_failed(self, e: BaseException) -> None:
+        closure, worker = self._leave(), self._here.worker
+        if closure.cancelled_by:
+            self._end_cancelled(closure, worker)
+            return
+        cancelled = isinstance(e, tf.errors.CancelledError)
+        text = getattr(e, "message", None) or str(e)
+        self._store.end(closure.key, CANCELLED if cancelled else FAILED, worker, text)
+        if self.gate.break_failure and not cancelled:
+            with self._queue_lock:
+                where = f"closure {closure.key} ({closure.name}) failed on worker:{worker}"
+                self.gate.close(where, by_failure=True)
+        super().mark_failed(e)
+        self._tell_progress()
+
+    def put_back(self, closure: Any) -> None:
+        worker = self._here.worker
+        self._leave()
+        if closure.cancelled_by:
+            self._end_cancelled(closure, worker)
+            return
+        self._store.retry(closure.key, worker, f"worker:{worker} was lost")
+        super().put_back(closure)
+        if self.gate.armed:
+            with self._queue_lock:
+                self._closures_queued_condition.notify_all()
+        self._tell_progress()
+
+    def _leave(self) -> WatchedClosure:
+        closure: WatchedClosure = self._here.closure
+        self.in_flight.pop(self._here.worker, None)
+        return closure
+
+    def _end_cancelled(self, closure: WatchedClosure, worker: int) -> None:
+        """End a closure that the user cancelled: that is nobody's error."""
+        error = tf.errors.CancelledError(None, None, closure.cancelled_by)
+        closure.maybe_call_with_output_remote_value(lambda value: value._set_error(error))
+        self._store.end(closure.key, CANCELLED, worker, closure.cancelled_by)
+        super().mark_finished()
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        if self._progress._waiters:  # type: ignore[attr-defined]
+            with self._queue_lock:
+                self._progress.notify_all()
+
+    def _cancel_all_closures(self) -> None:
+        super()._cancel_all_closures()
+        if self.gate.by_failure:
+            self.gate.open()  # what could be looked at is cancelled now
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is queued or runs, as TensorFlow does; False when time is up.
+
+        Unlike TensorFlow's, others can schedule meanwhile, and then it waits for that, too.
+
+        Raises
+        ------
+        PausedError
+            It is paused, nothing runs, and there is neither a limit nor anybody to resume it.
+        Exception
+            The error of a closure.
+        """
+        import time
+
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._queue_lock:
+                while not self._error and not self._idle():
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        return False
+                    if left is None:
+                        self._raise_if_stuck()
+                    self._stop_waiting_condition.wait(
+                        _POLL_SECONDS if left is None else min(left, _POLL_SECONDS)
+                    )
+            # Whoever raises has all closures cancelled: nobody may add some meanwhile.
+            with self._put_wait_lock, self._queue_lock:
+                if self._error or self._idle():
+                    self._raise_if_error()
+                    return True
+
+    def _idle(self) -> bool:
+        return bool(self._queue.empty() and self._inflight_closure_count == 0)
+
+    def _raise_if_stuck(self) -> None:
+        if self._inflight_closure_count or self._queue.empty() or self.gate.controls:
+            return
+        if self.gate.closed and not self.gate.permits:
+            count = self._queue.qsize()
+            raise PausedError(
+                f"the coordinator is paused ({self.gate.reason}) with {count} closure(s) queued",
+                fix="coordinator.resume(), coordinator.step(), or join(timeout=...)",
+            )
+
+    # What is added
+
+    def await_value(self, event: threading.Event, key: int) -> None:
+        """Wait for a result; raises PausedError where it cannot come."""
+        import time
+
+        began = time.perf_counter()
+        while not event.wait(_POLL_SECONDS):
+            with self._queue_lock:
+                waiting = self._store.state_of(key) in (0, 7)
+                if waiting:
+                    self._raise_if_stuck()
+        self.fetch_waits += 1
+        self.fetch_seconds += time.perf_counter() - began
+
+    def pause(self, reason: str = "by request") -> None:
+        """Give no closure to any worker until `resume`; what runs goes on."""
+        with self._queue_lock:
+            self.gate.close(reason)
+
+    def resume(self) -> None:
+        """Go on; does nothing where nothing is paused."""
+        with self._queue_lock:
+            self.gate.open()
+            self._closures_queued_condition.notify_all()
+
+    def step(self, count: int, timeout: float | None) -> int:
+        """Let `count` closures pass and wait until they have ended; return how many did."""
+        import time
+
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._queue_lock:
+            wanted = min(count, self._queue.qsize()) if isinstance(count, int) else count
+            if wanted == 0 and count:
+                self.gate.permit(count)  # for its checks
+                self.gate.permits = 0
+                return 0
+            before = self._ended()
+            self.gate.permit(wanted)
+            self._closures_queued_condition.notify_all()
+            while (done := self._ended() - before) < wanted and not self._error:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                self._progress.wait(_POLL_SECONDS if left is None else min(left, _POLL_SECONDS))
+                if not self.gate.closed or self._stopped:
+                    break
+            return int(min(done, wanted))
+
+    def _ended(self) -> int:
+        counts = self._store.counts()
+        return counts["ready"] + counts["failed"] + counts["cancelled"]
+
+    def hold(self, worker: int, held: bool) -> None:
+        """Give a worker nothing more, or again."""
+        with self._queue_lock:
+            (self.gate.hold if held else self.gate.release)(worker)
+            self._closures_queued_condition.notify_all()
+
+    def break_on(self, failure: bool, workers: set[int], functions: set[str]) -> None:
+        """Set the breakpoints."""
+        with self._queue_lock:
+            self.gate.break_on(failure, workers, functions)
+
+    def control(self, attached: bool) -> None:
+        """Note that somebody who can resume came or went."""
+        with self._queue_lock:
+            self.gate.controls += 1 if attached else -1
+            self._stop_waiting_condition.notify_all()
+
+    def cancel(self, key: int, why: str) -> bool:
+        """Cancel a closure that is queued or runs; False if it has ended."""
+        with self._queue_lock:
+            for closure in self._queue.queue:
+                if closure.key == key:
+                    self._queue.queue.remove(closure)
+                    closure.mark_cancelled()
+                    self._queue_free_slot_condition.notify()
+                    if self._idle():
+                        self._stop_waiting_condition.notify_all()
+                    return True
+            running = next((c for c in self.in_flight.values() if c.key == key), None)
+            if running is None:
+                return False
+            running.cancelled_by = why
+        running._function.manager.start_cancel()
+        return True
+
+    def stop(self) -> None:
+        """Stop, and leave nobody waiting for a result."""
+        self._stopped = True
+        super().stop()
+        with self._queue_lock:
+            for waiting in (self._queue, *self._tagged_queue.values()):
+                while True:
+                    try:
+                        waiting.get(block=False).mark_cancelled()
+                    except queues.Empty:
+                        break
+            for worker, closure in list(self.in_flight.items()):
+                closure.mark_cancelled()
+                self._store.end(closure.key, CANCELLED, worker)
+            for condition in (self._stop_waiting_condition, self._progress):
+                condition.notify_all()
+
+    def await_idle(self, timeout: float) -> None:
+        """Wait until nothing is in flight any more; raises TimeLimit."""
+        with self._queue_lock:
+            if not self._no_inflight_closure_condition.wait_for(
+                lambda: self._inflight_closure_count == 0, timeout
+            ):
+                raise TimeLimit(f"a closure still runs after {timeout:g} s")
+
+
+def function_name(trace: str) -> str:
+    """Return how the user called a function, from the name of one of its traces."""
+    found = re.fullmatch(r"__(?:inference|forward)_(.*)_\d+", trace)
+    return found[1] if found else trace
+
+
+def watch_from_outside(store: Store, function: Any, value: Any) -> None:
+    """Note what can be told of a closure without TensorFlow's queue: scheduled, ready, failed."""
+    name = getattr(getattr(function, "python_function", function), "__name__", "function")
+    key = store.add(name, name, weakref.ref(value))
+    value._tfd_key = key
+
+    def wait(reference: weakref.ref[Any]) -> None:
+        while (held := reference()) is not None:
+            if not held._status_available_event.wait(_POLL_SECONDS):
+                del held
+                continue
+            failed = held._error
+            store.end(key, FAILED if failed else READY, error=str(failed or ""))
+            return
+
+    # One thread would do for all; this is for a TensorFlow that is not known.
+    threading.Thread(target=wait, args=(weakref.ref(value),), name="tfd-value", daemon=True).start()

@@ -1,0 +1,94 @@
+"""The eager context of this process, and the server in it, as the coordinator of a cluster."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute.coordinator import cluster_coordinator
+from tensorflow.python.eager import context
+from tensorflow.python.training import server_lib
+
+JOB = "chief"
+
+
+def has_run() -> bool:
+    """Whether this process has used TensorFlow's eager runtime, variables included."""
+    return context.context()._context_handle is not None
+
+
+def server_port() -> int | None:
+    """Return the port of the server that TensorFlow opened here; None where it has none."""
+    definition = context.get_server_def()
+    if definition is None:
+        return None
+    for job in definition.cluster.job:
+        if job.name == definition.job_name:
+            return int(job.tasks[definition.task_index].rpartition(":")[2])
+    return None
+
+
+def connect_alone(port: int) -> None:
+    """Make this process the coordinator of a cluster in which it is alone.
+
+    Variables and functions that are made from then on survive the connection to other tasks.
+    """
+    spec = tf.train.ClusterSpec({JOB: [f"localhost:{port}"]})
+    tf.config.experimental_connect_to_cluster(spec, job_name=JOB, task_index=0)
+
+
+def watch_variables(strategy: Any, made: Callable[[Any], None]) -> None:
+    """Have `made` called with each variable that `strategy` creates from now on."""
+    extended = strategy.extended
+    create = extended._create_variable
+
+    def creating(*args: Any, **kwargs: Any) -> Any:
+        variable = create(*args, **kwargs)
+        for part in getattr(variable, "variables", None) or (variable,):
+            made(part)
+        return variable
+
+    extended._create_variable = creating
+
+
+def resize(coordinator: Any, workers: Sequence[str]) -> None:
+    """Have a coordinator's cluster consist of the workers at these addresses from now on.
+
+    Workers that are new get closures at once; the threads of those that went end with what they
+    are doing. Values that were made for each worker before have no part for the new ones.
+    """
+    cluster = coordinator._cluster
+    definition = copy.deepcopy(context.get_server_def())
+    job = next(job for job in definition.cluster.job if job.name == "worker")
+    job.tasks.clear()
+    job.tasks.update(enumerate(workers))
+    _filter_devices(definition)
+    present = len(cluster.workers)
+    gone = cluster.workers[len(workers) :]
+    for worker in gone:
+        worker.stop()
+    del cluster.workers[len(workers) :]
+    context.context().update_server_def(definition)
+    cluster.failure_handler._server_def = definition
+    strategy = coordinator.strategy
+    for owner in (strategy, strategy.extended, cluster):
+        owner._num_workers = len(workers)
+    for index in range(present, len(workers)):
+        device = f"/job:worker/replica:0/task:{index}"
+        cluster.workers.append(cluster_coordinator.Worker(index, device, cluster))
+    with cluster.closure_queue._queue_lock:
+        cluster.closure_queue._closures_queued_condition.notify_all()
+
+
+def _filter_devices(definition: Any) -> None:
+    """Have each worker see the parameter servers and the coordinator only, as TensorFlow does."""
+    count: Mapping[str, int] = {job.name: len(job.tasks) for job in definition.cluster.job}
+    filters = server_lib.ClusterDeviceFilters()
+    for job, others in (("worker", "ps"), ("ps", "worker")):
+        for index in range(count.get(job, 0)):
+            filters.set_device_filters(
+                job, index, [f"/job:{others}", f"/job:{definition.job_name}"]
+            )
+    definition.cluster_device_filters.CopyFrom(filters._as_cluster_device_filters())

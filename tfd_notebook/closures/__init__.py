@@ -1,0 +1,1 @@
+"""What is known of closures and who may run one: without TensorFlow."""

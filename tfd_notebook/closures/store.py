@@ -1,0 +1,315 @@
+"""What became of every closure: columns that only grow at their end, and a log of transitions."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from array import array
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+#: What can be seen of a closure, in the order of its life; the position is what is stored.
+STATES = (
+    "queued",
+    "dispatched",
+    "running",
+    "fetching",
+    "ready",
+    "failed",
+    "cancelled",
+    "retrying",
+)
+QUEUED, DISPATCHED, RUNNING, FETCHING, READY, FAILED, CANCELLED, RETRYING = range(len(STATES))
+ENDED = (READY, FAILED, CANCELLED)
+_WAITING = (QUEUED, RETRYING)
+_IN_FLIGHT = (DISPATCHED, RUNNING, FETCHING)
+
+#: `time.time` less `time.perf_counter`, for views.
+EPOCH = time.time() - time.perf_counter()
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A copy of the columns at one moment; position 0 is the closure `first`.
+
+    Times are seconds of `time.perf_counter`, 0 for what has not happened.
+    """
+
+    first: int
+    function: array[int]
+    state: bytes
+    worker: array[int]
+    attempts: array[int]
+    queued: array[float]
+    dispatched: array[float]
+    started: array[float]
+    fetching: array[float]
+    finished: array[float]
+    functions: tuple[str, ...]
+    errors: dict[int, str]
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """A copy of the log: when, which closure, into which state, at which worker (-1: none)."""
+
+    time: array[float]
+    id: array[int]
+    state: array[int]
+    worker: array[int]
+
+
+class Store:
+    """Rows of closures, the oldest dropped when there are too many; safe from any thread.
+
+    Parameters
+    ----------
+    keep : int
+        Closures of which everything is known; totals count all of them.
+    """
+
+    def __init__(self, keep: int = 200_000) -> None:
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._first = 0
+        self._function = array("i")
+        self._state = bytearray()
+        self._worker = array("h")
+        self._attempts = array("H")
+        self._queued = array("d")
+        self._dispatched = array("d")
+        self._started = array("d")
+        self._fetching = array("d")
+        self._finished = array("d")
+        self._values: list[weakref.ref[Any] | None] = []
+        self._errors: dict[int, str] = {}
+        self._functions: dict[str, int] = {}
+        self._traces: dict[str, set[str]] = {}
+        self._counts = [0] * len(STATES)
+        self._by_worker: dict[int, list[int]] = {}
+        self._log_time = array("d")
+        self._log_id = array("q")
+        self._log_state = array("b")
+        self._log_worker = array("h")
+        #: Grows with every change.
+        self.version = 0
+
+    # What happens
+
+    def add(self, function: str, trace: str, value: weakref.ref[Any] | None) -> int:
+        """Take in a closure that was queued; return its id."""
+        now = time.perf_counter()
+        with self._lock:
+            number = self._functions.get(function)
+            if number is None:
+                number = self._functions[function] = len(self._functions)
+                self._traces[function] = set()
+            self._traces[function].add(trace)
+            if len(self._state) >= 1.25 * self._keep:
+                self._drop()
+            key = self._first + len(self._state)
+            self._function.append(number)
+            self._state.append(QUEUED)
+            self._worker.append(-1)
+            self._attempts.append(0)
+            self._queued.append(now)
+            for column in (self._dispatched, self._started, self._fetching, self._finished):
+                column.append(0.0)
+            self._values.append(value)
+            self._counts[QUEUED] += 1
+            self._note(now, key, QUEUED, -1)
+        return key
+
+    def dispatched(self, key: int, worker: int) -> None:
+        """Note that a worker's thread has taken the closure."""
+        now = time.perf_counter()
+        with self._lock:
+            row = key - self._first
+            if row >= 0:
+                self._dispatched[row] = now
+                self._worker[row] = worker
+                self._attempts[row] = min(self._attempts[row] + 1, 65_535)
+            self._enter(now, key, DISPATCHED, worker)
+
+    def running(self, key: int, worker: int) -> None:
+        """Note that it is sent to its worker."""
+        now = time.perf_counter()
+        with self._lock:
+            row = key - self._first
+            if row >= 0:
+                self._started[row] = now
+            self._enter(now, key, RUNNING, worker)
+
+    def fetch(self, key: int, worker: int) -> None:
+        """Note that it has run, and that its result is on its way."""
+        now = time.perf_counter()
+        with self._lock:
+            row = key - self._first
+            if row >= 0:
+                self._fetching[row] = now
+            self._enter(now, key, FETCHING, worker)
+
+    def end(self, key: int, state: int, worker: int = -1, error: str = "") -> None:
+        """Note that it is ready, failed or cancelled."""
+        now = time.perf_counter()
+        with self._lock:
+            row = key - self._first
+            if row >= 0:
+                if self._state[row] in ENDED:
+                    return
+                self._finished[row] = now
+                if error:
+                    self._errors[key] = error
+            self._enter(now, key, state, worker)
+            if worker >= 0:
+                counts = self._by_worker.setdefault(worker, [0] * len(STATES))
+                counts[state] += 1
+
+    def retry(self, key: int, worker: int, why: str) -> None:
+        """Note that it goes back to the queue, because its worker was lost."""
+        now = time.perf_counter()
+        with self._lock:
+            row = key - self._first
+            if row >= 0:
+                self._worker[row] = -1
+                self._errors[key] = why
+            self._enter(now, key, RETRYING, worker)
+            if worker >= 0:
+                counts = self._by_worker.setdefault(worker, [0] * len(STATES))
+                counts[RETRYING] += 1
+
+    def _enter(self, now: float, key: int, state: int, worker: int) -> None:
+        row = key - self._first
+        if row < 0:
+            return
+        self._counts[self._state[row]] -= 1
+        self._counts[state] += 1
+        self._state[row] = state
+        self._note(now, key, state, worker)
+
+    def _note(self, now: float, key: int, state: int, worker: int) -> None:
+        self.version += 1
+        self._log_time.append(now)
+        self._log_id.append(key)
+        self._log_state.append(state)
+        self._log_worker.append(worker)
+        if len(self._log_time) > 4 * self._keep:
+            half = 2 * self._keep
+            for column in (self._log_time, self._log_id, self._log_state, self._log_worker):
+                del column[:half]
+
+    def _drop(self) -> None:
+        """Forget the oldest closures, up to the first that has not ended."""
+        most = len(self._state) - self._keep
+        count = next((row for row in range(most) if self._state[row] not in ENDED), most)
+        for column in (
+            self._function,
+            self._state,
+            self._worker,
+            self._attempts,
+            self._queued,
+            self._dispatched,
+            self._started,
+            self._fetching,
+            self._finished,
+            self._values,
+        ):
+            del column[:count]
+        for key in range(self._first, self._first + count):
+            self._errors.pop(key, None)
+        self._first += count
+
+    # What is known
+
+    def __len__(self) -> int:
+        """How many closures there were, those dropped included."""
+        return self._first + len(self._state)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many closures are in each state, those dropped included."""
+        with self._lock:
+            return dict(zip(STATES, self._counts, strict=True))
+
+    def workers(self) -> dict[int, dict[str, int]]:
+        """Return for each worker how many ended there in which state, and how many it lost."""
+        with self._lock:
+            return {
+                worker: dict(zip(STATES, counts, strict=True))
+                for worker, counts in sorted(self._by_worker.items())
+            }
+
+    def traces(self) -> dict[str, int]:
+        """Return how often each function was traced."""
+        with self._lock:
+            return {name: len(traces) for name, traces in self._traces.items()}
+
+    def functions(self) -> Counter[str]:
+        """Return how many closures of each function are kept."""
+        with self._lock:
+            names = list(self._functions)
+            return Counter(names[number] for number in self._function)
+
+    def value(self, key: int) -> Any:
+        """Return the RemoteValue of a closure; None if nobody holds it any more.
+
+        Raises
+        ------
+        KeyError
+            There is no such closure, or it was dropped.
+        """
+        with self._lock:
+            row = key - self._first
+            if not 0 <= row < len(self._values):
+                raise KeyError(key)
+            reference = self._values[row]
+        return reference() if reference is not None else None
+
+    def state_of(self, key: int) -> int | None:
+        """Return the state of a closure; None where it is not known."""
+        with self._lock:
+            row = key - self._first
+            return self._state[row] if 0 <= row < len(self._state) else None
+
+    def columns(self, latest: int | None = None) -> Columns:
+        """Return a copy of all rows, or of the `latest`."""
+        with self._lock:
+            start = 0 if latest is None else max(0, len(self._state) - latest)
+            first = self._first + start
+            return Columns(
+                first,
+                self._function[start:],
+                bytes(self._state[start:]),
+                self._worker[start:],
+                self._attempts[start:],
+                self._queued[start:],
+                self._dispatched[start:],
+                self._started[start:],
+                self._fetching[start:],
+                self._finished[start:],
+                tuple(self._functions),
+                {key: text for key, text in self._errors.items() if key >= first},
+            )
+
+    def transitions(self, latest: int | None = None) -> Transitions:
+        """Return a copy of the log, or of its `latest` entries."""
+        with self._lock:
+            start = 0 if latest is None else max(0, len(self._log_time) - latest)
+            return Transitions(
+                self._log_time[start:],
+                self._log_id[start:],
+                self._log_state[start:],
+                self._log_worker[start:],
+            )
+
+    def unfinished(self) -> tuple[int, int]:
+        """Return how many closures wait, and how many are in flight."""
+        with self._lock:
+            return (
+                sum(self._counts[state] for state in _WAITING),
+                sum(self._counts[state] for state in _IN_FLIGHT),
+            )

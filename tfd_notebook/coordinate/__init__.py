@@ -1,0 +1,1 @@
+"""Closures that can be watched, paused and stepped: what is added to TensorFlow's coordinator."""

@@ -1,0 +1,74 @@
+"""What this process has connected to so far: TensorFlow never lets go of any of it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import warnings
+from collections.abc import Iterable
+
+from tfd_notebook.errors import StateError
+from tfd_notebook.launch import sockets
+
+#: Each connection keeps about 40 MB, 89 threads and a listening port until the process ends.
+_WARN_AFTER = 5
+_MOST = 15
+_lock = threading.Lock()
+_count = 0
+
+
+def early() -> tuple[str, bool]:
+    """Make this process a coordinator before anything else is made in it.
+
+    Returns
+    -------
+    str
+        Who can reach the port that TensorFlow opens for it; empty where that was done before.
+    bool
+        Whether variables and functions may have been made before, which will be lost.
+    """
+    from tfd_notebook._compat import connecting
+
+    with _lock:
+        if connecting.server_port() is not None:
+            return "", False
+        before = connecting.has_run()
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        connecting.connect_alone(port)
+    return close(()), before
+
+
+def close(allow: Iterable[str]) -> str:
+    """Close the port of this process's server to strangers; return who can reach it."""
+    from tfd_notebook._compat import connecting
+
+    port = connecting.server_port()
+    return "" if port is None else sockets.close_to_strangers(port, allow)
+
+
+def count_one() -> None:
+    """Count a connection to a cluster; to be called before it is made.
+
+    Raises
+    ------
+    StateError
+        There were too many.
+    """
+    global _count
+    with _lock:
+        if _count >= _MOST:
+            raise StateError(
+                f"this process has connected to clusters {_count} times, and TensorFlow keeps "
+                "40 MB, 89 threads and a port of each",
+                fix="restart the kernel",
+            )
+        _count += 1
+        if _count > _WARN_AFTER:
+            warnings.warn(
+                f"this is connection {_count} of this process; TensorFlow keeps 40 MB, 89 threads "
+                f"and a port of each, and after {_MOST} none more is made: restart the kernel soon",
+                ResourceWarning,
+                stacklevel=4,
+            )

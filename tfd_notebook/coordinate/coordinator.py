@@ -1,0 +1,350 @@
+"""`Coordinator`: TensorFlow's ClusterCoordinator, watched, and with a hand on the brake."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tfd_notebook._compat import closures
+from tfd_notebook.closures.store import Store
+from tfd_notebook.coordinate import stale
+from tfd_notebook.coordinate.limit import judge
+from tfd_notebook.coordinate.values import Values
+from tfd_notebook.errors import StateError, TimeLimit, UnknownName, Unsupported, UsageError
+from tfd_notebook.limit import Limit
+from tfd_notebook.snapshot import TaskRow
+
+
+class Coordinator(closures.ClusterCoordinator):
+    """Schedules functions on the workers of a cluster, where each of them can be followed.
+
+    What TensorFlow promises of its class holds here, errors included: this is one, with more.
+    Made by ``cluster.coordinator()``; there is one for each strategy, which Keras finds, too.
+
+    Parameters
+    ----------
+    strategy : tf.distribute.ParameterServerStrategy
+    keep : int
+        Closures of which all is known; of earlier ones only their number is. Default 200,000.
+
+    Attributes
+    ----------
+    values : Values
+        Every RemoteValue: ``counts()``, ``to_frame()``, ``value(id)``.
+
+    See Also
+    --------
+    tf.distribute.coordinator.ClusterCoordinator
+    """
+
+    def __new__(cls, strategy: Any, keep: int = 200_000) -> Coordinator:
+        made: Coordinator = super().__new__(cls, strategy)
+        if not isinstance(made, Coordinator):
+            raise StateError(
+                "this strategy has a coordinator of TensorFlow's already",
+                fix="make ours first: cluster.coordinator(strategy) before Keras or "
+                "ClusterCoordinator(strategy) does",
+            )
+        return made
+
+    def __init__(self, strategy: Any, keep: int = 200_000) -> None:
+        if getattr(self, "_has_initialized", False):
+            return
+        self._store = Store(keep)
+        self._stopped = False
+        self._tasks: Callable[[], Sequence[TaskRow]] = lambda: ()
+        self._ps_bytes: Callable[[], Mapping[str, int]] = dict
+        self._on_ps_lost: Callable[[], None] = lambda: None
+        #: Whether every transition is seen; otherwise only what can be told from outside.
+        self.full = closures.recognised()
+        self._queue: closures.WatchedQueue | None = None
+        if self.full:
+            self._queue = closures.WatchedQueue(self._store)
+            closures.with_queue(self._queue, lambda: super(Coordinator, self).__init__(strategy))
+        else:
+            super().__init__(strategy)
+        queue = self._queue
+        self.values = Values(self._store, lambda: queue is not None and queue.gate.closed)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_cluster"):
+            self.stop()
+
+    def belongs_to(
+        self,
+        tasks: Callable[[], Sequence[TaskRow]],
+        ps_bytes: Callable[[], Mapping[str, int]],
+        on_ps_lost: Callable[[], None],
+    ) -> None:
+        """Note the cluster: its tasks, its variables' bytes, whom to tell of a lost server."""
+        self._tasks, self._ps_bytes, self._on_ps_lost = tasks, ps_bytes, on_ps_lost
+
+    # TensorFlow's
+
+    def schedule(self, fn: Any, args: Any = None, kwargs: Any = None) -> Any:
+        """Queue `fn` for any worker and return its RemoteValue at once, as TensorFlow does.
+
+        Another thread may call this during `join`, which then waits for that closure, too.
+
+        Raises
+        ------
+        TypeError
+            `fn` is no ``tf.function``.
+        ValueError
+            A RemoteValue is among the arguments.
+        StateError
+            The coordinator is stopped.
+        PausedError
+            It is paused, and its queue (262,144 closures) is full.
+        Exception
+            The error of a closure that was scheduled before.
+        """
+        if self._stopped:
+            raise StateError("this coordinator is stopped", fix="cluster.coordinator() makes one")
+        try:
+            value = super().schedule(fn, args=args, kwargs=kwargs)
+        except BaseException as error:
+            self._explain(error)
+            raise
+        finally:
+            # TensorFlow leaves the strategy in this state when tracing fails.
+            if closures.is_tracing_left(self.strategy):
+                closures.end_tracing(self.strategy)
+        if not self.full:
+            closures.watch_from_outside(self._store, fn, value)
+        return value
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until all closures have ended; answers Ctrl-C.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds. Default: no limit.
+
+        Raises
+        ------
+        PausedError
+            Without a limit: the coordinator is paused, nothing runs any more, and no live control
+            is open that could resume it.
+        TimeLimit
+            Closures still wait or run after `timeout` seconds.
+        Exception
+            The error of a closure; the others are cancelled then, and nothing runs any more.
+        """
+        if self._queue is None:
+            if timeout is not None:
+                raise self._reduced("join(timeout=...)")
+            super().join()
+            return
+        if timeout is not None and (isinstance(timeout, bool) or not timeout >= 0):
+            raise UsageError(f"timeout={timeout!r} must be 0 or more seconds")
+        try:
+            ended = self._queue.wait(timeout)
+        except BaseException as error:
+            self._explain(error)
+            raise
+        if not ended:
+            waiting, running = self._store.unfinished()
+            raise TimeLimit(
+                f"after {timeout:g} s {waiting} closure(s) wait and {running} run",
+                fix="see coordinator.values and coordinator.limit, or wait longer",
+            )
+
+    def done(self) -> bool:
+        """Whether all closures have ended.
+
+        Raises
+        ------
+        Exception
+            The error of a closure; the others are cancelled then.
+        """
+        try:
+            return bool(super().done())
+        except BaseException as error:
+            self._explain(error)
+            raise
+
+    def _explain(self, error: BaseException) -> None:
+        if stale.explain(error) and stale.is_loss(error):
+            self._on_ps_lost()
+
+    # Stepping
+
+    def pause(self) -> None:
+        """Give no closure to any worker from now on; those that run go on to their end."""
+        self._watched("pause").pause()
+
+    def resume(self) -> None:
+        """Go on; breakpoints and workers that are paused on their own stay."""
+        self._watched("resume").resume()
+
+    @property
+    def paused(self) -> str:
+        """Why nothing moves: by request, or what a breakpoint met; empty while all moves."""
+        return self._queue.gate.reason if self._queue is not None else ""
+
+    def step(self, n: int = 1, timeout: float | None = 60.0) -> int:
+        """Let the next `n` closures run, and wait until they have ended.
+
+        Parameters
+        ----------
+        n : int
+            Default 1. With fewer in the queue, these.
+        timeout : float, optional
+            Seconds to wait; they run on afterwards. Default 60; 0 does not wait, None waits for
+            ever.
+
+        Returns
+        -------
+        int
+            How many of them have ended.
+
+        Raises
+        ------
+        UsageError
+            `n` is not 1 or more.
+        StateError
+            The coordinator is not paused.
+        """
+        return self._watched("step").step(n, timeout)
+
+    def pause_worker(self, i: int) -> None:
+        """Give no closure to worker `i` from now on."""
+        self._watched("pause_worker").hold(self._worker(i), True)
+
+    def resume_worker(self, i: int) -> None:
+        """Give closures to worker `i` again."""
+        self._watched("resume_worker").hold(self._worker(i), False)
+
+    @property
+    def paused_workers(self) -> tuple[int, ...]:
+        """The workers that get no closure."""
+        return tuple(sorted(self._queue.gate.workers)) if self._queue is not None else ()
+
+    def break_on(
+        self,
+        failure: bool = True,
+        worker: int | Iterable[int] | None = None,
+        function: Any = None,
+    ) -> None:
+        """Pause by itself at certain closures; replaces what was set before.
+
+        Parameters
+        ----------
+        failure : bool
+            When a closure fails: the others stay as they are until the next ``schedule``, ``join``
+            or ``done``, which raises the error. Default true.
+        worker : int or iterable of int, optional
+            Before a closure goes to one of these workers.
+        function : tf.function, str or iterable, optional
+            Before a closure of one of these functions runs.
+        """
+        queue = self._watched("break_on")
+        workers = () if worker is None else (worker,) if isinstance(worker, int) else worker
+        functions = (
+            ()
+            if function is None
+            else (function,)
+            if isinstance(function, str) or not isinstance(function, (list, tuple, set))
+            else function
+        )
+        names = {name if isinstance(name, str) else _name_of(name) for name in functions}
+        queue.break_on(bool(failure), {self._worker(i) for i in workers}, names)
+
+    def cancel(self, value: Any) -> bool:
+        """Cancel a closure that is queued or runs; its RemoteValue raises ``CancelledError``.
+
+        Nobody else's closure is cancelled, and it is no error of ``join``.
+
+        Parameters
+        ----------
+        value : RemoteValue or int
+            What ``schedule`` returned, or its id in `values`.
+
+        Returns
+        -------
+        bool
+            False if it has ended already.
+        """
+        queue = self._watched("cancel")
+        key = value if isinstance(value, int) else getattr(value, "_tfd_key", None)
+        if key is None or isinstance(value, bool) or self._store.state_of(key) is None:
+            raise UnknownName(
+                f"{value!r} is no closure of this coordinator",
+                fix="pass what schedule() returned, or an id of coordinator.values",
+            )
+        return queue.cancel(key, "The function was cancelled by coordinator.cancel().")
+
+    def stop(self) -> None:
+        """Stop for good: nothing runs any more, and who waits for a result is told at once."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._cluster.stop()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was stopped."""
+        return self._stopped
+
+    # Seeing
+
+    @property
+    def limit(self) -> Limit:
+        """Why it is not faster, in one sentence."""
+        queue = self._queue
+        workers = len(self._cluster.workers)
+        waits = (queue.fetch_waits, queue.fetch_seconds) if queue is not None else (0, 0.0)
+        reads = queue is not None and queue.reads_input
+        return judge(self._store, workers, *waits, self._tasks(), self._ps_bytes(), reads)
+
+    @property
+    def store(self) -> Store:
+        """What is known of every closure, in columns."""
+        return self._store
+
+    @contextlib.contextmanager
+    def control(self) -> Iterator[None]:
+        """Say, in a ``with`` block, that somebody can resume this coordinator meanwhile.
+
+        ``join`` without a limit waits for that somebody then, instead of raising `PausedError`.
+        """
+        queue = self._watched("control")
+        queue.control(True)
+        try:
+            yield
+        finally:
+            queue.control(False)
+
+    def _worker(self, i: int) -> int:
+        count = len(self._cluster.workers)
+        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < count:
+            raise UnknownName(f"there is no worker {i!r}", fix=f"the workers are 0 to {count - 1}")
+        return i
+
+    def _watched(self, what: str) -> closures.WatchedQueue:
+        if self._queue is None:
+            raise self._reduced(what)
+        if self._stopped:
+            raise StateError("this coordinator is stopped", fix="cluster.coordinator() makes one")
+        return self._queue
+
+    def _reduced(self, what: str) -> Unsupported:
+        return Unsupported(
+            f"{what} needs hooks into TensorFlow that this version may not have",
+            fix="use TensorFlow 2.15 to 2.21; scheduling works as ever",
+        )
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopped else f"paused ({self.paused})" if self.paused else "on"
+        return f"<Coordinator {state}: {len(self._cluster.workers)} workers, {self.values!r}>"
+
+
+def _name_of(function: Any) -> str:
+    written = getattr(function, "python_function", None) or getattr(function, "name", function)
+    name = getattr(written, "__name__", None)
+    if name is None:
+        raise UsageError(f"{function!r} is no function", fix="pass a tf.function or its name")
+    return str(name)

@@ -1,0 +1,179 @@
+"""Why a coordinator is not faster: a pure function of what is known of its closures and tasks."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from tfd_notebook.closures.store import QUEUED, READY, RETRYING, Columns, Store
+from tfd_notebook.limit import Limit
+from tfd_notebook.snapshot import TaskRow
+from tfd_notebook.spec import Role
+
+#: Closures that an answer rests on, the latest ones.
+_LATEST = 5_000
+#: Fewer tell nothing.
+_LEAST = 5
+#: Share of the time that workers have a closure, below which they lack closures.
+_BUSY = 0.6
+#: Seconds of running below which handing a closure over is most of its cost.
+_SHORT = 2e-3
+#: Share of a function's closures that were traced anew from which on tracing is the limit.
+_RETRACED = 0.2
+#: Share of the variables' bytes on one of several parameter servers.
+_LOPSIDED = 0.7
+#: Processors of a worker below which it waits for something else.
+_IDLE_CPU = 0.5
+_NETWORK_BYTES_PER_S = 30e6
+
+NOTHING = Limit("none", figures={"closures_per_s": 0.0})
+
+
+def judge(
+    store: Store,
+    workers: int,
+    fetches: int,
+    fetch_seconds: float,
+    tasks: Sequence[TaskRow] = (),
+    ps_bytes: Mapping[str, int] | None = None,
+    reads_input: bool = False,
+) -> Limit:
+    """Return what limits a coordinator.
+
+    Parameters
+    ----------
+    store : Store
+    workers : int
+    fetches : int
+        How often somebody waited for one result, so far.
+    fetch_seconds : float
+        How long, together.
+    tasks : sequence of TaskRow
+        The tasks of the cluster.
+    ps_bytes : mapping of str to int, optional
+        Bytes of the variables on each parameter server.
+    reads_input : bool
+        Whether closures read from datasets on the workers.
+    """
+    seen = store.columns(_LATEST)
+    ended = [row for row in range(len(seen)) if seen.state[row] == READY]
+    if len(ended) < _LEAST:
+        return NOTHING
+    figures = _figures(seen, ended, workers)
+    busy, run = figures["workers_busy"], figures["run_ms_median"] / 1e3
+    traced = {name: count for name, count in store.traces().items() if count > 3}
+    counted = store.functions()
+    for name, count in traced.items():
+        if counted[name] and count / counted[name] >= _RETRACED:
+            return Limit(
+                "retracing",
+                name,
+                min(1.0, count / counted[name]),
+                {**figures, "traces": float(count)},
+                "pass tensors instead of Python numbers, of shapes that stay, or give the function "
+                "an input_signature",
+            )
+    if busy < _BUSY:
+        waiting = any(seen.state[row] in (QUEUED, RETRYING) for row in range(len(seen)))
+        total = len(store)
+        if total and fetches >= 0.5 * total and fetch_seconds > 0:
+            return Limit(
+                "fetch_in_loop",
+                "",
+                1 - busy,
+                figures,
+                "schedule many closures first and fetch their results afterwards",
+                expected_gain=_gain(workers, busy),
+            )
+        if run < _SHORT and figures["queue_ms_median"] > figures["run_ms_median"]:
+            return _short(figures)
+        if not waiting:
+            return Limit(
+                "few_closures",
+                "",
+                1 - busy,
+                figures,
+                f"schedule more before join: {workers} workers need more than {workers} closures "
+                "at a time",
+                expected_gain=_gain(workers, busy),
+            )
+    if run < _SHORT:
+        return _short(figures)
+    return _of_tasks(figures, tasks, ps_bytes or {}, reads_input, workers)
+
+
+def _short(figures: dict[str, float]) -> Limit:
+    return Limit(
+        "short_closures",
+        "",
+        None,
+        figures,
+        "do more in each: several steps in one tf.function, with tf.range",
+    )
+
+
+def _of_tasks(
+    figures: dict[str, float],
+    tasks: Sequence[TaskRow],
+    ps_bytes: Mapping[str, int],
+    reads_input: bool,
+    workers: int,
+) -> Limit:
+    busy = figures["workers_busy"]
+    total = sum(ps_bytes.values())
+    cpu = [row.cpu_percent / 100 for row in tasks if row.role is Role.WORKER and row.cpu_percent]
+    ps = [row for row in tasks if row.role is Role.PS]
+    sent = sum(row.bytes_per_s or 0.0 for row in ps)
+    figures = {**figures, "ps_bytes_per_s": sent}
+    if cpu:
+        figures["worker_cpu_cores"] = statistics.mean(cpu)
+    waits = bool(cpu) and statistics.mean(cpu) < _IDLE_CPU
+    if waits and total and len(ps) > 1:
+        most = max(ps_bytes, key=lambda task: ps_bytes[task])
+        if ps_bytes[most] / total >= _LOPSIDED:
+            return Limit(
+                "one_ps",
+                most,
+                ps_bytes[most] / total,
+                figures,
+                "give strategy() a variable_partitioner, so that large variables are spread",
+            )
+    if waits and sent >= _NETWORK_BYTES_PER_S:
+        return Limit(
+            "network",
+            "",
+            None,
+            figures,
+            "read and write variables less often: larger batches, or several steps in a closure",
+        )
+    if waits and reads_input:
+        return Limit(
+            "input",
+            "",
+            None,
+            figures,
+            "make the input faster: prefetch in the dataset, or data workers of a tf.data service",
+        )
+    if busy < _BUSY:
+        return Limit("none", figures=figures)
+    return Limit("compute", "", busy, figures, f"add workers: cluster.scale(workers={workers + 1})")
+
+
+def _figures(seen: Columns, ended: list[int], workers: int) -> dict[str, float]:
+    began = min(seen.queued[row] for row in ended)
+    over = max(seen.finished[row] for row in ended)
+    wall = max(over - began, 1e-6)
+    held = sum(seen.finished[row] - seen.dispatched[row] for row in ended)
+    runs = [seen.fetching[row] - seen.started[row] for row in ended]
+    waits = [seen.dispatched[row] - seen.queued[row] for row in ended]
+    return {
+        "closures_per_s": len(ended) / wall,
+        "workers_busy": min(1.0, held / (wall * max(workers, 1))),
+        "run_ms_median": statistics.median(runs) * 1e3,
+        "queue_ms_median": statistics.median(waits) * 1e3,
+    }
+
+
+def _gain(workers: int, busy: float) -> float | None:
+    gain = 1 / max(busy, 1 / (4 * workers))
+    return gain if gain > 1.1 else None

@@ -1,0 +1,46 @@
+"""Sentences for TensorFlow's opaquest errors around clusters: what they mean, what to do."""
+
+from __future__ import annotations
+
+_STALE = (
+    "this variable, function or iterator was made for a cluster, or a parameter server's process, "
+    "that is gone: make it again under the present strategy (run the cell that builds the model)"
+)
+_PS_LOST = (
+    "a parameter server was lost, and its variables with it: cluster.recover(checkpoint) brings it "
+    "back; then build the model again, or use tfd.training_loop, which does it all"
+)
+_NO_KERAS = (
+    "Keras 3 does not support ParameterServerStrategy: install tf-keras and set "
+    "TF_USE_LEGACY_KERAS=1 before TensorFlow is imported"
+)
+
+#: Words of TensorFlow's, and what they mean; the first that is found counts.
+_SENTENCES = (
+    ("remote_handle", _STALE),
+    ("invalid device", _STALE),
+    ("unknown device", _STALE),
+    ("Unable to find the relevant tensor remote_handle", _STALE),
+    ("Could not find resource", _STALE),
+    ("does not exist. This could mean that the variable has been deleted", _STALE),
+    ("GRPC error information from remote target /job:ps", _PS_LOST),
+)
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether an error tells that a parameter server was lost."""
+    return "GRPC error information from remote target /job:ps" in str(error)
+
+
+def explain(error: BaseException) -> str:
+    """Add to an error what it means, where that is known; return the sentence, or nothing."""
+    text = str(error)
+    module = type(error).__module__
+    sentence = next((said for words, said in _SENTENCES if words in text), "")
+    if not sentence and "keras.src" in module and "strategy" in text.lower():
+        sentence = _NO_KERAS
+    if sentence and hasattr(error, "add_note"):  # Python 3.11
+        notes = getattr(error, "__notes__", ())
+        if not any(sentence in note for note in notes):
+            error.add_note(f"tfd_notebook: {sentence}.")
+    return sentence

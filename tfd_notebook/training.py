@@ -1,0 +1,314 @@
+"""The part of `Cluster` that trains: resolver, strategy and coordinator, and their recovery."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tfd_notebook import errors
+from tfd_notebook.insight import Insight
+from tfd_notebook.launch.base import Launcher
+from tfd_notebook.limit import Limit
+from tfd_notebook.spec import ClusterConfig, Role, TaskState
+
+if TYPE_CHECKING:
+    from tfd_notebook.coordinate.coordinator import Coordinator
+    from tfd_notebook.coordinate.resolver import OwnResolver
+
+_PROBE_SECONDS = 5.0
+
+
+class Training(Insight):
+    """The part of `Cluster` that coordinates workers and parameter servers."""
+
+    def _make(self, config: ClusterConfig, launcher: Launcher) -> None:
+        super()._make(config, launcher)
+        self._strategy: Any = None
+        self._coordinator: Coordinator | None = None
+        self._variables: list[weakref.ref[Any]] = []
+        #: Whether a coordinator has used the tasks since they were started.
+        self._used = False
+        self._kernel_open_to = ""
+
+    @property
+    def resolver(self) -> OwnResolver:
+        """A ClusterResolver of the workers and parameter servers, whose answers are always fresh.
+
+        See Also
+        --------
+        tf.distribute.cluster_resolver.ClusterResolver
+        """
+        from tfd_notebook.coordinate.resolver import OwnResolver
+
+        self._must_run()
+        return OwnResolver(self._fleet.cluster_spec)
+
+    def strategy(self, *args: Any, **options: Any) -> Any:
+        """Return a fresh ``ParameterServerStrategy`` on this cluster.
+
+        The coordinator that was there before is stopped, and what it made is gone. Then the tasks
+        are started afresh (``Policy(recycle=False)`` keeps them), because TensorFlow keeps the
+        variables of a dead coordinator for ever.
+
+        Parameters
+        ----------
+        *args, **options
+            What ``tf.distribute.ParameterServerStrategy`` takes after the resolver, such as
+            ``variable_partitioner``.
+
+        Returns
+        -------
+        tf.distribute.ParameterServerStrategy
+            Its coordinator is ours, for Keras, too.
+
+        Raises
+        ------
+        StateError
+            There is no worker or no parameter server, or this process has connected too often.
+        TasksMissing
+            A task does not answer; TensorFlow would wait for it for ever.
+
+        See Also
+        --------
+        tf.distribute.ParameterServerStrategy
+        """
+        import tensorflow as tf
+
+        from tfd_notebook._compat import connecting
+        from tfd_notebook.coordinate import connect
+        from tfd_notebook.coordinate.coordinator import Coordinator
+
+        with self._lock:
+            self._must_run()
+            self._must_have_servers()
+            self._let_go()
+            if self._used and self.policy.recycle:
+                self._recycle()
+            self.check_servers()
+            connect.count_one()
+            self._used = True
+            strategy = tf.distribute.ParameterServerStrategy(self.resolver, *args, **options)
+            self._kernel_open_to = connect.close(self._config.allow)
+            self._variables = made = []
+            connecting.watch_variables(strategy, lambda one: made.append(weakref.ref(one)))
+            coordinator = Coordinator(strategy)
+            coordinator.belongs_to(
+                lambda: self.snapshot().tasks, self._bytes_on_ps, self._strategy_lost
+            )
+            self._strategy, self._coordinator = strategy, coordinator
+            return strategy
+
+    def coordinator(self, strategy: Any = None) -> Coordinator:
+        """Return the coordinator of a strategy: TensorFlow's, with more.
+
+        Parameters
+        ----------
+        strategy : tf.distribute.ParameterServerStrategy, optional
+            From `strategy`. Default: the one that this cluster has, or a fresh one.
+
+        See Also
+        --------
+        tf.distribute.coordinator.ClusterCoordinator
+        """
+        from tfd_notebook.coordinate.coordinator import Coordinator
+
+        with self._lock:
+            self._must_run()
+            if strategy is None:
+                if self._coordinator is None or self._coordinator.stopped:
+                    self.strategy()
+                assert self._coordinator is not None
+                return self._coordinator
+            if strategy is self._strategy and self._coordinator is not None:
+                if self._coordinator.stopped:
+                    raise errors.StateError(
+                        "the coordinator of this strategy was stopped",
+                        fix="make a new strategy: cluster.strategy()",
+                    )
+                return self._coordinator
+            return Coordinator(strategy)
+
+    def recover(
+        self, checkpoint: str | None = None, build: Callable[[Coordinator], Any] | None = None
+    ) -> Coordinator:
+        """Bring everything back after a parameter server was lost: tasks, strategy, coordinator.
+
+        The variables are gone with their server, so the model is to be built again: by `build`, or
+        by running the cell that did it.
+
+        Parameters
+        ----------
+        checkpoint : str, optional
+            A checkpoint, or a directory of them whose latest is taken, to restore into what `build`
+            returns.
+        build : callable, optional
+            Takes the new coordinator, called in its strategy's scope; returns the
+            ``tf.train.Checkpoint`` of what it built.
+
+        Returns
+        -------
+        Coordinator
+            The new one.
+
+        Raises
+        ------
+        LaunchError
+            A task does not come back.
+        UsageError
+            A checkpoint without `build`, or there is no checkpoint at that path.
+        """
+        if checkpoint is not None and build is None:
+            raise errors.UsageError(
+                "a checkpoint is restored into variables, and those are gone",
+                fix="recover(checkpoint, build): build(coordinator) makes them again and returns "
+                "tf.train.Checkpoint(...) of them",
+            )
+        path = _latest(checkpoint) if checkpoint is not None else None
+        with self._lock:
+            self._must_run()
+            self._must_have_servers()
+            self._let_go()
+            self._fleet.await_servers()
+            self.strategy()
+            coordinator = self._coordinator
+            assert coordinator is not None
+        if build is not None:
+            with coordinator.strategy.scope():
+                built = build(coordinator)
+            if path is not None:
+                restore = getattr(built, "restore", None)
+                if restore is None:
+                    raise errors.UsageError(
+                        f"build returned a {type(built).__name__}, into which nothing can be "
+                        "restored",
+                        fix="have it return tf.train.Checkpoint(model=model, ...)",
+                    )
+                restore(path)
+        return coordinator
+
+    def check_servers(self) -> None:
+        """Ask every worker and parameter server whether it is there.
+
+        Raises
+        ------
+        TasksMissing
+            One does not answer within 5 seconds.
+        """
+        from tfd_notebook.probe import probe_many
+
+        rows = (*self._fleet.rows_of(Role.WORKER), *self._fleet.rows_of(Role.PS))
+        living = [row for row in rows if not row.state.ended]
+        found = probe_many([row.address for row in living], timeout=_PROBE_SECONDS)
+        ended = [f"{row.task} ({row.state}: {row.reason})" for row in rows if row.state.ended]
+        silent = [
+            f"{row.task} at {row.address} ({answer.state}: {answer.reason or answer.kind})"
+            for row, answer in zip(living, found, strict=True)
+            if not answer.alive or answer.kind != "server"
+        ]
+        if ended or silent:
+            names = [name.partition(" ")[0] for name in (*ended, *silent)]
+            raise errors.TasksMissing(
+                "these do not answer, and TensorFlow would wait for them for ever: "
+                + ", ".join((*ended, *silent)),
+                task=names[0],
+                fix=f"cluster.restart({names[0]!r}), or see cluster.logs({names[0]!r})",
+            )
+
+    # How it is done
+
+    def _connect_early(self) -> None:
+        """Have variables that the user makes from now on survive later connections."""
+        from tfd_notebook.coordinate import connect
+
+        opened, before = connect.early()
+        self._kernel_open_to = opened or self._kernel_open_to
+        if before:
+            self._monitor.notice(
+                "info",
+                "variables and functions that were made before this cluster cannot be used once "
+                "a strategy has connected; those made from now on can",
+            )
+
+    def _must_have_servers(self) -> None:
+        for role, name in ((Role.PS, "parameter server"), (Role.WORKER, "worker")):
+            if not self._fleet.rows_of(role):
+                raise errors.StateError(
+                    f"cluster {self.name!r} has no {name}, and ParameterServerStrategy needs one",
+                    fix="make a cluster with both: tfd.Cluster(workers=2, ps=1)",
+                )
+
+    def _let_go(self) -> None:
+        """Stop the coordinator that is there; nobody waits for its results any more."""
+        coordinator, self._coordinator, self._strategy = self._coordinator, None, None
+        if coordinator is not None:
+            coordinator.stop()
+
+    def _scale(self, counts: Mapping[Role, int]) -> None:
+        """Scale the tasks, and the coordinator that runs with them."""
+        from tfd_notebook._compat import connecting
+
+        coordinator, wanted = self._coordinator, counts.get(Role.WORKER)
+        before = len(self._fleet.rows_of(Role.WORKER))
+        if coordinator is None or wanted is None or wanted == before:
+            self._fleet.scale(counts)
+            return
+        if wanted < 1:
+            raise errors.StateError(
+                "a coordinator needs a worker", fix="coordinator.stop() first, or keep one worker"
+            )
+        if wanted < before:
+            addresses = self._fleet.cluster_spec()["worker"][:wanted]
+            connecting.resize(coordinator, addresses)
+            self._fleet.scale(counts)
+        else:
+            self._fleet.scale(counts)
+            connecting.resize(coordinator, self._fleet.cluster_spec()["worker"])
+
+    def _recycle(self) -> None:
+        rows = (*self._fleet.rows_of(Role.PS), *self._fleet.rows_of(Role.WORKER))
+        self._fleet.restart_all([row.task for row in rows])
+
+    def _strategy_lost(self) -> None:
+        lost = [row for row in self._fleet.rows_of(Role.PS) if row.state is not TaskState.READY]
+        names = ", ".join(row.task for row in lost) or "a parameter server"
+        self._monitor.notice(
+            "error",
+            f"{names} was lost, and the variables on it with it",
+            fix="cluster.recover(checkpoint, build), or make a new strategy and build the model "
+            "again",
+        )
+
+    def _bytes_on_ps(self) -> dict[str, int]:
+        """Return the bytes of the variables of the present strategy, by parameter server."""
+        found: dict[str, int] = {}
+        for variable in [one for known in self._variables if (one := known()) is not None]:
+            with contextlib.suppress(Exception):
+                device = variable.device
+                job, task = device.partition("/job:")[2].split("/")[0], device.partition("/task:")
+                name = f"{job}:{task[2].partition('/')[0]}"
+                size = variable.shape.num_elements() * variable.dtype.size
+                found[name] = found.get(name, 0) + size
+        return found
+
+    @property
+    def coordinator_limit(self) -> Limit:
+        """What limits the coordinator now."""
+        if self._coordinator is None:
+            raise errors.StateError(
+                f"cluster {self.name!r} has no coordinator", fix="cluster.coordinator() makes one"
+            )
+        return self._coordinator.limit
+
+
+def _latest(checkpoint: str) -> str:
+    import tensorflow as tf
+
+    found = tf.train.latest_checkpoint(checkpoint) or checkpoint
+    if not tf.train.checkpoint_exists(found):
+        raise errors.UsageError(
+            f"there is no checkpoint at {checkpoint!r}",
+            fix="give the path that save() returned, or its directory",
+        )
+    return str(found)
