@@ -81,6 +81,19 @@ def leftovers() -> type[Leftovers]:
     return Leftovers
 
 
+@pytest.fixture(scope="module")
+def no_coordinator() -> Iterator[None]:
+    """Keep clusters with workers and ps from making this process a coordinator.
+
+    TensorFlow would open a port and keep it, and take other tests' variables away.
+    """
+    from tfd_notebook.cluster import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cluster, "_connect_early", lambda self: None)
+        yield
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     report = yield

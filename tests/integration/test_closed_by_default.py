@@ -165,6 +165,18 @@ def test_a_cluster_is_closed_at_every_port(other_host: OtherHost, kind: str) -> 
             assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"this host"}]
 
 
+@pytest.mark.usefixtures("no_coordinator")
+def test_a_cluster_that_trains_is_closed_at_every_port(other_host: OtherHost) -> None:
+    with tfd.Cluster(workers=1, ps=1, evaluator=True, name="closed-train") as cluster:
+        assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"this host"}]
+        for task in ("ps:0", "worker:0"):
+            cluster.restart(task)
+        assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"this host"}]
+    allowed = tfd.launchers.Local(allow="10.251.7.0/24")
+    with tfd.Cluster(workers=1, ps=1, launcher=allowed, name="open-train") as cluster:
+        assert len(ports_reached(other_host, cluster)) == 2
+
+
 @pytest.mark.parametrize("kind", [tfd.launchers.Local, tfd.launchers.InProcess])
 def test_a_cluster_that_is_opened_says_so(other_host: OtherHost, kind: Any) -> None:
     launcher = kind(allow="10.251.7.0/24")

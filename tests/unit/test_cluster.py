@@ -10,6 +10,8 @@ from tfd_notebook.launchers import Fake
 from tfd_notebook.snapshot import TASK_COLUMNS
 from tfd_notebook.spec import Role, TaskState
 
+pytestmark = pytest.mark.usefixtures("no_coordinator")
+
 
 @pytest.fixture
 def fake():
@@ -88,6 +90,116 @@ def test_scale(cluster, fake):
     with pytest.raises(errors.UsageError):
         cluster.scale(data_workers=-3)
     assert cluster.state == "ready"
+
+
+def test_training_tasks_need_no_dispatcher(fake):
+    cluster = tfd.Cluster(workers=2, ps=1, evaluator=True, launcher=fake)
+    assert [task.name for task in cluster.tasks] == ["ps:0", "worker:0", "worker:1", "evaluator:0"]
+    for call in (
+        lambda: cluster.dispatcher,
+        lambda: cluster.distribute("dynamic"),
+        lambda: cluster.service_target,
+        cluster.jobs,
+    ):
+        with pytest.raises(errors.StateError, match=r"no dispatcher[^$]*scale\(data_workers=2\)"):
+            call()
+    cluster.scale(data_workers=0)
+    assert not any(task.role is Role.DISPATCHER for task in cluster.tasks)
+    cluster.scale(data_workers=2)
+    assert [task.name for task in cluster.tasks][:3] == [
+        "dispatcher:0",
+        "data_worker:0",
+        "data_worker:1",
+    ]
+    assert cluster.dispatcher.target.startswith("grpc://")
+    assert cluster.state == "ready"
+
+
+def test_a_start_that_fails_half_way_takes_its_dispatcher_back(fake, monkeypatch):
+    cluster = tfd.Cluster(workers=1, ps=1, launcher=fake)
+    node = fake.nodes[0]
+
+    def refuse(do, *, timeout=30.0, **arguments):
+        if do == "start" and "data_worker:0" in arguments["tasks"]:
+            raise errors.LaunchError("no room")
+        return getattr(node, f"_do_{do}")(**arguments)
+
+    monkeypatch.setattr(node, "request", refuse)
+    with pytest.raises(errors.LaunchError, match="no room"):
+        cluster.scale(data_workers=1, workers=2)
+    assert [task.name for task in cluster.tasks] == ["ps:0", "worker:0"]
+    assert cluster.state == "ready"
+    with pytest.raises(errors.StateError, match="no dispatcher"):
+        cluster.distribute("off")
+
+
+def test_each_server_is_told_its_cluster(fake):
+    cluster = tfd.Cluster(workers=2, ps=2, evaluator=True, launcher=fake)
+    node = fake.nodes[0]
+    address = {task.name: task.address for task in cluster.tasks}
+    training = {
+        "worker": [address["worker:0"], address["worker:1"]],
+        "ps": [address["ps:0"], address["ps:1"]],
+    }
+    assert cluster._fleet.cluster_spec() == training
+    assert node.settings == {
+        "worker:0": {"cluster": training, "job": "worker", "index": 0},
+        "worker:1": {"cluster": training, "job": "worker", "index": 1},
+        "ps:0": {"cluster": training, "job": "ps", "index": 0},
+        "ps:1": {"cluster": training, "job": "ps", "index": 1},
+        "evaluator:0": {
+            "cluster": {"evaluator": [address["evaluator:0"]]},
+            "job": "evaluator",
+            "index": 0,
+        },
+    }
+    cluster.scale(workers=3)
+    grown = cluster._fleet.cluster_spec()
+    assert grown["worker"][:2] == training["worker"]
+    assert node.settings["worker:2"] == {"cluster": grown, "job": "worker", "index": 2}
+    cluster.scale(workers=1)
+    assert cluster._fleet.cluster_spec() == dict(training, worker=[address["worker:0"]])
+    node.tell("worker:0", TaskState.FAILED, "it died", pid=None)
+    assert cluster._fleet.cluster_spec() == {"ps": training["ps"]}
+    cluster.scale(workers=1)  # what had failed comes back
+    assert cluster.snapshot().task("worker:0").state is TaskState.READY
+
+
+def test_what_cannot_be_scaled(fake):
+    cluster = tfd.Cluster(workers=1, ps=1, launcher=fake)
+    with pytest.raises(errors.UsageError, match="to how many"):
+        cluster.scale()
+    with pytest.raises(errors.Unsupported, match="a new cluster with ps=2"):
+        cluster.scale(workers=2, ps=2)
+    for wrong in (-1, True, "2", 1.5):
+        with pytest.raises(errors.UsageError, match="workers="):
+            cluster.scale(workers=wrong)
+    cluster.scale(ps=1)
+    assert len(cluster.tasks) == 2
+
+
+def test_a_launcher_says_what_it_cannot_run(fake, monkeypatch):
+    monkeypatch.setattr(Fake, "roles", frozenset((Role.DISPATCHER, Role.DATA_WORKER)))
+    with pytest.raises(errors.Unsupported, match="'fake' cannot run a ps, only dispatcher, data_w"):
+        tfd.Cluster(workers=1, ps=1, launcher=fake)
+    assert not fake.nodes
+    cluster = tfd.Cluster(launcher=fake)
+    with pytest.raises(errors.Unsupported, match="cannot run a worker"):
+        cluster.scale(workers=1)
+    assert cluster.state == "ready"
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [("ps:0", "restore a checkpoint"), ("worker:0", "done again"), ("data_worker:0", None)],
+)
+def test_what_a_task_takes_with_it(fake, task, said):
+    cluster = tfd.Cluster(workers=1, ps=1, data_workers=1, launcher=fake)
+    cluster.kill(task)
+    (notice,) = cluster.snapshot().notices
+    assert "it is being restarted" in notice.what
+    assert said is None or said in notice.what
+    assert ("epoch" in notice.what) is False
 
 
 def test_planned_requested_and_observed_differ_while_a_task_is_down(cluster, fake):

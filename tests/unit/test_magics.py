@@ -13,6 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from tfd_notebook import errors, magics, views
 from tfd_notebook.cluster import Cluster, clusters
+from tfd_notebook.magics.options import read_gpus
 
 START = "start --launcher fake --data-workers 2"
 
@@ -132,7 +133,10 @@ def test_several_clusters_want_a_name(shell: Any) -> None:
         ("start -o class", errors.UsageError, "no variable"),
         ("start 'x", errors.UsageError, "quotation mark"),
         ("start surplus", errors.UsageError, "surplus"),
-        ("start --ps 1", errors.Unsupported, "cannot be used yet"),
+        ("start --launcher fake --workers -1", errors.UsageError, "workers=-1 is out of range"),
+        ("start --launcher fake --gpus some", errors.UsageError, "gpus='some' cannot be meant"),
+        ("start --launcher fake --evaluator 1", errors.UsageError, "what to do with '1'"),
+        ("scale --ps 3", errors.Unsupported, "a new cluster with ps=3"),
         ("start --detach", errors.Unsupported, "cannot be used yet"),
         ("status nobody", errors.UnknownName, "did you mean 'anybody'"),
         ("restart", errors.UsageError, "which task"),
@@ -237,6 +241,33 @@ def test_loading_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.usefixtures("no_coordinator")
+def test_training_tasks(shell: Any, capsys: Any) -> None:
+    cluster = tfd(shell, "start --workers 2 --ps 1 --evaluator --launcher fake --name train")
+    assert "no data worker" not in capsys.readouterr().out
+    assert [task.name for task in cluster.tasks] == ["ps:0", "worker:0", "worker:1", "evaluator:0"]
+    tfd(shell, "scale --workers 3 --data-workers 1")
+    assert [task.role for task in cluster.tasks].count("worker") == 3
+    assert cluster.tasks[0].name == "dispatcher:0"
+
+
+@pytest.mark.parametrize(
+    ("words", "meaning"),
+    [
+        ("auto", "auto"),
+        ("0", 0),
+        ("1", [1]),
+        ("0,1", [0, 1]),
+        ("0,", [0]),
+        ("worker=1", {"worker": 1}),
+        ("worker=2,evaluator=1", {"worker": 2, "evaluator": 1}),
+        ("worker=x", "worker=x"),
+    ],
+)
+def test_gpus_are_read(words: str, meaning: Any) -> None:
+    assert read_gpus(words) == meaning
 
 
 def test_a_cluster_made_in_python_can_be_handled_by_magics(shell: Any) -> None:

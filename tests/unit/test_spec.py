@@ -93,7 +93,11 @@ class TestWrongTypes:
             ({"env": ["A=1"]}, "must map names to strings"),
             ({"preload": 5}, "must be names"),
             ({"preload": [5]}, "no name of a module"),
-            ({"ps": 1}, "cannot be used yet"),
+            ({"ps": -1}, "ps=-1 is out of range"),
+            ({"workers": 1.5}, "workers=1.5 must be a whole number"),
+            ({"workers": True}, "workers=True must be a whole number"),
+            ({"evaluator": 1}, "evaluator=1 must be True or False"),
+            ({"gpus": 2}, "gpus=2 cannot be meant"),
         ],
     )
     def test_a_cluster_is_refused_and_its_name_stays_free(

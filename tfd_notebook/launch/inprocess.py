@@ -38,6 +38,7 @@ class InProcess(Launcher):
 
     def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
         count = sum(config.counts.get(role, 0) for role in SERVER_ROLES)
+        servers.check_room(count)
         if servers.endless() and count:
             on_event(
                 {
@@ -141,7 +142,9 @@ class InProcessNode(Node):
             task = self._task(name)
             task.settings.update(settings)
             if task.role in SERVER_ROLES:
-                task.settings["gpus"] = False  # they are the kernel's own
+                # The GPUs are the kernel's. All servers of a process share the threads that the
+                # first one made; a worker whose ps finds none free waits for ever.
+                task.settings.update(gpus=False, threads=servers.MOST_ENDLESS + 1)
             self._serve(name, task)
 
     def _serve(self, name: str, task: _Hosted) -> None:

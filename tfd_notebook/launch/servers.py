@@ -87,7 +87,7 @@ class _TaskServer(Server):
 def _task_server(port: int, settings: Mapping[str, Any]) -> Server:
     import tensorflow as tf
 
-    config = tf.compat.v1.ConfigProto()
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=settings.get("threads", 0))
     if not settings.get("gpus", True):
         config.device_count["GPU"] = 0
     with _one_more(), _sharing_ports():
@@ -110,17 +110,23 @@ def endless() -> int:
     return _endless
 
 
+def check_room(count: int) -> None:
+    """Raise StateError unless this process may have so many more of them."""
+    if _endless + count > MOST_ENDLESS:
+        raise StateError(
+            f"{_endless} workers and ps of this and earlier clusters run in this process, each "
+            "with 40 MB and 85 threads; TensorFlow cannot stop them before the kernel ends, and "
+            f"more than {MOST_ENDLESS} are not started",
+            fix='restart the kernel, or use launcher="local"',
+        )
+
+
 @contextlib.contextmanager
 def _one_more() -> Iterator[None]:
     """Count a server that can only end with this process, unless there are too many."""
     global _endless
     with _endless_lock:
-        if _endless >= MOST_ENDLESS:
-            raise StateError(
-                f"{_endless} servers of TensorFlow run in this process, which cannot be stopped "
-                "and take about 40 MB and 85 threads each: no more are started here",
-                fix='restart the kernel, or use launcher="local"',
-            )
+        check_room(1)
         yield
         _endless += 1
 
@@ -162,7 +168,8 @@ def start(role: Role, port: int, settings: Mapping[str, Any]) -> Server:
     settings : mapping
         Fields of ``tf.data.experimental.service.DispatcherConfig`` or ``WorkerConfig``; for a
         ``tf.distribute.Server`` ``cluster`` (addresses by job), ``job`` and ``index``, and
-        ``gpus``: whether it takes the GPUs that this process sees (default true).
+        ``gpus``: whether it takes the GPUs that this process sees (default true), ``threads``:
+        how many ops it runs at a time (default: TensorFlow's choice).
 
     Raises
     ------
