@@ -15,7 +15,7 @@ from typing import Any
 
 from tfd_notebook.data.consumers import Consumers
 from tfd_notebook.events import Event, EventLog, Notice, TaskChanged, TaskMeasured
-from tfd_notebook.snapshot import Snapshot, TaskRow
+from tfd_notebook.snapshot import CoordinatorRow, Snapshot, TaskRow
 from tfd_notebook.spec import ClusterConfig, Role, TaskState
 
 log = logging.getLogger("tfd_notebook")
@@ -51,6 +51,8 @@ class Monitor:
         self._config = config
         self._consumers = consumers
         self._on_tick: Callable[[], None] = lambda: None
+        #: Sees the coordinator; takes the tasks.
+        self.coordinator: Callable[[tuple[TaskRow, ...]], CoordinatorRow | None] = lambda _: None
         self._rows: dict[str, TaskRow] = {}
         self._sent: dict[str, deque[tuple[float, int]]] = {}
         self._changed = threading.Condition()
@@ -155,11 +157,10 @@ class Monitor:
     def snapshot(self) -> Snapshot:
         """Return the cluster as it is now."""
         streams = self._consumers.rows()
+        # Not under the lock: it has locks of its own.
+        coordinator = self.coordinator(self.tasks())
         with self._changed:
-            tasks = tuple(
-                replace(row, bytes_per_s=self._rate(row.task))
-                for row in sorted(self._rows.values(), key=lambda r: (_ORDER[r.role], r.index))
-            )
+            tasks = self.tasks()
             observed: dict[Role, int] = {}
             for row in tasks:
                 if row.state is TaskState.READY:
@@ -183,6 +184,15 @@ class Monitor:
                 events=tuple(self.events),
                 journal_bytes=self.journal_bytes,
                 expires=self.expires,
+                coordinator=coordinator,
+            )
+
+    def tasks(self) -> tuple[TaskRow, ...]:
+        """Return the tasks as they are now, in their order, with their rates."""
+        with self._changed:
+            return tuple(
+                replace(row, bytes_per_s=self._rate(row.task))
+                for row in sorted(self._rows.values(), key=lambda r: (_ORDER[r.role], r.index))
             )
 
     def rows(self) -> tuple[TaskRow, ...]:

@@ -117,6 +117,84 @@ class StreamRow:
 
 
 @dataclass(frozen=True)
+class CoordinatedRow:
+    """One worker as its coordinator sees it.
+
+    Parameters
+    ----------
+    index : int
+    state : {"running", "idle", "paused", "lost"}
+    id : int, optional
+        The closure that it has now; None where it has none.
+    function : str
+        The function of that closure.
+    seconds : float, optional
+        How long it has had it.
+    done, failed, lost : int
+        Closures that were ready, that raised, and that went back to the queue with the worker.
+    built, unbuilt : int
+        Resources, such as iterators of its dataset, that were built there, and that failed to be.
+    """
+
+    index: int
+    state: str
+    id: int | None = None
+    function: str = ""
+    seconds: float | None = None
+    done: int = 0
+    failed: int = 0
+    lost: int = 0
+    built: int = 0
+    unbuilt: int = 0
+
+
+@dataclass(frozen=True)
+class CoordinatorRow:
+    """The coordinator of the workers and parameter servers.
+
+    Parameters
+    ----------
+    state : {"idle", "running", "paused", "stopped"}
+    reason : str
+        Why it is paused, empty where it is not.
+    counts : mapping of str to int
+        Closures by state, all that were ever scheduled.
+    closures_per_s : float
+        Closures that ended, over the last 5 seconds.
+    queue_ms, run_ms : tuple of float, optional
+        50th, 90th and 99th percentile of how long the latest closures waited and ran.
+    left_s : tuple of float, optional
+        Seconds until what is scheduled has ended, and between which low and high that lies four
+        times out of five if it goes on as in the last seconds; None while unknown.
+    workers : tuple of CoordinatedRow
+    traces : mapping of str to int
+        How often each function was traced.
+    ps_bytes : mapping of str to int
+        Bytes of the variables on each parameter server.
+    limit : str
+        Why it is not faster, in a sentence.
+    break_on_failure : bool
+        Whether a failure pauses it.
+    reduced : bool
+        Whether this TensorFlow is not known, so that only results are seen.
+    """
+
+    state: str
+    reason: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    closures_per_s: float = 0.0
+    queue_ms: tuple[float, float, float] | None = None
+    run_ms: tuple[float, float, float] | None = None
+    left_s: tuple[float, float, float] | None = None
+    workers: tuple[CoordinatedRow, ...] = ()
+    traces: Mapping[str, int] = field(default_factory=dict)
+    ps_bytes: Mapping[str, int] = field(default_factory=dict)
+    limit: str = ""
+    break_on_failure: bool = False
+    reduced: bool = False
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """A cluster at one moment.
 
@@ -139,6 +217,8 @@ class Snapshot:
         Size of the dispatcher's journal.
     expires : float, optional
         When the cluster stops by itself, seconds since the epoch.
+    coordinator : CoordinatorRow, optional
+        None where none was made.
     """
 
     version: int
@@ -154,6 +234,7 @@ class Snapshot:
     events: tuple[Event, ...] = ()
     journal_bytes: int | None = None
     expires: float | None = None
+    coordinator: CoordinatorRow | None = None
 
     @property
     def notices(self) -> tuple[Notice, ...]:

@@ -11,6 +11,7 @@ from tfd_notebook import errors
 from tfd_notebook.insight import Insight
 from tfd_notebook.launch.base import Launcher
 from tfd_notebook.limit import Limit
+from tfd_notebook.snapshot import CoordinatorRow, TaskRow
 from tfd_notebook.spec import ClusterConfig, Role, TaskState
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Training(Insight):
         #: Whether a coordinator has used the tasks since they were started.
         self._used = False
         self._kernel_open_to = ""
+        self._monitor.coordinator = self._seen
 
     @property
     def resolver(self) -> OwnResolver:
@@ -95,7 +97,7 @@ class Training(Insight):
             connecting.watch_variables(strategy, lambda one: made.append(weakref.ref(one)))
             coordinator = Coordinator(strategy)
             coordinator.belongs_to(
-                lambda: self.snapshot().tasks, self._bytes_on_ps, self._strategy_lost
+                self._monitor.tasks, self._bytes_on_ps, self._strategy_lost, self._monitor.notice
             )
             self._strategy, self._coordinator = strategy, coordinator
             return strategy
@@ -295,11 +297,30 @@ class Training(Insight):
     @property
     def coordinator_limit(self) -> Limit:
         """What limits the coordinator now."""
+        return self.present_coordinator().limit
+
+    @property
+    def has_coordinator(self) -> bool:
+        """Whether a coordinator was made, and not stopped since."""
+        return self._coordinator is not None and not self._coordinator.stopped
+
+    def present_coordinator(self) -> Coordinator:
+        """Return the coordinator that there is; unlike `coordinator` it makes none.
+
+        Raises
+        ------
+        StateError
+            There is none.
+        """
         if self._coordinator is None:
             raise errors.StateError(
                 f"cluster {self.name!r} has no coordinator", fix="cluster.coordinator() makes one"
             )
-        return self._coordinator.limit
+        return self._coordinator
+
+    def _seen(self, tasks: tuple[TaskRow, ...]) -> CoordinatorRow | None:
+        coordinator = self._coordinator
+        return None if coordinator is None else coordinator.row(tasks)
 
 
 def _latest(checkpoint: str) -> str:

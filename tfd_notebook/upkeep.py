@@ -62,7 +62,7 @@ class Upkeep:
         self._look_for_stuck()
         if time.monotonic() >= self._limits_due:
             self._limits_due = time.monotonic() + _LIMITS_EVERY_SECONDS
-            self._consumers.look(workers_of(self._monitor.snapshot().tasks))
+            self._consumers.look(workers_of(self._monitor.tasks()))
 
     def _end_beside(self, state: str) -> None:
         """End the cluster from a thread of its own: ending waits for this one."""

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator as tf_coordinator
 from tensorflow.python.distribute.coordinator import values as tf_values
 
-from tfd_notebook._compat import cancelling
+from tfd_notebook._compat import cancelling, resources
 from tfd_notebook.closures.gate import Gate
 from tfd_notebook.closures.store import CANCELLED, FAILED, READY, Store
 from tfd_notebook.errors import PausedError, StateError, TimeLimit
@@ -170,6 +170,7 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
 
     def put(self, closure: Any, tag: int | None = None) -> None:
         if tag is not None:
+            resources.watch(closure, self._store)
             super().put(closure, tag)
             return
         if self._stopped:
@@ -328,7 +329,7 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
         return bool(self._queue.empty() and self._inflight_closure_count == 0)
 
     def _raise_if_stuck(self) -> None:
-        if self._inflight_closure_count or self._queue.empty() or self.gate.controls:
+        if self._inflight_closure_count or self._queue.empty() or self.gate.controlled:
             return
         if self.gate.closed and not self.gate.permits:
             count = self._queue.qsize()

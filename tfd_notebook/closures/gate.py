@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from tfd_notebook.errors import StateError, UsageError
+
+#: Seconds that somebody afar is still taken for present after it was opened.
+_STAYS = 10.0
 
 
 @dataclass
@@ -27,7 +31,9 @@ class Gate:
     break_functions : set of str
         It closes before a closure goes to one of these workers, or of one of these functions.
     controls : int
-        How many live controls (a widget, a terminal) can open it.
+        How many live controls (a widget, a background join) can open it.
+    controlled_until : float
+        `time.monotonic` until which somebody from afar (a terminal) can open it.
     armed : bool
         Whether there is anything to decide at all.
     """
@@ -40,6 +46,7 @@ class Gate:
     break_workers: set[int] = field(default_factory=set)
     break_functions: set[str] = field(default_factory=set)
     controls: int = 0
+    controlled_until: float = 0.0
     armed: bool = False
     _passed: int | None = None
 
@@ -47,6 +54,11 @@ class Gate:
     def closed(self) -> bool:
         """Whether it is closed for all."""
         return bool(self.reason)
+
+    @property
+    def controlled(self) -> bool:
+        """Whether somebody is there who can open it."""
+        return self.controls > 0 or time.monotonic() < self.controlled_until
 
     def close(self, reason: str, by_failure: bool = False) -> None:
         """Let nothing more pass."""
@@ -57,6 +69,7 @@ class Gate:
 
     def open(self) -> None:
         """Let everything pass again; breakpoints stay."""
+        self.controlled_until = min(self.controlled_until, time.monotonic() + _STAYS)
         self.reason, self.by_failure, self.permits = "", False, 0
         self._arm()
 

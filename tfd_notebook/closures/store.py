@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import weakref
 from array import array
+from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +31,9 @@ _IN_FLIGHT = (DISPATCHED, RUNNING, FETCHING)
 
 #: `time.time` less `time.perf_counter`, for views.
 EPOCH = time.time() - time.perf_counter()
+
+#: When a closure was queued, dispatched, started, fetched, finished; 0 for what has not happened.
+Times = tuple[float, float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,9 @@ class Store:
         self._functions: dict[str, int] = {}
         self._traces: dict[str, set[str]] = {}
         self._counts = [0] * len(STATES)
+        self._by_function: list[int] = []
         self._by_worker: dict[int, list[int]] = {}
+        self._resources: dict[int, tuple[int, int]] = {}
         self._log_time = array("d")
         self._log_id = array("q")
         self._log_state = array("b")
@@ -109,6 +117,8 @@ class Store:
             if number is None:
                 number = self._functions[function] = len(self._functions)
                 self._traces[function] = set()
+                self._by_function.append(0)
+            self._by_function[number] += 1
             self._traces[function].add(trace)
             if len(self._state) >= 1.25 * self._keep:
                 self._drop()
@@ -183,6 +193,13 @@ class Store:
                 counts = self._by_worker.setdefault(worker, [0] * len(STATES))
                 counts[RETRYING] += 1
 
+    def resource(self, worker: int, built: bool) -> None:
+        """Note that a resource of a worker, such as its dataset's iterator, was built or failed."""
+        with self._lock:
+            done, failed = self._resources.get(worker, (0, 0))
+            self._resources[worker] = (done + built, failed + (not built))
+            self.version += 1
+
     def _enter(self, now: float, key: int, state: int, worker: int) -> None:
         row = key - self._first
         if row < 0:
@@ -249,10 +266,14 @@ class Store:
             return {name: len(traces) for name, traces in self._traces.items()}
 
     def functions(self) -> Counter[str]:
-        """Return how many closures of each function are kept."""
+        """Return how many closures of each function there were, those dropped included."""
         with self._lock:
-            names = list(self._functions)
-            return Counter(names[number] for number in self._function)
+            return Counter(dict(zip(self._functions, self._by_function, strict=True)))
+
+    def resources(self) -> dict[int, tuple[int, int]]:
+        """Return for each worker how many resources were built there, and how many failed."""
+        with self._lock:
+            return dict(self._resources)
 
     def value(self, key: int) -> Any:
         """Return the RemoteValue of a closure; None if nobody holds it any more.
@@ -292,8 +313,49 @@ class Store:
                 self._fetching[start:],
                 self._finished[start:],
                 tuple(self._functions),
-                {key: text for key, text in self._errors.items() if key >= first},
+                self._errors_from(first),
             )
+
+    def _errors_from(self, first: int) -> dict[int, str]:
+        if first == self._first:
+            return dict(self._errors)
+        known = self._errors
+        return {key: known[key] for key in range(first, len(self)) if key in known}
+
+    def times(self, keys: Sequence[int]) -> list[Times | None]:
+        """Return when each of these closures was where; None for those that are not known."""
+        with self._lock:
+            return [self._times(key - self._first) for key in keys]
+
+    def _times(self, row: int) -> Times | None:
+        if not 0 <= row < len(self._state):
+            return None
+        return (
+            self._queued[row],
+            self._dispatched[row],
+            self._started[row],
+            self._fetching[row],
+            self._finished[row],
+        )
+
+    def latest_ready(self, count: int) -> list[Times]:
+        """Return when the closures that were ready last were where, at most `count` of them."""
+        seen = self.transitions(8 * count)
+        keys = [key for key, state in zip(seen.id, seen.state, strict=True) if state == READY]
+        return [times for times in self.times(keys[-count:]) if times is not None]
+
+    def ended_between(self, moments: Sequence[float]) -> list[int]:
+        """Return how many closures became ready or failed between each two of these moments.
+
+        Parameters
+        ----------
+        moments : sequence of float
+            In their order, in seconds of `time.perf_counter`.
+        """
+        with self._lock:
+            places = [bisect_left(self._log_time, moment) for moment in moments]
+            parts = [self._log_state[a:b].tobytes() for a, b in itertools.pairwise(places)]
+        return [part.count(READY) + part.count(FAILED) for part in parts]
 
     def transitions(self, latest: int | None = None) -> Transitions:
         """Return a copy of the log, or of its `latest` entries."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tfd_notebook import views
 from tfd_notebook._compat import closures
+from tfd_notebook.closures.gate import Gate
 from tfd_notebook.closures.store import Store
 from tfd_notebook.coordinate import stale
+from tfd_notebook.coordinate.background import Joining
 from tfd_notebook.coordinate.limit import judge
+from tfd_notebook.coordinate.row import Look
 from tfd_notebook.coordinate.values import Values
 from tfd_notebook.errors import StateError, TimeLimit, UnknownName, Unsupported, UsageError
 from tfd_notebook.limit import Limit
-from tfd_notebook.snapshot import TaskRow
+from tfd_notebook.snapshot import CoordinatorRow, TaskRow
 
 
 class Coordinator(closures.ClusterCoordinator):
@@ -56,6 +61,8 @@ class Coordinator(closures.ClusterCoordinator):
         self._tasks: Callable[[], Sequence[TaskRow]] = lambda: ()
         self._ps_bytes: Callable[[], Mapping[str, int]] = dict
         self._on_ps_lost: Callable[[], None] = lambda: None
+        self._tell: Callable[[str, str], None] = lambda severity, what: None
+        self._look = Look(self._store)
         #: Whether every transition is seen; otherwise only what can be told from outside.
         self.full = closures.recognised()
         self._queue: closures.WatchedQueue | None = None
@@ -76,9 +83,11 @@ class Coordinator(closures.ClusterCoordinator):
         tasks: Callable[[], Sequence[TaskRow]],
         ps_bytes: Callable[[], Mapping[str, int]],
         on_ps_lost: Callable[[], None],
+        tell: Callable[[str, str], None],
     ) -> None:
-        """Note the cluster: its tasks, its variables' bytes, whom to tell of a lost server."""
+        """Note the cluster: its tasks, its variables' bytes, whom to tell of what happens."""
         self._tasks, self._ps_bytes, self._on_ps_lost = tasks, ps_bytes, on_ps_lost
+        self._tell = tell
 
     # TensorFlow's
 
@@ -152,6 +161,24 @@ class Coordinator(closures.ClusterCoordinator):
                 fix="see coordinator.values and coordinator.limit, or wait longer",
             )
 
+    def join_in_background(self, timeout: float | None = None) -> Joining:
+        """Have a thread `join`; what came of it is in the object returned, and in a notice.
+
+        While the coordinator is paused that thread waits: the caller is free to resume.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds. Default: no limit.
+
+        Returns
+        -------
+        Joining
+            With ``state``, ``error`` and ``wait(timeout)``.
+        """
+        self._watched("join_in_background")
+        return Joining(self, timeout, self._tell)
+
     def done(self) -> bool:
         """Whether all closures have ended.
 
@@ -172,9 +199,15 @@ class Coordinator(closures.ClusterCoordinator):
 
     # Stepping
 
-    def pause(self) -> None:
-        """Give no closure to any worker from now on; those that run go on to their end."""
-        self._watched("pause").pause()
+    def pause(self, reason: str = "by request") -> None:
+        """Give no closure to any worker from now on; those that run go on to their end.
+
+        Parameters
+        ----------
+        reason : str
+            Who asks, for those who see it paused.
+        """
+        self._watched("pause").pause(reason)
 
     def resume(self) -> None:
         """Go on; breakpoints and workers that are paused on their own stay."""
@@ -253,6 +286,16 @@ class Coordinator(closures.ClusterCoordinator):
         names = {name if isinstance(name, str) else _name_of(name) for name in functions}
         queue.break_on(bool(failure), {self._worker(i) for i in workers}, names)
 
+    @property
+    def breakpoints(self) -> tuple[bool, tuple[int, ...], tuple[str, ...]]:
+        """What `break_on` set: whether failures, which workers, functions of which names."""
+        gate = self._queue.gate if self._queue is not None else Gate()
+        return (
+            gate.break_failure,
+            tuple(sorted(gate.break_workers)),
+            tuple(sorted(gate.break_functions)),
+        )
+
     def cancel(self, value: Any) -> bool:
         """Cancel a closure that is queued or runs; its RemoteValue raises ``CancelledError``.
 
@@ -294,11 +337,35 @@ class Coordinator(closures.ClusterCoordinator):
     @property
     def limit(self) -> Limit:
         """Why it is not faster, in one sentence."""
+        return self._limit(self._tasks())
+
+    def _limit(self, tasks: Sequence[TaskRow]) -> Limit:
         queue = self._queue
         workers = len(self._cluster.workers)
         waits = (queue.fetch_waits, queue.fetch_seconds) if queue is not None else (0, 0.0)
         reads = queue is not None and queue.reads_input
-        return judge(self._store, workers, *waits, self._tasks(), self._ps_bytes(), reads)
+        return judge(self._store, workers, *waits, tasks, self._ps_bytes(), reads)
+
+    def row(self, tasks: Sequence[TaskRow] | None = None) -> CoordinatorRow:
+        """Return the coordinator as it is now, for a snapshot.
+
+        Parameters
+        ----------
+        tasks : sequence of TaskRow, optional
+            Those of its cluster, where they are at hand.
+        """
+        queue = self._queue
+        known = self._tasks() if tasks is None else tasks
+        return self._look.row(
+            gate=None if queue is None else queue.gate,
+            in_flight={} if queue is None else dict(queue.in_flight),
+            stopped=self._stopped,
+            workers=len(self._cluster.workers),
+            counts=self.values.counts(),
+            tasks=known,
+            limit=lambda: self._limit(known),
+            ps_bytes=self._ps_bytes,
+        )
 
     @property
     def store(self) -> Store:
@@ -318,6 +385,21 @@ class Coordinator(closures.ClusterCoordinator):
         finally:
             queue.control(False)
 
+    def control_for(self, seconds: float) -> None:
+        """Say that somebody afar, such as a terminal, can resume this for so many seconds more.
+
+        Parameters
+        ----------
+        seconds : float
+            May be infinite: until the next `resume`.
+
+        See Also
+        --------
+        control
+        """
+        gate = self._watched("control_for").gate
+        gate.controlled_until = max(gate.controlled_until, time.monotonic() + seconds)
+
     def _worker(self, i: int) -> int:
         count = len(self._cluster.workers)
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < count:
@@ -336,6 +418,9 @@ class Coordinator(closures.ClusterCoordinator):
             f"{what} needs hooks into TensorFlow that this version may not have",
             fix="use TensorFlow 2.15 to 2.21; scheduling works as ever",
         )
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return views.coordinator_bundle(self.row())
 
     def __repr__(self) -> str:
         state = "stopped" if self._stopped else f"paused ({self.paused})" if self.paused else "on"

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tfd_notebook import views
 from tfd_notebook.closures.store import EPOCH, STATES, Columns, Store
-from tfd_notebook.errors import UnknownName, ValueGone
+from tfd_notebook.errors import UnknownName, UsageError, ValueGone
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,7 +136,7 @@ class Values:
         self, latest: int, state: str | None = None, worker: int | None = None
     ) -> list[dict[str, Any]]:
         """Return up to `latest` rows that fit, the latest last, as JSON values."""
-        seen = self._store.columns()
+        seen = self._store.columns(latest if state is None and worker is None else None)
         paused = self._paused()
         found: list[dict[str, Any]] = []
         for row in range(len(seen) - 1, -1, -1):
@@ -147,6 +148,37 @@ class Values:
             if len(found) == latest:
                 break
         return found[::-1]
+
+    def table(
+        self, rows: int = 20, state: str | None = None, worker: int | None = None
+    ) -> views.Table:
+        """Return the latest closures that fit, the latest last, and how many there are in all.
+
+        Parameters
+        ----------
+        rows : int
+            At most so many. Default 20.
+        state : str, optional
+            Only those in this state, one of `VALUE_STATES`.
+        worker : int, optional
+            Only those that this worker has or had last.
+
+        Raises
+        ------
+        UsageError
+            `rows` is not 1 or more, or there is no such state.
+        """
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+            raise UsageError(f"rows={rows!r} must be 1 or more")
+        if state is not None and state not in VALUE_STATES:
+            raise UnknownName(
+                f"closures have no state {state!r}", fix=f"use {', '.join(VALUE_STATES)}"
+            )
+        return views.values_table(self.records(rows, state, worker), self.counts())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        table = self.table()
+        return {"text/plain": f"{self!r}\n{table.text()}", "text/html": table.html()}
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count:,} {state}" for state, count in self.counts().items() if count)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.snapshot import Snapshot
+from tfd_notebook.views._coordinator import coordinator_bundle, values_table
+from tfd_notebook.views._figures import gist
 from tfd_notebook.views._html import html
 from tfd_notebook.views._lists import (
     brief,
@@ -26,12 +28,15 @@ __all__ = [
     "View",
     "brief",
     "clusters_table",
+    "coordinator_bundle",
     "forecast_table",
+    "gist",
     "html",
     "jobs_table",
     "mimebundle",
     "streams_table",
     "text",
+    "values_table",
 ]
 
 

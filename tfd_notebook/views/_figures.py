@@ -13,6 +13,12 @@ _SIGNS = {
     "ready": "●",
     "running": "►",
     "paused": "‖",
+    "idle": "○",
+    "queued": "○",
+    "dispatched": "◌",
+    "fetching": "►",
+    "retrying": "↻",
+    "cancelled": "■",
     "degraded": "▲",
     "hung": "▲",
     "restarting": "↻",
@@ -27,11 +33,23 @@ _SIGNS = {
 }
 
 _TONES = {
-    "good": ("ready", "running", "finished"),
-    "warn": ("hung", "degraded", "restarting", "warning"),
+    "good": ("ready", "running", "fetching", "finished"),
+    "warn": ("hung", "degraded", "restarting", "retrying", "warning"),
     "bad": ("failed", "lost", "error"),
 }
 _TONE_OF = {state: tone for tone, states in _TONES.items() for state in states}
+
+#: What lines of TensorFlow's errors begin with that say where and not what.
+_STACK = (
+    "Graph execution error",
+    "Detected at node",
+    "File ",
+    "Additional GRPC error information",
+    ":UNKNOWN:",
+    "[[{{node",
+    "Function call stack",
+)
+_MOST_ERROR = 400
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -87,6 +105,22 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def brief(seconds: float) -> str:
+    """Return a span of time of any length: ``0.2 ms``, ``35 ms``, ``4.2 s``, ``58 min``."""
+    if seconds < 0.9995:
+        number = seconds * 1e3
+        return f"{number:.1f} ms" if number < 9.95 else f"{number:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 9.95 else duration(seconds)
+
+
+def gist(error: str) -> str:
+    """Return what an error of TensorFlow says, without the stacks that it repeats it with."""
+    lines = [line.strip() for line in error[:20_000].splitlines()]
+    told = [line for line in lines if line and not line.startswith(_STACK)]
+    words = clean(" ".join(told[:3])) or clean(error[:_MOST_ERROR])
+    return words if len(words) <= _MOST_ERROR else words[: _MOST_ERROR - 1] + "…"
 
 
 def sparkline(values: Sequence[float], length: int = 20) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from tfd_notebook.events import Notice
-from tfd_notebook.snapshot import Snapshot, StreamRow, TaskRow
+from tfd_notebook.snapshot import CoordinatedRow, Snapshot, StreamRow, TaskRow
 from tfd_notebook.spec import Role, TaskState
 from tfd_notebook.views import _figures as figures
 from tfd_notebook.views._table import Cell, Column, Row, state_cell
 
-_AnyRow = TypeVar("_AnyRow", TaskRow, StreamRow)
+_AnyRow = TypeVar("_AnyRow", TaskRow, StreamRow, CoordinatedRow)
 
 #: More rows than this are cut, the ones that need a look first.
 MOST_ROWS = 50
@@ -28,6 +28,7 @@ _URGENCY = (
     "paused",
     "new",
     "running",
+    "idle",
     "ready",
     "finished",
     "stopped",
@@ -121,7 +122,7 @@ def _difference(snapshot: Snapshot, role: Role, planned: int, requested: int, ob
 
 def task_rows(snapshot: Snapshot) -> tuple[list[Row], str]:
     """Return the rows of the tasks, and a sentence about those that are left out."""
-    shown, rest = _cut(snapshot.tasks)
+    shown, rest = cut(snapshot.tasks)
     same = _open_to(snapshot.tasks) is not None
     return [_task_row(row, "" if same else row.open_to) for row in shown], rest
 
@@ -147,7 +148,7 @@ def _task_row(row: TaskRow, opened: str) -> Row:
 
 def stream_rows(snapshot: Snapshot) -> tuple[list[Row], str]:
     """Return the rows of the consumers, and a sentence about those that are left out."""
-    shown, rest = _cut(snapshot.streams)
+    shown, rest = cut(snapshot.streams)
     return [stream_row(row) for row in shown], rest
 
 
@@ -173,7 +174,8 @@ def _urgency(state: object) -> int:
     return _URGENCY.index(word) if word in _URGENCY else 0
 
 
-def _cut(rows: Sequence[_AnyRow]) -> tuple[list[_AnyRow], str]:
+def cut(rows: Sequence[_AnyRow]) -> tuple[list[_AnyRow], str]:
+    """Return the rows that need a look first, and a sentence about those that are left out."""
     if len(rows) <= MOST_ROWS:
         return list(rows), ""
     ordered = sorted(rows, key=lambda row: _urgency(row.state))

@@ -192,6 +192,8 @@ class Table:
         What is shown where there are no rows.
     records : list of dict, optional
         The rows as JSON values; their words by default.
+    foot : str
+        A sentence below the rows.
     """
 
     def __init__(
@@ -202,11 +204,13 @@ class Table:
         label: str,
         empty: str,
         records: list[dict[str, Any]] | None = None,
+        foot: str = "",
     ) -> None:
         self.columns = tuple(columns)
         self.rows = tuple(tuple(row) for row in rows)
         self.label = label
         self.empty = empty
+        self.foot = foot
         self._records = records
 
     def records(self) -> list[dict[str, Any]]:
@@ -224,12 +228,14 @@ class Table:
 
     def text(self, width: int = 110) -> str:
         """Return the table as text, at most `width` columns wide where that is possible."""
-        return "\n".join(text_table(self.columns, self.rows, width) or [self.empty])
+        lines = text_table(self.columns, self.rows, width) or [self.empty]
+        return "\n".join([*lines, *textwrap.wrap(figures.clean(self.foot), max(width, 20))])
 
     def html(self) -> str:
         """Return the table as HTML."""
         return wrap(
-            html_table(self.columns, self.rows, self.label) or f"<div>{escape(self.empty)}</div>"
+            (html_table(self.columns, self.rows, self.label) or f"<div>{escape(self.empty)}</div>")
+            + (f'<div class="tfd-quiet">{escape(self.foot)}</div>' if self.foot else "")
         )
 
     def __len__(self) -> int:

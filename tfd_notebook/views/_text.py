@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from tfd_notebook.snapshot import Snapshot
 from tfd_notebook.views import _figures as figures
 from tfd_notebook.views import _parts as parts
-from tfd_notebook.views._table import text_table
+from tfd_notebook.views._coordinator import coordinator_text
+from tfd_notebook.views._table import Column, Row, text_table
 
 
 def text(snapshot: Snapshot, width: int | None = None) -> str:
@@ -32,18 +34,19 @@ def text(snapshot: Snapshot, width: int | None = None) -> str:
     lines = textwrap.wrap(" · ".join(head), max(width, 20), subsequent_indent="  ")
     tasks, more_tasks = parts.task_rows(snapshot)
     streams, more_streams = parts.stream_rows(snapshot)
-    for columns, rows, more in (
-        (parts.ROLE_COLUMNS, parts.role_rows(snapshot), ""),
-        (parts.TASK_COLUMNS, tasks, more_tasks),
-        (parts.STREAM_COLUMNS, streams, more_streams),
-    ):
-        if rows:
-            lines += ["", *text_table(columns, rows, width)]
-        if more:
-            lines.append(more)
+    lines += _table(parts.ROLE_COLUMNS, parts.role_rows(snapshot), "", width)
+    lines += _table(parts.TASK_COLUMNS, tasks, more_tasks, width)
+    if snapshot.coordinator is not None:
+        lines += ["", *coordinator_text(snapshot.coordinator, width)]
+    lines += _table(parts.STREAM_COLUMNS, streams, more_streams, width)
     if notices := parts.notices(snapshot):
         lines.append("")
     for notice in notices:
         words = f"{figures.signed(notice.severity)}: {figures.clean(str(notice))}"
         lines += textwrap.wrap(words, max(width, 20), subsequent_indent="  ")
     return "\n".join(lines)
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Row], more: str, width: int) -> list[str]:
+    lines = ["", *text_table(columns, rows, width)] if rows else []
+    return [*lines, more] if more else lines
