@@ -331,7 +331,7 @@ class Fleet:
             self._monitor.notice(
                 "warning",
                 f"there seem to be GPUs, but the workers get none: {found['why']}",
-                fix='pip install "tfd-notebook[gpu]", or gpus=0 if that is meant',
+                fix="mend that, or write gpus=0 if it is meant",
             )
         if dealt.left:
             self._monitor.notice(

@@ -127,7 +127,8 @@ def deal(wish: Wish, workers: int, evaluators: int, found: Sequence[int], why: s
         asked = len(wish)
     if asked and not found:
         raise Unsupported(
-            f"gpus={wish!r} cannot be given: {why or 'there is no GPU'}",
+            f"gpus={wish if isinstance(wish, Mapping) else list(wish)} cannot be given: "
+            + (why or "there is no GPU"),
             fix="use gpus=0 for the processor alone",
         )
     if isinstance(wish, Mapping):
@@ -231,8 +232,8 @@ def _nvml() -> Any:
         import pynvml
     except ImportError:
         raise Unsupported(
-            "the GPUs are not known without the package nvidia-ml-py",
-            fix='pip install "tfd-notebook[gpu]"',
+            "the GPUs are not known without the package nvidia-ml-py "
+            '(pip install "tfd-notebook[gpu]")'
         ) from None
     try:
         pynvml.nvmlInit()
