@@ -27,6 +27,8 @@ _MOST_REQUEST = 65_536
 _MOST_REPLY = 64_000_000
 _PEER_SECONDS = 5.0
 _CLIENTS = 8
+#: Seconds that a step may keep its caller waiting; what has not ended then goes on.
+_STEP_SECONDS = 5.0
 
 _server: ControlServer | None = None
 _server_lock = threading.Lock()
@@ -154,8 +156,9 @@ def call(pid: int, request: Mapping[str, Any], timeout: float = 10.0) -> Any:
     pid : int
         One of `processes`.
     request : mapping
-        ``command`` and its arguments: ``list``; ``snapshot(name, width)``;
-        ``logs(name, task, lines, offset)``; ``stop(name)``.
+        ``command`` and its arguments: ``list``; ``snapshot(name, width, hold)``;
+        ``logs(name, task, lines, offset)``; ``stop(name)``; of a coordinator ``pause(name)``,
+        ``resume(name)``, ``step(name, count)`` and ``cancel(name, id)``.
     timeout : float
         Seconds for the whole of it. Default 10.
 
@@ -235,8 +238,13 @@ def _snapshot(request: Mapping[str, Any]) -> Any:
     from tfd_notebook import views
     from tfd_notebook.snapshot import as_dict
 
-    snapshot = _cluster(request).snapshot()
+    cluster = _cluster(request)
     width = _number(request, "width", 110, least=20, most=1000)
+    hold = _number(request, "hold", 0, least=0, most=3600)
+    if hold and cluster.has_coordinator:
+        with contextlib.suppress(errors.TfdError):
+            cluster.present_coordinator().control_for(hold)
+    snapshot = cluster.snapshot()
     return {"snapshot": as_dict(snapshot), "text": views.text(snapshot, width)}
 
 
@@ -261,11 +269,41 @@ def _stop(request: Mapping[str, Any]) -> Any:
     return cluster.state
 
 
+def _pause(request: Mapping[str, Any]) -> Any:
+    coordinator = _cluster(request).present_coordinator()
+    # Whoever pauses from a terminal can resume from it: a join must not give up meanwhile.
+    coordinator.control_for(float("inf"))
+    coordinator.pause("from a terminal")
+    return coordinator.values.counts()
+
+
+def _resume(request: Mapping[str, Any]) -> Any:
+    coordinator = _cluster(request).present_coordinator()
+    coordinator.resume()
+    return coordinator.values.counts()
+
+
+def _step(request: Mapping[str, Any]) -> Any:
+    coordinator = _cluster(request).present_coordinator()
+    count = _number(request, "count", 1, least=1, most=2**31)
+    ended = coordinator.step(count, timeout=_STEP_SECONDS)
+    return {"ended": ended, "counts": coordinator.values.counts()}
+
+
+def _cancel(request: Mapping[str, Any]) -> Any:
+    key = _number(request, "id", -1, least=0, most=2**62)
+    return _cluster(request).present_coordinator().cancel(key)
+
+
 _COMMANDS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     "list": _list,
     "snapshot": _snapshot,
     "logs": _logs,
     "stop": _stop,
+    "pause": _pause,
+    "resume": _resume,
+    "step": _step,
+    "cancel": _cancel,
 }
 
 

@@ -3,64 +3,14 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import ipykernel
 import pytest
 
-from tests.integration._kernel import Kernel
+from tests.integration._kernel import Notebook
 
 pytestmark = pytest.mark.integration
-
-
-class Notebook(Kernel):
-    """A kernel, and what a front end knows of it."""
-
-    def __init__(self) -> None:
-        # The tasks shall have something to write.
-        super().__init__(TF_CPP_MIN_LOG_LEVEL="0")
-        #: The widgets' models that the kernel has announced, by comm.
-        self.models: dict[str, dict[str, Any]] = {}
-
-    def words_of(self, kind: str, content: dict[str, Any]) -> str:
-        if kind in ("execute_result", "display_data"):
-            return f"{content['data']['text/plain']}\n"
-        if kind == "error":
-            return "\n".join(content["traceback"]) + "\n"
-        return super().words_of(kind, content)
-
-    def subshell(self) -> str:
-        request = self.client.session.msg("create_subshell_request")
-        self.client.control_channel.send(request)
-        reply = self.client.get_control_msg(timeout=10)
-        return str(reply["content"]["subshell_id"])
-
-    def click(self, comm: str, subshell: str) -> None:
-        message = self.client.session.msg(
-            "comm_msg",
-            {"comm_id": comm, "data": {"method": "custom", "content": {"event": "click"}}},
-        )
-        message["header"]["subshell_id"] = subshell
-        self.client.shell_channel.send(message)
-
-    def await_comm(self, text: str, timeout: float) -> None:
-        """Wait until a widget is told to show `text`."""
-        deadline = time.monotonic() + timeout
-        while True:
-            message = self._next(deadline, f"no widget shows {text!r}")
-            if message["msg_type"] == "comm_msg":
-                state = message["content"]["data"].get("state", {})
-                if any(text in str(value) for value in state.values()):
-                    return
-
-    def _next(self, deadline: float, said: str) -> dict[str, Any]:
-        message = super()._next(deadline, said)
-        if message["msg_type"] == "comm_open":
-            content = message["content"]
-            self.models[content["comm_id"]] = content["data"]["state"]
-        return message
 
 
 @pytest.fixture(scope="module")

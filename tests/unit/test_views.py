@@ -216,7 +216,7 @@ def test_the_widget_draws_scales_and_ends_with_its_cluster(
     monkeypatch.setattr(widget, "_front_end", lambda: True)
     view = widget.live(cluster, hz=10)
     assert widget.live(cluster) is view
-    page, controls = view.widget.children
+    page, controls, steering = view.widget.children
     count, scale, stop, said = controls.children
     assert "data_worker:1" in page.value
     assert count.value == 2
@@ -228,6 +228,7 @@ def test_the_widget_draws_scales_and_ends_with_its_cluster(
     until(lambda: "out of range" in said.value)
     stop.click()
     until(lambda: view.closed and controls.layout.display == "none")
+    assert steering.layout.display == "none"
     assert "stopped" in page.value
     until(lambda: not [t for t in threading.enumerate() if t.name == "tfd-live"])
 

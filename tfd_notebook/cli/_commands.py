@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from typing import Any
 
@@ -12,9 +13,12 @@ from tfd_notebook.cli._screen import Screen
 from tfd_notebook.errors import StateError, UnknownName, UsageError
 from tfd_notebook.magics.options import add_start_options, make_cluster
 from tfd_notebook.magics.parsing import Command, CommandLine, Parser, nearest
+from tfd_notebook.magics.stepper import number_and_name
 
 _STOP_SECONDS = 60.0
 _FOLLOW_SECONDS = 0.5
+#: Seconds for which a watcher that was not heard of is still taken for present.
+_HOLD_SECONDS = 5.0
 
 
 def command_line() -> CommandLine:
@@ -26,12 +30,16 @@ def command_line() -> CommandLine:
         Command("stop", "stop a cluster", _stop, _name_args),
         Command("logs", "what the tasks of a cluster wrote", _logs, _logs_args),
         Command("watch", "follow a cluster", _watch, _watch_args),
+        Command("pause", "give no closure to any worker", _pause, _name_args),
+        Command("resume", "let a paused coordinator go on", _resume, _name_args),
+        Command("step", "let the next closures run while paused", _step, _step_args),
+        Command("cancel", "cancel a closure that is queued or runs", _cancel, _cancel_args),
         Command("sweep", "end what dead kernels left behind", _sweep, _sweep_args),
     )
     return CommandLine(
         "tfd",
-        "Clusters of TensorFlow's tasks. list, stop, logs and watch act on those of running "
-        "notebooks too.",
+        "Clusters of TensorFlow's tasks. list, stop, logs, watch and what steers a coordinator "
+        "act on those of running notebooks too, also while a cell runs.",
         commands,
     )
 
@@ -171,7 +179,10 @@ def _watch(options: argparse.Namespace) -> int:
     pid, name = _find(options)
     with Screen(redraw=not (options.json or options.once)) as screen:
         while not screen.leaving:
-            request = {"command": "snapshot", "name": name, "width": screen.width}
+            request: dict[str, Any] = {"command": "snapshot", "name": name, "width": screen.width}
+            if not options.once:
+                # Whoever watches can resume: a join may wait for that.
+                request["hold"] = math.ceil(2 * options.interval + _HOLD_SECONDS)
             try:
                 seen = control.call(pid, request)
             except UnknownName:
@@ -184,6 +195,55 @@ def _watch(options: argparse.Namespace) -> int:
             if options.once:
                 return 0
             screen.wait(options.interval)
+    return 0
+
+
+# Their coordinators
+
+
+def _pause(options: argparse.Namespace) -> int:
+    pid, name = _find(options)
+    counts = control.call(pid, {"command": "pause", "name": name})
+    print(f"cluster {name!r} is paused: {views.counted(counts) or 'nothing is queued'}")
+    return 0
+
+
+def _resume(options: argparse.Namespace) -> int:
+    pid, name = _find(options)
+    counts = control.call(pid, {"command": "resume", "name": name})
+    print(f"cluster {name!r} goes on: {views.counted(counts) or 'nothing is queued'}")
+    return 0
+
+
+def _words_args(parser: Parser, metavar: str, words: str) -> None:
+    parser.add_argument("words", nargs="*", metavar=metavar, help=words)
+    parser.add_argument("--pid", type=int, help="its process, where two have a cluster NAME")
+
+
+def _step_args(parser: Parser) -> None:
+    _words_args(parser, "[NAME] [N]", "which cluster; how many closures (default 1)")
+
+
+def _step(options: argparse.Namespace) -> int:
+    count, options.name = number_and_name(options.words, "[NAME] [N]")
+    pid, name = _find(options)
+    request = {"command": "step", "name": name, "count": 1 if count is None else count}
+    said = control.call(pid, request)
+    print(f"{said['ended']} ended: {views.counted(said['counts'])}")
+    return 0
+
+
+def _cancel_args(parser: Parser) -> None:
+    _words_args(parser, "[NAME] ID", "which cluster; which closure, as tfd watch shows it")
+
+
+def _cancel(options: argparse.Namespace) -> int:
+    key, options.name = number_and_name(options.words, "[NAME] ID")
+    if key is None:
+        raise UsageError("which closure?", fix="add its id, as tfd watch and %tfd_values show it")
+    pid, name = _find(options)
+    cancelled = control.call(pid, {"command": "cancel", "name": name, "id": key})
+    print(f"closure {key} " + ("is cancelled" if cancelled else "had ended before"))
     return 0
 
 

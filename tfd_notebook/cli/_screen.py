@@ -55,10 +55,12 @@ class Screen:
     def gist(snapshot: Snapshot | Mapping[str, Any]) -> object:
         """Return what in `snapshot` is worth another printing: states and numbers of tasks."""
         seen: Any = as_dict(snapshot) if isinstance(snapshot, Snapshot) else snapshot
+        coordinator = seen.get("coordinator") or {}
         return (
             seen["state"],
             [(row["task"], row["state"], row["restarts"]) for row in seen["tasks"]],
             [(row["name"], row["state"]) for row in seen["streams"]],
+            (coordinator.get("state"), coordinator.get("reason")),
         )
 
     def show(self, text: str, gist: object) -> None:

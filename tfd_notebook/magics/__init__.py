@@ -1,4 +1,4 @@
-"""The magics ``%tfd_cluster``, ``%tfd_stream`` and ``%tfd_explain``: thin parsers over methods.
+"""The magics ``%tfd_...``: thin parsers over methods.
 
 Loading must cost next to nothing, so all but this file is imported when a magic is first used.
 """
@@ -11,13 +11,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tfd_notebook.magics.parsing import CommandLine
 
 __all__ = ["load_ipython_extension", "unload_ipython_extension"]
 
-_NAMES = ("tfd_cluster", "tfd_stream", "tfd_explain")
+#: Each magic's module, and what returns its command line there.
+_HOMES = {
+    "tfd_cluster": ("cluster", "command_line"),
+    "tfd_stream": ("stream", "command_line"),
+    "tfd_explain": ("explain", "command_line"),
+    "tfd_schedule": ("schedule", "command_line"),
+    "tfd_pause": ("stepper", "pause"),
+    "tfd_resume": ("stepper", "resume"),
+    "tfd_step": ("stepper", "step"),
+    "tfd_join": ("stepper", "join"),
+    "tfd_cancel": ("stepper", "cancel"),
+    "tfd_values": ("stepper", "values"),
+}
+#: Those that may stand over a cell, too.
+_OVER_CELLS = ("tfd_schedule",)
 #: As in "%tfd_cluster st", "c = %tfd_cluster st" and, with automagic, "tfd_cluster st".
-_LINE = re.compile(rf"(?:^|=)\s*%?({'|'.join(_NAMES)})\s+(.*)$")
+_LINE = re.compile(rf"(?:^|=)\s*%{{0,2}}({'|'.join(_HOMES)})\s+(.*)$")
 
 _loaded: dict[int, Any] = {}
 
@@ -27,9 +43,10 @@ def load_ipython_extension(shell: Any) -> None:
     from IPython.core.completer import context_matcher
 
     unload_ipython_extension(shell)
-    magics = {name: _Magic(shell, name) for name in _NAMES}
+    magics = {name: _Magic(shell, name) for name in _HOMES}
     for name, magic in magics.items():
-        shell.register_magic_function(magic, "line", name)
+        kind = "line_cell" if name in _OVER_CELLS else "line"
+        shell.register_magic_function(magic, kind, name)
 
     def match(context: Any) -> Any:
         found = _LINE.search(context.text_until_cursor)
@@ -46,12 +63,13 @@ def unload_ipython_extension(shell: Any) -> None:
         return
     if matcher in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.remove(matcher)
-    for name in _NAMES:
-        shell.magics_manager.magics["line"].pop(name, None)
+    for name in _HOMES:
+        for kind in ("line", "cell"):
+            shell.magics_manager.magics[kind].pop(name, None)
 
 
 class _Magic:
-    """A line magic; add ``--help`` for what it does."""
+    """A magic; add ``--help`` for what it does."""
 
     def __init__(self, shell: Any, name: str) -> None:
         self._shell = shell
@@ -59,16 +77,21 @@ class _Magic:
 
     @cached_property
     def _commands(self) -> CommandLine:
-        home = import_module(f"{__name__}.{self.__name__.removeprefix('tfd_')}")
-        commands: CommandLine = home.command_line(self._shell)
-        return commands
+        return self._home(self._shell)
 
-    def __call__(self, line: str) -> Any:
+    @property
+    def _home(self) -> Callable[..., CommandLine]:
+        module, function = _HOMES[self.__name__]
+        home: Callable[..., CommandLine] = getattr(import_module(f"{__name__}.{module}"), function)
+        return home
+
+    def __call__(self, line: str, cell: str | None = None) -> Any:
         from tfd_notebook.errors import TfdError
         from tfd_notebook.magics.parsing import HelpAsked, split
 
         try:
-            return self._commands.run(split(line))
+            commands = self._commands if cell is None else self._home(self._shell, cell)
+            return commands.run(split(line))
         except HelpAsked as asked:
             print(asked.text)  # noqa: T201 - help is text for the reader of the cell
         except TfdError as error:

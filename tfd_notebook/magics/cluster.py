@@ -31,6 +31,7 @@ def command_line(shell: Any) -> CommandLine:
         Command("restart", "start a fresh process for a task", _restart, _task_args),
         Command("kill", "kill a task's process as a crash would", _kill, _task_args),
         Command("interrupt", "cancel every read from a cluster", _interrupt, _name_args),
+        Command("recover", "bring back what a lost ps took along", _Recover(shell), _recover_args),
         Command("stop", "stop a cluster and all its tasks", _stop, _stop_args),
         Command("kinds", "the launchers that exist here", _kinds),
     )
@@ -188,6 +189,33 @@ def _interrupt(options: argparse.Namespace) -> None:
     cluster = living.pick(options.name)
     cluster.interrupt()
     say(f"every read from cluster {cluster.name!r} is cancelled")
+
+
+def _recover_args(parser: Parser) -> None:
+    _name_args(parser)
+    parser.add_argument(
+        "--checkpoint", metavar="PATH", help="a checkpoint, or a directory of them: the latest"
+    )
+    parser.add_argument(
+        "--build",
+        dest="function",
+        metavar="FUNCTION",
+        help="builds the model again; takes the coordinator, returns its tf.train.Checkpoint",
+    )
+
+
+class _Recover:
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def __call__(self, options: argparse.Namespace) -> Any:
+        cluster = living.pick(options.name)
+        build = options.function
+        if build is not None:
+            build = living.evaluate(self._shell, build, "a function that builds the model")
+        coordinator = cluster.recover(options.checkpoint, build)
+        say(f"cluster {cluster.name!r} has a new strategy and a new coordinator")
+        return coordinator
 
 
 def _stop_args(parser: Parser) -> None:

@@ -81,6 +81,10 @@ def _sources(shell: Any) -> dict[str, Callable[[], Iterable[str]]]:
         "stream": living.streams,
         "dataset": lambda: _datasets(shell.user_ns),
         "launcher": _launchers,
+        "number": living.living,
+        "function": lambda: _functions(shell.user_ns),
+        "state": _states,
+        "id": _unfinished,
     }
 
 
@@ -94,6 +98,29 @@ def _datasets(namespace: Mapping[str, Any]) -> list[str]:
         name
         for name, value in list(namespace.items())
         if not name.startswith("_") and hasattr(type(value), "element_spec")
+    ]
+
+
+def _functions(namespace: Mapping[str, Any]) -> list[str]:
+    return [
+        name
+        for name, value in list(namespace.items())
+        if not name.startswith("_") and hasattr(type(value), "get_concrete_function")
+    ]
+
+
+def _states() -> Iterable[str]:
+    from tfd_notebook.coordinate.values import VALUE_STATES
+
+    return VALUE_STATES
+
+
+def _unfinished() -> list[str]:
+    return [
+        str(one["id"])
+        for cluster in living.coordinated().values()
+        for state in ("running", "queued", "paused")
+        for one in cluster.present_coordinator().values.records(10, state)
     ]
 
 

@@ -11,6 +11,7 @@ from tfd_notebook.magics.parsing import nearest
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster import Cluster
+    from tfd_notebook.coordinate.coordinator import Coordinator
     from tfd_notebook.data.stream import Stream
 
 
@@ -45,6 +46,25 @@ def pick(name: str | None) -> Cluster:
             fix=f"add one of these names: {', '.join(clusters)}",
         )
     return clusters[name if name is not None else next(iter(clusters))]
+
+
+def coordinated() -> dict[str, Cluster]:
+    """Return the clusters that have a coordinator, by name."""
+    return {name: cluster for name, cluster in living().items() if cluster.has_coordinator}
+
+
+def pick_coordinator(name: str | None) -> Coordinator:
+    """Return the coordinator of the cluster of that name, or the only one there is.
+
+    Raises
+    ------
+    StateError, UsageError
+        As `pick`; or the cluster has no coordinator.
+    """
+    found = coordinated()
+    if name is None and len(found) == 1:
+        name = next(iter(found))
+    return pick(name).present_coordinator()
 
 
 def pick_task(words: Sequence[str], need_task: bool) -> tuple[Cluster, str | None]:
@@ -137,8 +157,15 @@ def _replaceable(value: Any, cluster: Cluster) -> bool:
     return type(value) is type(cluster) and value.name == cluster.name
 
 
-def evaluate(shell: Any, words: str) -> Any:
+def evaluate(shell: Any, words: str, kind: str = "a dataset") -> Any:
     """Return the value of an expression in the notebook's namespace.
+
+    Parameters
+    ----------
+    shell : InteractiveShell
+    words : str
+    kind : str
+        What a variable should hold, for the error.
 
     Raises
     ------
@@ -150,6 +177,6 @@ def evaluate(shell: Any, words: str) -> Any:
         variables = [n for n in shell.user_ns if not n.startswith("_") and n not in hidden]
         raise UnknownName(
             f"there is no variable {words!r}",
-            fix=nearest(words, variables) + "name a variable that holds a dataset",
+            fix=nearest(words, variables) + f"name a variable that holds {kind}",
         )
     return shell.ev(words)

@@ -164,11 +164,14 @@ class SingleCommand(CommandLine):
     ----------
     command : Command
         Its name is how users call it, such as ``"%tfd_explain"``.
+    bare : bool
+        Whether it does something without any argument, instead of showing its help.
     """
 
-    def __init__(self, command: Command) -> None:
+    def __init__(self, command: Command, bare: bool = False) -> None:
         super().__init__(command.name, command.summary, ())
         self._command = command
+        self._bare = bare
 
     def parser(self, name: str = "") -> Parser:
         """Return its parser."""
@@ -188,7 +191,7 @@ class SingleCommand(CommandLine):
         UsageError
         HelpAsked
         """
-        if not tokens:
+        if not tokens and not self._bare:
             raise HelpAsked(self.help())
         return self._command.run(self.parser().read(tokens))
 

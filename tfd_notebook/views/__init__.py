@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.snapshot import Snapshot
-from tfd_notebook.views._coordinator import coordinator_bundle, values_table
+from tfd_notebook.views._coordinator import coordinator_bundle, counted, values_table
 from tfd_notebook.views._figures import gist
 from tfd_notebook.views._html import html
 from tfd_notebook.views._lists import (
@@ -29,6 +29,7 @@ __all__ = [
     "brief",
     "clusters_table",
     "coordinator_bundle",
+    "counted",
     "forecast_table",
     "gist",
     "html",

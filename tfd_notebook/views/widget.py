@@ -1,4 +1,6 @@
-"""A widget that follows a cluster, with buttons to stop and to scale it.
+"""A widget that follows a cluster, with buttons to stop and to scale it, and to steer closures.
+
+While it is open and shown, a ``join`` waits for a paused coordinator, which it can resume.
 
 Without ipywidgets, or where no front end can show widgets, the same object shows the HTML and
 the text of the moment.
@@ -14,6 +16,7 @@ from tfd_notebook import views
 from tfd_notebook._compat.ipykernel import answer_beside_cells
 from tfd_notebook.errors import TfdError
 from tfd_notebook.spec import MAX_TASKS_PER_ROLE, Role
+from tfd_notebook.views._steering import Controls, Presence, Steering
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +58,8 @@ class Live:
     ----------
     widget : ipywidgets.VBox or None
         None where widgets cannot be shown.
+    steering : Steering
+        What can be asked of the coordinator.
     """
 
     def __init__(self, cluster: Cluster, hz: float = 1.0) -> None:
@@ -63,6 +68,8 @@ class Live:
         self._wake = threading.Event()
         self._closed = False
         self._said = ""
+        self.steering = Steering(cluster, self._submit)
+        self._presence = Presence(cluster)
         self._panel = _panel(self) if _front_end() else None
         self.widget: Any = self._panel.box if self._panel else None
         if self._panel:
@@ -115,6 +122,7 @@ class Live:
             self._wake.wait(self._pause)
             self._wake.clear()
         self._closed = True
+        self._presence.end()
         self._unsubscribe()
         if self._panel:
             self._panel.end()
@@ -122,8 +130,8 @@ class Live:
     def _draw(self) -> str:
         snapshot = self._cluster.snapshot()
         if self._panel:
-            planned = snapshot.planned.get(Role.DATA_WORKER, 0)
-            self._panel.show(views.html(snapshot), self._said, planned)
+            self._presence.renew()
+            self._panel.show(views.html(snapshot), self._said, snapshot)
         return snapshot.state
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
@@ -156,17 +164,21 @@ class _Panel:
         for button in (self._scale, self._stop):
             button.layout.width = "80px"
         self._controls = ipywidgets.HBox([self._count, self._scale, self._stop, self._said])
-        self.box = ipywidgets.VBox([self._html, self._controls])
+        self._steering = Controls(owner.steering)
+        self.box = ipywidgets.VBox([self._html, self._controls, self._steering.box])
         self._planned: int | None = None
         self._scale.on_click(lambda _: owner.scale(self._count.value))
         self._stop.on_click(lambda _: owner.stop())
-        for widget in (self.box, self._html, *self._controls.children):
+        steering = self._steering.widgets
+        for widget in (self.box, self._html, *self._controls.children, *steering):
             answer_beside_cells(widget.comm)
 
-    def show(self, html: str, said: str, planned: int) -> None:
+    def show(self, html: str, said: str, snapshot: Snapshot) -> None:
         """Show this; a trait that does not change sends nothing to the browser."""
         self._html.value = html
         self._said.value = said
+        self._steering.show(snapshot.coordinator)
+        planned = snapshot.planned.get(Role.DATA_WORKER, 0)
         if planned != self._planned:
             # Only news, so that a number being typed is left alone.
             self._planned = self._count.value = planned
@@ -174,6 +186,7 @@ class _Panel:
     def end(self) -> None:
         """Take the controls away."""
         self._controls.layout.display = "none"
+        self._steering.box.layout.display = "none"
 
 
 def _panel(owner: Live) -> _Panel | None:

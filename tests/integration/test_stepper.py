@@ -1,0 +1,194 @@
+"""Steering a coordinator in a real kernel: by magics, by the widget's buttons, from a terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ipykernel
+import pytest
+
+from tests.integration._kernel import Notebook
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
+
+SET_UP = """
+%load_ext tfd_notebook
+%tfd_cluster start --workers 2 --ps 1 --name train
+import tensorflow as tf
+coordinator = cluster.coordinator()
+with coordinator.strategy.scope():
+    total = tf.Variable(0.0)
+@tf.function
+def add(amount):
+    total.assign_add(amount)
+    return total.read_value()
+@tf.function
+def endless():
+    number = tf.constant(0.0)
+    while number < 1.0:
+        number *= 1.0
+    return number
+one = tf.constant(1.0)
+"""
+#: Whoever waits in this cell is waited for by nobody else.
+JOIN = "print('joining', flush=True)\ncoordinator.join()\nprint('joined')"
+
+
+@pytest.fixture(scope="module")
+def notebook() -> Iterator[Notebook]:
+    with Notebook() as made:
+        said = made.run(SET_UP, timeout=150)
+        assert "Error" not in said, said
+        assert "it is in the variable 'cluster'" in said, said
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _as_new(notebook: Notebook) -> None:
+    notebook.run("coordinator.resume(); coordinator.break_on(False)\n%tfd_join --timeout 30")
+
+
+def tfd(*arguments: str) -> str:
+    command = [sys.executable, "-m", "tfd_notebook", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def seen() -> dict[str, Any]:
+    """The coordinator, as a terminal sees it."""
+    found: dict[str, Any] = json.loads(tfd("watch", "train", "--once", "--json"))["coordinator"]
+    return found
+
+
+def button(notebook: Notebook, words: str) -> str:
+    (comm,) = (c for c, state in notebook.models.items() if state.get("description") == words)
+    return comm
+
+
+def test_functions_are_scheduled(notebook: Notebook) -> None:
+    said = notebook.run(
+        "total.assign(0.0)\n"
+        "first = %tfd_schedule add --args (tf.constant(2.0),)\n"
+        "several = %tfd_schedule add --times 3 --args one\n"
+        "%tfd_join\n"
+        "print(len(several), max(float(v.fetch()) for v in [first, *several]))"
+    )
+    assert "all have ended" in said, said
+    assert said.endswith("3 5.0\n"), said
+    said = notebook.run("%tfd_values --rows 3 --state ready")
+    assert len(re.findall(r"\badd +✓? ?● ready", said)) == 3, said
+    assert "3 shown of" in said
+
+
+def test_a_cell_is_scheduled(notebook: Notebook) -> None:
+    notebook.run(
+        "factor = 3.0\n"
+        "get_ipython().run_cell_magic('tfd_schedule', '--times 2', "
+        "'amount = tf.constant(2.0)\\nfor _ in tf.range(3):\\n    amount *= factor\\namount')"
+    )
+    said = notebook.run("print([float(value.fetch()) for value in _])")
+    assert said == "[54.0, 54.0]\n", said
+    said = notebook.run("%%tfd_schedule\ntotal.read_value() +")
+    assert "SyntaxError" in said
+    assert "usage: %%tfd_schedule" in notebook.run("%%tfd_schedule --help\n1")
+    assert "usage: %tfd_schedule" in notebook.run("%tfd_schedule")
+    assert re.search(r"cell_\d+ +● ready", notebook.run("%tfd_values"))
+
+
+def test_pause_step_and_resume(notebook: Notebook) -> None:
+    assert "paused" in notebook.run("%tfd_pause")
+    notebook.run("values = %tfd_schedule add --times 4 --args one")
+    assert "4 paused" in notebook.run("%tfd_values --state paused")
+    said = notebook.run("%tfd_join")
+    assert "PausedError: [TFD601]" in said
+    assert "Traceback" not in said
+    assert notebook.run("%tfd_step").startswith("1 ended: 3 paused")
+    assert notebook.run("%tfd_step 2 train").startswith("2 ended: 1 paused")
+    assert "‖ paused (by request)" in notebook.run("%tfd_cluster status")
+    assert "it goes on" in notebook.run("%tfd_resume")
+    assert "all have ended" in notebook.run("%tfd_join --timeout 30 train")
+
+
+def test_one_is_cancelled(notebook: Notebook) -> None:
+    said = notebook.run(
+        "coordinator.pause(); value = coordinator.schedule(add, args=(one,))\n"
+        "key = len(coordinator.values) - 1\n"
+        "%tfd_cancel $key\n"
+        "%tfd_cancel $key\n"
+        "%tfd_cancel 1000000"
+    )
+    assert "is cancelled" in said
+    assert "had ended before" in said
+    assert "UnknownName" in said
+
+
+def test_joining_in_the_background(notebook: Notebook) -> None:
+    said = notebook.run(
+        "coordinator.pause(); value = coordinator.schedule(add, args=(one,))\n"
+        "joining = %tfd_join --background\n"
+        "print(joining.state, joining.error)\n"
+        "%tfd_resume\n"
+        "joining.wait(30); print(joining)"
+    )
+    assert said.startswith("waiting None\n"), said
+    assert said.endswith("<Joining done>\n"), said
+    assert "the join in the background is done" in notebook.run("%tfd_cluster status")
+
+
+def test_a_terminal_steers_while_join_blocks(notebook: Notebook) -> None:
+    notebook.run(
+        "first = len(coordinator.values)\n"
+        "endless_ones = %tfd_schedule endless --times 2\n"
+        "values = %tfd_schedule add --times 3 --args one"
+    )
+    first = int(notebook.run("print(first)"))
+    cell = notebook.begin(JOIN, until="joining")
+    assert "cluster 'train' is paused" in tfd("pause", "train")
+    for key in (first, first + 1):
+        assert tfd("cancel", "train", str(key)) == f"closure {key} is cancelled\n"
+    assert tfd("step", "train", "2").startswith("2 ended: 1 paused")
+    # Nothing runs and nothing moves; the join waits for whoever paused it.
+    assert (seen()["state"], seen()["reason"]) == ("paused", "from a terminal")
+    assert "coordinator: ‖ paused (from a terminal)" in tfd("watch", "--once")
+    assert "goes on" in tfd("resume")
+    assert notebook.finish(cell).endswith("joined\n")
+
+
+def test_the_widget_steers_while_join_blocks(
+    notebook: Notebook, need: Callable[[object, str], None]
+) -> None:
+    need(ipykernel.version_info[0] >= 7, "a kernel with subshells: before, clicks wait")
+    notebook.run("view = get_ipython().run_line_magic('tfd_cluster', 'status --live')")
+    subshell = notebook.subshell()
+    notebook.run("coordinator.pause(); values = %tfd_schedule add --times 4 --args one")
+    cell = notebook.begin(JOIN, until="joining")
+    notebook.click(button(notebook, "Step"), subshell)
+    notebook.await_comm("3 paused", timeout=20)
+    notebook.click(button(notebook, "Break on failure"), subshell, {"value": True})
+    notebook.await_comm("breaks on failure", timeout=20)
+    notebook.click(button(notebook, "Resume"), subshell)
+    assert notebook.finish(cell).endswith("joined\n")
+
+    cell = notebook.begin(f"value = coordinator.schedule(endless)\n{JOIN}", until="joining")
+    key = seen()["workers"][0]["id"] or seen()["workers"][1]["id"]
+    notebook.click(button(notebook, "id"), subshell, {"value": key})
+    notebook.click(button(notebook, "Pause"), subshell)
+    notebook.await_comm("‖ paused (by request)", timeout=20)
+    notebook.click(button(notebook, "Cancel"), subshell)
+    assert notebook.finish(cell).endswith("joined\n")
+    # Without the widget nobody could resume.
+    said = notebook.run(
+        "view.close()\n"
+        "import threading\n"
+        "for thread in threading.enumerate():\n"
+        "    if thread.name == 'tfd-live': thread.join(10)\n"
+        "value = coordinator.schedule(add, args=(one,))\n"
+        "coordinator.join()"
+    )
+    assert "PausedError" in said
