@@ -160,6 +160,21 @@ def test_a_terminal_steers_while_join_blocks(notebook: Notebook) -> None:
     assert notebook.finish(cell).endswith("joined\n")
 
 
+def test_who_watches_can_resume(notebook: Notebook) -> None:
+    command = [sys.executable, "-m", "tfd_notebook", "watch", "train", "--interval", "0.2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watcher:
+        try:
+            assert watcher.stdout
+            assert any("coordinator: " in line for line in watcher.stdout)
+            notebook.run("coordinator.pause(); value = coordinator.schedule(add, args=(one,))")
+            cell = notebook.begin(JOIN, until="joining")
+            assert any("‖ paused (by request)" in line for line in watcher.stdout)
+            tfd("resume", "train")
+            assert notebook.finish(cell).endswith("joined\n")
+        finally:
+            watcher.terminate()
+
+
 def test_the_widget_steers_while_join_blocks(
     notebook: Notebook, need: Callable[[object, str], None]
 ) -> None:

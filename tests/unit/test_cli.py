@@ -98,6 +98,13 @@ def test_several_clusters_want_a_name(cluster: Cluster, capsys: Any) -> None:
         (["logs", "images", "-f"], 2, "needs a task"),
         (["logs", "images", "-n", "0"], 2, "lines=0 is out of range"),
         (["watch", "images", "--interval", "0"], 2, "out of range"),
+        (["pause", "images"], 2, "'images' has no coordinator"),
+        (["resume"], 2, "'images' has no coordinator"),
+        (["step", "2", "images"], 2, "'images' has no coordinator"),
+        (["step", "image"], 2, "did you mean 'images'"),
+        (["step", "1", "2"], 2, "write [NAME] [N]"),
+        (["cancel", "images", "7"], 2, "'images' has no coordinator"),
+        (["cancel", "images"], 2, "add its id"),
     ],
 )
 def test_bad_input_gets_two_lines_and_a_status(

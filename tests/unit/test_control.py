@@ -93,6 +93,10 @@ def test_the_system_is_asked_who_is_there(listening: Path, monkeypatch: pytest.M
         b'{"command": "logs", "name": "here", "task": "data_worker:9"}\n',
         b'{"command": "logs", "name": "here", "task": "data_worker:0", "offset": -1}\n',
         b'{"command": "snapshot", "name": "here", "width": true}\n',
+        b'{"command": "snapshot", "name": "here", "hold": 1e9}\n',
+        b'{"command": "pause", "name": "here"}\n',
+        b'{"command": "step", "name": "here", "count": 0}\n',
+        b'{"command": "cancel", "name": "here", "id": "7"}\n',
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_changes_nothing(listening: Path, sent: bytes) -> None:

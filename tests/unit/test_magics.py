@@ -274,3 +274,75 @@ def test_a_cluster_made_in_python_can_be_handled_by_magics(shell: Any) -> None:
     with Cluster(launcher="fake", data_workers=1, name="mine") as cluster:
         tfd(shell, "scale mine --data-workers 2")
         assert len(cluster.data_workers()) == 2
+
+
+STEPPER = ("tfd_pause", "tfd_resume", "tfd_step", "tfd_join", "tfd_cancel", "tfd_values")
+
+
+@pytest.mark.parametrize("magic", STEPPER)
+def test_the_stepper_wants_a_coordinator(shell: Any, magic: str) -> None:
+    words = "3" if magic == "tfd_cancel" else ""
+    with pytest.raises(errors.StateError, match="no cluster lives"):
+        tfd(shell, words, magic)
+    tfd(shell, "start --launcher fake --workers 1 --ps 1 --name train")
+    with pytest.raises(errors.StateError, match=r"'train' has no coordinator.*\s.*coordinator\(\)"):
+        tfd(shell, words, magic)
+    with pytest.raises(errors.UnknownName, match="did you mean 'train'"):
+        tfd(shell, f"{words} trian", magic)
+
+
+@pytest.mark.parametrize("magic", [*STEPPER, "tfd_schedule"])
+def test_the_stepper_helps(shell: Any, capsys: Any, magic: str) -> None:
+    for words in ("--help", "?"):
+        tfd(shell, words, magic)
+        assert f"usage: %{magic}" in capsys.readouterr().out
+    assert f"usage: %{magic}" in shell.object_inspect_mime(f"%{magic}")["text/plain"]
+    assert "--help" in completed(shell, f"%{magic} --")
+
+
+@pytest.mark.parametrize(
+    ("magic", "line", "kind", "said"),
+    [
+        ("tfd_schedule", "nothing", errors.UnknownName, "holds a tf.function"),
+        ("tfd_schedule", "len --times 0", errors.UsageError, "no number of closures"),
+        ("tfd_schedule", "len --args nothing", errors.UnknownName, "no variable 'nothing'"),
+        ("tfd_schedule", "len --time 3", errors.UnknownName, "did you mean '--times'"),
+        ("tfd_step", "1 2", errors.UsageError, "says too much"),
+        ("tfd_step", "a b", errors.UsageError, r"write \[N\] \[NAME\]"),
+        ("tfd_join", "--timeout soon", errors.UsageError, "invalid float"),
+        ("tfd_join", "--backgrund", errors.UnknownName, "did you mean '--background'"),
+        ("tfd_cancel", "that", errors.UsageError, "invalid int"),
+        ("tfd_values", "--worker x", errors.UsageError, "invalid int"),
+        ("tfd_cluster", "recover --checkpoint x", errors.UsageError, "restored into variables"),
+        ("tfd_cluster", "recover --build nothing", errors.UnknownName, "builds the model"),
+    ],
+)
+def test_the_stepper_refuses(
+    shell: Any, magic: str, line: str, kind: type[Exception], said: str
+) -> None:
+    tfd(shell, "start --launcher fake --workers 1 --ps 1")
+    shell.user_ns["len"] = len
+    with pytest.raises(kind, match=said):
+        tfd(shell, line, magic)
+
+
+def test_a_cell_needs_a_cluster_and_a_body(shell: Any) -> None:
+    with pytest.raises(errors.StateError, match="no cluster lives"):
+        shell.run_cell_magic("tfd_schedule", "--times 2", "1 + 1")
+    with pytest.raises(errors.UsageError, match="the cell is empty"):
+        shell.run_cell_magic("tfd_schedule", "", "# nothing")
+    with pytest.raises(errors.UnknownName, match="no option '--args'"):
+        shell.run_cell_magic("tfd_schedule", "--args 1", "1 + 1")
+
+
+def test_the_stepper_is_completed(shell: Any) -> None:
+    class Function:
+        def get_concrete_function(self) -> None: ...
+
+    shell.user_ns.update(train_step=Function(), train_x=7)
+    assert completed(shell, "%tfd_schedule train") == ["train_step"]
+    assert completed(shell, "%%tfd_schedule --ti") == ["--times"]
+    assert "queued" in completed(shell, "%tfd_values --state ")
+    tfd(shell, "start --launcher fake --workers 1 --name images")
+    assert completed(shell, "%tfd_step im") == ["images"]
+    assert "images" in completed(shell, "%tfd_pause ")

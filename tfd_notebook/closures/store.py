@@ -296,31 +296,32 @@ class Store:
             row = key - self._first
             return self._state[row] if 0 <= row < len(self._state) else None
 
-    def columns(self, latest: int | None = None) -> Columns:
-        """Return a copy of all rows, or of the `latest`."""
+    def columns(self, latest: int | None = None, ended: bool = False) -> Columns:
+        """Return a copy of all rows, or of the `latest`; with `ended`, up to the last one ready."""
         with self._lock:
-            start = 0 if latest is None else max(0, len(self._state) - latest)
-            first = self._first + start
+            end = self._state.rfind(READY) + 1 if ended else len(self._state)
+            rows = slice(0 if latest is None else max(0, end - latest), end)
+            first = self._first + rows.start
             return Columns(
                 first,
-                self._function[start:],
-                bytes(self._state[start:]),
-                self._worker[start:],
-                self._attempts[start:],
-                self._queued[start:],
-                self._dispatched[start:],
-                self._started[start:],
-                self._fetching[start:],
-                self._finished[start:],
+                self._function[rows],
+                bytes(self._state[rows]),
+                self._worker[rows],
+                self._attempts[rows],
+                self._queued[rows],
+                self._dispatched[rows],
+                self._started[rows],
+                self._fetching[rows],
+                self._finished[rows],
                 tuple(self._functions),
-                self._errors_from(first),
+                self._errors_of(range(first, self._first + end)),
             )
 
-    def _errors_from(self, first: int) -> dict[int, str]:
-        if first == self._first:
-            return dict(self._errors)
+    def _errors_of(self, keys: range) -> dict[int, str]:
         known = self._errors
-        return {key: known[key] for key in range(first, len(self)) if key in known}
+        if len(known) < len(keys):
+            return {key: text for key, text in known.items() if key in keys}
+        return {key: known[key] for key in keys if key in known}
 
     def times(self, keys: Sequence[int]) -> list[Times | None]:
         """Return when each of these closures was where; None for those that are not known."""
@@ -340,9 +341,13 @@ class Store:
 
     def latest_ready(self, count: int) -> list[Times]:
         """Return when the closures that were ready last were where, at most `count` of them."""
-        seen = self.transitions(8 * count)
-        keys = [key for key, state in zip(seen.id, seen.state, strict=True) if state == READY]
-        return [times for times in self.times(keys[-count:]) if times is not None]
+        with self._lock:
+            places: list[int] = []
+            states, place = self._log_state.tobytes(), len(self._log_state)
+            while len(places) < count and (place := states.rfind(READY, 0, place)) >= 0:
+                places.append(place)
+            found = [self._times(self._log_id[place] - self._first) for place in places[::-1]]
+        return [times for times in found if times is not None]
 
     def ended_between(self, moments: Sequence[float]) -> list[int]:
         """Return how many closures became ready or failed between each two of these moments.

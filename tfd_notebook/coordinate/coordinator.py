@@ -13,7 +13,7 @@ from tfd_notebook.closures.gate import Gate
 from tfd_notebook.closures.store import Store
 from tfd_notebook.coordinate import stale
 from tfd_notebook.coordinate.background import Joining
-from tfd_notebook.coordinate.limit import judge
+from tfd_notebook.coordinate.limit import NOTHING, judge
 from tfd_notebook.coordinate.row import Look
 from tfd_notebook.coordinate.values import Values
 from tfd_notebook.errors import StateError, TimeLimit, UnknownName, Unsupported, UsageError
@@ -341,10 +341,17 @@ class Coordinator(closures.ClusterCoordinator):
 
     def _limit(self, tasks: Sequence[TaskRow]) -> Limit:
         queue = self._queue
-        workers = len(self._cluster.workers)
-        waits = (queue.fetch_waits, queue.fetch_seconds) if queue is not None else (0, 0.0)
-        reads = queue is not None and queue.reads_input
-        return judge(self._store, workers, *waits, tasks, self._ps_bytes(), reads)
+        if queue is None:
+            return NOTHING
+        return judge(
+            self._store,
+            len(self._cluster.workers),
+            queue.fetch_waits,
+            queue.fetch_seconds,
+            tasks,
+            self._ps_bytes(),
+            queue.reads_input,
+        )
 
     def row(self, tasks: Sequence[TaskRow] | None = None) -> CoordinatorRow:
         """Return the coordinator as it is now, for a snapshot.

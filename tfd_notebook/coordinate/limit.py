@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from tfd_notebook.closures.store import QUEUED, READY, RETRYING, Columns, Store
+from tfd_notebook.closures.store import READY, Columns, Store
 from tfd_notebook.limit import Limit
 from tfd_notebook.snapshot import TaskRow
 from tfd_notebook.spec import Role
@@ -55,7 +55,8 @@ def judge(
     reads_input : bool
         Whether closures read from datasets on the workers.
     """
-    seen = store.columns(_LATEST)
+    # Of many that are queued, those that have run come before.
+    seen = store.columns(_LATEST, ended=True)
     ended = [row for row in range(len(seen)) if seen.state[row] == READY]
     if len(ended) < _LEAST:
         return NOTHING
@@ -74,7 +75,7 @@ def judge(
                 "an input_signature",
             )
     if busy < _BUSY:
-        waiting = any(seen.state[row] in (QUEUED, RETRYING) for row in range(len(seen)))
+        waiting, _ = store.unfinished()
         total = len(store)
         if total and fetches >= 0.5 * total and fetch_seconds > 0:
             return Limit(
@@ -160,7 +161,8 @@ def _of_tasks(
 
 
 def _figures(seen: Columns, ended: list[int], workers: int) -> dict[str, float]:
-    began = min(seen.queued[row] for row in ended)
+    # Not when the first was queued: of many it waited for those before it.
+    began = min(seen.dispatched[row] for row in ended)
     over = max(seen.finished[row] for row in ended)
     wall = max(over - began, 1e-6)
     held = sum(seen.finished[row] - seen.dispatched[row] for row in ended)

@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tfd_notebook.closures.gate import Gate
@@ -29,32 +30,60 @@ _LEAST_PARTS = 3
 _LEAST_ENDS = 8
 #: Standard deviations between the middle and what is exceeded one time in ten.
 _TENTH = 1.28
-_AWAY = (TaskState.STARTING, TaskState.RESTARTING, TaskState.STOPPED, TaskState.FAILED)
-_GONE = (*_AWAY, TaskState.LOST)
+#: What a task is in while nothing can run there.
+_GONE = (
+    TaskState.STARTING,
+    TaskState.RESTARTING,
+    TaskState.STOPPED,
+    TaskState.FAILED,
+    TaskState.LOST,
+)
 
 
-def time_left(
-    store: Store, closures: int, now: float | None = None
-) -> tuple[float, float, float] | None:
-    """Estimate when so many closures have ended, from how many did lately and how evenly.
+@dataclass(frozen=True)
+class Pace:
+    """How many closures ended lately.
+
+    Parameters
+    ----------
+    ends : sequence of int
+        In each of some spans of time, the latest last; empty while too little is known.
+    seconds : float
+        How long each span is.
+    """
+
+    ends: Sequence[int] = ()
+    seconds: float = 1.0
+
+    def time_left(self, closures: int) -> tuple[float, float, float] | None:
+        """Estimate when so many closures have ended.
+
+        Returns
+        -------
+        tuple of float, optional
+            Seconds: the middle, and a low and a high one between which it is four times out of
+            five if all goes on as it did. None while too little is known.
+        """
+        if closures < 1 or not self.ends:
+            return None
+        mean = statistics.mean(self.ends)
+        middle = closures / mean * self.seconds
+        # Both how well the pace is known, and how it will vary until the end.
+        varied = statistics.stdev(self.ends) / mean
+        error = varied * math.sqrt(1 / len(self.ends) + 1 / max(middle / self.seconds, 1.0))
+        error = max(error, 1 / math.sqrt(sum(self.ends)))
+        return middle, middle / (1 + _TENTH * error), middle / max(1 - _TENTH * error, 0.1)
+
+
+def pace(store: Store, now: float) -> Pace:
+    """Return how many closures ended lately, over the shortest time that tells enough.
 
     Parameters
     ----------
     store : Store
-    closures : int
-        How many wait or run.
-    now : float, optional
+    now : float
         Seconds of `time.perf_counter`.
-
-    Returns
-    -------
-    tuple of float, optional
-        Seconds: the middle, and a low and a high one between which it is four times out of five if
-        all goes on as it did. None while too little is known.
     """
-    now = time.perf_counter() if now is None else now
-    if closures < 1:
-        return None
     for span in _SPANS:
         length = span / _PARTS
         edges = [now - span + part * length for part in range(_PARTS)] + [now]
@@ -63,22 +92,8 @@ def time_left(
         # The part in which it began is not a whole one.
         ends = ends[began + 1 :] if began else ends
         if len(ends) >= _LEAST_PARTS and sum(ends) >= _LEAST_ENDS:
-            return _extrapolate(ends, length, closures)
-    return None
-
-
-def _extrapolate(ends: list[int], length: float, closures: int) -> tuple[float, float, float]:
-    mean = statistics.mean(ends)
-    middle = closures / mean * length
-    # Both how well the rate is known, and how it will vary until the end.
-    varied = statistics.stdev(ends) / mean
-    error = varied * math.sqrt(1 / len(ends) + 1 / max(middle / length, 1.0))
-    error = max(error, 1 / math.sqrt(sum(ends)))
-    return (
-        middle,
-        middle / (1 + _TENTH * error),
-        middle / max(1 - _TENTH * error, 0.1),
-    )
+            return Pace(ends, length)
+    return Pace()
 
 
 def rate(store: Store, now: float) -> float:
@@ -152,6 +167,7 @@ class Look:
         self._store = store
         self._lock = threading.Lock()
         self._figures: dict[str, Any] = {}
+        self._pace = Pace()
         self._figures_due = 0.0
         self._said = ""
         self._ps_bytes: Mapping[str, int] = {}
@@ -168,6 +184,7 @@ class Look:
                     "queue_ms": _percentiles(latest, 0, 1),
                     "run_ms": _percentiles(latest, 2, 3),
                 }
+                self._pace = pace(self._store, now)
                 self._figures_due = time.monotonic() + _FIGURES_EVERY
             return self._figures
 
@@ -197,6 +214,7 @@ class Look:
         waiting, running = self._store.unfinished()
         closed = gate is not None and gate.closed
         said, ps = self.said(limit, ps_bytes)
+        figures = self.figures()
         return CoordinatorRow(
             state="stopped"
             if stopped
@@ -207,7 +225,7 @@ class Look:
             else "idle",
             reason=gate.reason if gate is not None and closed and not stopped else "",
             counts=counts,
-            left_s=None if closed or stopped else time_left(self._store, waiting + running),
+            left_s=None if closed or stopped else self._pace.time_left(waiting + running),
             workers=()
             if gate is None
             else worker_rows(self._store, gate, in_flight, tasks, workers),
@@ -216,7 +234,7 @@ class Look:
             limit=said,
             break_on_failure=gate is not None and gate.break_failure,
             reduced=gate is None,
-            **self.figures(),
+            **figures,
         )
 
 

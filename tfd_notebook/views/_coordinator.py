@@ -16,13 +16,13 @@ from tfd_notebook.views._table import Cell, Column, Row, Table, html_table, stat
 _WORKER_COLUMNS = (
     Column("worker"),
     Column("state"),
-    Column("closure", right=True, drop=3),
-    Column("function"),
-    Column("for", right=True, drop=2),
+    Column("closure", right=True, drop=4),
+    Column("function", drop=1),
+    Column("for", right=True, drop=3),
     Column("done", right=True),
     Column("failed", right=True),
-    Column("lost", right=True, drop=1),
-    Column("datasets", right=True, drop=4),
+    Column("lost", right=True, drop=2),
+    Column("datasets", right=True, drop=5),
 )
 
 _VALUE_COLUMNS = (

@@ -1,0 +1,526 @@
+"""A coordinator as it is seen and steered, without TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import re
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tfd_notebook import errors, views
+from tfd_notebook.closures import store as stores
+from tfd_notebook.closures.gate import Gate
+from tfd_notebook.closures.store import CANCELLED, FAILED, READY, Store
+from tfd_notebook.cluster import Cluster
+from tfd_notebook.coordinate.background import Joining
+from tfd_notebook.coordinate.limit import judge
+from tfd_notebook.coordinate.row import Look, Pace, pace, rate, worker_rows
+from tfd_notebook.coordinate.values import VALUE_STATES, Values
+from tfd_notebook.limit import Limit
+from tfd_notebook.magics.schedule import as_function
+from tfd_notebook.magics.stepper import number_and_name
+from tfd_notebook.snapshot import CoordinatedRow, CoordinatorRow, Snapshot, TaskRow, as_dict
+from tfd_notebook.spec import Role, TaskState
+from tfd_notebook.views import _figures as figures
+from tfd_notebook.views import widget
+from tfd_notebook.views._steering import Presence
+
+SCRIPT = "\x1b[2J<script>alert('&')</script>"
+
+
+@dataclass
+class Closure:
+    key: int
+    name: str = "step"
+
+
+class Clock:
+    """Stands for `time.perf_counter` in a store."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(stores, "time", made)
+    return made
+
+
+def run(store: Store, clock: Clock, seconds: float, worker: int = 0, state: int = READY) -> int:
+    """Have a closure run from now on for so long."""
+    key = store.add("step", "step_1", None)
+    store.dispatched(key, worker)
+    store.running(key, worker)
+    clock.now += seconds
+    store.fetch(key, worker)
+    store.end(key, state, worker, "it failed" if state == FAILED else "")
+    return key
+
+
+# Figures
+
+
+def test_the_time_left_follows_from_an_even_pace(clock: Clock) -> None:
+    store = Store()
+    for _ in range(400):
+        run(store, clock, 0.05)
+    known = pace(store, clock.now)
+    assert sum(known.ends) == pytest.approx(200, abs=2)
+    middle, low, high = known.time_left(100) or (0, 0, 0)
+    assert middle == pytest.approx(5.0, rel=0.05)
+    assert low < middle < high < 1.25 * middle
+
+
+def test_an_uneven_pace_makes_it_vague(clock: Clock) -> None:
+    even, uneven = Pace((20,) * 10), Pace((2, 38) * 5)
+    assert even.time_left(1000)[0] == uneven.time_left(1000)[0]  # type: ignore[index]
+    narrow, wide = (p.time_left(1000)[2] - p.time_left(1000)[1] for p in (even, uneven))  # type: ignore[index]
+    assert wide > 2 * narrow
+    assert all(math.isfinite(each) for each in Pace((0, 0, 9)).time_left(10**6) or (math.inf,))
+
+
+def test_too_little_gives_no_estimate(clock: Clock) -> None:
+    store = Store()
+    assert pace(store, clock.now).time_left(10) is None
+    run(store, clock, 0.1)
+    assert pace(store, clock.now).time_left(10) is None
+    assert Pace((5, 5, 5)).time_left(0) is None
+
+
+def test_slow_closures_are_looked_at_for_longer(clock: Clock) -> None:
+    store = Store()
+    for _ in range(30):
+        run(store, clock, 5.0)
+    known = pace(store, clock.now)
+    assert known.seconds > 1
+    assert known.time_left(12)[0] == pytest.approx(60, rel=0.2)  # type: ignore[index]
+
+
+def test_the_rate_is_of_the_last_seconds(clock: Clock) -> None:
+    store = Store()
+    for _ in range(20):
+        run(store, clock, 0.1)
+    assert rate(store, clock.now) == pytest.approx(10, rel=0.3)
+    assert rate(store, clock.now + 60) == 0
+    run(store, clock, 0.1, state=CANCELLED)
+    assert store.ended_between([0.0, clock.now + 1]) == [20]
+
+
+def test_workers(clock: Clock) -> None:
+    store, gate = Store(), Gate()
+    run(store, clock, 0.1, worker=0)
+    run(store, clock, 0.1, worker=1, state=FAILED)
+    store.resource(1, True)
+    store.resource(1, False)
+    key = store.add("step", "step_1", None)
+    store.dispatched(key, 2)
+    gate.hold(3)
+    gone = TaskRow("worker:4", Role.WORKER, 4, state=TaskState.RESTARTING)
+    rows = worker_rows(store, gate, {2: Closure(key)}, (gone,), 5)
+    assert [row.state for row in rows] == ["idle", "idle", "running", "paused", "lost"]
+    assert [(row.done, row.failed) for row in rows[:2]] == [(1, 0), (0, 1)]
+    assert (rows[2].id, rows[2].function) == (key, "step")
+    assert (rows[1].built, rows[1].unbuilt) == (1, 1)
+    store.retry(key, 2, "worker:2 was lost")
+    gate.close("by request")
+    rows = worker_rows(store, gate, {}, (), 3)
+    assert [(row.state, row.lost) for row in rows] == [("paused", 0), ("paused", 0), ("paused", 1)]
+
+
+def look(store: Store, gate: Gate | None, **given: Any) -> CoordinatorRow:
+    default: dict[str, Any] = {
+        "in_flight": {},
+        "stopped": False,
+        "workers": 2,
+        "counts": store.counts(),
+        "tasks": (),
+        "limit": lambda: Limit("none", figures={"closures_per_s": 3.0}),
+        "ps_bytes": lambda: {"ps:0": 4000},
+    }
+    return Look(store).row(gate=gate, **{**default, **given})
+
+
+def test_states(clock: Clock) -> None:
+    store, gate = Store(), Gate()
+    assert look(store, gate).state == "idle"
+    run(store, clock, 0.1)
+    assert look(store, gate).run_ms == pytest.approx((100, 100, 100))
+    store.add("step", "step_2", None)
+    running = look(store, gate)
+    assert (running.state, running.reason, dict(running.traces)) == ("running", "", {"step": 2})
+    gate.close("before closure 3")
+    paused = look(store, gate)
+    assert (paused.state, paused.reason, paused.left_s) == ("paused", "before closure 3", None)
+    assert look(store, gate, stopped=True).state == "stopped"
+    reduced = look(store, None)
+    assert (reduced.state, reduced.workers, reduced.reduced) == ("running", (), True)
+
+
+def test_figures_survive_many_that_are_queued_behind(clock: Clock) -> None:
+    store = Store()
+    for _ in range(10):
+        run(store, clock, 0.1)
+    for _ in range(20_000):
+        store.add("step", "step_1", None)
+    assert look(store, Gate()).run_ms is not None
+    assert judge(store, 1, 0, 0.0).kind == "compute"
+
+
+def test_a_look_at_very_many_costs_little() -> None:
+    store = Store()
+    for _ in range(100_000):
+        store.add("step", "step_1", None)
+    asked = Look(store)
+    given: dict[str, Any] = {"in_flight": {}, "stopped": False, "workers": 2, "tasks": ()}
+    given.update(counts=store.counts(), limit=lambda: judge(store, 2, 0, 0.0), ps_bytes=dict)
+    asked.row(gate=Gate(), **given)
+    began = time.perf_counter()
+    for _ in range(100):
+        asked.row(gate=Gate(), **given)
+    assert time.perf_counter() - began < 1.0  # copying all rows takes 100 times as long
+
+
+def test_somebody_afar_keeps_control_for_a_while() -> None:
+    gate = Gate()
+    assert not gate.controlled
+    gate.controlled_until = math.inf
+    assert gate.controlled
+    gate.close("from a terminal")
+    gate.open()
+    assert time.monotonic() < gate.controlled_until < time.monotonic() + 60
+
+
+# Views
+
+SEEN = CoordinatorRow(
+    "paused",
+    "by request",
+    {"queued": 0, "paused": 12, "ready": 1_000},
+    120.0,
+    (1.0, 2.0, 30.0),
+    (0.2, 4.0, 5_000.0),
+    (40.0, 30.0, 7_000.0),
+    (
+        CoordinatedRow(0, "running", 17, "step", 0.25, 500, 0, 0, 2),
+        CoordinatedRow(1, "lost", done=499, failed=1, lost=3, built=1, unbuilt=4),
+    ),
+    {"step": 3},
+    {"ps:0": 4_000_000},
+    "There are too few closures.",
+    True,
+)
+
+
+def snapshot(row: CoordinatorRow | None) -> Snapshot:
+    return Snapshot(1, 0.0, "train", "local", "ready", coordinator=row)
+
+
+@pytest.mark.parametrize("shown", [views.text(snapshot(SEEN), 400), views.html(snapshot(SEEN))])
+def test_both_views_say_everything(shown: str) -> None:
+    for words in (
+        "‖ paused (by request)",
+        "12 paused, 1,000 ready",
+        "120 closures/s",
+        "about 40 s left (30 s to 1.9 h)",
+        "half waited 1.0 ms, 90 % 2.0 ms, 99 % 30 ms",
+        "half ran 0.2 ms, 90 % 4.0 ms, 99 % 5.0 s",
+        "ps:0 4.0 MB",
+        "step 3",
+        "breaks on failure",
+        "worker:0",
+        "► running",
+        "250 ms",
+        "∅ lost",
+        "1, 4 failed",
+        "There are too few closures.",
+    ):
+        assert words in shown
+
+
+@pytest.mark.parametrize("width", [40, 80, 110])
+def test_text_keeps_within_its_width(width: int) -> None:
+    lines = views.text(snapshot(SEEN), width).splitlines()
+    assert max(map(figures.columns_of, lines)) <= width
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_any_number_of_workers(count: int) -> None:
+    rows = tuple(CoordinatedRow(i, "idle") for i in range(count))
+    row = CoordinatorRow("idle", workers=rows)
+    for shown in views.coordinator_bundle(row).values():
+        assert ("… and 950 more (950 idle)" in shown) == (count == 1000)
+        assert shown.count("worker:") == min(count, 50)
+        assert "no closure yet" in shown
+
+
+def test_nothing_from_outside_is_taken_for_markup_or_for_terminal_commands() -> None:
+    row = CoordinatorRow(
+        "paused",
+        SCRIPT,
+        workers=(CoordinatedRow(0, "running", 1, SCRIPT),),
+        traces={SCRIPT: 1},
+        limit=SCRIPT,
+    )
+    bundle = views.coordinator_bundle(row)
+    assert "<script" not in bundle["text/html"]
+    assert "\x1b" not in bundle["text/plain"]
+    table = views.values_table([{**RECORD, "function": SCRIPT, "error": SCRIPT}], {"failed": 1})
+    assert "<script" not in table.html()
+    assert "\x1b" not in table.text()
+
+
+def test_a_snapshot_without_coordinator_says_nothing_of_one() -> None:
+    assert "coordinator" not in views.text(snapshot(None))
+    assert "coordinator" not in views.html(snapshot(None))
+    assert as_dict(snapshot(None))["coordinator"] is None
+    assert as_dict(snapshot(SEEN))["coordinator"]["workers"][1]["lost"] == 3  # type: ignore[index]
+
+
+RECORD: dict[str, Any] = {
+    "id": 7,
+    "function": "step",
+    "state": "failed",
+    "worker": 1,
+    "attempts": 2,
+    "queue_ms": 3.0,
+    "run_ms": None,
+    "fetch_ms": None,
+    "error": "Graph execution error:\n\nDetected at node x\n  File 'y', line 1\n\nbad input [Op:z]",
+}
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_values_of_any_number(count: int) -> None:
+    table = views.values_table([dict(RECORD, id=i) for i in range(count)], {"failed": count + 1})
+    assert len(table) == count
+    shown = table.text(100)
+    assert shown.count("bad input [Op:z]") == count
+    assert "Detected at" not in shown
+    assert f"{count:,} shown of {count + 1:,}: {count + 1:,} failed" in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_values_show_themselves(clock: Clock) -> None:
+    store, gate = Store(), Gate()
+    values = Values(store, lambda: gate.closed)
+    assert "nothing was scheduled yet" in values._repr_mimebundle_()["text/plain"]
+    run(store, clock, 0.1)
+    run(store, clock, 0.1, worker=1, state=FAILED)
+    store.add("other", "other_1", None)
+    gate.close("by request")
+    shown = values._repr_mimebundle_()["text/plain"]
+    assert "it failed" in shown
+    assert re.search(r"2 +other +‖ paused", shown)
+    assert [one["id"] for one in values.table(worker=1).records()] == [1]
+    assert [one["id"] for one in values.table(1).records()] == [2]
+    assert [one["id"] for one in values.table(state="ready").records()] == [0]
+    assert "no closure fits" in values.table(state="running").text()
+    with pytest.raises(errors.UsageError, match="1 or more"):
+        values.table(0)
+    with pytest.raises(errors.UnknownName, match=r"no state 'redy'.*\s+.*did you mean|queued"):
+        values.table(state="redy")
+
+
+# Steering
+
+
+class Steered:
+    """A coordinator that only notes what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.stopped = False
+        self.state = "running"
+        self.breakpoints = (False, (1,), ("step",))
+        self.present = 0
+        self.threads: set[str] = set()
+
+    def row(self, tasks: Any) -> CoordinatorRow:
+        reason = "by request" if self.state == "paused" else ""
+        return CoordinatorRow(self.state, reason, break_on_failure=self.breakpoints[0])
+
+    def _note(self, *told: Any) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.told.append(told)
+
+    def pause(self) -> None:
+        self._note("pause")
+        self.state = "paused"
+
+    def resume(self) -> None:
+        self._note("resume")
+        self.state = "running"
+
+    def step(self, count: int, timeout: float | None) -> int:
+        self._note("step", count, timeout)
+        return 0
+
+    def cancel(self, key: int) -> bool:
+        self._note("cancel", key)
+        raise errors.UnknownName(f"{key} is no closure")
+
+    def break_on(self, failure: bool, workers: Any, functions: Any) -> None:
+        self._note("break_on", failure, workers, functions)
+        self.breakpoints = (failure, workers, functions)
+
+    @contextlib.contextmanager
+    def control(self) -> Iterator[None]:
+        self.present += 1
+        try:
+            yield
+        finally:
+            self.present -= 1
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster(launcher="fake", workers=1, name="steered") as made:
+        yield made
+
+
+def until(holds: Any, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_widget_steers_from_the_clusters_own_thread(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(widget, "_front_end", lambda: True)
+    view = widget.live(cluster, hz=10)
+    page, first, controls = view.widget.children
+    said = first.children[-1]
+    assert controls.layout.display == "none"
+    steered = Steered()
+    cluster._coordinator = steered  # type: ignore[assignment]
+    until(lambda: controls.layout.display == "flex" and steered.present == 1)
+    pause, resume, count, step, breaks, key, cancel = controls.children
+    assert (pause.disabled, resume.disabled) == (False, True)
+    pause.click()
+    until(lambda: pause.disabled and not step.disabled and "‖ paused" in page.value)
+    count.value = 3
+    step.click()
+    until(lambda: said.value == "step 3: done")
+    breaks.value = True
+    until(lambda: "breaks on failure" in page.value)
+    key.value = 9
+    cancel.click()
+    until(lambda: "9 is no closure" in said.value)
+    resume.click()
+    until(lambda: resume.disabled)
+    assert steered.told == [
+        ("pause",),
+        ("step", 3, 0),
+        ("break_on", True, (1,), ("step",)),
+        ("cancel", 9),
+        ("resume",),
+    ]
+    assert steered.threads == {"tfd-monitor-steered"}
+    # What somebody else changes is shown and not told back.
+    steered.breakpoints = (False, (), ())
+    until(lambda: breaks.value is False)
+    assert len(steered.told) == 5
+    view.close()
+    until(lambda: steered.present == 0 and controls.layout.display == "none")
+
+
+def test_presence_goes_from_one_coordinator_to_the_next(cluster: Cluster) -> None:
+    presence, one, other = Presence(cluster), Steered(), Steered()
+    presence.renew()
+    cluster._coordinator = one  # type: ignore[assignment]
+    presence.renew()
+    presence.renew()
+    assert one.present == 1
+    cluster._coordinator = other  # type: ignore[assignment]
+    presence.renew()
+    assert (one.present, other.present) == (0, 1)
+    presence.end()
+    assert other.present == 0
+
+
+class Joined(Steered):
+    def __init__(self, error: BaseException | None = None) -> None:
+        super().__init__()
+        self.error = error
+        self.go = threading.Event()
+        self.values = "values"
+
+    def join(self, timeout: float | None) -> None:
+        assert self.present == 1
+        self.go.wait(10)
+        if self.error:
+            raise self.error
+
+
+def test_a_join_in_the_background() -> None:
+    told: list[tuple[str, str]] = []
+    coordinator = Joined()
+    joining = Joining(coordinator, None, lambda *words: told.append(words))  # type: ignore[arg-type]
+    assert (joining.state, joining.error, told) == ("waiting", None, [])
+    with pytest.raises(errors.TimeLimit):
+        joining.wait(0.01)
+    coordinator.go.set()
+    joining.wait(10)
+    assert (joining.state, told[0][0]) == ("done", "info")
+    failing = Joined(ValueError("no such thing"))
+    failing.go.set()
+    joining = Joining(failing, 1.0, lambda *words: told.append(words))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no such thing"):
+        joining.wait(10)
+    assert repr(joining) == "<Joining failed: ValueError: no such thing>"
+    assert told[1] == (
+        "error",
+        "the join in the background ended with ValueError: no such thing",
+    )
+
+
+# Words
+
+
+def test_a_cell_becomes_a_function() -> None:
+    names: dict[str, Any] = {"__name__": "__main__", "factor": 3}
+    made = as_function(
+        "'''a\n  b'''\nx = 2\nfor _ in range(2):\n    x *= factor\nx", "cell_4", names
+    )
+    assert made() == 18
+    assert "cell_4" not in names
+    assert "x *= factor" in inspect.getsource(made)
+    names["factor"] = 1
+    assert made() == 2
+    assert as_function("x = 1", "cell_5", names)() is None
+    assert as_function("return 7", "cell_6", names)() == 7
+    with pytest.raises(errors.UsageError, match="empty"):
+        as_function("# nothing\n", "cell_7", names)
+    with pytest.raises(SyntaxError):
+        as_function("x +", "cell_8", names)
+
+
+def test_a_number_and_a_name_come_in_any_order() -> None:
+    assert number_and_name([], "") == (None, None)
+    assert number_and_name(["3", "train"], "") == (3, "train")
+    assert number_and_name(["train", "3"], "") == (3, "train")
+    assert number_and_name(["-3"], "") == (-3, None)
+    with pytest.raises(errors.UsageError, match="write NAME N"):
+        number_and_name(["1", "2"], "NAME N")
+
+
+def test_states_have_their_signs() -> None:
+    for state in VALUE_STATES:
+        assert figures.sign(state) != "·"
