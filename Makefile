@@ -18,7 +18,9 @@ demo: $(VENV)/.demo ## train on real images through a tf.data service, in the te
 
 test: lint ## lint, then all tests: unit, integration and notebooks
 	$(BIN)/pytest --nbval --nbval-current-env --nbval-sanitize-with tests/notebooks/sanitize.cfg \
-		tests/unit tests/integration notebooks
+		tests/unit tests/integration tests/conformance notebooks
+	# In a process of their own: once it has connected to a cluster it never is as it was before.
+	$(BIN)/pytest tests/coordinator
 
 lint: $(VENV)/.test ## ruff, mypy and the layers
 	$(BIN)/ruff check

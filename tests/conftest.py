@@ -34,6 +34,8 @@ _WATCHED = (_BASE / "tmp", _BASE / "run")
 _OUTER_ENVIRONMENT = dict(os.environ)
 #: Threads of pyzmq and of IPython that live until the process ends.
 _FOREIGN_THREADS = ("GarbageCollectorThread", "HistorySavingThread")
+#: Threads of a coordinator, which a shared cluster may make anew.
+_COORDINATORS_THREADS = ("WorkerClosureProcessingLoop", "WorkerPreemptionHandler")
 _failed = pytest.StashKey[bool]()
 
 
@@ -144,6 +146,9 @@ def _test_leaves_nothing(
 class Leftovers:
     """Everything that a test could leave behind, as it is when this object is made."""
 
+    #: Whether a port of this process counts; not where TensorFlow keeps one for each connection.
+    own_ports = True
+
     def __init__(self) -> None:
         self._threads = _threads()
         self._processes = _processes()
@@ -165,9 +170,13 @@ class Leftovers:
 
     def _left(self, shared: bool) -> list[str]:
         return [
-            *(f"thread {t.name}" for t in _threads() - self._threads),
+            *(
+                f"thread {t.name}"
+                for t in _threads() - self._threads
+                if not (shared and t.name.startswith(_COORDINATORS_THREADS))
+            ),
             *(f"process {p.pid}: {_command(p)}" for p in self._new_processes(shared)),
-            *(f"port {port}" for port in sorted(_sockets() - self._sockets)),
+            *(f"port {port}" for port in sorted(_sockets() - self._sockets) if self.own_ports),
             *(f"file {path}" for path in sorted(_files() - self._files)),
         ]
 

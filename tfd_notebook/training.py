@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import re
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,8 @@ class Training(Insight):
         super()._make(config, launcher)
         self._strategy: Any = None
         self._coordinator: Coordinator | None = None
-        self._variables: list[weakref.ref[Any]] = []
+        #: The variables of the present strategy, with their task and bytes.
+        self._variables: list[tuple[weakref.ref[Any], str, int]] = []
         #: Whether a coordinator has used the tasks since they were started.
         self._used = False
         self._kernel_open_to = ""
@@ -94,7 +95,7 @@ class Training(Insight):
             strategy = tf.distribute.ParameterServerStrategy(self.resolver, *args, **options)
             self._kernel_open_to = connect.close(self._config.allow)
             self._variables = made = []
-            connecting.watch_variables(strategy, lambda one: made.append(weakref.ref(one)))
+            connecting.watch_variables(strategy, lambda one: made.append(_sized(one)))
             coordinator = Coordinator(strategy)
             coordinator.belongs_to(
                 self._monitor.tasks, self._bytes_on_ps, self._strategy_lost, self._monitor.notice
@@ -285,13 +286,9 @@ class Training(Insight):
     def _bytes_on_ps(self) -> dict[str, int]:
         """Return the bytes of the variables of the present strategy, by parameter server."""
         found: dict[str, int] = {}
-        for variable in [one for known in self._variables if (one := known()) is not None]:
-            with contextlib.suppress(Exception):
-                device = variable.device
-                job, task = device.partition("/job:")[2].split("/")[0], device.partition("/task:")
-                name = f"{job}:{task[2].partition('/')[0]}"
-                size = variable.shape.num_elements() * variable.dtype.size
-                found[name] = found.get(name, 0) + size
+        for variable, task, size in list(self._variables):
+            if variable() is not None:
+                found[task] = found.get(task, 0) + size
         return found
 
     @property
@@ -323,11 +320,21 @@ class Training(Insight):
         return None if coordinator is None else coordinator.row(tasks)
 
 
+def _sized(variable: Any) -> tuple[weakref.ref[Any], str, int]:
+    """Return a variable with the task that holds it and its bytes.
+
+    To be asked when it is made: the device of one whose server is gone crashes the process.
+    """
+    found = re.search(r"/job:(\w+).*?/task:(\d+)", variable.device)
+    size = (variable.shape.num_elements() or 0) * variable.dtype.size
+    return weakref.ref(variable), f"{found[1]}:{found[2]}" if found else "", size
+
+
 def _latest(checkpoint: str) -> str:
     import tensorflow as tf
 
     found = tf.train.latest_checkpoint(checkpoint) or checkpoint
-    if not tf.train.checkpoint_exists(found):
+    if not tf.io.gfile.exists(f"{found}.index"):
         raise errors.UsageError(
             f"there is no checkpoint at {checkpoint!r}",
             fix="give the path that save() returned, or its directory",

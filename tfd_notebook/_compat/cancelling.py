@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,47 @@ def by(manager: Any) -> Iterator[None]:
 def current() -> Any:
     """Return what would cancel a function that this thread calls, None where nothing would."""
     return getattr(_local, "manager", None) or _everybodys()
+
+
+class Cancelable:
+    """A function that can be cancelled on its own."""
+
+    __slots__ = ("_function", "manager")
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self.manager = CancellationManager()
+
+    @property
+    def name(self) -> str:
+        return str(self._function.name.decode())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with by(self.manager):
+            return self._function(*args, **kwargs)
+
+
+def cancel(closure: Any) -> None:
+    """Cancel what a closure runs, if it can be."""
+    manager = getattr(closure._function, "manager", None)
+    if manager is not None:  # a plain Python function has none
+        manager.start_cancel()
+
+
+class Managers:
+    """Stands for the one cancellation manager that TensorFlow's queue has for all closures."""
+
+    def __init__(self, queue: Any) -> None:
+        self._queue = weakref.proxy(queue)
+        self.is_cancelled = False
+
+    def get_cancelable_function(self, function: Any) -> Cancelable:
+        return Cancelable(function)
+
+    def start_cancel(self) -> None:
+        self.is_cancelled = True
+        for closure in list(self._queue.in_flight.values()):
+            cancel(closure)
 
 
 cancellation.context = current

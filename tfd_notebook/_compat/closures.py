@@ -6,6 +6,7 @@ this file was written for is told by `recognised`, from a hash of TensorFlow's o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import queue as queues
@@ -59,6 +60,13 @@ def with_queue(queue: Any, make: Callable[[], Any]) -> Any:
             tf_coordinator._CoordinatedClosureQueue = _Queue
 
 
+def forget_errors(cluster: Any) -> None:
+    """Have the workers of a stopped cluster not tell, when they are collected, what failed."""
+    for worker in cluster.workers:
+        with contextlib.suppress(tf.errors.OpError):
+            worker.executor.clear_error()
+
+
 def is_tracing_left(strategy: Any) -> bool:
     """Whether an error while a function was traced left the strategy in the state of tracing."""
     return bool(strategy.extended._being_scheduled)
@@ -99,40 +107,6 @@ class WatchedValue(tf_values.RemoteValueImpl):
         return super().get()
 
 
-class _Cancelable:
-    """A function that can be cancelled on its own."""
-
-    __slots__ = ("_function", "manager")
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-        self.manager = cancelling.CancellationManager()
-
-    @property
-    def name(self) -> str:
-        return str(self._function.name.decode())
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with cancelling.by(self.manager):
-            return self._function(*args, **kwargs)
-
-
-class _Managers:
-    """Stands for the one cancellation manager that TensorFlow's queue has for all closures."""
-
-    def __init__(self, queue: WatchedQueue) -> None:
-        self._queue = weakref.proxy(queue)
-        self.is_cancelled = False
-
-    def get_cancelable_function(self, function: Any) -> _Cancelable:
-        return _Cancelable(function)
-
-    def start_cancel(self) -> None:
-        self.is_cancelled = True
-        for closure in list(self._queue.in_flight.values()):
-            closure._function.manager.start_cancel()
-
-
 class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
     """TensorFlow's queue of closures, observed, and with a gate.
 
@@ -148,6 +122,9 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
         self.gate = Gate()
         self._here = threading.local()
         self._stopped = False
+        #: The threads that serve a worker, by its index, and those whose worker has left.
+        self._serving: dict[int, int] = {}
+        self._leaving: set[int] = set()
         #: Whether a closure reads from a dataset on its worker.
         self.reads_input = False
         #: Seconds that callers spent waiting for single results, and how often they did.
@@ -159,12 +136,12 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
     # TensorFlow puts a new manager in its place after each cancellation.
 
     @property
-    def _cancellation_mgr(self) -> _Managers:
+    def _cancellation_mgr(self) -> cancelling.Managers:
         return self._managers
 
     @_cancellation_mgr.setter
     def _cancellation_mgr(self, _: Any) -> None:
-        self._managers = _Managers(self)
+        self._managers = cancelling.Managers(self)
 
     # What TensorFlow calls
 
@@ -191,7 +168,7 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
 
     def _watch(self, closure: Any) -> None:
         function = closure._function
-        trace = function.name
+        trace = str(getattr(function, "name", getattr(function, "__name__", "function")))
         closure.__class__ = WatchedClosure
         closure.store = self._store
         closure.name = function_name(trace)
@@ -208,8 +185,14 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
 
     def get(self, timeout: float | None = None, tag: int | None = None) -> Any:
         self._here.closure = None
+        thread = threading.get_ident()
         with self._queue_lock:
+            if tag is not None and thread not in self._leaving:
+                self._serving[tag] = thread
             while self._should_process_closures:
+                if thread in self._leaving:
+                    self._leaving.remove(thread)
+                    return None
                 if tag is not None and not self._tagged_queue[tag].empty():
                     return self._tagged_queue[tag].get(block=False)
                 if not self._queue.empty() and self._admits(tag):
@@ -408,6 +391,18 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
             self.gate.controls += 1 if attached else -1
             self._stop_waiting_condition.notify_all()
 
+    def retire(self, worker: int) -> None:
+        """Give the thread of a worker that leaves nothing more.
+
+        TensorFlow's would take one more closure, cancel it, and leave it counted as running.
+        """
+        with self._queue_lock:
+            thread = self._serving.pop(worker, None)
+            if thread is not None:
+                self._leaving.add(thread)
+            self.gate.release(worker)
+            self._closures_queued_condition.notify_all()
+
     def cancel(self, key: int, why: str) -> bool:
         """Cancel a closure that is queued or runs; False if it has ended."""
         with self._queue_lock:
@@ -423,7 +418,7 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
             if running is None:
                 return False
             running.cancelled_by = why
-        running._function.manager.start_cancel()
+        cancelling.cancel(running)
         return True
 
     def stop(self) -> None:

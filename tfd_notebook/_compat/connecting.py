@@ -68,10 +68,15 @@ def resize(coordinator: Any, workers: Sequence[str]) -> None:
     present = len(cluster.workers)
     gone = cluster.workers[len(workers) :]
     for worker in gone:
+        if hasattr(cluster.closure_queue, "retire"):
+            cluster.closure_queue.retire(worker.worker_index)
         worker.stop()
     del cluster.workers[len(workers) :]
-    context.context().update_server_def(definition)
-    cluster.failure_handler._server_def = definition
+    handler = cluster.failure_handler
+    # Two updates at a time, this one and one that brings a lost worker back, crash the process.
+    with handler._cluster_update_lock:
+        context.context().update_server_def(definition)
+        handler._server_def = definition
     strategy = coordinator.strategy
     for owner in (strategy, strategy.extended, cluster):
         owner._num_workers = len(workers)

@@ -326,6 +326,7 @@ class Coordinator(closures.ClusterCoordinator):
             return
         self._stopped = True
         self._cluster.stop()
+        closures.forget_errors(self._cluster)
 
     @property
     def stopped(self) -> bool:

@@ -10,6 +10,7 @@ _PS_LOST = (
     "a parameter server was lost, and its variables with it: cluster.recover(checkpoint) brings it "
     "back; then build the model again, or use tfd.training_loop, which does it all"
 )
+_FROM_PS = "GRPC error information from remote target /job:ps"
 _NO_KERAS = (
     "Keras 3 does not support ParameterServerStrategy: install tf-keras and set "
     "TF_USE_LEGACY_KERAS=1 before TensorFlow is imported"
@@ -23,13 +24,17 @@ _SENTENCES = (
     ("Unable to find the relevant tensor remote_handle", _STALE),
     ("Could not find resource", _STALE),
     ("does not exist. This could mean that the variable has been deleted", _STALE),
-    ("GRPC error information from remote target /job:ps", _PS_LOST),
+    (_FROM_PS, _PS_LOST),
 )
 
 
 def is_loss(error: BaseException) -> bool:
     """Whether an error tells that a parameter server was lost."""
-    return "GRPC error information from remote target /job:ps" in str(error)
+    return type(error).__name__ in (
+        "UnavailableError",
+        "PSUnavailableError",
+        "AbortedError",
+    ) and _FROM_PS in str(error)
 
 
 def explain(error: BaseException) -> str:

@@ -1,0 +1,62 @@
+"""TensorFlow's own tests of fault tolerance: what passes on its coordinator passes on ours."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("fault_tolerance")
+#: TensorFlow has twenty; fewer would mean that they were not found or not run.
+FEWEST = 15
+
+
+def start(which: str, log: Path, tests: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, str(SCRIPT), *(f"FaultTolerance.{test}" for test in tests)],
+            env=dict(os.environ, PATH=path, TFD_COORDINATOR=which, TMPDIR=str(log.parent)),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def end(process: subprocess.Popen[bytes], seconds: float) -> None:
+    try:
+        process.wait(seconds)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def verdicts(log: Path) -> dict[str, str]:
+    found = re.findall(
+        r"^\[ +(OK|FAILED|SKIPPED) \] FaultTolerance\.(\w+)", log.read_text(), re.MULTILINE
+    )
+    return {test: verdict for verdict, test in found if test != "test_session"}
+
+
+@pytest.mark.timeout(1_200)
+def test_what_passes_on_tensorflows_coordinator_passes_on_ours(tmp_path: Path) -> None:
+    logs = {which: tmp_path / f"{which}.log" for which in ("tensorflow", "ours")}
+    # Beside each other: most of the time they wait.
+    running = [start(which, log) for which, log in logs.items()]
+    for process in running:
+        end(process, 600)
+    theirs, ours = (verdicts(log) for log in logs.values())
+    passed = {test for test, verdict in theirs.items() if verdict == "OK"}
+    assert len(passed) >= FEWEST, logs["tensorflow"].read_text()[-4_000:]
+    failed = {test for test in passed if ours.get(test) != "OK"}
+    if failed:
+        # They have time limits of their own, which a busy machine misses with either coordinator.
+        again = tmp_path / "again.log"
+        end(start("ours", again, sorted(failed)), 300)
+        ours |= verdicts(again)
+    assert {test for test in passed if ours.get(test) != "OK"} == set()

@@ -1,0 +1,395 @@
+"""A coordinator on real servers: TensorFlow's contract, and what is added to it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfd_notebook as tfd
+from tfd_notebook.coordinate.coordinator import Coordinator
+from tfd_notebook.errors import (
+    PausedError,
+    StateError,
+    TimeLimit,
+    UnknownName,
+    UsageError,
+    ValueGone,
+)
+
+pytestmark = pytest.mark.integration
+
+#: Long enough that it is there whenever a test looks, and is cancelled by the test.
+ENDLESS = 10**12
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tfd.Cluster]:
+    with tfd.Cluster(workers=2, ps=1, name="coordinated") as made:
+        made.coordinator()  # its threads stay as long as the cluster does
+        yield made
+
+
+@pytest.fixture(scope="module")
+def variable(cluster: tfd.Cluster) -> Any:
+    with cluster.coordinator().strategy.scope():
+        return tf.Variable(0.0)
+
+
+@pytest.fixture(scope="module")
+def add(variable: Any) -> Any:
+    @tf.function
+    def add(amount: Any) -> Any:
+        variable.assign_add(amount)
+        return variable.read_value()
+
+    return add
+
+
+@tf.function
+def count_to(limit: Any) -> Any:
+    number = tf.constant(0, tf.int64)
+    while number < limit:
+        number += 1
+    return number
+
+
+@tf.function
+def fail(number: Any) -> Any:
+    tf.debugging.assert_less(number, 0.0, message="this one fails")
+    return number
+
+
+@pytest.fixture
+def coordinator(cluster: tfd.Cluster) -> Iterator[Coordinator]:
+    """The coordinator, as new: nothing paused, nothing queued, no breakpoint."""
+    made = cluster.coordinator()
+    yield made
+    made.break_on(failure=False)
+    made.resume()
+    for worker in made.paused_workers:
+        made.resume_worker(worker)
+    made.join(timeout=30)
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for what no event tells."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def state_of(coordinator: Coordinator, value: Any) -> str:
+    return str(coordinator.values.records(1_000)[value._tfd_key - 0]["state"])
+
+
+def one() -> Any:
+    return tf.constant(1.0)
+
+
+class TestContract:
+    def test_it_is_tensorflows_class_and_the_only_one(self, cluster: tfd.Cluster) -> None:
+        coordinator = cluster.coordinator()
+        assert isinstance(coordinator, tf.distribute.coordinator.ClusterCoordinator)
+        theirs = tf.distribute.coordinator.ClusterCoordinator(coordinator.strategy)
+        assert theirs is coordinator
+        assert cluster.coordinator(coordinator.strategy) is coordinator
+
+    def test_schedule_join_done_fetch(
+        self, coordinator: Coordinator, add: Any, variable: Any
+    ) -> None:
+        before = variable.numpy()
+        values = [coordinator.schedule(add, args=(one(),)) for _ in range(20)]
+        coordinator.join()
+        assert coordinator.done()
+        assert max(coordinator.fetch(values)) == before + 20
+        assert values[0].fetch() == values[0].get().numpy()
+        assert coordinator.fetch({"a": values[1], "b": 3})["b"] == 3
+
+    def test_a_function_without_a_result_and_keywords(self, coordinator: Coordinator) -> None:
+        @tf.function
+        def nothing(x: Any, y: Any = None) -> None:
+            tf.print(x, y, output_stream=tf.compat.v1.logging.info)
+
+        assert coordinator.schedule(nothing, args=(one(),), kwargs={"y": one()}).fetch() is None
+
+    def test_a_dataset_on_each_worker(self, coordinator: Coordinator) -> None:
+        dataset = coordinator.create_per_worker_dataset(
+            lambda: tf.data.Dataset.from_tensor_slices([3] * 3).repeat()
+        )
+        iterator = iter(dataset)
+
+        @tf.function
+        def following(iterator: Any) -> Any:
+            return next(iterator)
+
+        assert coordinator.schedule(following, args=(iterator,)).fetch() == 3
+
+    def test_documented_example(self, coordinator: Coordinator) -> None:
+        strategy = coordinator.strategy
+
+        def dataset_fn() -> Any:
+            return tf.data.Dataset.from_tensor_slices([1, 1, 1])
+
+        with strategy.scope():
+            total = tf.Variable(initial_value=0)
+
+        @tf.function
+        def worker_fn(iterator: Any) -> Any:
+            def replica_fn(x: Any) -> Any:
+                total.assign_add(x)
+                return total.read_value()
+
+            return strategy.run(replica_fn, args=(next(iterator),))
+
+        iterator = iter(coordinator.create_per_worker_dataset(dataset_fn))
+        result = coordinator.schedule(worker_fn, args=(iterator,))
+        assert coordinator.fetch(result) == 1
+
+    def test_an_error_cancels_the_rest_and_is_over(
+        self, coordinator: Coordinator, add: Any
+    ) -> None:
+        coordinator.pause()
+        bad = coordinator.schedule(fail, args=(one(),))
+        rest = [coordinator.schedule(add, args=(one(),)) for _ in range(5)]
+        coordinator.pause_worker(1)
+        coordinator.step(1)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="this one fails"):
+            coordinator.join()
+        with pytest.raises(tf.errors.InvalidArgumentError, match="this one fails"):
+            bad.fetch()
+        for value in rest:
+            with pytest.raises(tf.errors.CancelledError):
+                value.fetch()
+        coordinator.resume()
+        assert coordinator.schedule(add, args=(one(),)).fetch() > 0
+        assert coordinator.done()
+
+    def test_schedule_beside_join(self, coordinator: Coordinator, add: Any) -> None:
+        running = coordinator.schedule(count_to, args=(tf.constant(ENDLESS, tf.int64),))
+        joined = threading.Thread(target=coordinator.join)
+        joined.start()
+        later = coordinator.schedule(add, args=(one(),))
+        assert later.fetch() > 0
+        assert joined.is_alive()
+        assert coordinator.cancel(running)
+        joined.join(20)
+        assert not joined.is_alive()
+
+
+class TestBadInput:
+    def test_a_plain_function(self, coordinator: Coordinator) -> None:
+        with pytest.raises(TypeError, match=r"tf\.function"):
+            coordinator.schedule(lambda: 1)
+
+    def test_a_remote_value_as_argument(self, coordinator: Coordinator, add: Any) -> None:
+        value = coordinator.schedule(add, args=(one(),))
+        with pytest.raises(ValueError, match="RemoteValue"):
+            coordinator.schedule(add, args=(value,))
+        assert coordinator.schedule(add, args=(one(),)).fetch() > 0
+
+    def test_a_function_that_cannot_be_traced(self, coordinator: Coordinator, add: Any) -> None:
+        @tf.function
+        def broken() -> Any:
+            raise RuntimeError("not traceable")
+
+        with pytest.raises(RuntimeError, match="not traceable"):
+            coordinator.schedule(broken)
+        assert coordinator.schedule(add, args=(one(),)).fetch() > 0
+
+    @pytest.mark.parametrize("count", [0, -1, 1.5, True, "2"])
+    def test_no_number_of_steps(self, coordinator: Coordinator, count: Any) -> None:
+        coordinator.pause()
+        with pytest.raises(UsageError, match="step"):
+            coordinator.step(count)
+
+    def test_step_and_no_pause(self, coordinator: Coordinator) -> None:
+        with pytest.raises(StateError, match="not paused"):
+            coordinator.step()
+
+    @pytest.mark.parametrize("worker", [2, -1, "0", True])
+    def test_no_such_worker(self, coordinator: Coordinator, worker: Any) -> None:
+        with pytest.raises(UnknownName, match="workers are 0 to 1"):
+            coordinator.pause_worker(worker)
+
+    def test_cancel_of_a_stranger(self, coordinator: Coordinator) -> None:
+        for stranger in (10**9, "x", object(), True):
+            with pytest.raises(UnknownName):
+                coordinator.cancel(stranger)
+
+    def test_no_time(self, coordinator: Coordinator) -> None:
+        with pytest.raises(UsageError, match="timeout"):
+            coordinator.join(timeout=-1)
+
+
+class TestStepping:
+    def test_pause_step_resume(self, coordinator: Coordinator, add: Any) -> None:
+        coordinator.pause()
+        values = [coordinator.schedule(add, args=(one(),)) for _ in range(6)]
+        assert not coordinator.done()
+        assert coordinator.values.counts()["paused"] == 6
+        assert coordinator.step() == 1
+        assert coordinator.step(2) == 2
+        counts = coordinator.values.counts()
+        assert counts["paused"] == 3
+        coordinator.resume()
+        coordinator.join(timeout=20)
+        assert len(coordinator.fetch(values)) == 6
+
+    def test_step_with_nothing_queued(self, coordinator: Coordinator, add: Any) -> None:
+        coordinator.pause()
+        assert coordinator.step(3) == 0
+        coordinator.schedule(add, args=(one(),))
+        assert coordinator.values.counts()["paused"] == 1  # no permit was left over
+
+    def test_waits_on_a_paused_coordinator(self, coordinator: Coordinator, add: Any) -> None:
+        coordinator.pause()
+        value = coordinator.schedule(add, args=(one(),))
+        with pytest.raises(PausedError, match=r"1 closure"):
+            coordinator.join()
+        with pytest.raises(PausedError):
+            value.fetch()
+        with pytest.raises(TimeLimit, match="1 closure"):
+            coordinator.join(timeout=0.1)
+
+    def test_who_can_resume_is_waited_for(self, coordinator: Coordinator, add: Any) -> None:
+        coordinator.pause()
+        coordinator.schedule(add, args=(one(),))
+        with coordinator.control():
+            joined = threading.Thread(target=coordinator.join)
+            joined.start()
+            joined.join(0.7)
+            assert joined.is_alive()
+            coordinator.resume()
+            joined.join(20)
+            assert not joined.is_alive()
+
+    def test_a_paused_worker_leaves_all_to_the_other(
+        self, coordinator: Coordinator, add: Any
+    ) -> None:
+        coordinator.pause_worker(0)
+        first = len(coordinator.values)
+        for _ in range(8):
+            coordinator.schedule(add, args=(one(),))
+        coordinator.join(timeout=20)
+        workers = {row["worker"] for row in coordinator.values.records(8)}
+        assert workers == {1}
+        assert len(coordinator.values) == first + 8
+
+    def test_break_on_failure(self, coordinator: Coordinator, add: Any) -> None:
+        coordinator.break_on(failure=True)
+        coordinator.pause()
+        bad = coordinator.schedule(fail, args=(one(),))
+        coordinator.schedule(add, args=(one(),))
+        coordinator.resume()
+        until(lambda: state_of(coordinator, bad) == "failed")
+        assert "fail" in coordinator.paused
+        assert "this one fails" in coordinator.values.records(10)[-2]["error"]
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            coordinator.join()
+        assert not coordinator.paused
+
+    def test_break_before_a_function_and_a_worker(self, coordinator: Coordinator, add: Any) -> None:
+        coordinator.break_on(failure=False, function=add)
+        value = coordinator.schedule(add, args=(one(),))
+        until(lambda: bool(coordinator.paused))
+        assert "add" in coordinator.paused
+        assert state_of(coordinator, value) == "paused"
+        assert coordinator.step() == 1
+        coordinator.resume()
+        coordinator.break_on(failure=False, worker=1)
+        coordinator.pause_worker(0)
+        value = coordinator.schedule(add, args=(one(),))
+        until(lambda: "worker:1" in coordinator.paused)
+        coordinator.resume()
+        assert value.fetch() > 0
+
+    def test_cancel_of_a_queued_and_of_a_running_closure(
+        self, coordinator: Coordinator, add: Any
+    ) -> None:
+        running = coordinator.schedule(count_to, args=(tf.constant(ENDLESS, tf.int64),))
+        until(lambda: state_of(coordinator, running) == "running")
+        coordinator.pause()
+        queued = coordinator.schedule(add, args=(one(),))
+        kept = coordinator.schedule(add, args=(one(),))
+        assert coordinator.cancel(queued)
+        assert coordinator.cancel(running)
+        coordinator.resume()
+        coordinator.join(timeout=20)
+        for value in (queued, running):
+            with pytest.raises(tf.errors.CancelledError):
+                value.fetch()
+            assert state_of(coordinator, value) == "cancelled"
+            assert not coordinator.cancel(value)
+        assert kept.fetch() > 0
+
+    def test_others_run_on_when_one_is_cancelled(self, coordinator: Coordinator) -> None:
+        both = [
+            coordinator.schedule(count_to, args=(tf.constant(number, tf.int64),))
+            for number in (ENDLESS, 300_000)
+        ]
+        until(lambda: state_of(coordinator, both[0]) == "running")
+        assert coordinator.cancel(both[0])
+        assert both[1].fetch() == 300_000
+
+
+class TestSeeing:
+    def test_columns(self, coordinator: Coordinator, add: Any) -> None:
+        coordinator.schedule(add, args=(one(),))
+        coordinator.join(timeout=20)
+        frame = coordinator.values.to_frame()
+        from tfd_notebook.coordinate.values import VALUE_COLUMNS
+
+        assert tuple(frame.columns) == VALUE_COLUMNS
+        last = frame.iloc[-1]
+        assert (last.function, last.state, last.attempts) == ("add", "ready", 1)
+        assert last.worker in (0, 1)
+        assert last.queued <= last.dispatched <= last.started <= last.finished
+        assert min(last.queue_ms, last.run_ms, last.fetch_ms) >= 0
+
+    def test_values_are_not_kept_alive(self, coordinator: Coordinator, add: Any) -> None:
+        value = coordinator.schedule(add, args=(one(),))
+        key = value._tfd_key
+        coordinator.join(timeout=20)
+        assert coordinator.values.value(key) is value
+        del value
+        with pytest.raises(ValueGone, match=str(key)):
+            coordinator.values.value(key)
+        with pytest.raises(UnknownName):
+            coordinator.values.value(10**9)
+
+    def test_why_it_is_not_faster(self, coordinator: Coordinator) -> None:
+        @tf.function
+        def work(x: Any) -> Any:
+            return tf.reduce_sum(tf.linalg.matmul(x, x))
+
+        matrix = tf.constant(np.ones((600, 600), np.float32))
+        coordinator.join(timeout=20)
+        for _ in range(5_100):  # what was before is forgotten
+            coordinator.store.end(coordinator.store.add("work", "work", None), 6)
+        for _ in range(12):
+            coordinator.schedule(work, args=(matrix,)).fetch()
+        limit = coordinator.limit
+        assert limit.kind in ("few_closures", "fetch_in_loop", "compute")
+        assert "closures/s" in repr(limit)
+
+
+class TestResolver:
+    def test_contract(self, cluster: tfd.Cluster) -> None:
+        resolver = cluster.resolver
+        assert isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver)
+        spec = resolver.cluster_spec()
+        assert sorted(spec.jobs) == ["ps", "worker"]
+        address = spec.task_address("worker", 1)
+        assert resolver.master() == ""
+        assert resolver.master("worker", 1) == f"grpc://{address}"
+        assert resolver.master("worker", 1, rpc_layer="") == address
+        assert resolver.num_accelerators() == {}
+        assert (resolver.rpc_layer, resolver.task_type, resolver.task_id) == ("grpc", None, None)
+        assert resolver.environment == ""

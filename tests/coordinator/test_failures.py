@@ -1,0 +1,242 @@
+"""Workers and parameter servers that die, hang, come and go, and a kernel that goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import tensorflow as tf
+
+import tfd_notebook as tfd
+from tfd_notebook.coordinate.coordinator import Coordinator
+from tfd_notebook.errors import StateError, TasksMissing, UsageError
+from tfd_notebook.spec import Role
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    # TensorFlow's executors tell, when they are collected, of the errors that were wanted here.
+    pytest.mark.filterwarnings("ignore:Exception ignored in. .*Executor.__del__"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tfd.Cluster]:
+    policy = tfd.Policy(on_hang="restart", hang_seconds=1.5)
+    with tfd.Cluster(workers=2, ps=1, name="failing", policy=policy) as made:
+        made.coordinator()
+        yield made
+
+
+def build(coordinator: Coordinator) -> tf.train.Checkpoint:
+    with coordinator.strategy.scope():
+        return tf.train.Checkpoint(total=tf.Variable(0.0))
+
+
+def stepping(checkpoint: tf.train.Checkpoint) -> Any:
+    @tf.function
+    def step(loops: Any) -> Any:
+        number = tf.constant(0, tf.int64)
+        while number < loops:
+            number += 1
+        checkpoint.total.assign_add(1.0)
+        return number
+
+    return step
+
+
+def pid_of(cluster: tfd.Cluster, task: str) -> int:
+    row = cluster.snapshot().task(task)
+    assert row is not None
+    assert row.pid is not None
+    return row.pid
+
+
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait for what no event tells."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def loops(number: int) -> Any:
+    return tf.constant(number, tf.int64)
+
+
+class TestWorkers:
+    def test_a_killed_workers_closure_migrates_and_the_worker_returns(
+        self, cluster: tfd.Cluster
+    ) -> None:
+        coordinator = cluster.coordinator()
+        step = stepping(build(coordinator))
+        coordinator.schedule(step, args=(loops(1),)).fetch()
+        coordinator.pause_worker(1)
+        value = coordinator.schedule(step, args=(loops(200_000),))
+        until(lambda: coordinator.values.counts()["running"] == 1)
+        killed = pid_of(cluster, "worker:0")
+        coordinator.resume_worker(1)
+        os.kill(killed, signal.SIGKILL)
+        assert value.fetch() == 200_000
+        row = coordinator.values.records(1)[0]
+        assert (row["state"], row["worker"], row["attempts"]) == ("ready", 1, 2)
+        until(lambda: cluster.snapshot().observed.get(Role.WORKER) == 2)
+        assert pid_of(cluster, "worker:0") != killed
+        coordinator.pause_worker(1)
+        assert coordinator.schedule(step, args=(loops(1),)).fetch() == 1  # by the one that is back
+        coordinator.resume_worker(1)
+        assert coordinator.store.workers()[0]["retrying"] >= 1
+
+    def test_a_hung_worker_is_found_and_its_closure_migrates(self, cluster: tfd.Cluster) -> None:
+        coordinator = cluster.coordinator()
+        step = stepping(build(coordinator))
+        coordinator.schedule(step, args=(loops(1),)).fetch()
+        coordinator.pause_worker(0)
+        hung = psutil.Process(pid_of(cluster, "worker:1"))
+        hung.suspend()
+        value = coordinator.schedule(step, args=(loops(10),))
+        until(lambda: coordinator.values.counts()["running"] == 1)
+        coordinator.resume_worker(0)
+        assert value.fetch() == 10
+        assert coordinator.values.records(1)[0]["worker"] == 0
+        until(lambda: cluster.snapshot().observed.get(Role.WORKER) == 2)
+        assert not hung.is_running()
+
+    def test_workers_come_and_go_while_closures_run(self, cluster: tfd.Cluster) -> None:
+        coordinator = cluster.coordinator()
+        step = stepping(build(coordinator))
+        values = [coordinator.schedule(step, args=(loops(100),)) for _ in range(50)]
+        cluster.scale(workers=3)
+        for worker in (0, 1):
+            coordinator.pause_worker(worker)
+        third = coordinator.schedule(step, args=(loops(7),))
+        assert third.fetch() == 7
+        assert coordinator.values.records(1)[0]["worker"] == 2
+        for worker in (0, 1):
+            coordinator.resume_worker(worker)
+        coordinator.join(timeout=60)
+        assert all(value.fetch() == 100 for value in values)
+        cluster.scale(workers=2)
+        more = [coordinator.schedule(step, args=(loops(5),)) for _ in range(20)]
+        assert set(coordinator.fetch(more)) == {5}
+        assert {row["worker"] for row in coordinator.values.records(20)} <= {0, 1}
+        with pytest.raises(StateError, match="needs a worker"):
+            cluster.scale(workers=0)
+
+
+class TestParameterServers:
+    def test_a_lost_one_is_one_clear_error_and_is_recovered_from(
+        self, cluster: tfd.Cluster, tmp_path: Path
+    ) -> None:
+        coordinator = cluster.coordinator()
+        checkpoint = build(coordinator)
+        step = stepping(checkpoint)
+        for _ in range(5):
+            coordinator.schedule(step, args=(loops(1),))
+        coordinator.join()
+        path = checkpoint.save(str(tmp_path / "ck"))
+        os.kill(pid_of(cluster, "ps:0"), signal.SIGKILL)
+
+        def train() -> None:
+            for _ in range(1_000):
+                coordinator.schedule(step, args=(loops(1),))
+            coordinator.join(timeout=60)
+
+        with pytest.raises((tf.errors.UnavailableError, tf.errors.AbortedError)) as caught:
+            train()
+        if hasattr(caught.value, "__notes__"):
+            assert "cluster.recover" in caught.value.__notes__[0]
+        assert any("ps:0" in str(notice) for notice in cluster.snapshot().notices)
+        restored: list[tf.train.Checkpoint] = []
+
+        def again(coordinator: Coordinator) -> tf.train.Checkpoint:
+            restored.append(build(coordinator))
+            return restored[0]
+
+        fresh = cluster.recover(path, again)
+        assert fresh is not coordinator
+        assert coordinator.stopped
+        assert restored[0].total.numpy() == 5.0
+        step = stepping(restored[0])
+        assert fresh.schedule(step, args=(loops(3),)).fetch() == 3
+        with pytest.raises(UsageError, match="no checkpoint"):
+            cluster.recover(str(tmp_path / "nothing"), again)
+        with pytest.raises(UsageError, match="build"):
+            cluster.recover(path)
+
+    def test_what_an_earlier_strategy_made_gets_a_sentence(self, cluster: tfd.Cluster) -> None:
+        stale = stepping(build(cluster.coordinator()))
+        cluster.coordinator().schedule(stale, args=(loops(1),)).fetch()
+        cluster.strategy()
+        coordinator = cluster.coordinator()
+
+        def use() -> None:
+            coordinator.schedule(stale, args=(loops(1),))
+            coordinator.join(timeout=60)
+
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - TensorFlow's own, of any kind
+            use()
+        assert not isinstance(caught.value, TimeoutError)
+        if hasattr(caught.value, "add_note"):
+            assert "make it again" in "".join(getattr(caught.value, "__notes__", []))
+
+
+class TestConnecting:
+    def test_a_dead_task_is_named_and_nothing_freezes(self) -> None:
+        policy = tfd.Policy(restarts=0)
+        with tfd.Cluster(workers=1, ps=1, name="dead", policy=policy) as cluster:
+            cluster.kill("worker:0")
+            until(lambda: str(cluster.snapshot().task("worker:0").state) == "failed")
+            with pytest.raises(TasksMissing, match=r"worker:0.*failed"):
+                cluster.strategy()
+            cluster.restart("worker:0")
+            assert cluster.coordinator().schedule(tf.function(lambda: tf.constant(4))).fetch() == 4
+
+    def test_without_workers_or_servers(self) -> None:
+        with (
+            tfd.Cluster(workers=1, name="half") as cluster,
+            pytest.raises(StateError, match="no parameter server"),
+        ):
+            cluster.strategy()
+
+    def test_own_variables_survive_and_two_clusters_follow_each_other(self) -> None:
+        kept = tf.Variable(41.0)
+        for name in ("first", "second"):
+            with tfd.Cluster(workers=1, ps=1, name=name) as cluster:
+                checkpoint = build(cluster.coordinator())
+                step = stepping(checkpoint)
+                assert cluster.coordinator().schedule(step, args=(loops(2),)).fetch() == 2
+                kept.assign_add(0.5)
+        assert kept.numpy() == 42.0
+
+    def test_a_stopped_coordinator_leaves_nobody_waiting(self, cluster: tfd.Cluster) -> None:
+        cluster.strategy()
+        coordinator = cluster.coordinator()
+        step = stepping(build(coordinator))
+        running = [coordinator.schedule(step, args=(loops(10**12),)) for _ in range(4)]
+        until(lambda: coordinator.values.counts()["running"] == 2)
+        ended: list[type] = []
+
+        def fetch(value: Any) -> None:
+            try:
+                value.fetch()
+            except tf.errors.OpError as error:
+                ended.append(type(error))
+
+        waiting = [threading.Thread(target=fetch, args=(value,)) for value in running]
+        for thread in waiting:
+            thread.start()
+        coordinator.stop()
+        for thread in waiting:
+            thread.join(20)
+        assert ended == [tf.errors.CancelledError] * 4
+        with pytest.raises(StateError, match="stopped"):
+            coordinator.schedule(step, args=(loops(1),))
+        assert cluster.coordinator() is not coordinator
