@@ -207,3 +207,13 @@ def test_the_widget_steers_while_join_blocks(
         "coordinator.join()"
     )
     assert "PausedError" in said
+
+
+def test_stopping_ends_every_wait(notebook: Notebook) -> None:
+    """The last test: nothing can be scheduled afterwards."""
+    notebook.run("coordinator.resume(); values = %tfd_schedule endless --times 5")
+    said = notebook.run("joining = %tfd_join --background\ncoordinator.stop()\njoining.wait(30)")
+    assert "StateError: [TFD105] this coordinator was stopped before its closures ended" in said
+    assert "no closure fits" in notebook.run("%tfd_values --state retrying")
+    assert "coordinator: ■ stopped" in notebook.run("%tfd_cluster status")
+    assert "is stopped" in notebook.run("%tfd_pause")

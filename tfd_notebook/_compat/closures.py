@@ -116,6 +116,8 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
         Told of every transition.
     """
 
+    _error: BaseException | None
+
     def __init__(self, store: Store) -> None:
         self.in_flight: dict[int, WatchedClosure] = {}
         self._store = store
@@ -220,13 +222,22 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
         return admitted
 
     def mark_finished(self) -> None:
-        closure = self._leave()
+        closure = self._here.closure
+        self._leave()
         self._store.end(closure.key, READY, self._here.worker)
         super().mark_finished()
         self._tell_progress()
 
     def mark_failed(self, e: BaseException) -> None:
         closure, worker = self._leave(), self._here.worker
+        if closure is None:
+            # It was put back, and then its worker could not be brought back. TensorFlow would count
+            # it down again, or end the worker's thread over a failed assertion.
+            with self._queue_lock:
+                if self._error is None:
+                    self._error = e
+                self._stop_waiting_condition.notify_all()
+            return
         if closure.cancelled_by:
             self._end_cancelled(closure, worker)
             return
@@ -243,6 +254,8 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
     def put_back(self, closure: Any) -> None:
         worker = self._here.worker
         self._leave()
+        if self._stopped:  # nobody takes it again
+            closure.cancelled_by = closure.cancelled_by or "The coordinator was stopped."
         if closure.cancelled_by:
             self._end_cancelled(closure, worker)
             return
@@ -253,8 +266,10 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
                 self._closures_queued_condition.notify_all()
         self._tell_progress()
 
-    def _leave(self) -> WatchedClosure:
-        closure: WatchedClosure = self._here.closure
+    def _leave(self) -> WatchedClosure | None:
+        """Return the closure of this thread, which has none from now on."""
+        closure: WatchedClosure | None = self._here.closure
+        self._here.closure = None
         self.in_flight.pop(self._here.worker, None)
         return closure
 
@@ -285,11 +300,14 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
         ------
         PausedError
             It is paused, nothing runs, and there is neither a limit nor anybody to resume it.
+        StateError
+            It is stopped meanwhile.
         Exception
             The error of a closure.
         """
         import time
 
+        stopped = self._stopped
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             with self._queue_lock:
@@ -302,6 +320,11 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
                     self._stop_waiting_condition.wait(
                         _POLL_SECONDS if left is None else min(left, _POLL_SECONDS)
                     )
+                    if self._stopped and not stopped:
+                        raise StateError(
+                            "this coordinator was stopped before its closures ended",
+                            fix="make a new one: cluster.coordinator()",
+                        )
             # Whoever raises has all closures cancelled: nobody may add some meanwhile.
             with self._put_wait_lock, self._queue_lock:
                 if self._error or self._idle():
