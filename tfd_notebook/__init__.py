@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tfd_notebook import launchers as launchers
     from tfd_notebook.cluster import Cluster as Cluster
     from tfd_notebook.cluster import clusters as clusters
+    from tfd_notebook.coordinate.loop import Work as Work
+    from tfd_notebook.coordinate.loop import training_loop as training_loop
     from tfd_notebook.data.explain import explain as explain
     from tfd_notebook.data.servers import DataWorker as DataWorker
     from tfd_notebook.data.servers import Dispatcher as Dispatcher
@@ -35,11 +37,13 @@ _HOMES = {
     "Policy": "spec",
     "Service": "spec",
     "Stream": "data.stream",
+    "Work": "coordinate.loop",
     "clusters": "cluster",
     "compare": "limit",
     "errors": "",
     "explain": "data.explain",
     "launchers": "",
+    "training_loop": "coordinate.loop",
 }
 
 __all__ = [
@@ -50,12 +54,14 @@ __all__ = [
     "Policy",
     "Service",
     "Stream",
+    "Work",
     "__version__",
     "clusters",
     "compare",
     "errors",
     "explain",
     "launchers",
+    "training_loop",
 ]
 
 

@@ -12,7 +12,7 @@ from tfd_notebook.insight import Insight
 from tfd_notebook.launch.base import Launcher
 from tfd_notebook.limit import Limit
 from tfd_notebook.snapshot import CoordinatorRow, TaskRow
-from tfd_notebook.spec import ClusterConfig, Role, TaskState
+from tfd_notebook.spec import ClusterConfig, Role
 
 if TYPE_CHECKING:
     from tfd_notebook.coordinate.coordinator import Coordinator
@@ -82,6 +82,7 @@ class Training(Insight):
         from tfd_notebook._compat import connecting
         from tfd_notebook.coordinate import connect
         from tfd_notebook.coordinate.coordinator import Coordinator
+        from tfd_notebook.coordinate.resolver import OwnResolver
 
         with self._lock:
             self._must_run()
@@ -90,9 +91,12 @@ class Training(Insight):
             if self._used and self.policy.recycle:
                 self._recycle()
             self.check_servers()
-            connect.count_one()
+            chief = connecting.address_in(self._fleet.cluster_spec())
+            if chief is None:
+                connect.count_one()
             self._used = True
-            strategy = tf.distribute.ParameterServerStrategy(self.resolver, *args, **options)
+            resolver = OwnResolver(self._fleet.cluster_spec, chief)
+            strategy = tf.distribute.ParameterServerStrategy(resolver, *args, **options)
             self._kernel_open_to = connect.close(self._config.allow)
             self._variables = made = []
             connecting.watch_variables(strategy, lambda one: made.append(_sized(one)))
@@ -273,12 +277,10 @@ class Training(Insight):
         rows = (*self._fleet.rows_of(Role.PS), *self._fleet.rows_of(Role.WORKER))
         self._fleet.restart_all([row.task for row in rows])
 
-    def _strategy_lost(self) -> None:
-        lost = [row for row in self._fleet.rows_of(Role.PS) if row.state is not TaskState.READY]
-        names = ", ".join(row.task for row in lost) or "a parameter server"
+    def _strategy_lost(self, tasks: str) -> None:
         self._monitor.notice(
             "error",
-            f"{names} was lost, and the variables on it with it",
+            f"{tasks} was lost, and the variables on it with it",
             fix="cluster.recover(checkpoint, build), or make a new strategy and build the model "
             "again",
         )

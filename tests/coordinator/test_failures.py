@@ -188,6 +188,49 @@ class TestParameterServers:
             assert "make it again" in "".join(getattr(caught.value, "__notes__", []))
 
 
+class TestTrainingLoop:
+    def test_it_goes_on_after_the_loss_of_both_and_from_its_checkpoint(
+        self, cluster: tfd.Cluster, tmp_path: Path
+    ) -> None:
+        def work(coordinator: Coordinator) -> tfd.Work:
+            checkpoint = build(coordinator)
+            return tfd.Work(stepping(checkpoint), checkpoint, (loops(100),))
+
+        rounds: list[int] = []
+
+        def on_round(progress: Any) -> None:
+            rounds.append(progress.steps)
+            if rounds == [10]:
+                cluster.kill("worker:0")
+                cluster.kill("ps:0")
+
+        done = tfd.training_loop(
+            cluster, work, 40, str(tmp_path / "ck"), every=10, on_round=on_round
+        )
+        assert (done.steps, done.losses, done.finished) == (40, 1, True)
+        assert rounds == [10, 20, 30, 40]
+        assert done.work is not None
+        assert done.work.checkpoint.total.numpy() >= 40
+        again = tfd.training_loop(cluster, work, 50, str(tmp_path / "ck"), every=10)
+        assert (again.steps, again.losses) == (50, 0)
+        assert again.checkpoint.endswith("-50")
+        with pytest.raises(UsageError, match="every"):
+            tfd.training_loop(cluster, work, 50, str(tmp_path), every=0)
+        with pytest.raises(UsageError, match=r"tfd\.Work"):
+            tfd.training_loop(cluster, lambda coordinator: None, 5, str(tmp_path / "x"))  # type: ignore[arg-type, return-value]
+
+    def test_an_error_of_a_step_is_the_callers(self, cluster: tfd.Cluster, tmp_path: Path) -> None:
+        @tf.function
+        def fail() -> Any:
+            tf.debugging.assert_equal(1, tf.constant(2), message="wrong")
+
+        def work(coordinator: Coordinator) -> tfd.Work:
+            return tfd.Work(fail, build(coordinator))
+
+        with pytest.raises(Exception, match="wrong"):
+            tfd.training_loop(cluster, work, 5, str(tmp_path / "ck"))
+
+
 class TestConnecting:
     def test_a_dead_task_is_named_and_nothing_freezes(self) -> None:
         policy = tfd.Policy(restarts=0)

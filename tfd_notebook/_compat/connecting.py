@@ -30,6 +30,27 @@ def server_port() -> int | None:
     return None
 
 
+def address_in(spec: Mapping[str, Sequence[str]]) -> str | None:
+    """Return this process's address in the cluster that it is connected to, if that is `spec`.
+
+    TensorFlow would choose a new address for it and then not listen there: it starts a server only
+    for another cluster. Whoever connects to the same one again has to name the old address.
+    """
+    definition = context.get_server_def()
+    if definition is None:
+        return None
+    known = {
+        job.name: [job.tasks[index] for index in sorted(job.tasks)]
+        for job in definition.cluster.job
+    }
+    # TensorFlow compares the lists of jobs as they are, and its own are sorted in the one only.
+    definition.cluster.job.sort(key=lambda job: job.name)
+    own = known.pop(definition.job_name, None)
+    if own is None or known != {job: list(tasks) for job, tasks in spec.items()}:
+        return None
+    return str(own[definition.task_index])
+
+
 def connect_alone(port: int) -> None:
     """Make this process the coordinator of a cluster in which it is alone.
 

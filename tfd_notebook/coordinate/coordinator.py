@@ -60,7 +60,8 @@ class Coordinator(closures.ClusterCoordinator):
         self._stopped = False
         self._tasks: Callable[[], Sequence[TaskRow]] = lambda: ()
         self._ps_bytes: Callable[[], Mapping[str, int]] = dict
-        self._on_ps_lost: Callable[[], None] = lambda: None
+        self._on_ps_lost: Callable[[str], None] = lambda tasks: None
+        self._lost = False
         self._tell: Callable[[str, str], None] = lambda severity, what: None
         self._look = Look(self._store)
         #: Whether every transition is seen; otherwise only what can be told from outside.
@@ -82,7 +83,7 @@ class Coordinator(closures.ClusterCoordinator):
         self,
         tasks: Callable[[], Sequence[TaskRow]],
         ps_bytes: Callable[[], Mapping[str, int]],
-        on_ps_lost: Callable[[], None],
+        on_ps_lost: Callable[[str], None],
         tell: Callable[[str, str], None],
     ) -> None:
         """Note the cluster: its tasks, its variables' bytes, whom to tell of what happens."""
@@ -194,8 +195,9 @@ class Coordinator(closures.ClusterCoordinator):
             raise
 
     def _explain(self, error: BaseException) -> None:
-        if stale.explain(error) and stale.is_loss(error):
-            self._on_ps_lost()
+        if stale.explain(error) and stale.is_loss(error) and not self._lost:
+            self._lost = True
+            self._on_ps_lost(stale.lost_tasks(error))
 
     # Stepping
 

@@ -17,21 +17,27 @@ class OwnResolver(tf.distribute.cluster_resolver.ClusterResolver):
     ----------
     spec : callable
         Returns the addresses by job.
+    chief : str, optional
+        The address of the coordinator, where it has one already. Default: TensorFlow chooses it.
 
     See Also
     --------
     tf.distribute.cluster_resolver.ClusterResolver
     """
 
-    def __init__(self, spec: Callable[[], Mapping[str, list[str]]]) -> None:
+    def __init__(
+        self, spec: Callable[[], Mapping[str, list[str]]], chief: str | None = None
+    ) -> None:
         self._spec = spec
+        self._chief = {} if chief is None else {"chief": [chief]}
         self.task_type: str | None = None
         self.task_id: int | None = None
         self._rpc_layer = "grpc"
 
     def cluster_spec(self) -> Any:
         """Return the ``tf.train.ClusterSpec`` of the tasks that have not ended."""
-        return tf.train.ClusterSpec({job: list(tasks) for job, tasks in self._spec().items()})
+        spec = {job: list(tasks) for job, tasks in self._spec().items()}
+        return tf.train.ClusterSpec({**spec, **self._chief})
 
     def master(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _STALE = (
     "this variable, function or iterator was made for a cluster, or a parameter server's process, "
     "that is gone: make it again under the present strategy (run the cell that builds the model)"
@@ -35,6 +37,12 @@ def is_loss(error: BaseException) -> bool:
         "PSUnavailableError",
         "AbortedError",
     ) and _FROM_PS in str(error)
+
+
+def lost_tasks(error: BaseException) -> str:
+    """Return the names of the parameter servers that an error speaks of."""
+    found = sorted(set(re.findall(r"remote target /job:ps/replica:\d+/task:(\d+)", str(error))))
+    return ", ".join(f"ps:{index}" for index in found)
 
 
 def explain(error: BaseException) -> str:
