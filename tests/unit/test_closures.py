@@ -1,0 +1,176 @@
+"""What is known of closures, and who may run one: without TensorFlow."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tfd_notebook.closures.gate import Gate
+from tfd_notebook.closures.store import CANCELLED, FAILED, READY, STATES, Store
+from tfd_notebook.coordinate.values import VALUE_COLUMNS, Values
+from tfd_notebook.errors import StateError, UnknownName, UsageError, ValueGone
+
+
+def through(store: Store, worker: int = 0, end: int = READY, function: str = "f") -> int:
+    key = store.add(function, f"__inference_{function}_1", None)
+    store.dispatched(key, worker)
+    store.running(key, worker)
+    store.fetch(key, worker)
+    store.end(key, end, worker)
+    return key
+
+
+class TestStore:
+    def test_a_closures_life(self) -> None:
+        store = Store()
+        key = store.add("f", "__inference_f_1", None)
+        seen = [store.counts()]
+        store.dispatched(key, 1)
+        store.retry(key, 1, "worker:1 was lost")
+        store.dispatched(key, 0)
+        store.running(key, 0)
+        store.fetch(key, 0)
+        store.end(key, READY, 0)
+        seen.append(store.counts())
+        assert [counts["queued"] for counts in seen] == [1, 0]
+        assert sum(seen[1].values()) == seen[1]["ready"] == 1
+        columns = store.columns()
+        assert (columns.attempts[0], columns.worker[0]) == (2, 0)
+        log = store.transitions()
+        states = [STATES[state] for state in log.state]
+        assert states == [
+            "queued",
+            "dispatched",
+            "retrying",
+            "dispatched",
+            "running",
+            "fetching",
+            "ready",
+        ]
+        assert list(log.time) == sorted(log.time)
+        assert store.workers()[1]["retrying"] == 1
+        assert store.workers()[0]["ready"] == 1
+
+    def test_what_ended_stays_ended(self) -> None:
+        store = Store()
+        key = through(store)
+        store.end(key, CANCELLED)
+        assert store.counts()["ready"] == 1
+        assert store.counts()["cancelled"] == 0
+
+    def test_the_oldest_go_and_are_still_counted(self) -> None:
+        store = Store(keep=100)
+        keys = [through(store) for _ in range(1_000)]
+        assert len(store) == store.counts()["ready"] == 1_000
+        columns = store.columns()
+        assert len(columns) <= 125
+        assert columns.first + len(columns) == 1_000
+        assert len(store.transitions().time) <= 400
+        with pytest.raises(KeyError):
+            store.value(keys[0])
+
+    def test_what_has_not_ended_is_kept(self) -> None:
+        store = Store(keep=10)
+        waiting = store.add("f", "f", None)
+        for _ in range(100):
+            through(store)
+        assert store.state_of(waiting) == 0
+        store.end(waiting, READY)
+        assert store.counts()["ready"] == 101
+
+    def test_traces_are_counted_by_function(self) -> None:
+        store = Store()
+        for number in range(4):
+            store.add("f", f"__inference_f_{number}", None)
+        store.add("g", "__inference_g_9", None)
+        assert store.traces() == {"f": 4, "g": 1}
+
+    def test_many_threads(self) -> None:
+        store = Store(keep=500)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda number: through(store, number % 4), range(4_000)))
+        assert store.counts()["ready"] == len(store) == 4_000
+        assert sum(row["ready"] for row in store.workers().values()) == 4_000
+
+
+class TestGate:
+    def test_closed_lets_through_what_it_permits(self) -> None:
+        gate = Gate()
+        assert gate.admits(0, 1, "f")
+        gate.close("by request")
+        assert not gate.admits(0, 1, "f")
+        gate.permit(2)
+        assert [gate.admits(0, key, "f") for key in (1, 2, 3)] == [True, True, False]
+        gate.open()
+        assert gate.admits(0, 3, "f")
+        assert not gate.armed
+
+    def test_a_worker_that_is_held(self) -> None:
+        gate = Gate()
+        gate.hold(1)
+        assert (gate.admits(0, 1, "f"), gate.admits(1, 1, "f")) == (True, False)
+        gate.release(1)
+        assert gate.admits(1, 1, "f")
+
+    def test_a_breakpoint_closes_once_for_each_closure(self) -> None:
+        gate = Gate()
+        gate.break_on(False, {1}, {"f"})
+        assert gate.admits(0, 1, "g")
+        assert not gate.admits(0, 2, "f")
+        assert "closure 2 of f" in gate.reason
+        gate.open()
+        assert gate.admits(0, 2, "f")
+        assert not gate.admits(0, 3, "f")
+        gate.permit(1)
+        assert gate.admits(0, 3, "f")
+        gate.open()
+        assert not gate.admits(1, 4, "g")
+        assert "worker:1" in gate.reason
+
+    def test_the_first_reason_stays(self) -> None:
+        gate = Gate()
+        gate.close("a failure", by_failure=True)
+        gate.close("by request")
+        assert (gate.reason, gate.by_failure) == ("a failure", True)
+
+    @pytest.mark.parametrize("count", [0, -1, 1.0, "1", True])
+    def test_no_number(self, count: Any) -> None:
+        gate = Gate()
+        gate.close("by request")
+        with pytest.raises(UsageError):
+            gate.permit(count)
+
+    def test_open_gates_take_no_steps(self) -> None:
+        with pytest.raises(StateError):
+            Gate().permit(1)
+
+
+class TestValues:
+    def test_empty(self) -> None:
+        values = Values(Store(), lambda: False)
+        assert len(values) == 0
+        assert "none yet" in repr(values)
+        assert tuple(values.to_frame().columns) == VALUE_COLUMNS
+        assert values.records(10) == []
+
+    def test_rows(self) -> None:
+        store = Store()
+        through(store)
+        through(store, 1, FAILED, "g")
+        store.add("f", "f", None)
+        values = Values(store, lambda: True)
+        assert values.counts()["paused"] == 1
+        frame = values.to_frame()
+        assert list(frame.state) == ["ready", "failed", "paused"]
+        assert list(frame.function) == ["f", "g", "f"]
+        assert list(frame.worker) == [0, 1, -1]
+        assert frame.run_ms.notna().tolist() == [True, True, False]
+        assert [row["id"] for row in values.records(10, state="failed")] == [1]
+        assert [row["id"] for row in values.records(10, worker=0)] == [0]
+        assert len(values.to_frame(latest=1)) == 1
+        with pytest.raises(ValueGone):
+            values.value(0)
+        with pytest.raises(UnknownName):
+            values.value(99)
