@@ -1,0 +1,9 @@
+"""Closures through a coordinator whose gate is armed and resumed, against TensorFlow's own."""
+
+from __future__ import annotations
+
+import _pairs
+from coordinator_overhead import compare
+
+if __name__ == "__main__":
+    compare("coordinator_gate", "ours+gate", _pairs.arguments(__doc__))
