@@ -150,7 +150,8 @@ class Comparison:
     gain: float
 
     def __repr__(self) -> str:
-        rates = [each.figures.get("elements_per_s", 0.0) for each in (self.before, self.after)]
+        unit = _unit(self.before, self.after)
+        rates = [each.figures.get(unit, 0.0) for each in (self.before, self.after)]
         verb = "faster" if self.gain >= 1.05 else "slower" if self.gain <= 0.95 else "as fast"
         factor = max(self.gain, 1 / self.gain) if self.gain > 0 else float("inf")
         said = f"{factor:.1f} times {verb}" if verb != "as fast" else "as fast as before"
@@ -162,13 +163,25 @@ class Comparison:
         change = (
             f"still {limits[0]}" if limits[0] == limits[1] else f"was {limits[0]}, is {limits[1]}"
         )
-        return (
-            f"{rates[0]:,.1f} to {rates[1]:,.1f} elements/s, {said}{promised}; the limit {change}."
-        )
+        unit = unit.replace("_per_s", "/s")
+        both = f"{rates[0]:,.1f} to {rates[1]:,.1f} {unit}"
+        return f"{both}, {said}{promised}; the limit {change}."
 
 
-def _short(limit: Limit) -> str:
-    return (limit.stage or limit.kind).partition(" (")[0]
+def _unit(before: Limit, after: Limit) -> str:
+    """Return the figure in which two limits can be compared."""
+    if "closures_per_s" in before.figures and "closures_per_s" in after.figures:
+        return "closures_per_s"
+    sizes = [
+        each.figures.get("bytes_per_s", 0.0) / each.figures["elements_per_s"]
+        if each.figures.get("elements_per_s")
+        else 0.0
+        for each in (before, after)
+    ]
+    # Batches against single elements: the data is what is the same.
+    if min(sizes) > 0 and max(sizes) > 1.5 * min(sizes):
+        return "bytes_per_s"
+    return "elements_per_s"
 
 
 def compare(before: Limit, after: Limit) -> Comparison:
@@ -192,6 +205,6 @@ def compare(before: Limit, after: Limit) -> Comparison:
             )
     assert isinstance(found[0], Limit)
     assert isinstance(found[1], Limit)
-    rates = [each.figures.get("elements_per_s", 0.0) for each in (found[0], found[1])]
+    rates = [each.figures.get(_unit(found[0], found[1]), 0.0) for each in (found[0], found[1])]
     gain = rates[1] / rates[0] if rates[0] else float("inf") if rates[1] else 1.0
     return Comparison(found[0], found[1], gain)

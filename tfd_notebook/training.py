@@ -27,6 +27,8 @@ class Training(Insight):
     def _make(self, config: ClusterConfig, launcher: Launcher) -> None:
         super()._make(config, launcher)
         self._strategy: Any = None
+        #: What the user gave for it.
+        self._strategy_options: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._coordinator: Coordinator | None = None
         #: The variables of the present strategy, with their task and bytes.
         self._variables: list[tuple[weakref.ref[Any], str, int]] = []
@@ -91,6 +93,7 @@ class Training(Insight):
             if self._used and self.policy.recycle:
                 self._recycle()
             self.check_servers()
+            self._strategy_options = (args, options)
             chief = connecting.address_in(self._fleet.cluster_spec())
             if chief is None:
                 connect.count_one()
@@ -178,7 +181,8 @@ class Training(Insight):
             self._must_have_servers()
             self._let_go()
             self._fleet.await_servers()
-            self.strategy()
+            args, options = self._strategy_options
+            self.strategy(*args, **options)
             coordinator = self._coordinator
             assert coordinator is not None
         if build is not None:
@@ -258,7 +262,7 @@ class Training(Insight):
 
         coordinator, wanted = self._coordinator, counts.get(Role.WORKER)
         before = len(self._fleet.rows_of(Role.WORKER))
-        if coordinator is None or wanted is None or wanted == before:
+        if coordinator is None or coordinator.stopped or wanted is None or wanted == before:
             self._fleet.scale(counts)
             return
         if wanted < 1:

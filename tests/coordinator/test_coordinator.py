@@ -282,6 +282,25 @@ class TestStepping:
         assert workers == {1}
         assert len(coordinator.values) == first + 8
 
+    def test_all_workers_paused(self, coordinator: Coordinator, add: Any) -> None:
+        coordinator.pause_worker(0)
+        coordinator.pause_worker(1)
+        coordinator.schedule(add, args=(one(),))
+        with pytest.raises(PausedError, match="all workers"):
+            coordinator.join()
+
+    def test_a_step_waits_for_what_it_let_pass(self, coordinator: Coordinator, add: Any) -> None:
+        running = coordinator.schedule(count_to, args=(tf.constant(200_000, tf.int64),))
+        until(lambda: state_of(coordinator, running) == "running")
+        coordinator.pause()
+        values = [coordinator.schedule(add, args=(one(),)) for _ in range(2)]
+        assert coordinator.step(1) == 1
+        assert state_of(coordinator, values[0]) == "ready"
+        assert coordinator.cancel(values[1])
+        assert coordinator.step(1, timeout=0) == 0
+        later = coordinator.schedule(add, args=(one(),))
+        assert state_of(coordinator, later) == "paused"
+
     def test_break_on_failure(self, coordinator: Coordinator, add: Any) -> None:
         coordinator.break_on(failure=True)
         coordinator.pause()

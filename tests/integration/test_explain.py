@@ -332,6 +332,15 @@ class TestAccounting:
         row = next(row for row in cluster.snapshot().streams if row.name == "half")
         assert row.epoch == ""
 
+    def test_batches_that_the_workers_make_are_not_counted_as_loss(
+        self, cluster: tfd.Cluster
+    ) -> None:
+        dataset = Range(1_000).batch(32, drop_remainder=True)
+        dataset = dataset.apply(cluster.distribute("dynamic"))
+        list(cluster.observe(dataset, name="batched"))
+        row = next(row for row in cluster.snapshot().streams if row.name == "batched")
+        assert row.epoch == ""
+
     def test_dynamic_has_nothing_to_add(self, cluster: tfd.Cluster) -> None:
         dataset = Range(50).apply(cluster.distribute("dynamic"))
         assert len(list(cluster.observe(dataset, name="once"))) == 50

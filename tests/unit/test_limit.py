@@ -88,6 +88,19 @@ class TestCompare:
         assert "as fast as before" in repr(compare(fast, fast))
         assert "still map(f)" in repr(compare(fast, fast))
 
+    def test_batches_are_compared_with_single_elements_by_their_bytes(self) -> None:
+        single = Limit("transfer", figures={"elements_per_s": 4000.0, "bytes_per_s": 32_000.0})
+        batched = Limit("none", figures={"elements_per_s": 400.0, "bytes_per_s": 204_800.0})
+        change = compare(single, batched)
+        assert change.gain == pytest.approx(6.4)
+        assert "6.4 times faster" in repr(change)
+        assert "bytes/s" in repr(change)
+
+    def test_coordinators(self) -> None:
+        slow, fast = (Limit("compute", figures={"closures_per_s": rate}) for rate in (10.0, 30.0))
+        assert compare(slow, fast).gain == 3.0
+        assert "closures/s" in repr(compare(slow, fast))
+
     def test_from_nothing(self) -> None:
         nothing = Limit("none", figures={"elements_per_s": 0.0})
         assert compare(nothing, Limit("none", figures=FIGURES)).gain == float("inf")
@@ -249,6 +262,11 @@ class TestJudge:
         found = judge(measured(lanes, first=8.0), self.last, 4, has_consumer=False)
         assert found.share == pytest.approx(0.9, abs=0.02)
 
+    def test_nothing_at_all_is_no_filling(self) -> None:
+        last = stage("Shuffle", stage("Generator"), number=100)
+        verdict = judge(measured(elements=0, first=10.0), last, 2, False)
+        assert verdict.kind == "source"
+
     def test_slow_elements_are_no_filling(self) -> None:
         lanes = self.lanes(0.9, kind="Shuffle", number=1_000)
         found = judge(measured(lanes, first=5.0, elements=4), self.last, 4, has_consumer=False)
@@ -295,6 +313,11 @@ class TestService:
         assert judge_service(heavy, self.workers(1e8, 1e8), 2, None).kind == "transfer"
         light = measured(cpu=0.1, bytes=4_000)
         assert judge_service(light, self.workers(1e3, 1e3, cpu=0.9), 2, None).kind == "workers"
+
+    def test_workers_in_this_process_send_nothing_over_a_wire(self) -> None:
+        workers = [WorkerUse(f"data_worker:{n}", "ready", None, None) for n in range(2)]
+        seen = measured(elements=3_000, bytes=4_500_000_000, cpu=1.9)
+        assert judge_service(seen, workers, 2, None).kind == "workers"
 
     def test_one_that_lags_behind(self) -> None:
         found = judge_service(measured(), self.workers(10.0, 10.0, 1.0, 9.0), 2, alone=0.01)

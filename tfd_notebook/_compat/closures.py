@@ -125,8 +125,8 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
         self._here = threading.local()
         self._stopped = False
         #: The threads that serve a worker, by its index, and those whose worker has left.
-        self._serving: dict[int, int] = {}
-        self._leaving: set[int] = set()
+        self._serving: dict[int, threading.Thread] = {}
+        self._leaving: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         #: Whether a closure reads from a dataset on its worker.
         self.reads_input = False
         #: Seconds that callers spent waiting for single results, and how often they did.
@@ -156,13 +156,17 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
             raise StateError(
                 "this coordinator is stopped", fix="make a new one: cluster.coordinator()"
             )
-        self._watch(closure)
         if self.gate.closed and self._queue.full():
             raise PausedError(
                 f"the coordinator is paused and its queue is full: {self.gate.reason}",
                 fix="coordinator.resume()",
             )
-        super().put(closure)
+        self._watch(closure)
+        try:
+            super().put(closure)
+        except BaseException:
+            self._store.end(closure.key, CANCELLED)
+            raise
         if self.gate.armed:
             # Whom TensorFlow woke may be one that the gate lets not pass.
             with self._queue_lock:
@@ -187,7 +191,7 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
 
     def get(self, timeout: float | None = None, tag: int | None = None) -> Any:
         self._here.closure = None
-        thread = threading.get_ident()
+        thread = threading.current_thread()
         with self._queue_lock:
             if tag is not None and thread not in self._leaving:
                 self._serving[tag] = thread
@@ -259,7 +263,12 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
         if closure.cancelled_by:
             self._end_cancelled(closure, worker)
             return
-        self._store.retry(closure.key, worker, f"worker:{worker} was lost")
+        if self._error is not None or self._stopped:
+            self._store.end(closure.key, CANCELLED, worker)  # as TensorFlow is about to
+        else:
+            self._store.retry(closure.key, worker, f"put back from worker:{worker}")
+            with self._queue_lock:
+                self.gate.back(closure.key)
         super().put_back(closure)
         if self.gate.armed:
             with self._queue_lock:
@@ -288,6 +297,7 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
 
     def _cancel_all_closures(self) -> None:
         super()._cancel_all_closures()
+        self.gate.permits = 0
         if self.gate.by_failure:
             self.gate.open()  # what could be looked at is cancelled now
 
@@ -337,8 +347,13 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
     def _raise_if_stuck(self) -> None:
         if self._inflight_closure_count or self._queue.empty() or self.gate.controlled:
             return
+        count = self._queue.qsize()
+        if not self.gate.closed and self._serving.keys() <= self.gate.workers:
+            raise PausedError(
+                f"all workers are paused, with {count} closure(s) queued",
+                fix="coordinator.resume_worker(0), or join(timeout=...)",
+            )
         if self.gate.closed and not self.gate.permits:
-            count = self._queue.qsize()
             raise PausedError(
                 f"the coordinator is paused ({self.gate.reason}) with {count} closure(s) queued",
                 fix="coordinator.resume(), coordinator.step(), or join(timeout=...)",
@@ -376,26 +391,26 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
 
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._queue_lock:
-            wanted = min(count, self._queue.qsize()) if isinstance(count, int) else count
-            if wanted == 0 and count:
-                self.gate.permit(count)  # for its checks
-                self.gate.permits = 0
-                return 0
-            before = self._ended()
-            self.gate.permit(wanted)
+            gate, error = self.gate, self._error
+            free = self._queue.qsize() - gate.permits
+            wanted = min(count, max(free, 0)) if isinstance(count, int) else count
+            gate.permit(count)  # with its checks
+            gate.permits -= count - wanted
+            known = frozenset(gate.stepped)
             self._closures_queued_condition.notify_all()
-            while (done := self._ended() - before) < wanted and not self._error:
+            done: set[int] = set()
+            while gate.closed and not self._stopped and self._error is error:
+                done = {key for key in gate.stepped - known if self._has_ended(key)}
                 left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
+                # Some may have been cancelled meanwhile, with the permit that they had.
+                over = not gate.permits and len(done) == len(gate.stepped - known)
+                if len(done) >= wanted or over or (left is not None and left <= 0):
                     break
                 self._progress.wait(_POLL_SECONDS if left is None else min(left, _POLL_SECONDS))
-                if not self.gate.closed or self._stopped:
-                    break
-            return int(min(done, wanted))
+            return len({key for key in gate.stepped - known if self._has_ended(key)} | done)
 
-    def _ended(self) -> int:
-        counts = self._store.counts()
-        return counts["ready"] + counts["failed"] + counts["cancelled"]
+    def _has_ended(self, key: int) -> bool:
+        return self._store.state_of(key) in (READY, FAILED, CANCELLED, None)
 
     def hold(self, worker: int, held: bool) -> None:
         """Give a worker nothing more, or again."""
@@ -433,7 +448,9 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
                 if closure.key == key:
                     self._queue.queue.remove(closure)
                     closure.mark_cancelled()
+                    self.gate.permits = min(self.gate.permits, self._queue.qsize())
                     self._queue_free_slot_condition.notify()
+                    self._progress.notify_all()
                     if self._idle():
                         self._stop_waiting_condition.notify_all()
                     return True
@@ -474,22 +491,3 @@ def function_name(trace: str) -> str:
     """Return how the user called a function, from the name of one of its traces."""
     found = re.fullmatch(r"__(?:inference|forward)_(.*)_\d+", trace)
     return found[1] if found else trace
-
-
-def watch_from_outside(store: Store, function: Any, value: Any) -> None:
-    """Note what can be told of a closure without TensorFlow's queue: scheduled, ready, failed."""
-    name = getattr(getattr(function, "python_function", function), "__name__", "function")
-    key = store.add(name, name, weakref.ref(value))
-    value._tfd_key = key
-
-    def wait(reference: weakref.ref[Any]) -> None:
-        while (held := reference()) is not None:
-            if not held._status_available_event.wait(_POLL_SECONDS):
-                del held
-                continue
-            failed = held._error
-            store.end(key, FAILED if failed else READY, error=str(failed or ""))
-            return
-
-    # One thread would do for all; this is for a TensorFlow that is not known.
-    threading.Thread(target=wait, args=(weakref.ref(value),), name="tfd-value", daemon=True).start()

@@ -48,6 +48,8 @@ class Gate:
     controls: int = 0
     controlled_until: float = 0.0
     armed: bool = False
+    #: The closures that passed by a permit since the gate was closed.
+    stepped: set[int] = field(default_factory=set)
     _passed: int | None = None
 
     @property
@@ -65,12 +67,14 @@ class Gate:
         if not self.closed:
             self.reason, self.by_failure = reason, by_failure
         self.permits = 0
+        self.stepped.clear()
         self._arm()
 
     def open(self) -> None:
         """Let everything pass again; breakpoints stay."""
         self.controlled_until = min(self.controlled_until, time.monotonic() + _STAYS)
         self.reason, self.by_failure, self.permits = "", False, 0
+        self.stepped.clear()
         self._arm()
 
     def permit(self, count: int) -> None:
@@ -113,6 +117,7 @@ class Gate:
             if self.permits < 1:
                 return False
             self.permits -= 1
+            self.stepped.add(key)
             self._passed = key
             return True
         if key != self._passed:
@@ -126,6 +131,12 @@ class Gate:
                 self.close(met)
                 return False
         return True
+
+    def back(self, key: int) -> None:
+        """Note that a closure that had passed is queued again: its permit counts again."""
+        if key in self.stepped:
+            self.stepped.remove(key)
+            self.permits += 1
 
     def _arm(self) -> None:
         self.armed = bool(self.closed or self.workers or self.break_workers or self.break_functions)

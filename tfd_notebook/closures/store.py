@@ -142,6 +142,7 @@ class Store:
             row = key - self._first
             if row >= 0:
                 self._dispatched[row] = now
+                self._started[row] = self._fetching[row] = 0.0  # of an earlier attempt
                 self._worker[row] = worker
                 self._attempts[row] = min(self._attempts[row] + 1, 65_535)
             self._enter(now, key, DISPATCHED, worker)
@@ -175,6 +176,8 @@ class Store:
                 self._finished[row] = now
                 if error:
                     self._errors[key] = error
+                elif state == READY:
+                    self._errors.pop(key, None)
             self._enter(now, key, state, worker)
             if worker >= 0:
                 counts = self._by_worker.setdefault(worker, [0] * len(STATES))

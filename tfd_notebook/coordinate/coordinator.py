@@ -9,6 +9,7 @@ from typing import Any
 
 from tfd_notebook import views
 from tfd_notebook._compat import closures
+from tfd_notebook._compat.outside import Outside
 from tfd_notebook.closures.gate import Gate
 from tfd_notebook.closures.store import Store
 from tfd_notebook.coordinate import stale
@@ -57,6 +58,7 @@ class Coordinator(closures.ClusterCoordinator):
         if getattr(self, "_has_initialized", False):
             return
         self._store = Store(keep)
+        self._outside = Outside(self._store)
         self._stopped = False
         self._tasks: Callable[[], Sequence[TaskRow]] = lambda: ()
         self._ps_bytes: Callable[[], Mapping[str, int]] = dict
@@ -122,7 +124,7 @@ class Coordinator(closures.ClusterCoordinator):
             if closures.is_tracing_left(self.strategy):
                 closures.end_tracing(self.strategy)
         if not self.full:
-            closures.watch_from_outside(self._store, fn, value)
+            self._outside.watch(fn, value)
         return value
 
     def join(self, timeout: float | None = None) -> None:
@@ -315,6 +317,8 @@ class Coordinator(closures.ClusterCoordinator):
         """
         queue = self._watched("cancel")
         key = value if isinstance(value, int) else getattr(value, "_tfd_key", None)
+        if not isinstance(value, int) and getattr(value, "_tfd_queue", None) is not queue:
+            key = None  # of an earlier coordinator, whose numbers were the same
         if key is None or isinstance(value, bool) or self._store.state_of(key) is None:
             raise UnknownName(
                 f"{value!r} is no closure of this coordinator",

@@ -122,7 +122,11 @@ def _of_tasks(
 ) -> Limit:
     busy = figures["workers_busy"]
     total = sum(ps_bytes.values())
-    cpu = [row.cpu_percent / 100 for row in tasks if row.role is Role.WORKER and row.cpu_percent]
+    cpu = [
+        row.cpu_percent / 100
+        for row in tasks
+        if row.role is Role.WORKER and row.cpu_percent is not None
+    ]
     ps = [row for row in tasks if row.role is Role.PS]
     sent = sum(row.bytes_per_s or 0.0 for row in ps)
     figures = {**figures, "ps_bytes_per_s": sent}

@@ -212,13 +212,12 @@ class _Loop:
 
         if isinstance(error, StateError):
             return False
-        kinds = (tf.errors.UnavailableError, tf.errors.AbortedError)
-        if isinstance(error, kinds) or stale.is_loss(error):
+        if stale.is_loss(error):
             return True
         if not isinstance(error, tf.errors.OpError):
             return False
         # Its server may be back already, and know nothing of the variables.
-        return "/job:ps" in str(error) and bool(stale.explain(error))
+        return "/job:ps" in str(error) and stale.is_stale(error)
 
     def _fits(self) -> bool:
         """Whether another round ends before the cluster does."""

@@ -26,7 +26,6 @@ _SENTENCES = (
     ("Unable to find the relevant tensor remote_handle", _STALE),
     ("Could not find resource", _STALE),
     ("does not exist. This could mean that the variable has been deleted", _STALE),
-    (_FROM_PS, _PS_LOST),
 )
 
 
@@ -45,11 +44,18 @@ def lost_tasks(error: BaseException) -> str:
     return ", ".join(f"ps:{index}" for index in found)
 
 
+def is_stale(error: BaseException) -> bool:
+    """Whether an error tells that something was made for a server's process that is gone."""
+    return any(words in str(error) for words, said in _SENTENCES if said is _STALE)
+
+
 def explain(error: BaseException) -> str:
     """Add to an error what it means, where that is known; return the sentence, or nothing."""
     text = str(error)
     module = type(error).__module__
     sentence = next((said for words, said in _SENTENCES if words in text), "")
+    if not sentence and is_loss(error):
+        sentence = _PS_LOST
     if not sentence and "keras.src" in module and "strategy" in text.lower():
         sentence = _NO_KERAS
     if sentence and hasattr(error, "add_note"):  # Python 3.11

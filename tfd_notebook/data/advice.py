@@ -21,6 +21,7 @@ ALL_PROCESSORS = (
 )
 LESS = "do less in it, or cache() what it makes"
 ELSEWHERE = "this machine's processors are all in use: add workers on other machines"
+SOMEBODYS = "its data workers are not ours to see: look at their processors, or add some"
 STEP = "the data is there in time, so make the step itself faster"
 SINGLE = "it takes single elements: batch() before it, and look at batches instead"
 

@@ -124,6 +124,8 @@ class _Explanation:
             last=self._last,
             ended=ended,
         )
+        # A step that compiled first has taken its time from nobody.
+        self._until = max(self._until, time.monotonic() + (1 - _LOOK) * seconds)
         self._alone: Measured | None = None
         self._figures = self._seen.figures()
 
@@ -190,7 +192,9 @@ class _Explanation:
         assert verdict.stage is not None
         before = verdict.stage.inputs[0]
         left = self._until - time.monotonic()
-        found = measure(before.dataset, left / 2 - 0.3, self._step, warm_up=0.3, last=before)
+        found = measure(
+            before.dataset, max(0.5, left / 2 - 0.3), self._step, warm_up=0.3, last=before
+        )
         self._figures["elements_per_s_without_copy"] = found.rate
         if self._seen.rate and found.rate / self._seen.rate >= _WORTH:
             return replace(verdict, share=1 - self._seen.rate / found.rate)
@@ -266,6 +270,8 @@ class _Explanation:
             gain = self._try(lambda: trials.parallel(self._dataset, stage))
             if gain is not None and gain >= _WORTH:
                 return advice.PARALLEL, gain
+            if gain is None and not stage.parallel and not verdict.saturated:
+                return advice.PARALLEL, None
         return (advice.ALL_PROCESSORS if verdict.saturated else advice.LESS), None
 
     def _shuffle(self, stage: Stage) -> tuple[str, float | None]:
@@ -329,7 +335,9 @@ class _Explanation:
             return advice.look_at(verdict.task), None
         used = sum(worker.cpu or 0.0 for worker in self._workers) + self._seen.cpu
         self._figures["cpu_cores_all"] = used
-        count = max(1, len(self._workers))
+        count = len(self._workers)
+        if not count:
+            return advice.SOMEBODYS, None
         if verdict.saturated:
             return advice.ELSEWHERE, None
         more = max(count + 1, min(2 * count, 8))

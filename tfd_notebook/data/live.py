@@ -161,7 +161,11 @@ class Live:
         share = None if verdict.kind == "none" else min(1.0, verdict.share)
         said = advise(verdict, len(workers))
         if verdict.kind == "device_copy":
-            said = f"{said}; what comes before it cannot be seen while it runs: {_ASK}"
+            behind = any(
+                s.kind == "Prefetch" and verdict.stage in s.inputs for s in self._last.walk()
+            )
+            said = "" if behind else f"{said}; "
+            said = f"{said}what comes before it cannot be seen while it runs: {_ASK}"
         return Limit(verdict.kind, verdict.name, share, figures, said)
 
 

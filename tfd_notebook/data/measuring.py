@@ -206,7 +206,7 @@ class _Run:
             cpu=used / max(now - started, 1e-9),
             locked=sum(lag > _LATE for lag in self._lags) / max(1, len(self._lags)),
             lanes=tuple(self._costs.lanes()),
-            empty=meter.complete and not meter.elements,
+            empty=self._passes == 1 and meter.complete and not meter.elements,
         )
 
     def _look(self) -> None:

@@ -113,7 +113,9 @@ def distribute(
                 )
             )
         )
-        host.registered[graph.service_id(read)] = Registered(cardinality, splits_of(dataset))
+        host.registered[graph.service_id(read)] = Registered(
+            cardinality if found.keeps_count else -1, splits_of(dataset)
+        )
         if (
             reading.mode == "DYNAMIC"
             and found.keeps_count
@@ -126,7 +128,9 @@ def distribute(
         checks.say_delivery(host, reading.mode)
         before = checks.before_reading(host, job_name)
         compressed = compression_of(compression, host.service_on_this_host) is not None
-        delivery = Delivery(weakref.ref(host), cardinality, reading.mode, job_name)
+        # Stages that count for themselves, such as batch, give each worker a last one of its own.
+        expected = cardinality if reading.mode == "OFF" or found.keeps_count else -1
+        delivery = Delivery(weakref.ref(host), expected, reading.mode, job_name)
         read._tfd_service = ServiceUse(delivery, dataset, compressed, again)
         return watch(read, host.consumers, checks.listed_as(job_name), before)
 
@@ -167,14 +171,16 @@ def register(
     from tensorflow.data.experimental import service
 
     chosen = compression_of(compression, host.service_on_this_host)
-    checks.prepare(host, dataset, "OFF")
+    prepared = checks.prepare(host, dataset, "OFF")
     registered = checks.translated(
         lambda: service.register_dataset(
             host.service_target, dataset, compression=chosen, dataset_id=dataset_id
         )
     )
     found = str(registered.numpy().decode())
-    host.registered[found] = Registered(int(dataset.cardinality()), splits_of(dataset))
+    host.registered[found] = Registered(
+        int(dataset.cardinality()) if prepared.keeps_count else -1, splits_of(dataset)
+    )
     return found
 
 

@@ -123,7 +123,7 @@ def _filled(seen: Measured, last: Stage) -> Stage | None:
     """Return the shuffle whose buffer must have filled before the first element came."""
     # What comes before it made a buffer's worth of elements meanwhile, not just a few.
     usual = 1 / seen.rate if seen.rate else 0.0
-    if seen.elements and seen.first < 3 * usual + 0.2:
+    if not seen.elements or seen.first < 3 * usual + 0.2:
         return None
     for stage in last.walk():
         if stage.kind == "Shuffle" and (stage.number or 0) >= _LARGE_BUFFER:
@@ -150,7 +150,9 @@ def judge_service(
     used = sum(worker.cpu or 0.0 for worker in workers) + seen.cpu
     saturated = used >= _SATURATED * cores
     if alone is None:
-        alone = _typical(seen, used)
+        # In this process, where they cannot be told apart, the data is handed over in memory.
+        apart = any(worker.cpu is not None for worker in workers)
+        alone = _typical(seen, used) if apart else used / seen.rate if seen.rate else 0.0
     spent = used / seen.rate if seen.rate else 0.0
     overhead = max(0.0, 1 - alone / spent) if spent else 0.0
     if overhead > 0.5 and used > 0.5:
@@ -204,7 +206,7 @@ def _stage_of(lane: Lane) -> Stage | None:
 def _busy_of(lanes: tuple[Lane, ...], stage: Stage) -> float:
     """Return how busy the busiest lane is in which `stage` does most."""
     return max(
-        (lane.busy for lane in lanes for part in lane.parts[:2] if part.stage is stage),
+        (lane.busy for lane in lanes for part in lane.parts[:1] if part.stage is stage),
         default=0.0,
     )
 

@@ -393,6 +393,7 @@ def main() -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(32, "tfd-agent"))
         await Agent(agent_id, directory, owner).run()
+        # Everything has ended; the loop's own end would wait for a probe that asks the dead.
+        os._exit(0)
 
     asyncio.run(run())
-    os._exit(0)
