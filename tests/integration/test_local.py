@@ -259,7 +259,7 @@ def test_nothing_outlives_its_owner(number):
         owner.send_signal(number)
         owner.wait(20)
         owner.stdout.close()
-    until(lambda: not any(psutil.pid_exists(pid) for pid in pids), seconds=2)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     # The agent's own directory goes with it.
     until(lambda: not any(s.get("owner_pid") == owner.pid for _, s in runtime.agent_states()))
 
