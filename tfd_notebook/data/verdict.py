@@ -123,8 +123,10 @@ def _filled(seen: Measured, last: Stage) -> Stage | None:
     """Return the shuffle whose buffer must have filled before the first element came."""
     # What comes before it made a buffer's worth of elements meanwhile, not just a few.
     usual = 1 / seen.rate if seen.rate else 0.0
-    if not seen.elements or seen.first < 3 * usual + 0.2:
+    if seen.elements and seen.first < 3 * usual + 0.2:
         return None
+    if not seen.elements and not any(lane.busy >= _BUSY for lane in seen.lanes):
+        return None  # nothing came, and nobody works at it
     for stage in last.walk():
         if stage.kind == "Shuffle" and (stage.number or 0) >= _LARGE_BUFFER:
             return stage
