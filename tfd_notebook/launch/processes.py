@@ -104,11 +104,17 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    async def close(self) -> None:
-        """Let go of the channel."""
+    def let_go(self) -> None:
+        """Close the channel, at once."""
         if self._writer is not None:
             self._writer.close()
+        else:
+            self._reading.add_done_callback(lambda _: self._channel.close())
         self._reading.cancel()
+
+    async def close(self) -> None:
+        """Let go of the channel."""
+        self.let_go()
         await asyncio.gather(self._reading, return_exceptions=True)
 
 
@@ -160,24 +166,36 @@ class Processes:
         ------
         TensorFlowMissing, LaunchError
         """
+        # The answer of the fork server has to be read, or the next one would be taken for it: a
+        # start that nobody waits for any more goes on to its end, and is taken back.
+        starting = asyncio.ensure_future(self._start(request, log))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_take_back)
+            raise
+
+    async def _start(self, request: dict[str, Any], log: Path) -> Process:
         environment = dict(request["environment"], **{AGENT_VARIABLE: self._agent})
         request = dict(request, environment=environment, parent=os.getpid())
         ours, theirs = socket.socketpair()
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             async with self._lock:
+                # Pids are used again: what ended before the fork is not what is forked now.
+                self._ended.clear()
                 if _can_fork():
                     server = await self._fork_server(environment, request["path"])
                     pid = await server.fork(request, [theirs.fileno(), descriptor])
                 else:
                     pid = self._spawn(request, theirs.fileno(), descriptor)
+                return Process(pid, ours, self._wait(pid))
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
             os.close(descriptor)
-        return Process(pid, ours, self._wait(pid))
 
     def _spawn(self, request: dict[str, Any], control: int, log: int) -> int:
         environment = dict(
@@ -323,6 +341,13 @@ class _ForkServer:
         if not self.ended.done():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+
+
+def _take_back(starting: asyncio.Future[Process]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        process = starting.result()
+        process.kill()
+        process.let_go()
 
 
 def _can_fork() -> bool:
