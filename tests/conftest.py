@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -37,6 +37,9 @@ _FOREIGN_THREADS = ("GarbageCollectorThread", "HistorySavingThread")
 #: Threads of a coordinator, which a shared cluster may make anew.
 _COORDINATORS_THREADS = ("WorkerClosureProcessingLoop", "WorkerPreemptionHandler")
 _failed = pytest.StashKey[bool]()
+
+if sys.platform != "linux":  # the port filter and network namespaces are of Linux only
+    collect_ignore = ["unit/test_sockets.py", "integration/test_closed_by_default.py"]
 
 
 def pytest_configure() -> None:
@@ -61,20 +64,6 @@ def pytest_unconfigure() -> None:
     os.environ.update(_OUTER_ENVIRONMENT)
     tempfile.tempdir = None
     shutil.rmtree(_BASE, ignore_errors=True)
-
-
-@pytest.fixture(scope="session")
-def need() -> Callable[[object, str], None]:
-    """Return ``need(condition, reason)``, which skips unless `condition` holds.
-
-    What is needed and missing fails the test in CI, see `REQUIRE_ALL`.
-    """
-
-    def check(condition: object, reason: str) -> None:
-        if not condition:
-            pytest.skip(reason)
-
-    return check
 
 
 @pytest.fixture(scope="session")

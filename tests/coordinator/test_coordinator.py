@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
+from tests._waiting import until
 from tfd_notebook.coordinate.coordinator import Coordinator
 from tfd_notebook.errors import (
     PausedError,
@@ -77,16 +77,8 @@ def coordinator(cluster: tfd.Cluster) -> Iterator[Coordinator]:
     made.join(timeout=30)
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for what no event tells."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.005)
-
-
 def state_of(coordinator: Coordinator, value: Any) -> str:
-    return str(coordinator.values.records(1_000)[value._tfd_key - 0]["state"])
+    return str(coordinator.values.records(1_000)[value._tfd_key]["state"])
 
 
 def one() -> Any:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
+from tests._waiting import until
 from tfd_notebook.coordinate.coordinator import Coordinator
 from tfd_notebook.errors import StateError, TasksMissing, UsageError
 from tfd_notebook.spec import Role
@@ -57,14 +57,6 @@ def pid_of(cluster: tfd.Cluster, task: str) -> int:
     assert row is not None
     assert row.pid is not None
     return row.pid
-
-
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Wait for what no event tells."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def loops(number: int) -> Any:

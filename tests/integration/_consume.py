@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -16,15 +15,6 @@ import tfd_notebook as tfd
 KINDS = ("for", "fit", "stream")
 #: Elements above this are not told apart by `consume`.
 MOST = 10_000
-
-
-def until(true: Callable[[], Any], seconds: float = 20.0) -> Any:
-    """Wait until `true()` holds, and return it."""
-    deadline = time.monotonic() + seconds
-    while not (value := true()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return value
 
 
 class Enough(Exception):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,10 +17,7 @@ from tfd_notebook import views
 from tfd_notebook.launch import sockets
 from tfd_notebook.probe import probe
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(sys.platform != "linux", reason="network namespaces need Linux"),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.root]
 HERE, THERE = ("10.251.7.1", "fd00:251:7::1"), ("10.251.7.2", "fd00:251:7::2")
 KNOCK = """
 import socket, sys
@@ -77,9 +73,7 @@ class OtherHost:
 
 
 @pytest.fixture(scope="module")
-def other_host(need: Callable[[object, str], None]) -> Iterator[OtherHost]:
-    need(os.geteuid() == 0, "network namespaces need root")
-    need(shutil.which("ip"), "ip (iproute2) is not installed")
+def other_host() -> Iterator[OtherHost]:
     with OtherHost() as other:
         yield other
 

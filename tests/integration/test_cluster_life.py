@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
-from tests.integration._consume import until
+from tests._waiting import until
 from tfd_notebook.errors import NoWorkers, StateError, TimeLimit, UnknownName, UsageError
 
 pytestmark = pytest.mark.integration
@@ -154,10 +154,10 @@ def test_streams_beside_a_dataset_of_the_same_name() -> None:
             cluster.logs("train")
 
 
-def test_a_disk_that_fills_up_is_named(tmp_path: Path, need: object) -> None:
+@pytest.mark.root
+def test_a_disk_that_fills_up_is_named(tmp_path: Path) -> None:
     import subprocess
 
-    need(os.geteuid() == 0, "mounting a small disk needs root")  # type: ignore[operator]
     small = tmp_path / "small"
     small.mkdir()
     options = ["-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)]

@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
-from tests.integration._consume import KINDS, Enough, consume, until
+from tests._waiting import until
+from tests.integration._consume import KINDS, Enough, consume
 from tfd_notebook.errors import Interrupted, PortInUse, StateError
 from tfd_notebook.probe import probe
 

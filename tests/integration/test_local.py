@@ -13,20 +13,12 @@ import psutil
 import pytest
 
 import tfd_notebook as tfd
+from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.launch import local, runtime, sweep
 from tfd_notebook.spec import TaskState
 
 pytestmark = pytest.mark.integration
-
-
-def until(true, seconds=20.0):
-    """Wait until `true()` holds, and return it."""
-    deadline = time.monotonic() + seconds
-    while not (value := true()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return value
 
 
 @pytest.fixture(scope="module")
@@ -342,13 +334,12 @@ def test_ctrl_c_during_the_start_ends_it_and_leaves_nothing():
     assert done.stdout == "interrupted {}\n"
 
 
-def test_a_full_work_dir_is_named(tmp_path, need):
+@pytest.mark.root
+def test_a_full_work_dir_is_named(tmp_path):
     full = tmp_path / "full"
     full.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(full)], capture_output=True
-    )
-    need(mounted.returncode == 0, "a file system can only be mounted by root")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(full)]
+    subprocess.run(mount, check=True)
     try:
         (full / "filler").write_bytes(b"x" * 4096)
         with pytest.raises(errors.WorkDirError, match=f"{full}.*No space left"):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import ipykernel
 import pytest
 
 from tests.integration._kernel import Notebook
@@ -67,10 +66,7 @@ def test_following_logs_ends_with_an_interrupt(notebook: Notebook) -> None:
     assert "ready" in notebook.run("print(cluster.state)")
 
 
-def test_the_first_click_is_answered_while_a_cell_runs(
-    notebook: Notebook, need: Callable[[object, str], None]
-) -> None:
-    need(ipykernel.version_info[0] >= 7, "a kernel with subshells: before, clicks wait")
+def test_the_first_click_is_answered_while_a_cell_runs(notebook: Notebook) -> None:
     notebook.run("%tfd_cluster status --live")
     subshell = notebook.subshell()
     (scale,) = (

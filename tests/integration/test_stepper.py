@@ -6,10 +6,9 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import ipykernel
 import pytest
 
 from tests.integration._kernel import Notebook
@@ -175,10 +174,7 @@ def test_who_watches_can_resume(notebook: Notebook) -> None:
             watcher.terminate()
 
 
-def test_the_widget_steers_while_join_blocks(
-    notebook: Notebook, need: Callable[[object, str], None]
-) -> None:
-    need(ipykernel.version_info[0] >= 7, "a kernel with subshells: before, clicks wait")
+def test_the_widget_steers_while_join_blocks(notebook: Notebook) -> None:
     notebook.run("view = get_ipython().run_line_magic('tfd_cluster', 'status --live')")
     subshell = notebook.subshell()
     notebook.run("coordinator.pause(); values = %tfd_schedule add --times 4 --args one")

@@ -6,6 +6,7 @@ import time
 import pytest
 import tensorflow as tf
 
+from tests._waiting import until
 from tests.integration._service import Service
 from tfd_notebook import errors
 from tfd_notebook.data.consumers import Consumers
@@ -34,14 +35,6 @@ def distributed(dataset, service):
     return dataset.apply(
         tf.data.experimental.service.distribute("distributed_epoch", service.target)
     )
-
-
-def until(true, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not (value := true()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return value
 
 
 def threads():

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import tfd_notebook as tfd
-from tests.integration._consume import until
+from tests._waiting import until
 from tfd_notebook.errors import StateError
 from tfd_notebook.launch import local
 from tfd_notebook.probe import Probe, probe

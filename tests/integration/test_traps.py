@@ -18,7 +18,8 @@ import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
-from tests.integration._consume import KINDS, Enough, consume, until
+from tests._waiting import until
+from tests.integration._consume import KINDS, Enough, consume
 from tfd_notebook import errors
 from tfd_notebook.data import pipeline
 from tfd_notebook.spec import TaskState

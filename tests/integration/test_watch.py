@@ -9,6 +9,7 @@ import time
 import pytest
 import tensorflow as tf
 
+from tests._waiting import until
 from tests.integration._service import Service, end, read_line, run_python
 from tfd_notebook import errors
 from tfd_notebook.data.consumers import Consumers
@@ -30,14 +31,6 @@ def distributed(dataset, service, mode="distributed_epoch"):
 
 def examples(count):
     return tf.data.Dataset.range(count).map(lambda i: (tf.fill([4], i), tf.constant([1.0])))
-
-
-def until(true, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not (value := true()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return value
 
 
 def in_thread(function):

@@ -16,8 +16,6 @@ import pytest
 from tfd_notebook.errors import PortInUse
 from tfd_notebook.launch import sockets
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
-
 
 @pytest.fixture
 def server() -> Iterator[socket.socket]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests._waiting import until
 from tfd_notebook import errors, views
 from tfd_notebook.closures import store as stores
 from tfd_notebook.closures.gate import Gate
@@ -391,13 +392,6 @@ class Steered:
 def cluster() -> Iterator[Cluster]:
     with Cluster(launcher="fake", workers=1, name="steered") as made:
         yield made
-
-
-def until(holds: Any, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_widget_steers_from_the_clusters_own_thread(

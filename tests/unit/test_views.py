@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 
 import pytest
 
+from tests._waiting import until
 from tfd_notebook import views
 from tfd_notebook.cluster import Cluster
 from tfd_notebook.events import Notice
@@ -241,10 +241,3 @@ def test_a_live_view_without_ipywidgets_shows_html(
     view = widget.live(cluster)
     assert view.widget is None
     assert set(view._repr_mimebundle_()) == {"text/plain", "text/html"}
-
-
-def until(holds: object, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

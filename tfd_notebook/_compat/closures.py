@@ -6,7 +6,6 @@ this file was written for is told by `recognised`, from a hash of TensorFlow's o
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import queue as queues
@@ -58,13 +57,6 @@ def with_queue(queue: Any, make: Callable[[], Any]) -> Any:
             return make()
         finally:
             tf_coordinator._CoordinatedClosureQueue = _Queue
-
-
-def forget_errors(cluster: Any) -> None:
-    """Have the workers of a stopped cluster not tell, when they are collected, what failed."""
-    for worker in cluster.workers:
-        with contextlib.suppress(tf.errors.OpError):
-            worker.executor.clear_error()
 
 
 def is_tracing_left(strategy: Any) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook import views
-from tfd_notebook._compat import closures
+from tfd_notebook._compat import closures, executors
 from tfd_notebook._compat.outside import Outside
 from tfd_notebook.closures.gate import Gate
 from tfd_notebook.closures.store import Store
@@ -74,6 +74,7 @@ class Coordinator(closures.ClusterCoordinator):
             closures.with_queue(self._queue, lambda: super(Coordinator, self).__init__(strategy))
         else:
             super().__init__(strategy)
+        executors.quieten(self._cluster.workers)
         queue = self._queue
         self.values = Values(self._store, lambda: queue is not None and queue.gate.closed)
 
@@ -332,7 +333,6 @@ class Coordinator(closures.ClusterCoordinator):
             return
         self._stopped = True
         self._cluster.stop()
-        closures.forget_errors(self._cluster)
 
     @property
     def stopped(self) -> bool:

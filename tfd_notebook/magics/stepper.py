@@ -15,12 +15,14 @@ from tfd_notebook.magics.parsing import Command, CommandLine, Parser, SingleComm
 
 def pause(shell: Any) -> CommandLine:
     """Return ``%tfd_pause``."""
-    return _line("pause", "Give no closure to any worker; those that run go on.", _pause, _name)
+    summary = "Give no closure to any worker; those that run go on."
+    return _line("pause", summary, _does("pause", "paused"), _name)
 
 
 def resume(shell: Any) -> CommandLine:
     """Return ``%tfd_resume``."""
-    return _line("resume", "Let a paused coordinator go on.", _resume, _name)
+    summary = "Let a paused coordinator go on."
+    return _line("resume", summary, _does("resume", "it goes on"), _name)
 
 
 def step(shell: Any) -> CommandLine:
@@ -57,16 +59,13 @@ def _name(parser: Parser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="which cluster, where several live")
 
 
-def _pause(options: argparse.Namespace) -> None:
-    coordinator = living.pick_coordinator(options.name)
-    coordinator.pause()
-    say(f"paused: {views.counted(coordinator.values.counts()) or 'nothing is queued'}")
+def _does(verb: str, said: str) -> Callable[[argparse.Namespace], None]:
+    def run(options: argparse.Namespace) -> None:
+        coordinator = living.pick_coordinator(options.name)
+        getattr(coordinator, verb)()
+        say(f"{said}: {views.counted(coordinator.values.counts()) or 'nothing is queued'}")
 
-
-def _resume(options: argparse.Namespace) -> None:
-    coordinator = living.pick_coordinator(options.name)
-    coordinator.resume()
-    say(f"it goes on: {views.counted(coordinator.values.counts()) or 'nothing is queued'}")
+    return run
 
 
 def _step_args(parser: Parser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from tfd_notebook import views
@@ -15,9 +16,9 @@ def command_line(shell: Any) -> CommandLine:
     """Return the subcommands of ``%tfd_stream`` for `shell`."""
     commands = (
         Command("start", "iterate a dataset in the background", _Start(shell), _start_args),
-        Command("pause", "let a stream wait", _pause, _name_args),
-        Command("resume", "let it go on", _resume, _name_args),
-        Command("stop", "end it", _stop, _name_args),
+        Command("pause", "let a stream wait", _does("pause"), _name_args),
+        Command("resume", "let it go on", _does("resume"), _name_args),
+        Command("stop", "end it", _does("stop"), _name_args),
         Command("status", "the streams and datasets of all clusters", _status),
     )
     return CommandLine("%tfd_stream", "Datasets iterated in the background.", commands)
@@ -65,22 +66,13 @@ class _Start:
         return stream
 
 
-def _pause(options: argparse.Namespace) -> None:
-    stream = living.pick_stream(options.stream)
-    stream.pause()
-    say(f"stream {stream.name!r} is {stream.state}")
+def _does(verb: str) -> Callable[[argparse.Namespace], None]:
+    def run(options: argparse.Namespace) -> None:
+        stream = living.pick_stream(options.stream)
+        getattr(stream, verb)()
+        say(f"stream {stream.name!r} is {stream.state}")
 
-
-def _resume(options: argparse.Namespace) -> None:
-    stream = living.pick_stream(options.stream)
-    stream.resume()
-    say(f"stream {stream.name!r} is {stream.state}")
-
-
-def _stop(options: argparse.Namespace) -> None:
-    stream = living.pick_stream(options.stream)
-    stream.stop()
-    say(f"stream {stream.name!r} is {stream.state}")
+    return run
 
 
 def _status(options: argparse.Namespace) -> views.Table:
