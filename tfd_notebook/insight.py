@@ -32,6 +32,29 @@ class Insight(DataPath):
         latest = self._consumers.latest()
         return latest.live.limit if latest is not None else NOTHING
 
+    def limits(self, name: str | None = None) -> tuple[tuple[float, Limit], ...]:
+        """Return what limited a consumer in the last hour.
+
+        Parameters
+        ----------
+        name : str, optional
+            A stream or an observed dataset, as in the table of streams. Default: the one that was
+            served last.
+
+        Returns
+        -------
+        tuple of (float, Limit)
+            When, in seconds since the epoch, and what, for every 5 seconds; the latest last. Two of
+            them can be given to `tfd_notebook.compare`.
+
+        Raises
+        ------
+        UnknownName
+            Nothing of that name is or was read.
+        """
+        source = self._consumers.latest() if name is None else self._consumers.named(name)
+        return tuple(source.live.history) if source is not None else ()
+
     def _worker_limit(self, task: str) -> Limit:
         from tfd_notebook.data.live import worker_limit
         from tfd_notebook.data.using import workers_of
@@ -90,7 +113,7 @@ class Insight(DataPath):
         Raises
         ------
         StateError
-            Nothing reads from the cluster, so that nothing is known.
+            Nothing reads through the data workers, so that nothing is known.
         """
         from tfd_notebook import views
 
@@ -109,6 +132,11 @@ class Insight(DataPath):
             raise errors.StateError(
                 "nothing reads from the cluster, so nothing is known",
                 fix="start a stream, cluster.stream(dataset).start(), and ask again",
+            )
+        if not source.live.through_service:
+            raise errors.StateError(
+                "what is read now does not come from the data workers, so they cannot change it",
+                fix="read dataset.apply(cluster.distribute('dynamic')), and ask again",
             )
         workers, pulse = Workers(self), Pulse()
         readings = [source.reading()]
@@ -132,4 +160,5 @@ class Insight(DataPath):
             worker_cpu=sum(worker.cpu or 0.0 for worker in used) or pulse.cpu,
             consumer_cpu=0.0 if self.service_in_process else pulse.cpu,
             cores=processors() if self.service_on_this_host else None,
+            behind=source.live.limit.kind in ("source", "stage", "python", "device_copy"),
         )

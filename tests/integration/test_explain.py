@@ -15,7 +15,7 @@ import tensorflow as tf
 import tfd_notebook as tfd
 from tfd_notebook._compat.stages import stages_of
 from tfd_notebook.data import trials
-from tfd_notebook.errors import PipelineError, StateError, UsageError
+from tfd_notebook.errors import PipelineError, StateError, UnknownName, UsageError
 
 pytestmark = pytest.mark.integration
 
@@ -216,6 +216,7 @@ class TestExplain:
         [
             ({"seconds": 0}, "more than 0"),
             ({"step_time": -1.0}, "0 or more"),
+            ({"step": 0.05}, "step_time="),
             ({"step_time": 1.0, "step": print}, "step or step_time"),
         ],
     )
@@ -260,7 +261,7 @@ class TestThroughACluster:
         dataset = Range(ENDLESS).map(heavy).batch(2).apply(cluster.distribute("off"))
         with cluster.stream(dataset, name="live").start() as stream:
             deadline = time.monotonic() + 30
-            while not stream.live.history:
+            while not cluster.limits(stream.name):
                 stream.wait(elements=stream.elements + 1, timeout=30)
                 assert time.monotonic() < deadline
             limit = stream.limit
@@ -300,6 +301,9 @@ class TestThroughACluster:
             assert idle.limit.kind == "none"
             with pytest.raises(StateError, match="nothing reads"):
                 idle.what_if(2)
+            assert idle.limits() == ()
+            with pytest.raises(UnknownName, match="nothing is read as 'train'"):
+                idle.limits("train")
             assert len(idle.jobs()) == 0
 
 
@@ -310,6 +314,21 @@ class TestAccounting:
         row = next(row for row in cluster.snapshot().streams if row.name == "twice")
         assert "delivered 100 elements of a dataset of 50" in row.epoch
         assert "each of the 2 data workers" in row.epoch
+
+    def test_stages_behind_the_service_hide_no_account(self, cluster: tfd.Cluster) -> None:
+        dataset = Range(50).apply(cluster.distribute("off", job_name="shared-job"))
+        behind = {
+            "one-to-one": dataset.map(lambda x: x + 1).prefetch(2),
+            "batched": dataset.batch(7),
+        }
+        epochs = {}
+        for name, each in behind.items():
+            list(cluster.observe(each, name=name))
+            row = next(row for row in cluster.snapshot().streams if row.name == name)
+            assert row.job == "shared-job"
+            epochs[name] = row.epoch
+        assert "delivered 100 elements of a dataset of 50" in epochs["one-to-one"]
+        assert epochs["batched"] == ""
 
     def test_a_registered_dataset_is_accounted_too(self, cluster: tfd.Cluster) -> None:
         known = cluster.register(Range(20))

@@ -350,7 +350,7 @@ def test_a_full_work_dir_is_named(tmp_path):
 
 def test_a_start_that_is_broken_off_does_no_harm_to_the_next() -> None:
     """A cluster is stopped while a task that was killed is being forked anew."""
-    for pause in (0.0, 0.002, 0.005, 0.01, 0.015, 0.02):
+    for pause in (0.0, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05):
         with tfd.Cluster(data_workers=2, name="broken-off") as cluster:
             cluster.kill("data_worker:0")
             cluster.kill("data_worker:1")

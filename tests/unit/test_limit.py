@@ -345,6 +345,15 @@ class TestWorkerLimit:
         assert "restart or replace data_worker:2" in worker_limit(names[2], workers).advice
         assert worker_limit("dispatcher:0", workers).kind == "none"
 
+    def test_the_slower_one_of_two_is_named(self) -> None:
+        workers = [
+            WorkerUse("data_worker:0", "ready", 0.9, 100.0),
+            WorkerUse("data_worker:1", "ready", 0.2, 10.0),
+        ]
+        assert worker_limit("data_worker:1", workers).share == pytest.approx(0.9)
+        even = [WorkerUse(w.task, w.state, w.cpu, 100.0) for w in workers]
+        assert worker_limit("data_worker:1", even).kind == "none"
+
 
 class TestForecast:
     def ask(self, **changes: object) -> list:
@@ -366,6 +375,11 @@ class TestForecast:
     def test_a_consumer_that_does_not_wait_gets_no_more(self) -> None:
         found = self.ask(wait_fraction=0.0)
         assert [f.because for f in found[1:]] == ["consumer"] * 3
+        assert found[-1].elements_per_s == pytest.approx(100)
+
+    def test_what_limits_behind_the_workers_goes_on_to(self) -> None:
+        found = self.ask(behind=True)
+        assert [f.because for f in found[1:]] == ["pipeline"] * 3
         assert found[-1].elements_per_s == pytest.approx(100)
 
     def test_workers_elsewhere_bring_processors(self) -> None:

@@ -1,15 +1,12 @@
 """TensorFlow's queue of closures, with a gate in front of it and every transition told.
 
 All private names of ``cluster_coordinator`` are used here and nowhere else. Whether they are what
-this file was written for is told by `recognised`, from a hash of TensorFlow's own file.
+this file was written for is told by `tfd_notebook._compat.version`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import queue as queues
-import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,32 +18,15 @@ from tensorflow.python.distribute.coordinator import values as tf_values
 
 from tfd_notebook._compat import cancelling, resources
 from tfd_notebook.closures.gate import Gate
-from tfd_notebook.closures.store import CANCELLED, FAILED, READY, Store
+from tfd_notebook.closures.store import CANCELLED, FAILED, READY, Store, function_name
 from tfd_notebook.errors import PausedError, StateError, TimeLimit
 
 # Read here, so that a TensorFlow without one of these names fails at this import and nowhere else.
 _Queue = tf_coordinator._CoordinatedClosureQueue
 ClusterCoordinator = tf_coordinator.ClusterCoordinator
 
-#: What `fingerprint` says of the files that this was written for and tried with.
-KNOWN = {
-    "a0abdf1a959acd06d92fe1c6e517872e057bc7d453d21753a65226c34375823c": "2.15 to 2.21",
-}
 _POLL_SECONDS = 0.5
 _construction = threading.RLock()
-
-
-def fingerprint() -> str:
-    """Return a hash of TensorFlow's ``cluster_coordinator`` without its comments."""
-    source = inspect.getsource(tf_coordinator)
-    lines = [line.rstrip() for line in source.splitlines()]
-    kept = [line for line in lines if line and not line.lstrip().startswith("#")]
-    return hashlib.sha256("\n".join(kept).encode()).hexdigest()
-
-
-def recognised() -> bool:
-    """Whether this TensorFlow's coordinator is one that this file knows."""
-    return fingerprint() in KNOWN
 
 
 def with_queue(queue: Any, make: Callable[[], Any]) -> Any:
@@ -144,25 +124,37 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
             resources.watch(closure, self._store)
             super().put(closure, tag)
             return
-        if self._stopped:
-            raise StateError(
-                "this coordinator is stopped", fix="make a new one: cluster.coordinator()"
-            )
-        if self.gate.closed and self._queue.full():
-            raise PausedError(
-                f"the coordinator is paused and its queue is full: {self.gate.reason}",
-                fix="coordinator.resume()",
-            )
+        if self._queue.full():
+            self._await_room()
+        self._raise_if_stopped()
         self._watch(closure)
         try:
             super().put(closure)
         except BaseException:
             self._store.end(closure.key, CANCELLED)
             raise
-        if self.gate.armed:
-            # Whom TensorFlow woke may be one that the gate lets not pass.
+        if self.gate.armed or self._stopped:
             with self._queue_lock:
+                if self._stopped:  # in the meantime: nobody takes it any more
+                    self._drain()
+                # Whom TensorFlow woke may be one that the gate lets not pass.
                 self._closures_queued_condition.notify_all()
+
+    def _raise_if_stopped(self) -> None:
+        if self._stopped:
+            raise StateError(
+                "this coordinator is stopped", fix="make a new one: cluster.coordinator()"
+            )
+
+    def _await_room(self) -> None:
+        with self._queue_lock:
+            while self._queue.full() and not self._stopped:
+                if self.gate.closed and not self.gate.controlled:
+                    raise PausedError(
+                        f"the coordinator is paused and its queue is full: {self.gate.reason}",
+                        fix="coordinator.resume()",
+                    )
+                self._queue_free_slot_condition.wait(_POLL_SECONDS)
 
     def _watch(self, closure: Any) -> None:
         function = closure._function
@@ -329,9 +321,26 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
                         )
             # Whoever raises has all closures cancelled: nobody may add some meanwhile.
             with self._put_wait_lock, self._queue_lock:
+                if self._error and deadline is not None:
+                    self._end_by(deadline)
                 if self._error or self._idle():
                     self._raise_if_error()
                     return True
+
+    def _end_by(self, deadline: float) -> None:
+        """Have what runs beside a closure that failed end, as TensorFlow does without a limit."""
+        import time
+
+        self._cancellation_mgr.start_cancel()
+        while self._inflight_closure_count and (left := deadline - time.monotonic()) > 0:
+            self._no_inflight_closure_condition.wait(min(left, _POLL_SECONDS))
+        if self._inflight_closure_count:
+            raise TimeLimit(
+                f"a closure failed ({self._error}), and {self._inflight_closure_count} that was "
+                "cancelled therefore still runs",
+                fix="join() again waits for it and raises the error; cluster.restart() ends the "
+                "task that runs it, see coordinator.values",
+            )
 
     def _idle(self) -> bool:
         return bool(self._queue.empty() and self._inflight_closure_count == 0)
@@ -458,17 +467,24 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
         self._stopped = True
         super().stop()
         with self._queue_lock:
-            for waiting in (self._queue, *self._tagged_queue.values()):
-                while True:
-                    try:
-                        waiting.get(block=False).mark_cancelled()
-                    except queues.Empty:
-                        break
+            self._drain()
             for worker, closure in list(self.in_flight.items()):
                 closure.mark_cancelled()
                 self._store.end(closure.key, CANCELLED, worker)
-            for condition in (self._stop_waiting_condition, self._progress):
+            for condition in (
+                self._stop_waiting_condition,
+                self._progress,
+                self._queue_free_slot_condition,
+            ):
                 condition.notify_all()
+
+    def _drain(self) -> None:
+        for waiting in (self._queue, *self._tagged_queue.values()):
+            while True:
+                try:
+                    waiting.get(block=False).mark_cancelled()
+                except queues.Empty:
+                    break
 
     def await_idle(self, timeout: float) -> None:
         """Wait until nothing is in flight any more; raises TimeLimit."""
@@ -477,9 +493,3 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
                 lambda: self._inflight_closure_count == 0, timeout
             ):
                 raise TimeLimit(f"a closure still runs after {timeout:g} s")
-
-
-def function_name(trace: str) -> str:
-    """Return how the user called a function, from the name of one of its traces."""
-    found = re.fullmatch(r"__(?:inference|forward)_(.*)_\d+", trace)
-    return found[1] if found else trace

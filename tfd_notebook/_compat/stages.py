@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ from tfd_notebook._compat import pyfunc, sites
 
 #: Classes that are no stage of their own.
 _TRANSPARENT = ("Options", "Watched", "Variant", "AssertCardinality")
+
+#: Stages behind which as many elements come as before.
+_ONE_TO_ONE = ("Map", "Prefetch", "Shuffle", *_TRANSPARENT)
 
 #: Stages that read files.
 READERS = ("TFRecord", "TextLine", "FixedLengthRecord")
@@ -110,6 +114,21 @@ def stages_of(dataset: Any, keep: bool = True) -> Stage:
         number=_number(dataset),
         parallel="Parallel" in type(dataset).__name__,
     )
+
+
+def delivery_of(dataset: Any) -> Any:
+    """Return what a pass of `dataset` should deliver, if it reads through a service of ours.
+
+    Behind stages that change the number of elements only the job is known.
+    """
+    counts = True
+    while (used := getattr(dataset, "_tfd_service", None)) is None:
+        inputs = dataset._inputs()
+        if len(inputs) != 1:
+            return None
+        counts = counts and kind_of(type(dataset).__name__) in _ONE_TO_ONE
+        (dataset,) = inputs
+    return used.delivery if counts else dataclasses.replace(used.delivery, cardinality=-1)
 
 
 def splits_of(dataset: Any) -> int | None:

@@ -19,7 +19,7 @@ from tensorflow.python.data.util import structure
 from tensorflow.python.eager import context, execute
 from tensorflow.python.framework import ops
 
-from tfd_notebook._compat import cancelling, interrupt
+from tfd_notebook._compat import cancelling, interrupt, stages
 from tfd_notebook._compat.meter import Blocked, Meter, Reading, again
 from tfd_notebook.errors import StateError
 
@@ -79,7 +79,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
     def __init__(self, dataset: Any, watcher: Watcher) -> None:
         self.meter = Meter()
         self.meter.iterator = weakref.ref(self)
-        self.meter.use = getattr(getattr(dataset, "_tfd_service", None), "delivery", None)
+        self.meter.use = stages.delivery_of(dataset)
         self._watcher = watcher
         self._manager = CancellationManager()
         self._resource: Any = None

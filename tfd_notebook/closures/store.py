@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import time
 import weakref
@@ -383,3 +384,9 @@ class Store:
                 sum(self._counts[state] for state in _WAITING),
                 sum(self._counts[state] for state in _IN_FLIGHT),
             )
+
+
+def function_name(trace: str) -> str:
+    """Return how the user called a function, from the name of one of its traces."""
+    found = re.fullmatch(r"__(?:inference|forward)_(.*)_\d+", trace)
+    return found[1] if found else trace

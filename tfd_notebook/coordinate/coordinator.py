@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook import views
-from tfd_notebook._compat import closures, executors
+from tfd_notebook._compat import closures, executors, version
 from tfd_notebook._compat.outside import Outside
 from tfd_notebook.closures.gate import Gate
 from tfd_notebook.closures.store import Store
@@ -67,7 +67,7 @@ class Coordinator(closures.ClusterCoordinator):
         self._tell: Callable[[str, str], None] = lambda severity, what: None
         self._look = Look(self._store)
         #: Whether every transition is seen; otherwise only what can be told from outside.
-        self.full = closures.recognised()
+        self.full = version.recognised()
         self._queue: closures.WatchedQueue | None = None
         if self.full:
             self._queue = closures.WatchedQueue(self._store)

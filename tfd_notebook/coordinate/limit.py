@@ -24,6 +24,8 @@ _RETRACED = 0.2
 _LOPSIDED = 0.7
 #: Processors of a worker below which it waits for something else.
 _IDLE_CPU = 0.5
+#: Seconds without a closure that are a break of the user's: between two cells, or two steps.
+_BREAK = 3.0
 _NETWORK_BYTES_PER_S = 30e6
 
 NOTHING = Limit("none", figures={"closures_per_s": 0.0})
@@ -165,10 +167,7 @@ def _of_tasks(
 
 
 def _figures(seen: Columns, ended: list[int], workers: int) -> dict[str, float]:
-    # Not when the first was queued: of many it waited for those before it.
-    began = min(seen.dispatched[row] for row in ended)
-    over = max(seen.finished[row] for row in ended)
-    wall = max(over - began, 1e-6)
+    wall = _working_seconds([(seen.dispatched[row], seen.finished[row]) for row in ended])
     held = sum(seen.finished[row] - seen.dispatched[row] for row in ended)
     runs = [seen.fetching[row] - seen.started[row] for row in ended]
     waits = [seen.dispatched[row] - seen.queued[row] for row in ended]
@@ -178,6 +177,21 @@ def _figures(seen: Columns, ended: list[int], workers: int) -> dict[str, float]:
         "run_ms_median": statistics.median(runs) * 1e3,
         "queue_ms_median": statistics.median(waits) * 1e3,
     }
+
+
+def _working_seconds(held: list[tuple[float, float]]) -> float:
+    """Return how long closures ran, with short breaks in between and without long ones.
+
+    When the first was queued does not matter: of many it waited for those before it.
+    """
+    wall, until = 0.0, None
+    for began, over in sorted(held):
+        if until is None or began - until > _BREAK:
+            wall += over - began
+        else:
+            wall += max(over - until, 0.0)
+        until = over if until is None else max(until, over)
+    return max(wall, 1e-6)
 
 
 def _gain(workers: int, busy: float) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook.errors import CoordinatorError, StateError, UsageError
+from tfd_notebook.errors import CoordinatorError, StateError, TasksMissing, UsageError
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster import Cluster
@@ -144,13 +144,16 @@ class _Loop:
         self._round_seconds = 0.0
 
     def run(self) -> Progress:
-        progress, in_a_row = self._progress, 0
-        coordinator = self._cluster.coordinator()
-        manager = self._start(coordinator)
-        while progress.steps < self._steps and self._fits():
+        cluster, progress, in_a_row, manager = self._cluster, self._progress, 0, None
+        while manager is None or (progress.steps < self._steps and self._fits()):
             began = time.monotonic()
-            count = min(self._every, self._steps - progress.steps)
             try:
+                if manager is None:
+                    after_loss = in_a_row > 0
+                    coordinator = cluster.recover() if after_loss else cluster.coordinator()
+                    manager = self._start(coordinator)
+                    continue
+                count = min(self._every, self._steps - progress.steps)
                 self._one_round(coordinator, count)
                 progress.checkpoint = manager.save(checkpoint_number=progress.steps + count)
                 progress.steps += count
@@ -167,8 +170,7 @@ class _Loop:
                         fix=f"make every= smaller, or see cluster.logs('ps:0'); it goes on from "
                         f"step {progress.steps} when called again",
                     ) from error
-                coordinator = self._cluster.recover()
-                manager = self._start(coordinator)
+                manager = None
                 continue
             self._round_seconds = time.monotonic() - began
             if self._on_round is not None:
@@ -212,7 +214,7 @@ class _Loop:
 
         if isinstance(error, StateError):
             return False
-        if stale.is_loss(error):
+        if isinstance(error, TasksMissing) or stale.is_loss(error):
             return True
         if not isinstance(error, tf.errors.OpError):
             return False

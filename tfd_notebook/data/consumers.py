@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from tfd_notebook._compat.meter import Meter, Reading
 from tfd_notebook.data.live import Live, Pulse
 from tfd_notebook.data.using import WorkerUse
-from tfd_notebook.errors import Interrupted, TfdError, TimeLimit
+from tfd_notebook.errors import Interrupted, TfdError, TimeLimit, UnknownName
 from tfd_notebook.snapshot import StreamRow
 
 #: Seconds over which rates and the waiting share are taken.
@@ -291,6 +291,14 @@ class Consumers:
             living = [entry for entry in self._entries.values() if entry.final is None]
         entry = max(living, key=lambda entry: entry.moved, default=None)
         return entry.source if entry is not None else None
+
+    def named(self, name: str) -> Source:
+        """Return the consumer of that name, or raise UnknownName."""
+        with self._lock:
+            if name in self._entries:
+                return self._entries[name].source
+            known = ", ".join(self._entries) or "nothing was read yet"
+        raise UnknownName(f"nothing is read as {name!r}", fix=f"known are: {known}")
 
     def cancel_all(self, error: TfdError) -> None:
         """End every iteration; consumers that are blocked, and later calls, raise `error`."""

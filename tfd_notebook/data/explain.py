@@ -77,6 +77,10 @@ def explain(
         not isinstance(step_time, (int, float)) or isinstance(step_time, bool) or step_time < 0
     ):
         raise UsageError(f"step_time={step_time!r} must be 0 or more seconds")
+    if step is not None and not callable(step):
+        raise UsageError(
+            f"step={step!r} is no function", fix="seconds for an element are given as step_time="
+        )
     if step_time is not None:
         step = _Sleeper(step_time)
     return _Explanation(dataset, seconds, step, target=step_time is not None).limit()

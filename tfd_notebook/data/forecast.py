@@ -26,8 +26,9 @@ class Forecast:
     elements_per_s : float
     low, high : float
         Between which it should be.
-    because : {"workers", "processors", "consumer"}
-        What sets it: the workers' own pace, this machine's processors, or the consumer.
+    because : {"workers", "processors", "consumer", "pipeline"}
+        What sets it: the workers' own pace, this machine's processors, the consumer, or what comes
+        between the workers and the consumer.
     """
 
     data_workers: int
@@ -46,6 +47,7 @@ def forecast(
     worker_cpu: float,
     consumer_cpu: float,
     cores: int | None,
+    behind: bool = False,
 ) -> list[Forecast]:
     """Return an estimate for each of `counts`.
 
@@ -65,19 +67,23 @@ def forecast(
         Processors in use now, by all workers and by the consumer's process.
     cores : int, optional
         Processors that workers and consumer share; None where new workers bring their own.
+    behind : bool
+        Whether what limits the consumer now comes after the workers. Default false.
     """
     rate = statistics.fmean(rates)
     noise = statistics.stdev(rates) / rate / len(rates) ** 0.5 if len(rates) > 1 and rate else 0.0
     used = worker_cpu + consumer_cpu
     found = []
     # What holds workers up now, the processors or a slow consumer, leaves them time to do more.
-    held_up = wait_fraction < _READY or (cores is not None and used >= _SATURATED * cores)
+    held_up = behind or wait_fraction < _READY or (cores is not None and used >= _SATURATED * cores)
     busy = min(1.0, max(worker_cpu / workers, _LEAST_BUSY)) if held_up else 1.0
     for count in counts:
         limits = {"workers": rate * count / (workers * busy)}
         if cores is not None and used > 0:
             limits["processors"] = rate * max(1.0, cores / used)
         limits["consumer"] = rate / max(1 - wait_fraction, 1e-3)
+        if behind:
+            limits["pipeline"] = rate
         because = min(limits, key=limits.__getitem__)
         estimate = rate if count == workers else limits[because]
         # The further away, the less is known.

@@ -78,6 +78,11 @@ class Live:
         self._cpu: list[float] = []
         self._locked: list[float] = []
 
+    @property
+    def through_service(self) -> bool:
+        """Whether a tf.data service is in the pipeline; true while that is not known yet."""
+        return self._last is None or any(s.kind == "DataService" for s in self._last.walk())
+
     def look(
         self,
         iterator: Any,

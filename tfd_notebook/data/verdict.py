@@ -172,14 +172,17 @@ def odd_worker(workers: Sequence[WorkerUse]) -> Verdict | None:
         if worker.state != "ready" or idle:
             continue
         others = [each for each in workers if each is not worker and each.state == "ready"]
-        for mine, theirs, least in (
-            (worker.bytes_per_s, [each.bytes_per_s for each in others], 1.0),
-            (worker.cpu, [each.cpu for each in others], _LEAST_CPU),
-        ):
-            known = [figure for figure in theirs if figure is not None]
-            usual = statistics.median(known) if len(known) >= 2 else 0.0
-            if mine is not None and usual >= least and mine < _SLOW * usual:
-                return Verdict("workers", 1 - mine / usual, task=worker.task)
+        # What it sends tells more than what it computes, which is known of every local worker.
+        sent = [each.bytes_per_s for each in others if each.bytes_per_s is not None]
+        used = [each.cpu for each in others if each.cpu is not None]
+        if worker.bytes_per_s is not None and sent:
+            mine, usual, least = worker.bytes_per_s, statistics.median(sent), 1.0
+        elif worker.cpu is not None and len(used) >= 2:
+            mine, usual, least = worker.cpu, statistics.median(used), _LEAST_CPU
+        else:
+            continue
+        if usual >= least and mine < _SLOW * usual:
+            return Verdict("workers", 1 - mine / usual, task=worker.task)
     return None
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _STEADY_SECONDS = 60.0
 _BACKOFF_SECONDS = (0.0, 0.5, 2.0, 5.0, 10.0)
 _PROBE_SECONDS = 1.0
+#: Seconds after which a life that goes on is cancelled again.
+_CANCEL_SECONDS = 0.5
 _LOG_LIMIT = 8_000_000
 _LOG_KEPT = 1_000_000
 
@@ -106,9 +108,10 @@ class Supervised:
 
     async def _end(self) -> None:
         life, self._life = self._life, None
-        if life is not None:
+        while life is not None and not life.done():
+            # Before Python 3.12 wait_for() loses a cancellation that comes with its result.
             life.cancel()
-            await asyncio.gather(life, return_exceptions=True)
+            await asyncio.wait({life}, timeout=_CANCEL_SECONDS)
         await self._end_process()
         self.connections.release()
 
