@@ -198,6 +198,12 @@ class Fleet:
                 self.restart(row.task, {})
         self._await_ready([row.task for row in rows])
 
+    def bury_lost(self) -> None:
+        """Have the addresses of workers that were given up answer that they are gone."""
+        lost = [row.task for row in self.rows_of(Role.WORKER) if row.state.ended]
+        if lost:
+            self.ask("bury", tasks=lost)
+
     def install(self, blob: bytes) -> None:
         """Give Python functions to all present and future data workers."""
         self.ask("install", blob=base64.b64encode(blob).decode(), timeout=60.0)

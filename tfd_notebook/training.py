@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tfd_notebook.coordinate.resolver import OwnResolver
 
 _PROBE_SECONDS = 5.0
+#: Seconds for a coordinator that was stopped to find the worker that it had lost.
+_CALM_SECONDS = 20.0
 
 
 class Training(Insight):
@@ -93,6 +95,12 @@ class Training(Insight):
             if self._used and self.policy.recycle:
                 self._recycle()
             self.check_servers()
+            if not connecting.await_stopped(_CALM_SECONDS):
+                raise errors.StateError(
+                    "TensorFlow still waits for a worker that an earlier cluster of this process "
+                    "lost, and cannot connect meanwhile",
+                    fix="restart the kernel",
+                )
             self._strategy_options = (args, options)
             chief = connecting.address_in(self._fleet.cluster_spec())
             if chief is None:
@@ -105,7 +113,11 @@ class Training(Insight):
             connecting.watch_variables(strategy, lambda one: made.append(_sized(one)))
             coordinator = Coordinator(strategy)
             coordinator.belongs_to(
-                self._monitor.tasks, self._bytes_on_ps, self._strategy_lost, self._monitor.notice
+                self._monitor.tasks,
+                self._bytes_on_ps,
+                self._strategy_lost,
+                self._monitor.notice,
+                self._fleet.bury_lost,
             )
             self._strategy, self._coordinator = strategy, coordinator
             return strategy

@@ -275,3 +275,28 @@ class TestConnecting:
         with pytest.raises(StateError, match="stopped"):
             coordinator.schedule(step, args=(loops(1),))
         assert cluster.coordinator() is not coordinator
+
+    def test_one_given_up_blocks_nobody(self) -> None:
+        with tfd.Cluster(workers=2, ps=1, name="one-less", policy=tfd.Policy(restarts=0)) as few:
+            coordinator = few.coordinator()
+            step = stepping(build(coordinator))
+            coordinator.pause_worker(1)
+            value = coordinator.schedule(step, args=(loops(1_000_000),))
+            until(lambda: coordinator.values.counts()["running"] == 1)
+            coordinator.resume_worker(1)
+            few.kill("worker:0")
+            assert value.fetch() == 1_000_000  # by the other one
+            assert few.snapshot().task("worker:0").state == "failed"
+            few.scale(workers=3)
+            coordinator.pause_worker(1)
+            assert coordinator.schedule(step, args=(loops(3),)).fetch() == 3  # by the new one
+            strategy = few.strategy()  # starts all of them afresh
+            again = few.coordinator(strategy)
+            values = [again.schedule(stepping(build(again)), args=(loops(1),)) for _ in range(9)]
+            assert set(again.fetch(values)) == {1}
+            few.kill("worker:0")
+            again.schedule(step := stepping(build(again)), args=(loops(5),)).fetch()
+            until(lambda: few.snapshot().task("worker:0").state == "failed")
+            again.pause_worker(1)
+            again.schedule(step, args=(loops(1),))
+            again.stop()

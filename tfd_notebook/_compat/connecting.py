@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +14,14 @@ from tensorflow.python.eager import context
 from tensorflow.python.training import server_lib
 
 from tfd_notebook._compat import executors
+from tfd_notebook.errors import StateError
 
 JOB = "chief"
+#: Seconds for a failure handler to come to its end.
+_STOP_SECONDS = 1.0
+#: Seconds for it to be through with a worker that was lost.
+_UPDATE_SECONDS = 20.0
+_stopping: list[threading.Thread] = []
 
 
 def has_run() -> bool:
@@ -76,6 +84,40 @@ def watch_variables(strategy: Any, made: Callable[[Any], None]) -> None:
     extended._create_variable = creating
 
 
+def stop(cluster: Any) -> bool:
+    """Stop a coordinator's cluster, as its own ``stop`` does, in an order that leaves no trace.
+
+    Its failure handler cannot be stopped while it waits for a worker that was lost, which may be
+    for ever: then this is False, and it goes on in a thread, see `await_stopped`.
+    """
+    # First, lest a worker's thread begin a closure without a failure handler, and fail.
+    cluster.closure_queue.stop()
+    for worker in cluster.workers:
+        worker.stop()
+    stopping = threading.Thread(
+        target=cluster.failure_handler.stop, name="tfd-coordinator-stop", daemon=True
+    )
+    stopping.start()
+    stopping.join(_STOP_SECONDS)
+    if stopping.is_alive():
+        _stopping.append(stopping)
+        return False
+    return True
+
+
+def await_stopped(seconds: float) -> bool:
+    """Wait for coordinators that wait for a lost worker; return whether none is left.
+
+    A connection that is made meanwhile would crash the process.
+    """
+    deadline = time.monotonic() + seconds
+    for thread in list(_stopping):
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if not thread.is_alive():
+            _stopping.remove(thread)
+    return not _stopping
+
+
 def resize(coordinator: Any, workers: Sequence[str]) -> None:
     """Have a coordinator's cluster consist of the workers at these addresses from now on.
 
@@ -89,17 +131,19 @@ def resize(coordinator: Any, workers: Sequence[str]) -> None:
     job.tasks.update(enumerate(workers))
     _filter_devices(definition)
     present = len(cluster.workers)
-    gone = cluster.workers[len(workers) :]
-    for worker in gone:
-        if hasattr(cluster.closure_queue, "retire"):
-            cluster.closure_queue.retire(worker.worker_index)
-        worker.stop()
-    del cluster.workers[len(workers) :]
     handler = cluster.failure_handler
     # Two updates at a time, this one and one that brings a lost worker back, crash the process.
-    with handler._cluster_update_lock:
+    if not handler._cluster_update_lock.acquire(timeout=_UPDATE_SECONDS):
+        raise StateError(
+            "TensorFlow waits for a worker that was lost, and takes no other meanwhile",
+            fix="see the table of tasks for the one that is not ready, and cluster.restart() it",
+        )
+    try:
+        _retire(cluster, cluster.workers[len(workers) :])
         context.context().update_server_def(definition)
         handler._server_def = definition
+    finally:
+        handler._cluster_update_lock.release()
     strategy = coordinator.strategy
     for owner in (strategy, strategy.extended, cluster):
         owner._num_workers = len(workers)
@@ -109,6 +153,15 @@ def resize(coordinator: Any, workers: Sequence[str]) -> None:
     executors.quieten(cluster.workers[present:])
     with cluster.closure_queue._queue_lock:
         cluster.closure_queue._closures_queued_condition.notify_all()
+
+
+def _retire(cluster: Any, workers: Sequence[Any]) -> None:
+    """Have the last `workers` of a cluster end with what they are doing."""
+    for worker in workers:
+        if hasattr(cluster.closure_queue, "retire"):
+            cluster.closure_queue.retire(worker.worker_index)
+        worker.stop()
+    del cluster.workers[len(cluster.workers) - len(workers) :]
 
 
 def _filter_devices(definition: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook import views
-from tfd_notebook._compat import closures, executors, version
+from tfd_notebook._compat import closures, connecting, executors, version
 from tfd_notebook._compat.outside import Outside
 from tfd_notebook.closures.gate import Gate
 from tfd_notebook.closures.store import Store
@@ -17,9 +17,19 @@ from tfd_notebook.coordinate.background import Joining
 from tfd_notebook.coordinate.limit import NOTHING, judge
 from tfd_notebook.coordinate.row import Look
 from tfd_notebook.coordinate.values import Values
-from tfd_notebook.errors import StateError, TimeLimit, UnknownName, Unsupported, UsageError
+from tfd_notebook.errors import (
+    StateError,
+    TfdError,
+    TimeLimit,
+    UnknownName,
+    Unsupported,
+    UsageError,
+)
 from tfd_notebook.limit import Limit
 from tfd_notebook.snapshot import CoordinatorRow, TaskRow
+
+#: Seconds for a failure handler that waits for a lost worker to hear that it is gone.
+_STOP_SECONDS = 5.0
 
 
 class Coordinator(closures.ClusterCoordinator):
@@ -65,6 +75,7 @@ class Coordinator(closures.ClusterCoordinator):
         self._on_ps_lost: Callable[[str], None] = lambda tasks: None
         self._lost = False
         self._tell: Callable[[str, str], None] = lambda severity, what: None
+        self._bury_lost: Callable[[], None] = lambda: None
         self._look = Look(self._store)
         #: Whether every transition is seen; otherwise only what can be told from outside.
         self.full = version.recognised()
@@ -88,10 +99,14 @@ class Coordinator(closures.ClusterCoordinator):
         ps_bytes: Callable[[], Mapping[str, int]],
         on_ps_lost: Callable[[str], None],
         tell: Callable[[str, str], None],
+        bury_lost: Callable[[], None],
     ) -> None:
-        """Note the cluster: its tasks, its variables' bytes, whom to tell of what happens."""
+        """Note the cluster: its tasks, its variables' bytes, whom to tell of what happens.
+
+        `bury_lost` has the addresses of tasks that were given up answer that they are gone.
+        """
         self._tasks, self._ps_bytes, self._on_ps_lost = tasks, ps_bytes, on_ps_lost
-        self._tell = tell
+        self._tell, self._bury_lost = tell, bury_lost
 
     # TensorFlow's
 
@@ -332,7 +347,10 @@ class Coordinator(closures.ClusterCoordinator):
         if self._stopped:
             return
         self._stopped = True
-        self._cluster.stop()
+        if not connecting.stop(self._cluster):
+            with contextlib.suppress(TfdError):  # the agent may be gone, too
+                self._bury_lost()
+            connecting.await_stopped(_STOP_SECONDS)
 
     @property
     def stopped(self) -> bool:

@@ -256,6 +256,10 @@ class Agent:
     async def do_kill(self, cluster: str, task: str) -> int | None:
         return self._cluster(cluster).task(task).kill()
 
+    async def do_bury(self, cluster: str, tasks: list[str]) -> None:
+        for name in tasks:
+            self._cluster(cluster).task(name).bury()
+
     async def do_install(self, cluster: str, blob: str) -> None:
         hosted = self._cluster(cluster)
         functions = base64.b64decode(blob)

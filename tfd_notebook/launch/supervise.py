@@ -131,6 +131,11 @@ class Supervised:
         self.process.kill()
         return self.process.pid
 
+    def bury(self) -> None:
+        """Answer for a task that was given up, so that who waits for it hears that it is gone."""
+        if self.state is TaskState.FAILED and self._tombstone is None:
+            self._bury(f"[TFD302] {self.spec.name} of cluster {self._cluster.name!r} is gone")
+
     async def install(self, blob: bytes) -> None:
         """Give the running process Python functions; later ones get them at their start."""
         if self.process is not None and self.state in (TaskState.READY, TaskState.HUNG):
