@@ -41,10 +41,17 @@ docs: $(VENV)/.docs ## the documentation, in docs/_build/html
 
 constraints: $(VENV)/.python ## resolve the pinned versions anew
 	$(BIN)/python -m pip install --quiet uv
-	printf 'hatchling\neditables\n' | $(BIN)/uv pip compile --universal --python-version 3.10 \
+	printf 'hatchling\neditables\ntf-keras\n' | $(BIN)/uv pip compile --universal --python-version 3.10 \
 		--python $(BIN)/python --fork-strategy requires-python --all-extras --upgrade \
 		--no-annotate --custom-compile-command 'make constraints' \
 		--output-file constraints.txt pyproject.toml -
+
+# Keras 2, for the tests of it under a strategy. It asks for the distribution `tensorflow`, twice
+# the download of `tensorflow-cpu`, which serves as well.
+$(VENV)/.test: $(VENV)/.tf-keras
+$(VENV)/.tf-keras: $(VENV)/.python constraints.txt
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt tf-keras
+	@touch $@
 
 clean: ## remove what the targets made, the environment too
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache

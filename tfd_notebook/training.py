@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 _PROBE_SECONDS = 5.0
 #: Seconds for a coordinator that was stopped to find the worker that it had lost.
 _CALM_SECONDS = 20.0
+_NO_KERAS = "Keras 3 cannot train, evaluate or predict under ParameterServerStrategy"
+_KERAS_2 = (
+    "use Keras 2: pip install tf-keras, and set TF_USE_LEGACY_KERAS=1 before TensorFlow is "
+    "imported; or train with functions of your own, see docs/coordinator.md"
+)
 
 
 class Training(Insight):
@@ -111,7 +116,15 @@ class Training(Insight):
             self._kernel_open_to = connect.close(self._config.allow)
             self._variables = made = []
             connecting.watch_variables(strategy, lambda one: made.append(_sized(one)))
+            connecting.refuse_keras(strategy, lambda: errors.Unsupported(_NO_KERAS, fix=_KERAS_2))
             coordinator = Coordinator(strategy)
+            if not coordinator.full:
+                self._monitor.notice(
+                    "warning",
+                    "the coordinator of this TensorFlow is none that was tried: scheduling works "
+                    "as ever, but not every transition is seen, and nothing can be paused",
+                    fix="TensorFlow 2.15 to 2.21 are known",
+                )
             coordinator.belongs_to(
                 self._monitor.tasks,
                 self._bytes_on_ps,

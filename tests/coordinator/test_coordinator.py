@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import tensorflow as tf
 
@@ -214,6 +216,36 @@ class TestBadInput:
         for stranger in (10**9, "x", object(), True):
             with pytest.raises(UnknownName):
                 coordinator.cancel(stranger)
+
+    def test_one_that_never_ends(self, coordinator: Coordinator, cluster: tfd.Cluster) -> None:
+        value = coordinator.schedule(count_to, args=(tf.constant(ENDLESS, tf.int64),))
+        with pytest.raises(TimeLimit, match="0 closure\\(s\\) wait and 1 run"):
+            coordinator.join(timeout=0.5)
+        assert cluster.snapshot().coordinator is not None
+        assert coordinator.cancel(value)
+        with pytest.raises(tf.errors.CancelledError):
+            value.fetch()
+        coordinator.join(timeout=20)
+
+    def test_a_failure_beside_one_that_cannot_be_cancelled(
+        self, coordinator: Coordinator, cluster: tfd.Cluster, add: Any
+    ) -> None:
+        coordinator.schedule(add, args=(one(),)).fetch()
+        coordinator.pause_worker(1)
+        hung = psutil.Process(cluster.snapshot().task("worker:0").pid)
+        hung.suspend()
+        try:
+            coordinator.schedule(count_to, args=(tf.constant(5, tf.int64),))
+            until(lambda: coordinator.values.counts()["running"] == 1)
+            coordinator.resume_worker(1)
+            coordinator.schedule(fail, args=(one(),))
+            with pytest.raises((TimeLimit, tf.errors.InvalidArgumentError)):
+                coordinator.join(timeout=3)
+        finally:
+            hung.resume()
+        with contextlib.suppress(tf.errors.InvalidArgumentError):
+            coordinator.join(timeout=30)
+        assert coordinator.schedule(add, args=(one(),)).fetch() > 0
 
     def test_no_time(self, coordinator: Coordinator) -> None:
         with pytest.raises(UsageError, match="timeout"):

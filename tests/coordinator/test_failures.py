@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +17,9 @@ import tensorflow as tf
 
 import tfd_notebook as tfd
 from tests._waiting import until
+from tfd_notebook._compat import version
 from tfd_notebook.coordinate.coordinator import Coordinator
-from tfd_notebook.errors import StateError, TasksMissing, UsageError
+from tfd_notebook.errors import StateError, TasksMissing, Unsupported, UsageError
 from tfd_notebook.spec import Role
 
 pytestmark = [
@@ -100,6 +103,25 @@ class TestWorkers:
         assert coordinator.values.records(1)[0]["worker"] == 0
         until(lambda: cluster.snapshot().observed.get(Role.WORKER) == 2)
         assert not hung.is_running()
+
+    def test_a_frozen_kernel_costs_no_task_and_a_dead_worker_is_back(
+        self, cluster: tfd.Cluster
+    ) -> None:
+        coordinator = cluster.coordinator()
+        step = stepping(build(coordinator))
+        coordinator.schedule(step, args=(loops(1),)).fetch()
+        before = {task.name: task.pid for task in cluster.tasks}
+        # While the interpreter holds its lock for 30 seconds nothing of this process can act.
+        killer = subprocess.Popen(["sh", "-c", f"sleep 3; kill -9 {before['worker:1']}"])
+        ctypes.PyDLL(None).sleep(30)
+        assert killer.wait(10) == 0
+        values = [coordinator.schedule(step, args=(loops(9),)) for _ in range(20)]
+        assert set(coordinator.fetch(values)) == {9}
+        after = {task.name: task.pid for task in cluster.tasks}
+        assert {name for name, pid in after.items() if pid != before[name]} == {"worker:1"}
+        coordinator.pause_worker(0)
+        assert coordinator.schedule(step, args=(loops(4),)).fetch() == 4  # by the one that is back
+        coordinator.resume_worker(0)
 
     def test_workers_come_and_go_while_closures_run(self, cluster: tfd.Cluster) -> None:
         coordinator = cluster.coordinator()
@@ -241,11 +263,60 @@ class TestConnecting:
         ):
             cluster.strategy()
 
+    def test_an_unknown_coordinator_of_tensorflow_is_used_with_less_to_see(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(version, "KNOWN", {})
+        with tfd.Cluster(workers=1, ps=1, name="unknown") as cluster:
+            coordinator = cluster.coordinator()
+            assert any("none that was tried" in n.what for n in cluster.snapshot().notices)
+            step = stepping(build(coordinator))
+            values = [coordinator.schedule(step, args=(loops(n),)) for n in range(3)]
+            coordinator.join()
+            assert coordinator.fetch(values) == [0, 1, 2]
+            until(lambda: coordinator.values.counts()["ready"] == 3)
+            for use in (coordinator.pause, coordinator.step, lambda: coordinator.join(timeout=1)):
+                with pytest.raises(Unsupported, match="may not have"):
+                    use()
+            assert coordinator.limit.kind == "none"
+            fail = tf.function(lambda x: tf.debugging.check_numerics(x, "not a number"))
+            coordinator.schedule(fail, args=(tf.constant(float("nan")),))
+            with pytest.raises(tf.errors.InvalidArgumentError):
+                coordinator.join()
+
+    def test_an_evaluator_is_a_cluster_of_its_own(self) -> None:
+        with tfd.Cluster(workers=1, ps=1, evaluator=True, name="with-evaluator") as cluster:
+            assert sorted(cluster.resolver.cluster_spec().jobs) == ["ps", "worker"]
+            step = stepping(build(cluster.coordinator()))
+            assert cluster.coordinator().schedule(step, args=(loops(2),)).fetch() == 2
+
+    def test_new_strategies_leave_no_memory_on_the_servers(self) -> None:
+        with tfd.Cluster(workers=1, ps=1, name="again") as cluster:
+            sizes = []
+            for _ in range(5):
+                with cluster.coordinator(cluster.strategy()).strategy.scope():
+                    large = tf.Variable(tf.zeros((8_000_000,)))
+                large.assign_add(tf.ones((8_000_000,)))
+                assert float(large[0].numpy()) == 1.0
+                process = psutil.Process(pid_of(cluster, "ps:0"))
+                sizes.append(process.memory_info().rss / 1e6)
+                del large
+            assert max(sizes) - min(sizes) < 32, sizes  # one variable of 32 MB
+
     def test_own_variables_survive_and_two_clusters_follow_each_other(self) -> None:
         kept = tf.Variable(41.0)
+        take = tf.function(lambda iterator: next(iterator))
+        iterators: list[Any] = []
         for name in ("first", "second"):
             with tfd.Cluster(workers=1, ps=1, name=name) as cluster:
-                checkpoint = build(cluster.coordinator())
+                coordinator = cluster.coordinator()
+                for foreign in iterators:
+                    with pytest.raises(UsageError, match="made by another coordinator"):
+                        coordinator.schedule(take, args=(foreign,))
+                dataset = coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(3))
+                iterators.append(iter(dataset))
+                assert coordinator.schedule(take, args=(iterators[-1],)).fetch() == 0
+                checkpoint = build(coordinator)
                 step = stepping(checkpoint)
                 assert cluster.coordinator().schedule(step, args=(loops(2),)).fetch() == 2
                 kept.assign_add(0.5)

@@ -19,7 +19,7 @@ from tensorflow.python.distribute.coordinator import values as tf_values
 from tfd_notebook._compat import cancelling, resources
 from tfd_notebook.closures.gate import Gate
 from tfd_notebook.closures.store import CANCELLED, FAILED, READY, Store, function_name
-from tfd_notebook.errors import PausedError, StateError, TimeLimit
+from tfd_notebook.errors import PausedError, StateError, TimeLimit, UsageError
 
 # Read here, so that a TensorFlow without one of these names fails at this import and nowhere else.
 _Queue = tf_coordinator._CoordinatedClosureQueue
@@ -162,9 +162,14 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
         closure.__class__ = WatchedClosure
         closure.store = self._store
         closure.name = function_name(trace)
-        if not self.reads_input and (closure._args or closure._kwargs):
-            given = (*closure._args, *closure._kwargs.values())
-            self.reads_input = any(isinstance(each, tf_values.PerWorkerValues) for each in given)
+        for each in (*closure._args, *closure._kwargs.values()):
+            if isinstance(each, tf_values.PerWorkerValues):
+                self.reads_input = True
+                if resources.is_foreign(each, self._store):
+                    raise UsageError(
+                        "an argument of this closure was made by another coordinator",
+                        fix="make it again: iter(coordinator.create_per_worker_dataset(...))",
+                    )
         reference = closure._output_remote_value_ref
         closure.key = self._store.add(closure.name, trace, reference)
         value = reference() if reference is not None else None

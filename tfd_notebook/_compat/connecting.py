@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -82,6 +83,21 @@ def watch_variables(strategy: Any, made: Callable[[Any], None]) -> None:
         return variable
 
     extended._create_variable = creating
+
+
+def refuse_keras(strategy: Any, error: Callable[[], Exception]) -> None:
+    """Have Keras 3, which cannot train under `strategy`, get `error` instead of TensorFlow's.
+
+    What it would do is iterate over a dataset for all workers, in this process.
+    """
+    distribute = strategy.experimental_distribute_dataset
+
+    def distributing(dataset: Any, options: Any = None) -> Any:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("keras.src."):
+            raise error()
+        return distribute(dataset, options)
+
+    strategy.experimental_distribute_dataset = distributing
 
 
 def stop(cluster: Any) -> bool:

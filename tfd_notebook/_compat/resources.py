@@ -35,3 +35,9 @@ def watch(closure: Any, store: Store) -> None:
             _watched[kind] = type(f"Counted{kind.__name__}", (_Counted, kind), {})
         closure.__class__ = _watched[kind]
         closure._tfd_store = store
+
+
+def is_foreign(values: Any, store: Store) -> bool:
+    """Whether ``PerWorkerValues`` were made by a coordinator that tells another store."""
+    closure = next((value._closure for value in values._values), None)
+    return getattr(closure, "_tfd_store", store) is not store

@@ -13,10 +13,6 @@ _PS_LOST = (
     "back; then build the model again, or use tfd.training_loop, which does it all"
 )
 _FROM_PS = "GRPC error information from remote target /job:ps"
-_NO_KERAS = (
-    "Keras 3 does not support ParameterServerStrategy: install tf-keras and set "
-    "TF_USE_LEGACY_KERAS=1 before TensorFlow is imported"
-)
 
 #: Words of TensorFlow's, and what they mean; the first that is found counts.
 _SENTENCES = (
@@ -52,12 +48,9 @@ def is_stale(error: BaseException) -> bool:
 def explain(error: BaseException) -> str:
     """Add to an error what it means, where that is known; return the sentence, or nothing."""
     text = str(error)
-    module = type(error).__module__
     sentence = next((said for words, said in _SENTENCES if words in text), "")
     if not sentence and is_loss(error):
         sentence = _PS_LOST
-    if not sentence and "keras.src" in module and "strategy" in text.lower():
-        sentence = _NO_KERAS
     if sentence and hasattr(error, "add_note"):  # Python 3.11
         notes = getattr(error, "__notes__", ())
         if not any(sentence in note for note in notes):

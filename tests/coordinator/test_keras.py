@@ -1,0 +1,76 @@
+"""Keras under the strategy of a cluster: Keras 2 trains with ours, Keras 3 is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import tfd_notebook as tfd
+from tfd_notebook.errors import Unsupported
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:.*shuffle=True:UserWarning"),
+]
+
+#: Keras 2 takes the place of Keras 3 when TensorFlow is imported, so this is a process of its own.
+FIT = """
+import json
+import numpy as np
+import tensorflow as tf
+import tfd_notebook as tfd
+
+x = np.linspace(-1, 1, 256, dtype="float32")[:, None]
+batches = tf.data.Dataset.from_tensor_slices((x, 3 * x)).shuffle(256).repeat().batch(16)
+with tfd.Cluster(workers=2, ps=1, name="keras-2") as cluster:
+    with cluster.strategy().scope():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
+        model.compile(tf.keras.optimizers.SGD(0.3), "mse", steps_per_execution=2)
+    losses = model.fit(batches, epochs=4, steps_per_epoch=20, verbose=0).history["loss"]
+    coordinator = cluster.coordinator()
+    records = coordinator.values.records(100)
+    print(json.dumps({
+        "keras": tf.keras.__name__,
+        "losses": losses,
+        "ours": isinstance(coordinator, tfd.coordinate.coordinator.Coordinator),
+        "functions": sorted({row["function"] for row in records}),
+        "workers": sorted({row["worker"] for row in records}),
+        "ready": coordinator.values.counts()["ready"],
+        "ps": sorted(cluster.snapshot().coordinator.ps_bytes),
+    }))
+"""
+
+
+def test_keras_2_trains_with_the_coordinator_of_the_cluster() -> None:
+    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", FIT], env=environment, capture_output=True, text=True, timeout=150
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["keras"].startswith("tf_keras")
+    assert found["losses"][-1] < 0.1 * found["losses"][0]
+    assert found["ours"]
+    assert found["functions"] == ["train_function"]
+    assert found["workers"] == [0, 1]
+    assert found["ready"] == 40  # 80 steps, two in each
+    assert found["ps"] == ["ps:0"]
+
+
+def test_keras_3_is_refused_with_what_to_do() -> None:
+    x = np.ones((32, 4), "float32")
+    with tfd.Cluster(workers=1, ps=1, name="keras-3") as cluster:
+        with cluster.strategy().scope():
+            model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        for use in (lambda: model.fit(x, x[:, :1], verbose=0), lambda: model.predict(x, verbose=0)):
+            with pytest.raises(Unsupported, match="Keras 3 cannot train") as caught:
+                use()
+            assert "TF_USE_LEGACY_KERAS=1" in str(caught.value)
