@@ -305,11 +305,11 @@ class TestConnecting:
 
     def test_own_variables_survive_and_two_clusters_follow_each_other(self) -> None:
         kept = tf.Variable(41.0)
-        take = tf.function(lambda iterator: next(iterator))
         iterators: list[Any] = []
         for name in ("first", "second"):
             with tfd.Cluster(workers=1, ps=1, name=name) as cluster:
                 coordinator = cluster.coordinator()
+                take = tf.function(lambda iterator: next(iterator))
                 for foreign in iterators:
                     with pytest.raises(UsageError, match="made by another coordinator"):
                         coordinator.schedule(take, args=(foreign,))

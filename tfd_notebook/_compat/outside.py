@@ -39,6 +39,11 @@ class Outside:
                 self._running = True
                 threading.Thread(target=self._follow, name="tfd-values", daemon=True).start()
 
+    def close(self) -> None:
+        """Follow nothing any more."""
+        with self._lock:
+            self._open.clear()
+
     def _follow(self) -> None:
         while True:
             time.sleep(_POLL_SECONDS)

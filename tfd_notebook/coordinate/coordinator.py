@@ -347,6 +347,7 @@ class Coordinator(closures.ClusterCoordinator):
         if self._stopped:
             return
         self._stopped = True
+        self._outside.close()
         if not connecting.stop(self._cluster):
             with contextlib.suppress(TfdError):  # the agent may be gone, too
                 self._bury_lost()
