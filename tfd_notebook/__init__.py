@@ -7,9 +7,11 @@ TensorFlow; that happens when something needs it.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook._compat import importing, pyfunc, sites
+from tfd_notebook.version import VERSION
 
 if TYPE_CHECKING:
     from tfd_notebook import errors as errors
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from tfd_notebook.spec import Policy as Policy
     from tfd_notebook.spec import Service as Service
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "Cluster": "cluster",
@@ -88,6 +90,7 @@ def load_ipython_extension(ipython: Any) -> None:
     pyfunc.make_tokens_unique()
     sites.record()
     magics.load_ipython_extension(ipython)
+    _show_to_panels(ipython)
     local.preload()
 
 
@@ -95,9 +98,11 @@ def unload_ipython_extension(ipython: Any) -> None:
     """Called by ``%unload_ext tfd_notebook``: stops everything and undoes what loading did."""
     from tfd_notebook import magics
     from tfd_notebook._compat import interrupt
+    from tfd_notebook.bus import comm
     from tfd_notebook.cluster import clusters
     from tfd_notebook.launch import local
 
+    comm.detach()
     magics.unload_ipython_extension(ipython)
     for living in clusters().values():
         living.stop()
@@ -108,6 +113,22 @@ def unload_ipython_extension(ipython: Any) -> None:
     sites.undo()
     importing.forget_all()
 
+
+def _show_to_panels(shell: Any) -> None:
+    """Let the panels of a front end see the clusters of `shell`'s kernel."""
+    from tfd_notebook.bus import comm
+
+    def commands() -> Any:
+        from tfd_notebook.magics import starting
+
+        return starting.commands(shell)
+
+    comm.attach(shell, commands)
+
+
+# A notebook that imports this package without loading the extension is seen by panels, too.
+if "ipykernel" in sys.modules and "IPython" in sys.modules:
+    _show_to_panels(sys.modules["IPython"].get_ipython())
 
 # Before the user's first pipeline is traced: a Python function in it must not share its name
 # with another kernel's on a worker that both use, and its stages are known by their place.

@@ -1,8 +1,8 @@
 """A unix socket by which this user's other processes reach the clusters of this one.
 
 One line of JSON asks, one line answers. The socket lies in the user's runtime directory (0700), has
-mode 0600, and asks the system who is there; nothing that arrives is ever executed or unpickled. It
-is served by threads of its own, also while a cell runs.
+mode 0600, and asks the system who is there. It is served by threads of its own, also while a cell
+runs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tfd_notebook import errors
+from tfd_notebook import commands, errors
 
 __all__ = ["ControlServer", "call", "clusters", "ensure_started", "processes", "stop"]
 
@@ -27,8 +27,6 @@ _MOST_REQUEST = 65_536
 _MOST_REPLY = 64_000_000
 _PEER_SECONDS = 5.0
 _CLIENTS = 8
-#: Seconds that a step may keep its caller waiting; what has not ended then goes on.
-_STEP_SECONDS = 5.0
 
 _server: ControlServer | None = None
 _server_lock = threading.Lock()
@@ -156,9 +154,7 @@ def call(pid: int, request: Mapping[str, Any], timeout: float = 10.0) -> Any:
     pid : int
         One of `processes`.
     request : mapping
-        ``command`` and its arguments: ``list``; ``snapshot(name, width, hold)``;
-        ``logs(name, task, lines, offset)``; ``stop(name)``; of a coordinator ``pause(name)``,
-        ``resume(name)``, ``step(name, count)`` and ``cancel(name, id)``.
+        One of those that `tfd_notebook.commands.perform` knows.
     timeout : float
         Seconds for the whole of it. Default 10.
 
@@ -193,7 +189,7 @@ def call(pid: int, request: Mapping[str, Any], timeout: float = 10.0) -> Any:
             f"process {pid} went away without an answer", fix="see tfd list"
         ) from None
     if "error" in reply:
-        raise _error(reply["error"])
+        raise commands.error_from(reply["error"])
     return reply["value"]
 
 
@@ -207,138 +203,18 @@ def clusters(timeout: float = 10.0) -> list[dict[str, Any]]:
     return found
 
 
-# What can be asked
+# How it travels
 
 
 def _answer(line: bytes) -> bytes:
-    try:
+    def work() -> Any:
         try:
             request = json.loads(line)
         except ValueError:
             raise errors.UsageError("the request is not one line of JSON") from None
-        command = request.get("command") if isinstance(request, dict) else None
-        if not isinstance(command, str) or command not in _COMMANDS:
-            raise errors.UsageError(f"the request has none of the commands {', '.join(_COMMANDS)}")
-        reply = {"value": _COMMANDS[command](request)}
-    except errors.TfdError as error:
-        reply = {"error": _packed(error)}
-    except Exception as error:
-        reply = {"error": _packed(errors.TfdError(f"{type(error).__name__}: {error}"))}
-    return json.dumps(reply).encode() + b"\n"
+        return commands.perform(request)
 
-
-def _list(request: Mapping[str, Any]) -> Any:
-    from tfd_notebook import views
-    from tfd_notebook.cluster import clusters as living
-
-    return [views.brief(cluster.snapshot()) for cluster in living().values()]
-
-
-def _snapshot(request: Mapping[str, Any]) -> Any:
-    from tfd_notebook import views
-    from tfd_notebook.snapshot import as_dict
-
-    cluster = _cluster(request)
-    width = _number(request, "width", 110, least=20, most=1000)
-    hold = _number(request, "hold", 0, least=0, most=3600)
-    if hold and cluster.has_coordinator:
-        with contextlib.suppress(errors.TfdError):
-            cluster.present_coordinator().control_for(hold)
-    snapshot = cluster.snapshot()
-    return {"snapshot": as_dict(snapshot), "text": views.text(snapshot, width)}
-
-
-def _logs(request: Mapping[str, Any]) -> Any:
-    task = request.get("task")
-    if task is not None and not isinstance(task, str):
-        raise errors.UsageError(f"task={task!r} is no name")
-    cluster = _cluster(request)
-    lines = _number(request, "lines", 100, least=1, most=100_000)
-    if task is None:
-        return {"text": cluster.logs(None, lines), "offset": None}
-    since = request.get("offset")
-    if since is not None:
-        since = _number(request, "offset", 0, least=0, most=2**62)
-    text, offset = cluster.log_from(task, since, lines)
-    return {"text": text, "offset": offset}
-
-
-def _stop(request: Mapping[str, Any]) -> Any:
-    cluster = _cluster(request)
-    cluster.stop()
-    return cluster.state
-
-
-def _pause(request: Mapping[str, Any]) -> Any:
-    coordinator = _cluster(request).present_coordinator()
-    # Whoever pauses from a terminal can resume from it: a join must not give up meanwhile.
-    coordinator.control_for(float("inf"))
-    coordinator.pause("from a terminal")
-    return coordinator.values.counts()
-
-
-def _resume(request: Mapping[str, Any]) -> Any:
-    coordinator = _cluster(request).present_coordinator()
-    coordinator.resume()
-    return coordinator.values.counts()
-
-
-def _step(request: Mapping[str, Any]) -> Any:
-    coordinator = _cluster(request).present_coordinator()
-    count = _number(request, "count", 1, least=1, most=2**31)
-    ended = coordinator.step(count, timeout=_STEP_SECONDS)
-    return {"ended": ended, "counts": coordinator.values.counts()}
-
-
-def _cancel(request: Mapping[str, Any]) -> Any:
-    key = _number(request, "id", -1, least=0, most=2**62)
-    return _cluster(request).present_coordinator().cancel(key)
-
-
-_COMMANDS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-    "list": _list,
-    "snapshot": _snapshot,
-    "logs": _logs,
-    "stop": _stop,
-    "pause": _pause,
-    "resume": _resume,
-    "step": _step,
-    "cancel": _cancel,
-}
-
-
-def _cluster(request: Mapping[str, Any]) -> Any:
-    from tfd_notebook.cluster import clusters as living
-
-    known = living()
-    name = request.get("name")
-    if not isinstance(name, str) or name not in known:
-        raise errors.UnknownName(f"there is no cluster {name!r} in process {os.getpid()}")
-    return known[name]
-
-
-def _number(request: Mapping[str, Any], name: str, default: int, *, least: int, most: int) -> int:
-    value = request.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise errors.UsageError(f"{name}={value!r} is out of range", fix=f"use {least} to {most}")
-    return value
-
-
-# How it travels
-
-
-def _packed(error: errors.TfdError) -> dict[str, Any]:
-    return {"code": error.code, "what": error.what, "task": error.task, "fix": error.fix}
-
-
-def _error(packed: Mapping[str, Any]) -> errors.TfdError:
-    kinds = {
-        kind.code: kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, errors.TfdError)
-    }
-    kind = kinds.get(str(packed.get("code")), errors.TfdError)
-    return kind(str(packed.get("what")), task=packed.get("task"), fix=packed.get("fix"))
+    return json.dumps(commands.answer(work)).encode() + b"\n"
 
 
 def _read_line(peer: socket.socket, most: int, timeout: float = _PEER_SECONDS) -> bytes:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from tests._waiting import until
 from tfd_notebook import errors, views
 from tfd_notebook.closures import store as stores
 from tfd_notebook.closures.gate import Gate
@@ -30,8 +29,6 @@ from tfd_notebook.magics.stepper import number_and_name
 from tfd_notebook.snapshot import CoordinatedRow, CoordinatorRow, Snapshot, TaskRow, as_dict
 from tfd_notebook.spec import Role, TaskState
 from tfd_notebook.views import _figures as figures
-from tfd_notebook.views import widget
-from tfd_notebook.views._steering import Presence
 
 SCRIPT = "\x1b[2J<script>alert('&')</script>"
 
@@ -392,61 +389,6 @@ class Steered:
 def cluster() -> Iterator[Cluster]:
     with Cluster(launcher="fake", workers=1, name="steered") as made:
         yield made
-
-
-def test_the_widget_steers_from_the_clusters_own_thread(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(widget, "_front_end", lambda: True)
-    view = widget.live(cluster, hz=10)
-    page, first, controls = view.widget.children
-    said = first.children[-1]
-    assert controls.layout.display == "none"
-    steered = Steered()
-    cluster._coordinator = steered  # type: ignore[assignment]
-    until(lambda: controls.layout.display == "flex" and steered.present == 1)
-    pause, resume, count, step, breaks, key, cancel = controls.children
-    assert (pause.disabled, resume.disabled) == (False, True)
-    pause.click()
-    until(lambda: pause.disabled and not step.disabled and "‖ paused" in page.value)
-    count.value = 3
-    step.click()
-    until(lambda: said.value == "step 3: done")
-    breaks.value = True
-    until(lambda: "breaks on failure" in page.value)
-    key.value = 9
-    cancel.click()
-    until(lambda: "9 is no closure" in said.value)
-    resume.click()
-    until(lambda: resume.disabled)
-    assert steered.told == [
-        ("pause",),
-        ("step", 3, 0),
-        ("break_on", True, (1,), ("step",)),
-        ("cancel", 9),
-        ("resume",),
-    ]
-    assert steered.threads == {"tfd-monitor-steered"}
-    # What somebody else changes is shown and not told back.
-    steered.breakpoints = (False, (), ())
-    until(lambda: breaks.value is False)
-    assert len(steered.told) == 5
-    view.close()
-    until(lambda: steered.present == 0 and controls.layout.display == "none")
-
-
-def test_presence_goes_from_one_coordinator_to_the_next(cluster: Cluster) -> None:
-    presence, one, other = Presence(cluster), Steered(), Steered()
-    presence.renew()
-    cluster._coordinator = one  # type: ignore[assignment]
-    presence.renew()
-    presence.renew()
-    assert one.present == 1
-    cluster._coordinator = other  # type: ignore[assignment]
-    presence.renew()
-    assert (one.present, other.present) == (0, 1)
-    presence.end()
-    assert other.present == 0
 
 
 class Joined(Steered):

@@ -1,4 +1,4 @@
-"""The one private name of ipykernel that we use."""
+"""What ipykernel does with messages from the browser, and the one private name of it."""
 
 from __future__ import annotations
 
@@ -25,3 +25,13 @@ def answer_beside_cells(comm: Any) -> bool:
         return False
     comm._reply_subshell_for = lambda data, default: default
     return True
+
+
+def takes_clicks_beside_cells() -> bool:
+    """Whether this ipykernel can take messages from a browser while a cell runs."""
+    try:
+        from importlib.metadata import version
+
+        return int(version("ipykernel").partition(".")[0]) >= 7
+    except (ImportError, ValueError):
+        return False

@@ -9,8 +9,8 @@ import time
 import weakref
 from array import array
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ STATES = (
 )
 QUEUED, DISPATCHED, RUNNING, FETCHING, READY, FAILED, CANCELLED, RETRYING = range(len(STATES))
 ENDED = (READY, FAILED, CANCELLED)
+#: Attempts that came to nothing, of which the latest are known.
+_KEPT_LOST = 1_000
 _WAITING = (QUEUED, RETRYING)
 _IN_FLIGHT = (DISPATCHED, RUNNING, FETCHING)
 
@@ -39,12 +41,12 @@ Times = tuple[float, float, float, float, float]
 
 @dataclass(frozen=True)
 class Columns:
-    """A copy of the columns at one moment; position 0 is the closure `first`.
+    """A copy of the columns of some closures at one moment.
 
     Times are seconds of `time.perf_counter`, 0 for what has not happened.
     """
 
-    first: int
+    ids: Sequence[int]
     function: array[int]
     state: bytes
     worker: array[int]
@@ -59,6 +61,16 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.state)
+
+
+@dataclass(frozen=True)
+class LostAttempt:
+    """A closure that was at a worker and went back to the queue; seconds of `time.perf_counter`."""
+
+    id: int
+    worker: int
+    dispatched: float
+    ended: float
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,8 @@ class Store:
         self._log_id = array("q")
         self._log_state = array("b")
         self._log_worker = array("h")
+        self._log_dropped = 0
+        self._lost: deque[LostAttempt] = deque(maxlen=_KEPT_LOST)
         #: Grows with every change.
         self.version = 0
 
@@ -190,6 +204,7 @@ class Store:
         with self._lock:
             row = key - self._first
             if row >= 0:
+                self._lost.append(LostAttempt(key, worker, self._dispatched[row], now))
                 self._worker[row] = -1
                 self._errors[key] = why
             self._enter(now, key, RETRYING, worker)
@@ -221,6 +236,7 @@ class Store:
         self._log_worker.append(worker)
         if len(self._log_time) > 4 * self._keep:
             half = 2 * self._keep
+            self._log_dropped += half
             for column in (self._log_time, self._log_id, self._log_state, self._log_worker):
                 del column[:half]
 
@@ -305,25 +321,69 @@ class Store:
         with self._lock:
             end = self._state.rfind(READY) + 1 if ended else len(self._state)
             rows = slice(0 if latest is None else max(0, end - latest), end)
-            first = self._first + rows.start
-            return Columns(
-                first,
-                self._function[rows],
-                bytes(self._state[rows]),
-                self._worker[rows],
-                self._attempts[rows],
-                self._queued[rows],
-                self._dispatched[rows],
-                self._started[rows],
-                self._fetching[rows],
-                self._finished[rows],
-                tuple(self._functions),
-                self._errors_of(range(first, self._first + end)),
+            return self._copy(
+                range(self._first + rows.start, self._first + end), lambda column: column[rows]
             )
 
-    def _errors_of(self, keys: range) -> dict[int, str]:
+    def columns_of(self, ids: Iterable[int]) -> Columns:
+        """Return a copy of the rows of these closures, without those that are not known."""
+        import numpy as np
+
+        with self._lock:
+            known = np.fromiter(ids, dtype=np.int64)
+            known = known[(known >= self._first) & (known < self._first + len(self._state))]
+            rows = known - self._first
+
+            def taken(column: Any) -> Any:
+                kind = column.typecode if isinstance(column, array) else "B"
+                copied = np.frombuffer(column, dtype=kind)[rows].tobytes()
+                return array(kind, copied) if isinstance(column, array) else copied
+
+            return self._copy(known.tolist(), taken if len(rows) else lambda column: column[:0])
+
+    def _copy(self, ids: Sequence[int], part: Callable[[Any], Any]) -> Columns:
+        return Columns(
+            ids,
+            part(self._function),
+            bytes(part(self._state)),
+            part(self._worker),
+            part(self._attempts),
+            part(self._queued),
+            part(self._dispatched),
+            part(self._started),
+            part(self._fetching),
+            part(self._finished),
+            tuple(self._functions),
+            self._errors_of(ids),
+        )
+
+    def changes(self, since: int) -> tuple[int, list[int] | None]:
+        """Return which closures changed since an earlier call, and the place to go on from.
+
+        Parameters
+        ----------
+        since : int
+            What the call before returned first; 0 at the beginning.
+
+        Returns
+        -------
+        int, list of int or None
+            None where that is too long ago to be known.
+        """
+        with self._lock:
+            place = self._log_dropped + len(self._log_id)
+            if since < self._log_dropped:
+                return place, None
+            return place, sorted(set(self._log_id[since - self._log_dropped :]))
+
+    def lost_attempts(self) -> tuple[LostAttempt, ...]:
+        """Return the latest attempts that ended because a worker was lost, the oldest first."""
+        with self._lock:
+            return tuple(self._lost)
+
+    def _errors_of(self, keys: Sequence[int]) -> dict[int, str]:
         known = self._errors
-        if len(known) < len(keys):
+        if isinstance(keys, range) and len(known) < len(keys):
             return {key: text for key, text in known.items() if key in keys}
         return {key: known[key] for key in keys if key in known}
 

@@ -74,10 +74,7 @@ class Values:
         try:
             found = self._store.value(id)
         except KeyError:
-            raise UnknownName(
-                f"there is no closure {id!r}, or it is too long ago",
-                fix="see %tfd_values for those that are known",
-            ) from None
+            raise _unknown(id) from None
         if found is None:
             raise ValueGone(
                 f"nobody holds the RemoteValue of closure {id} any more, so its result is gone",
@@ -110,10 +107,9 @@ class Values:
         def stamp(name: str) -> Any:
             return pd.to_datetime((times[name] + EPOCH) * 1e9)
 
-        ids = range(seen.first, seen.first + len(seen))
         return pd.DataFrame(
             {
-                "id": np.arange(seen.first, seen.first + len(seen)),
+                "id": np.array(seen.ids, dtype=int),
                 "function": pd.Categorical.from_codes(
                     np.array(seen.function, dtype=int), list(seen.functions)
                 ),
@@ -127,7 +123,7 @@ class Values:
                 "queue_ms": (times["dispatched"] - times["queued"]) * 1e3,
                 "run_ms": (times["fetching"] - times["started"]) * 1e3,
                 "fetch_ms": (times["finished"] - times["fetching"]) * 1e3,
-                "error": [seen.errors.get(key, "") for key in ids],
+                "error": [seen.errors.get(key, "") for key in seen.ids],
             },
             columns=list(VALUE_COLUMNS),
         )
@@ -148,6 +144,20 @@ class Values:
             if len(found) == latest:
                 break
         return found[::-1]
+
+    def record(self, id: int) -> dict[str, Any]:
+        """Return what is known of one closure, as JSON values with the names of `VALUE_COLUMNS`.
+
+        Raises
+        ------
+        UnknownName
+            There is no such closure, or it is too long ago.
+        """
+        seen = self._store.columns_of([id])
+        if not len(seen):
+            raise _unknown(id)
+        word = STATES[seen.state[0]]
+        return _record(seen, 0, "paused" if self._paused() and word == "queued" else word)
 
     def table(
         self, rows: int = 20, state: str | None = None, worker: int | None = None
@@ -185,6 +195,13 @@ class Values:
         return f"<{len(self):,} RemoteValues: {counts or 'none yet'}>"
 
 
+def _unknown(id: Any) -> UnknownName:
+    return UnknownName(
+        f"there is no closure {id!r}, or it is too long ago",
+        fix="see %tfd_values for those that are known",
+    )
+
+
 def _record(seen: Columns, row: int, state: str) -> dict[str, Any]:
     def between(start: float, end: float) -> float | None:
         return round((end - start) * 1e3, 3) if start and end and end >= start else None
@@ -193,7 +210,7 @@ def _record(seen: Columns, row: int, state: str) -> dict[str, Any]:
         return moment + EPOCH if moment else None
 
     return {
-        "id": seen.first + row,
+        "id": seen.ids[row],
         "function": seen.functions[seen.function[row]],
         "state": state,
         "worker": seen.worker[row],
@@ -205,7 +222,7 @@ def _record(seen: Columns, row: int, state: str) -> dict[str, Any]:
         "queue_ms": between(seen.queued[row], seen.dispatched[row]),
         "run_ms": between(seen.started[row], seen.fetching[row]),
         "fetch_ms": between(seen.fetching[row], seen.finished[row]),
-        "error": seen.errors.get(seen.first + row, ""),
+        "error": seen.errors.get(seen.ids[row], ""),
     }
 
 

@@ -7,13 +7,8 @@ from typing import Any
 
 from tfd_notebook import views
 from tfd_notebook.errors import UsageError
-from tfd_notebook.magics import living
-from tfd_notebook.magics.options import (
-    add_scale_options,
-    add_start_options,
-    make_cluster,
-    scale_wishes,
-)
+from tfd_notebook.magics import living, starting
+from tfd_notebook.magics.options import add_scale_options, scale_wishes
 from tfd_notebook.magics.parsing import Command, CommandLine, Parser
 from tfd_notebook.spec import Role
 
@@ -21,7 +16,12 @@ from tfd_notebook.spec import Role
 def command_line(shell: Any) -> CommandLine:
     """Return the subcommands of ``%tfd_cluster`` for `shell`."""
     commands = (
-        Command("start", "start a cluster, or use the one that lives", _Start(shell), _start_args),
+        Command(
+            "start",
+            "start a cluster, or use the one that lives",
+            _Start(shell),
+            starting.add_options,
+        ),
         Command("list", "the clusters of this kernel", _list),
         Command("status", "one cluster: tasks, streams, notices", _status, _status_args),
         Command("scale", "have another number of tasks", _scale, _scale_args),
@@ -51,29 +51,14 @@ def say(words: str) -> None:
     print(words)  # noqa: T201
 
 
-def _start_args(parser: Parser) -> None:
-    add_start_options(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        default="cluster",
-        metavar="VAR",
-        help="variable for the cluster (default: cluster); never overwrites anything else",
-    )
-
-
 class _Start:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
 
     def __call__(self, options: argparse.Namespace) -> Any:
-        variable = living.check_variable(options.output)
-        before = list(living.living().values())
-        cluster = make_cluster(options)
-        bound = living.bind(self._shell.user_ns, variable, cluster)
-        done = "lives already and is used" if any(c is cluster for c in before) else "started"
-        taken = f" ({variable!r} holds something else)" if bound != variable else ""
-        say(f"cluster {cluster.name!r} {done}; it is in the variable {bound!r}{taken}")
+        started = starting.start(self._shell, options)
+        cluster = started.cluster
+        say(started.said)
         if Role.DISPATCHER in cluster.snapshot().observed and not cluster.data_workers():
             say("it has no data worker yet: %tfd_cluster scale --data-workers 2")
         return cluster
@@ -99,7 +84,7 @@ def _status_args(parser: Parser) -> None:
 def _status(options: argparse.Namespace) -> Any:
     cluster = living.pick(options.name)
     if options.live:
-        from tfd_notebook.views.widget import live
+        from tfd_notebook.widgets import live
 
         return live(cluster)
     return cluster.to_frame() if options.frame else views.View(cluster.snapshot())

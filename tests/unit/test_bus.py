@@ -1,0 +1,501 @@
+"""What panels and widgets are told, and what they may ask, without a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import threading
+import time
+from array import array
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests._waiting import until
+from tfd_notebook import bus, errors
+from tfd_notebook.bus import hub
+from tfd_notebook.bus.columns import COLUMNS, ColumnFeed
+from tfd_notebook.bus.feed import Feed, difference
+from tfd_notebook.bus.presence import Presences
+from tfd_notebook.bus.session import Session
+from tfd_notebook.closures.store import CANCELLED, EPOCH, FAILED, READY, Store
+from tfd_notebook.cluster import Cluster
+from tfd_notebook.events import Notice
+from tfd_notebook.magics import starting
+from tfd_notebook.snapshot import CoordinatedRow, CoordinatorRow, Snapshot, StreamRow, TaskRow
+from tfd_notebook.spec import Role, TaskState
+
+Tree = dict[str, Any]
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """Apply a merge patch as RFC 7396 says."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+def snapshot(**changes: Any) -> Snapshot:
+    tasks = tuple(
+        TaskRow(f"data_worker:{i}", Role.DATA_WORKER, i, state=TaskState.READY, cpu_percent=3.14)
+        for i in range(3)
+    )
+    made = Snapshot(1, 10.0, "c", "local", "ready", tasks, planned={Role.DATA_WORKER: 3})
+    return replace(made, **changes)
+
+
+# The tree
+
+
+def test_patches_make_of_the_old_tree_the_new_one() -> None:
+    chance = random.Random(5)
+
+    def tree(depth: int) -> Any:
+        if depth == 0 or chance.random() < 0.2:
+            return chance.choice([1, 1.5, True, "", "x", [1, 2], []])
+        return {str(chance.randrange(6)): tree(depth - 1) for _ in range(chance.randrange(5))}
+
+    for _ in range(500):
+        old, new = {"a": tree(3)}, {"a": tree(3)}
+        assert merged(old, difference(old, new)) == new
+        assert difference(new, new) == {}
+
+
+def test_rows_that_did_not_change_are_not_sent() -> None:
+    feed, seen = Feed(), snapshot()
+    feed.whole([seen])
+    assert feed.patch([replace(seen, version=2, time=11.0)]) == {}
+    rows = (*seen.tasks[:2], replace(seen.tasks[2], state=TaskState.HUNG, reason="no answer"))
+    patch = feed.patch([replace(seen, tasks=rows, state="degraded")])
+    assert patch == {
+        "clusters": {
+            "c": {
+                "state": "degraded",
+                "tasks": {"data_worker:2": {"state": "hung", "reason": "no answer"}},
+            }
+        }
+    }
+    patch = feed.patch([replace(seen, tasks=rows[:2], state="degraded")])
+    assert patch["clusters"]["c"]["tasks"] == {"data_worker:2": None}
+    assert feed.patch([]) == {"clusters": {"c": None}}
+
+
+def test_a_cluster_in_which_nothing_is_done_says_nothing() -> None:
+    feed, seen = Feed(), snapshot()
+    feed.whole([seen])
+    busier = tuple(replace(row, cpu_percent=50.0, rss_mb=9.0) for row in seen.tasks)
+    assert feed.patch([replace(seen, tasks=busier)]) == {}
+    stream = StreamRow("train", "stream", "running", elements=5, elements_per_s=2.0)
+    patch = feed.patch([replace(seen, tasks=busier, streams=(stream,))])["clusters"]["c"]
+    assert patch["tasks"]["data_worker:0"] == {"cpu_percent": 50.0, "rss_mb": 9.0}
+    assert patch["streams"]["train"]["elements"] == 5
+
+
+def test_the_tree_has_what_is_seen_of_a_coordinator_and_the_latest_notices() -> None:
+    row = CoordinatorRow(
+        "paused",
+        "by request",
+        counts={"ready": 3},
+        workers=(CoordinatedRow(0, "running", 7, "step", 0.25), CoordinatedRow(1, "idle")),
+        run_ms=(1.0, 2.0, math.pi),
+    )
+    notices = tuple(Notice("info", f"notice {i}", fix="none") for i in range(60))
+    tree = Feed().whole([snapshot(coordinator=row, events=notices)])["clusters"]["c"]
+    assert tree["coordinator"]["workers"]["0"]["function"] == "step"
+    assert tree["coordinator"]["run_ms"] == [1.0, 2.0, 3.1416]
+    assert [each["what"] for each in tree["notices"]] == [f"notice {i}" for i in range(10, 60)]
+    assert tree["planned"] == {"data_worker": 3}
+
+
+# Columns
+
+
+class Page:
+    """What a page makes of messages about closures."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[str, float]] = {}
+        self.errors: dict[int, str] = {}
+
+    def take(self, head: Tree, buffers: list[bytes]) -> None:
+        kinds = {"f8": "d", "i4": "i", "u1": "B", "i2": "h", "u2": "H"}
+        columns = {
+            name: array(kinds[kind], buffer)
+            for (name, kind), buffer in zip(head["columns"], buffers, strict=True)
+        }
+        if head["whole"]:
+            self.rows.clear()
+        self.errors.update({int(key): text for key, text in head["errors"].items()})
+        for row in range(head["count"]):
+            values = {name: column[row] for name, column in columns.items()}
+            self.rows[int(values.pop("id"))] = values
+
+
+def test_a_page_that_is_told_changes_knows_what_one_does_that_is_told_all() -> None:
+    store, chance, live = Store(), random.Random(3), []
+    feed, page = ColumnFeed(store), Page()
+    for _ in range(300):
+        for _ in range(chance.randrange(8)):
+            act = chance.random()
+            if act < 0.5 or not live:
+                live.append(store.add(chance.choice("fgh"), "t", None))
+            else:
+                key = chance.choice(live)
+                worker = chance.randrange(3)
+                store.dispatched(key, worker)
+                if act < 0.6:
+                    store.retry(key, worker, "lost")
+                    continue
+                store.running(key, worker)
+                state = chance.choice((READY, FAILED, CANCELLED))
+                store.end(key, state, worker, "boom" if state == FAILED else "")
+                live.remove(key)
+        if (message := feed.changes()) is not None:
+            page.take(*message)
+    assert feed.changes() is None
+    other = Page()
+    other.take(*ColumnFeed(store).whole())
+    assert repr(page.rows) == repr(other.rows)
+    assert page.errors.keys() >= other.errors.keys()
+    assert len(page.rows) == len(store)
+
+
+def test_times_are_seconds_since_the_epoch_and_what_never_was_is_no_number() -> None:
+    store = Store()
+    key = store.add("f", "f", None)
+    store.dispatched(key, 1)
+    page = Page()
+    page.take(*ColumnFeed(store).whole())
+    assert abs(page.rows[key]["queued"] - time.time()) < 60
+    assert math.isnan(page.rows[key]["finished"])
+
+
+def test_attempts_that_a_worker_took_along_are_told() -> None:
+    store = Store()
+    key = store.add("f", "f", None)
+    store.dispatched(key, 1)
+    store.retry(key, 1, "put back")
+    head, _ = ColumnFeed(store).whole()
+    ((lost, worker, began, ended),) = head["lost"]
+    assert (lost, worker) == (key, 1)
+    assert 0 < began - EPOCH <= ended - EPOCH
+
+
+def test_what_is_too_long_ago_is_told_as_a_whole() -> None:
+    store = Store(keep=50)
+    feed = ColumnFeed(store)
+    feed.whole()
+    for _ in range(2_000):
+        key = store.add("f", "f", None)
+        store.dispatched(key, 0)
+        store.end(key, READY, 0)
+    message = feed.changes()
+    assert message is not None
+    head, buffers = message
+    assert head["whole"]
+    assert len(buffers) == len(COLUMNS)
+    assert array("d", buffers[0])[-1] == key
+
+
+def test_a_pause_is_a_change() -> None:
+    store, paused = Store(), [False]
+    store.add("f", "f", None)
+    feed = ColumnFeed(store, lambda: paused[0])
+    feed.whole()
+    assert feed.changes() is None
+    paused[0] = True
+    message = feed.changes()
+    assert message is not None
+    assert (message[0]["paused"], message[0]["count"]) == (True, 0)
+
+
+# Sessions
+
+
+class Browser:
+    """A session, and all that it sent."""
+
+    def __init__(self, **options: Any) -> None:
+        self.sent: list[tuple[Tree, list[bytes]]] = []
+        self.session = Session(
+            lambda message, buffers: self.sent.append((message, buffers)), **options
+        )
+        hub.join(self.session)
+
+    def says(self, kind: str, client: str = "tab", **content: Any) -> None:
+        hub.receive(self.session, {"kind": kind, "client": client, **content})
+
+    def got(self, kind: str) -> list[Tree]:
+        return [message for message, _ in list(self.sent) if message["kind"] == kind]
+
+    def asks(self, command: str, client: str = "tab", **content: Any) -> Tree:
+        name = f"{command} {len(self.sent)} {time.perf_counter()}"
+        self.says("command", client, ask=name, command=command, **content)
+        return until(lambda: next((m for m in self.got("reply") if m["ask"] == name), None))  # type: ignore[no-any-return]
+
+    @property
+    def tree(self) -> Tree:
+        tree: Tree = {}
+        for message in self.got("state"):
+            tree = message["state"] if message["whole"] else merged(tree, message["state"])
+        return tree
+
+
+@contextlib.contextmanager
+def browser(**options: Any) -> Iterator[Browser]:
+    made = Browser(**options)
+    try:
+        yield made
+    finally:
+        hub.leave(made.session)
+        until(lambda: not [t for t in threading.enumerate() if t.name.startswith("tfd-bus")])
+
+
+@pytest.fixture
+def panel() -> Iterator[Browser]:
+    with browser(everything=True) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster(launcher="fake", data_workers=2, workers=1, name="shown") as made:
+        yield made
+
+
+def test_a_panel_hears_of_clusters_that_come_and_go(panel: Browser) -> None:
+    until(lambda: panel.got("hello"))
+    assert panel.got("state") == []  # nobody reads yet
+    panel.says("hello", protocol=bus.PROTOCOL, tells=True)
+    until(lambda: panel.got("state"))
+    assert panel.got("hello")[-1]["known"] == "tab"
+    assert panel.tree == {"clusters": {}}
+    with Cluster(launcher="fake", data_workers=1, name="coming"):
+        until(lambda: panel.tree["clusters"].get("coming", {}).get("state") == "ready")
+    until(lambda: panel.tree["clusters"]["coming"]["state"] == "stopped")
+    numbers = [message["seq"] for message in panel.got("state")]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_commands_are_checked_and_answered(panel: Browser, cluster: Cluster) -> None:
+    panel.says("hello")
+    reply = panel.asks("scale", name="shown", data_workers=3)
+    assert reply["value"] == {"dispatcher": 1, "data_worker": 3, "worker": 1}
+    assert reply["client"] == "tab"
+    until(lambda: len(panel.tree["clusters"]["shown"]["tasks"]) == 5)
+    assert panel.asks("logs", name="shown", task="worker:0")["value"]["text"]
+    for wrong in (
+        {"command": "scale", "name": "nobody", "data_workers": 1},
+        {"command": "scale", "name": "shown", "data_workers": -1},
+        {"command": "scale", "name": "shown", "data_workers": "many"},
+        {"command": "scale", "name": "shown"},
+        {"command": "restart", "name": "shown", "task": "data_worker:99"},
+        {"command": "restart", "name": "shown", "task": ["data_worker:0"]},
+        {"command": "hold", "name": "shown", "worker": True, "held": True},
+        {"command": "break_on", "name": "shown", "failure": "yes"},
+        {"command": "value", "name": "shown", "id": 1.5},
+        {"command": "__class__"},
+        {"command": "start"},
+    ):
+        answer = panel.asks(**wrong)  # type: ignore[arg-type]
+        assert answer["error"]["what"], wrong
+        assert "value" not in answer
+    for nonsense in (None, 3, [], {}, {"kind": "hello"}, {"kind": 1, "client": 2}):
+        hub.receive(panel.session, nonsense)
+    assert panel.asks("stop", name="shown")["value"] == "stopped"
+
+
+def test_who_is_behind_gets_no_more_until_it_tells(panel: Browser, cluster: Cluster) -> None:
+    panel.says("hello", tells=True)
+    until(lambda: panel.got("state"))
+    rows = iter(range(10_000))
+
+    def change() -> bool:
+        cluster._monitor.notice("info", f"news {next(rows)}")
+        return len(panel.got("state")) >= 50
+
+    until(change, 30)
+    count = len(panel.got("state"))
+    cluster._monitor.notice("info", "not heard")
+    assert panel.asks("list")["value"]  # it still obeys
+    assert len(panel.got("state")) == count
+    panel.says("seen", seq=count)
+    until(lambda: panel.tree["clusters"]["shown"]["notices"][-1]["what"] == "not heard")
+
+
+def test_a_gap_is_closed_by_all_of_it(panel: Browser, cluster: Cluster) -> None:
+    panel.says("hello")
+    until(lambda: panel.got("state"))
+    panel.says("resync")
+    until(lambda: sum(message["whole"] for message in panel.got("state")) == 2)
+
+
+def test_who_is_not_known_is_told_so(panel: Browser) -> None:
+    panel.says("want", client="old tab", values=["x"])
+    until(lambda: any(m.get("unknown") == "old tab" for m in panel.got("hello")))
+
+
+def test_a_widget_sees_its_cluster_only_and_its_end(cluster: Cluster) -> None:
+    with (
+        Cluster(launcher="fake", data_workers=1, name="other"),
+        browser(cluster=cluster) as widget,
+    ):
+        widget.says("hello")
+        until(lambda: widget.tree.get("clusters", {}).keys() == {"shown"})
+        cluster.stop()
+        until(lambda: widget.tree["clusters"]["shown"]["state"] == "stopped")
+        assert widget.tree["clusters"].keys() == {"shown"}
+
+
+def test_nobody_is_sent_anything_when_nobody_reads(panel: Browser, cluster: Cluster) -> None:
+    panel.says("hello")
+    until(lambda: panel.got("state"))
+    panel.says("bye")
+    assert panel.asks("list")["value"]
+    count = len(panel.got("state"))
+    cluster.scale(data_workers=3)
+    assert panel.asks("list")["value"]
+    assert len(panel.got("state")) == count
+
+
+def test_a_kernel_that_works_unseen_gives_a_sign_of_life(
+    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "ALIVE_SECONDS", 0.05)
+    elements = iter(range(1, 100_000))
+    row = StreamRow("train", "stream", "running")
+    rows = {"working": False}
+
+    def consumers() -> tuple[StreamRow, ...]:
+        return (replace(row, elements=next(elements) if rows["working"] else 5),)
+
+    monkeypatch.setattr(cluster._consumers, "rows", consumers)
+    panel.asks("list")  # it looks for the first time now
+    panel.asks("list")
+    time.sleep(0.3)
+    quiet = len(panel.got("alive"))
+    assert quiet <= 1  # what was done before it looked
+    rows["working"] = True
+    until(lambda: len(panel.got("alive")) > quiet)
+    monkeypatch.setenv(hub.KEEP_ALIVE, "0")
+    panel.asks("list")
+    count = len(panel.got("alive"))
+    time.sleep(0.2)
+    assert len(panel.got("alive")) == count
+
+
+# Forms
+
+
+class Shell:
+    def __init__(self) -> None:
+        self.user_ns: dict[str, Any] = {"taken": 3}
+
+
+def test_a_form_starts_what_the_magic_would() -> None:
+    shell = Shell()
+    form = starting.form()
+    assert {"local", "inprocess", "fake"} <= {each["name"] for each in form["launchers"]}
+    values = {field["name"]: field["default"] for field in form["fields"]}
+    values |= {"launcher": "fake", "name": "formed", "output": "taken", "data_workers": 1}
+    answer = starting.commands(shell)["start"]({"options": values})
+    try:
+        assert answer["cluster"] == "formed"
+        assert answer["variable"] == "taken_2"
+        assert shell.user_ns["taken"] == 3
+        assert "--data-workers=1" in answer["line"]
+        assert not answer["reused"]
+        assert starting.start_by(shell, {"options": values})["reused"]
+    finally:
+        shell.user_ns["taken_2"].stop()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        None,
+        [],
+        {"no_option": 1},
+        {"data_workers": [1]},
+        {"data_workers": "three"},
+        {"launcher": "nowhere"},
+        {"output": "not a name"},
+        {"name": "x" * 300},
+        {"time_limit": "soon"},
+    ],
+)
+def test_a_form_that_cannot_be_meant_is_refused(options: Any) -> None:
+    with pytest.raises(errors.TfdError):
+        starting.start_by(Shell(), {"options": options})
+
+
+# Presence
+
+
+class Steered:
+    def __init__(self) -> None:
+        self.present = 0
+        self.stopped = False
+
+    def row(self, tasks: Any) -> CoordinatorRow:
+        return CoordinatorRow("running")
+
+    @contextlib.contextmanager
+    def control(self) -> Iterator[None]:
+        self.present += 1
+        try:
+            yield
+        finally:
+            self.present -= 1
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def test_presence_goes_from_one_coordinator_to_the_next(cluster: Cluster) -> None:
+    presences, one, other = Presences(), Steered(), Steered()
+    looking, living = [frozenset({"shown", "gone"})], {"shown": cluster}
+    presences.renew(living, looking)
+    cluster._coordinator = one  # type: ignore[assignment]
+    presences.renew(living, looking)
+    presences.renew(living, looking)
+    assert one.present == 1
+    cluster._coordinator = other  # type: ignore[assignment]
+    presences.renew(living, looking)
+    assert (one.present, other.present) == (0, 1)
+    presences.renew(living, [frozenset()])
+    assert other.present == 0
+
+
+def test_who_looks_at_a_widget_is_present_until_it_is_closed(cluster: Cluster) -> None:
+    steered = Steered()
+    cluster._coordinator = steered  # type: ignore[assignment]
+    with browser(cluster=cluster) as widget:
+        widget.says("hello")
+        until(lambda: steered.present == 1)
+        widget.says("bye")
+        until(lambda: steered.present == 0)
+        widget.says("hello")
+        until(lambda: steered.present == 1)
+    until(lambda: steered.present == 0)
+
+
+def test_a_panel_is_present_where_it_looks_at_closures(panel: Browser, cluster: Cluster) -> None:
+    steered = Steered()
+    cluster._coordinator = steered  # type: ignore[assignment]
+    panel.says("hello")
+    until(lambda: panel.tree)
+    panel.says("want", values=["nobody"])
+    assert panel.asks("list")["value"]
+    assert steered.present == 0
+    panel.says("want", values=["shown"])
+    until(lambda: steered.present == 1)

@@ -1,0 +1,258 @@
+"""One test per private name of TensorFlow's that the coordinator and the data path rest on.
+
+Iteration has a file of its own. Each failure names the TensorFlow version whose internals differ.
+Attributes that only a connected strategy has are looked for in the code that sets them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.distribute import parameter_server_strategy_v2 as strategies
+from tensorflow.python.distribute.coordinator import cluster_coordinator as coordinators
+from tensorflow.python.distribute.coordinator import values
+from tensorflow.python.eager import cancellation, context, executor
+from tensorflow.python.framework import composite_tensor
+from tensorflow.python.ops import script_ops
+from tensorflow.python.training import server_lib
+
+from tfd_notebook._compat import executors, graph, servers, version
+
+VERSION = f"TensorFlow {tf.__version__}"
+Queue = coordinators._CoordinatedClosureQueue
+
+
+def parameters(function: Any) -> list[str]:
+    return list(inspect.signature(inspect.unwrap(function)).parameters)
+
+
+def closure_of(function: Any, managers: Any = None, **options: Any) -> Any:
+    managers = managers or cancellation.CancellationManager()
+    return coordinators.Closure(function, managers, **options)
+
+
+@pytest.fixture
+def queue() -> Any:
+    return Queue()
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("put", ["self", "closure", "tag"]),
+        ("get", ["self", "timeout", "tag"]),
+        ("mark_finished", ["self"]),
+        ("mark_failed", ["self", "e"]),
+        ("put_back", ["self", "closure"]),
+        ("_cancel_all_closures", ["self"]),
+        ("_raise_if_error", ["self"]),
+        ("wait", ["self", "timeout"]),
+        ("stop", ["self"]),
+    ],
+)
+def test_the_queue_is_called_as_it_was(method: str, expected: list[str]) -> None:
+    assert parameters(getattr(Queue, method)) == expected, VERSION
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("_queue_lock", type(threading.Lock())),
+        ("_put_wait_lock", type(threading.Lock())),
+        ("_closures_queued_condition", threading.Condition),
+        ("_queue_free_slot_condition", threading.Condition),
+        ("_stop_waiting_condition", threading.Condition),
+        ("_no_inflight_closure_condition", threading.Condition),
+        ("_inflight_closure_count", int),
+        ("_tagged_queue", dict),
+        ("_should_process_closures", bool),
+        ("_cancellation_mgr", cancellation.CancellationManager),
+    ],
+)
+def test_the_queue_has_what_it_had(queue: Any, name: str, kind: type) -> None:
+    assert isinstance(getattr(queue, name), kind), (VERSION, name)
+
+
+def test_the_queues_conditions_share_its_lock_and_know_their_waiters(queue: Any) -> None:
+    condition = queue._stop_waiting_condition
+    assert condition._lock is queue._queue_lock, VERSION
+    assert isinstance(condition._waiters, deque)
+
+
+def test_the_queue_keeps_its_closures_in_a_deque_and_its_error_apart(queue: Any) -> None:
+    closure = closure_of(tf.function(lambda: tf.constant(1)), queue._cancellation_mgr)
+    queue.put(closure)
+    assert list(queue._queue.queue) == [closure], VERSION
+    assert queue.get() is closure
+    assert queue._inflight_closure_count == queue.inflight_closure_count == 1, VERSION
+    queue.mark_failed(ValueError("it broke"))
+    assert isinstance(queue._error, ValueError), VERSION
+    with pytest.raises(ValueError, match="it broke"):
+        queue._raise_if_error()
+    assert queue._error is None, VERSION
+
+
+def test_closures_keep_what_they_were_made_of() -> None:
+    function = tf.function(lambda a, b: a + b)
+    closure = closure_of(function, args=(1,), kwargs={"b": 2})
+    assert (closure._args, closure._kwargs) == ((1,), {"b": 2}), VERSION
+    assert callable(closure._function), VERSION
+    value = closure.build_output_remote_value()
+    assert closure._output_remote_value_ref() is value, VERSION
+    assert isinstance(closure._output_remote_value_ref, weakref.ref), VERSION
+    closure.maybe_call_with_output_remote_value(lambda each: each._set_error(KeyError("k")))
+    assert value._status_available_event.is_set(), VERSION
+    assert isinstance(value._error, KeyError), VERSION
+
+
+def test_a_cancelled_closure_tells_its_value() -> None:
+    closure = closure_of(tf.function(lambda: tf.constant(1)))
+    value = closure.build_output_remote_value()
+    closure.mark_cancelled()
+    with pytest.raises(tf.errors.CancelledError):
+        value.get()
+
+
+def test_the_function_in_a_closure_comes_from_its_cancellation_manager() -> None:
+    class Manager:
+        asked: Any = None
+
+        def get_cancelable_function(self, function: Any) -> Any:
+            self.asked = function
+            return "ours"
+
+    manager = Manager()
+    closure = closure_of(tf.function(lambda: tf.constant(1)), manager)
+    assert closure._function == "ours", VERSION
+    assert manager.asked.name.decode().startswith("__inference_"), VERSION
+
+
+def test_per_worker_values_know_their_parts_and_parts_their_closure() -> None:
+    closure = coordinators.ResourceClosure(lambda: tf.constant(1), None)
+    value = closure.build_output_remote_value()
+    assert value._closure is closure, VERSION
+    assert list(values.PerWorkerValues((value,))._values) == [value], VERSION
+
+
+@pytest.mark.parametrize(
+    ("init", "names"),
+    [
+        (
+            coordinators.WorkerPreemptionHandler.__init__,
+            {"_cluster_update_lock", "_server_def"},
+        ),
+        (coordinators.ClusterCoordinator.__init__, {"_cluster", "_has_initialized", "_strategy"}),
+        (coordinators.Cluster.__init__, {"_num_workers", "failure_handler", "closure_queue"}),
+        (strategies.ParameterServerStrategyV2Extended.__init__, {"_num_workers"}),
+    ],
+)
+def test_what_a_connected_coordinator_has(init: Any, names: set[str]) -> None:
+    found = set(inspect.unwrap(init).__code__.co_names)
+    assert names <= found, (VERSION, names - found)
+
+
+def test_how_a_coordinators_parts_are_made_and_stopped() -> None:
+    assert parameters(coordinators.Worker.__init__) == [
+        "self", "worker_index", "device_name", "cluster",
+    ], VERSION  # fmt: skip
+    for kind in (coordinators.Worker, coordinators.WorkerPreemptionHandler, coordinators.Cluster):
+        assert parameters(kind.stop) == ["self"], (VERSION, kind)
+    assert "executor" in coordinators.Worker.__init__.__code__.co_names, VERSION
+    # The queue is looked up by its name when a coordinator is made, so ours can stand there.
+    assert Queue.__name__ in coordinators.Cluster.__init__.__code__.co_names, VERSION
+
+
+def test_the_strategy_is_told_that_a_function_is_scheduled() -> None:
+    extended = strategies.ParameterServerStrategyV2Extended
+    assert "_being_scheduled" in inspect.getsource(coordinators.ClusterCoordinator), VERSION
+    assert "_being_scheduled" in inspect.getsource(strategies), VERSION
+    assert callable(extended._create_variable), VERSION
+
+
+def test_device_filters_become_a_message() -> None:
+    filters = server_lib.ClusterDeviceFilters()
+    filters.set_device_filters("worker", 0, ["/job:ps"])
+    (job,) = filters._as_cluster_device_filters().jobs
+    assert job.name == "worker", VERSION
+
+
+def test_the_eager_context_tells_whether_it_has_run_and_takes_another_cluster() -> None:
+    tf.constant(1)
+    assert context.context()._context_handle is not None, VERSION
+    assert parameters(context.Context.update_server_def)[:2] == ["self", "server_def"], VERSION
+    assert callable(context.get_server_def), VERSION
+
+
+def test_an_executor_can_become_one_that_keeps_quiet() -> None:
+    made = executor.new_executor(enable_async=True)
+    executors.quieten([SimpleNamespace(executor=made)])
+    assert type(made) is not executor.Executor, VERSION
+    made.wait()
+    made.clear_error()
+    assert callable(executor.Executor.__del__), VERSION
+
+
+def test_this_coordinator_is_one_of_the_known() -> None:
+    assert version.recognised(), (VERSION, version.fingerprint())
+
+
+def test_python_functions_have_a_registry_of_tokens() -> None:
+    registry = script_ops._py_funcs
+    assert isinstance(registry, script_ops.FuncRegistry), VERSION
+    assert callable(script_ops.FuncRegistry._next_unique_token), VERSION
+
+    def called(x: Any) -> Any:
+        return x
+
+    token = registry.insert(called)
+    assert registry._funcs[token] is called, VERSION
+    assert registry.get(token) is called, VERSION
+    eager = script_ops.EagerFunc(called, tf.int64, is_grad_func=False)
+    assert eager._func is called, VERSION
+
+
+def test_a_generator_is_kept_in_its_state() -> None:
+    state = dataset_ops.DatasetV2._GeneratorState(range)
+    assert state._generator is range, VERSION
+
+
+def test_composite_tensors_have_a_type_spec() -> None:
+    ragged = tf.ragged.constant([[1], [2, 3]])
+    assert isinstance(ragged, composite_tensor.CompositeTensor), VERSION
+    assert isinstance(ragged._type_spec, tf.RaggedTensorSpec), VERSION
+
+
+def test_datasets_know_their_inputs_and_functions() -> None:
+    source = tf.data.Dataset.range(3)
+    mapped = source.map(lambda x: x + 1)
+    assert list(mapped._inputs()) == [source], VERSION
+    (function,) = mapped._functions()
+    assert callable(function._func), VERSION
+    assert graph.serialized(mapped), VERSION
+
+
+def test_servers_of_tf_data_have_a_native_one_that_stops_without_the_lock() -> None:
+    config = tf.data.experimental.service.DispatcherConfig(port=0)
+    server = tf.data.experimental.service.DispatchServer(config)
+    assert callable(server._stop), VERSION
+    assert type(server._server).__name__ in servers._VTABLES, VERSION
+    assert servers.unlocked_stop(server._server) is not None, VERSION
+    servers.stop(server)
+
+
+def test_a_comm_of_the_newest_ipykernel_routes_its_replies() -> None:
+    import ipykernel
+    from ipykernel.comm import comm
+
+    if ipykernel.version_info[:2] < (7, 4):
+        assert not hasattr(comm.BaseComm, "_reply_subshell_for")
+    else:
+        assert hasattr(comm.BaseComm, "_reply_subshell_for"), ipykernel.__version__

@@ -1,0 +1,148 @@
+"""Clusters as a tree of JSON values, and what changed in it: a merge patch (RFC 7396)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from tfd_notebook.snapshot import CoordinatorRow, Snapshot, TaskRow
+
+Tree = dict[str, Any]
+
+#: Notices of a cluster that travel.
+_NOTICES = 50
+#: What varies by itself; of a cluster in which nothing is done it is not worth a message.
+_MEASURES = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent", "bytes_per_s", "gpu")
+_DIGITS = {"cpu_percent": 0, "rss_mb": 0, "pss_mb": 0, "bytes_per_s": 0}
+_FIGURES = 4
+
+
+def encoded(row: Any) -> Tree:
+    """Return the fields of a row as JSON values."""
+    return _shown({f.name: _plain(getattr(row, f.name), f.name) for f in fields(row)})
+
+
+def _shown(values: Tree) -> Tree:
+    """Leave out what says nothing; a zero and a false do."""
+    return {key: value for key, value in values.items() if value is not None and value != ""}
+
+
+def _plain(value: Any, name: str) -> Any:
+    if isinstance(value, float):
+        return round(value, _DIGITS.get(name, _FIGURES))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, "") for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item, "") for item in value if not hasattr(item, "__dataclass_fields__")]
+    return str(value) if isinstance(value, str) else value
+
+
+class Feed:
+    """What a reader has been told, and what has changed since.
+
+    The tree has one entry for each cluster under ``clusters``; in it tasks, streams and workers are
+    mappings by name, so that a change of one row is a small patch. What is None or empty is left
+    out.
+    """
+
+    def __init__(self) -> None:
+        self._told: Tree = {}
+        self._kept: dict[tuple[str, str], tuple[Any, Any]] = {}
+
+    def whole(self, snapshots: Iterable[Snapshot]) -> Tree:
+        """Return all of it, from which the next patch counts."""
+        self._told = self._tree(snapshots)
+        return self._told
+
+    def patch(self, snapshots: Iterable[Snapshot]) -> Tree:
+        """Return what changed, empty where nothing did; None stands for what is gone."""
+        tree = self._tree(snapshots)
+        changed = difference(self._told, tree)
+        self._told = tree
+        return changed
+
+    def _tree(self, snapshots: Iterable[Snapshot]) -> Tree:
+        clusters = {seen.name: self._cluster(seen) for seen in snapshots}
+        self._kept = {key: kept for key, kept in self._kept.items() if key[0] in clusters}
+        return {"clusters": clusters}
+
+    def _cluster(self, seen: Snapshot) -> Tree:
+        quiet = not is_busy(seen)
+        tree: Tree = {
+            "name": seen.name,
+            "launcher": seen.launcher,
+            "state": seen.state,
+            "planned": _counts(seen.planned),
+            "requested": _counts(seen.requested),
+            "observed": _counts(seen.observed),
+            "tasks": {row.task: self._task(seen.name, row, quiet) for row in seen.tasks},
+            "order": [row.task for row in seen.tasks],
+            "streams": {
+                row.name: self._encoded(seen.name, f"stream {row.name}", row)
+                for row in seen.streams
+            },
+            "notices": self._encoded(
+                seen.name,
+                "notices",
+                seen.notices[-_NOTICES:],
+                lambda all_: list(map(encoded, all_)),
+            ),
+        }
+        if seen.expires is not None:
+            tree["expires"] = seen.expires
+        if seen.coordinator is not None:
+            tree["coordinator"] = _coordinator(seen.coordinator)
+        return tree
+
+    def _task(self, cluster: str, row: TaskRow, quiet: bool) -> Any:
+        before, _ = self._kept.get((cluster, row.task), (None, None))
+        if before is not None and quiet:
+            row = replace(row, **{name: getattr(before, name) for name in _MEASURES})
+        return self._encoded(cluster, row.task, row)
+
+    def _encoded(
+        self, cluster: str, name: str, value: Any, encode: Callable[[Any], Any] = encoded
+    ) -> Any:
+        """Return what `encode` makes of a value; the same object while the value is the same."""
+        before, made = self._kept.get((cluster, name), (None, None))
+        if made is None or value != before:
+            made = encode(value)
+            self._kept[(cluster, name)] = value, made
+        return made
+
+
+def is_busy(seen: Snapshot) -> bool:
+    """Whether work is done in a cluster: something is read from it, or closures end."""
+    coordinator = seen.coordinator
+    return (
+        seen.state in ("starting", "stopping")
+        or any(row.state == "running" and row.elements_per_s > 0 for row in seen.streams)
+        or (coordinator is not None and coordinator.closures_per_s > 0)
+    )
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Tree:
+    """Return the merge patch that makes `new` of `old`."""
+    changed: Tree = {key: None for key in old if key not in new}
+    for key, value in new.items():
+        before = old.get(key)
+        if before is value:
+            continue
+        if isinstance(value, dict) and isinstance(before, dict):
+            inner = difference(before, value)
+            if inner:
+                changed[key] = inner
+        elif value != before or type(value) is not type(before):
+            changed[key] = value
+    return changed
+
+
+def _coordinator(row: CoordinatorRow) -> Tree:
+    tree = encoded(row)
+    tree["workers"] = {str(worker.index): encoded(worker) for worker in row.workers}
+    return tree
+
+
+def _counts(counts: Mapping[Any, int]) -> Tree:
+    return {str(role): count for role, count in counts.items()}

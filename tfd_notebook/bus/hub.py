@@ -1,0 +1,187 @@
+"""The thread that owns all sessions: it takes their messages one by one, and ticks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tfd_notebook.bus.presence import Presences
+from tfd_notebook.bus.session import Session, is_message
+
+if TYPE_CHECKING:
+    from tfd_notebook.cluster import Cluster
+    from tfd_notebook.snapshot import Snapshot
+
+log = logging.getLogger("tfd_notebook")
+
+#: Seconds between two messages about the same thing.
+TICK_SECONDS = 0.1
+#: Seconds between two messages that only show that this kernel works, where nobody looks.
+ALIVE_SECONDS = 60.0
+#: Clusters that have ended and are still shown.
+MOST_ENDED = 8
+#: Set to 0, no message is sent to keep a kernel that works from being culled.
+KEEP_ALIVE = "TFD_KEEP_ALIVE"
+
+_lock = threading.Lock()
+_hub: Hub | None = None
+
+
+def join(session: Session) -> None:
+    """Have the hub of this process serve `session`; starts its threads."""
+    global _hub
+    with _lock:
+        if _hub is None:
+            _hub = Hub()
+        _hub.put(("join", session, None))
+
+
+def leave(session: Session) -> None:
+    """Have it no longer served; the threads end with the last one."""
+    global _hub
+    with _lock:
+        if _hub is not None:
+            _hub.put(("leave", session, None))
+
+
+def receive(session: Session, message: Any) -> None:
+    """Take a message from a browser, from any thread; returns at once."""
+    hub = _hub
+    if hub is not None and is_message(message):
+        hub.put(("message", session, message))
+
+
+def _after_fork() -> None:
+    global _hub, _lock
+    _hub, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class Hub:
+    """Two threads: one for sessions and what is done at once, one for what takes its time."""
+
+    def __init__(self) -> None:
+        self._inbox: queue.SimpleQueue[tuple[str, Session, Any]] = queue.SimpleQueue()
+        self._slow: queue.SimpleQueue[tuple[Session, Any] | None] = queue.SimpleQueue()
+        self._sessions: list[Session] = []
+        self._told_alive = time.monotonic()
+        self._progress: dict[str, Any] = {}
+        self._living: dict[str, Cluster] = {}
+        self._ended: dict[str, Snapshot] = {}
+        self._presences = Presences()
+        self.put = self._inbox.put
+        threading.Thread(target=self._work, name="tfd-bus", daemon=True).start()
+
+    def _work(self) -> None:
+        tick = time.monotonic()
+        served = False
+        while self._sessions or not served:
+            ticks = self._presences.any or any(session.watched for session in self._sessions)
+            wait = max(tick - time.monotonic(), 0.0) if ticks else ALIVE_SECONDS
+            with contextlib.suppress(queue.Empty):
+                self._handle(*self._inbox.get(timeout=wait))
+                served = True
+            if time.monotonic() >= tick:
+                self._attempt(self._tick)
+                tick = time.monotonic() + TICK_SECONDS
+        self._presences.renew({}, [])
+        self._end()
+
+    def _end(self) -> None:
+        global _hub
+        with _lock:
+            if _hub is self:
+                _hub = None
+            self._slow.put(None)
+        while True:  # somebody may have joined meanwhile
+            try:
+                what, session, _ = self._inbox.get(block=False)
+            except queue.Empty:
+                return
+            if what == "join":
+                join(session)
+
+    def _handle(self, what: str, session: Session, message: Any) -> None:
+        if what == "join":
+            if not self._sessions:
+                threading.Thread(target=self._work_slowly, name="tfd-bus-slow", daemon=True).start()
+            self._sessions.append(session)
+            self._attempt(session.greet)
+        elif what == "leave":
+            if session in self._sessions:
+                self._sessions.remove(session)
+                session.farewell()
+        elif message["kind"] != "command":
+            self._attempt(lambda: session.take(message))
+        elif session.is_slow(message):
+            self._slow.put((session, message))
+        else:
+            self._attempt(lambda: session.obey(message))
+
+    def _work_slowly(self) -> None:
+        while (item := self._slow.get()) is not None:
+            session, message = item
+            self._attempt(lambda session=session, message=message: session.obey(message))
+
+    def _tick(self) -> None:
+        from tfd_notebook.cluster import clusters
+
+        living = clusters()
+        self._presences.renew(living, [session.steers for session in self._sessions])
+        if any(session.watched for session in self._sessions):
+            self._told_alive = time.monotonic()
+            self._push(living)
+        elif time.monotonic() - self._told_alive >= ALIVE_SECONDS:
+            self._told_alive = time.monotonic()
+            self._keep_alive(living)
+
+    def _push(self, living: Mapping[str, Cluster]) -> None:
+        for name, cluster in self._living.items():
+            if living.get(name) is not cluster:
+                self._ended[name] = cluster.snapshot()
+        self._living = dict(living)
+        self._ended = {name: seen for name, seen in self._ended.items() if name not in living}
+        for name in list(self._ended)[:-MOST_ENDED]:
+            del self._ended[name]
+        seen = {name: cluster.snapshot() for name, cluster in living.items()}
+        for session in self._sessions:
+            if not session.watched:
+                continue
+            if session.everything:
+                session.push(living, {**seen, **self._ended})
+            elif (own := session.cluster) is None:
+                session.push({}, {})
+            elif living.get(own.name) is own:
+                session.push({own.name: own}, {own.name: seen[own.name]})
+            else:
+                session.push({}, {own.name: own.snapshot()})
+
+    def _keep_alive(self, living: Mapping[str, Cluster]) -> None:
+        progress = {name: _progress(cluster.snapshot()) for name, cluster in living.items()}
+        if progress != self._progress and os.environ.get(KEEP_ALIVE, "1") != "0":
+            for session in self._sessions[:1]:
+                session.keep_alive()
+        self._progress = progress
+
+    def _attempt(self, work: Any) -> None:
+        try:
+            work()
+        except Exception as error:
+            log.warning("the panel's bus: %s: %s", type(error).__name__, error)
+
+
+def _progress(seen: Snapshot) -> Any:
+    """Return what grows while work is done."""
+    coordinator = seen.coordinator
+    return (
+        sum(row.elements for row in seen.streams),
+        None if coordinator is None else dict(coordinator.counts),
+    )
