@@ -114,6 +114,7 @@ class Training(Insight):
             resolver = OwnResolver(self._fleet.cluster_spec, chief)
             strategy = tf.distribute.ParameterServerStrategy(resolver, *args, **options)
             self._kernel_open_to = connect.close(self._config.allow)
+            connecting.send_functions()
             self._variables = made = []
             connecting.watch_variables(strategy, lambda one: made.append(_sized(one)))
             connecting.refuse_keras(strategy, lambda: errors.Unsupported(_NO_KERAS, fix=_KERAS_2))

@@ -322,6 +322,25 @@ class TestConnecting:
                 kept.assign_add(0.5)
         assert kept.numpy() == 42.0
 
+    def test_functions_that_were_traced_before_run_on_every_cluster(self) -> None:
+        triple = tf.function(lambda x: 3 * x)
+        more = tf.function(lambda x: triple(x) + 1)
+        take = tf.function(lambda iterator: triple(next(iterator)))
+        assert more(tf.constant(1)).numpy() == 4
+        for name in ("one", "two"):
+            with tfd.Cluster(workers=1, ps=1, name=name) as cluster:
+                for _ in range(2):
+                    coordinator = cluster.coordinator(cluster.strategy())
+                    dataset = coordinator.create_per_worker_dataset(
+                        lambda: tf.data.Dataset.range(3)
+                    )
+                    values = [
+                        coordinator.schedule(more, args=(tf.constant(2),)),
+                        coordinator.schedule(take, args=(iter(dataset),)),
+                    ]
+                    coordinator.join(timeout=60)
+                    assert coordinator.fetch(values) == [7, 0]
+
     def test_a_stopped_coordinator_leaves_nobody_waiting(self, cluster: tfd.Cluster) -> None:
         cluster.strategy()
         coordinator = cluster.coordinator()

@@ -256,3 +256,19 @@ def test_a_comm_of_the_newest_ipykernel_routes_its_replies() -> None:
         assert not hasattr(comm.BaseComm, "_reply_subshell_for")
     else:
         assert hasattr(comm.BaseComm, "_reply_subshell_for"), ipykernel.__version__
+
+
+def test_a_function_can_be_forgotten_and_made_known_again() -> None:
+    function = tf.function(lambda x: x + 1)
+    function(tf.constant(1))
+    here = context.context()
+    (name,) = {concrete.name for concrete in function._list_all_concrete_functions()}
+    names = {
+        each.decode() if isinstance(each, bytes) else each for each in here.list_function_names()
+    }
+    assert name.decode() in names, VERSION
+    definition = here.get_function_def(name)
+    here.remove_function(name)
+    assert not here.has_function(name), VERSION
+    here.add_function_def(definition)
+    assert int(function(tf.constant(2))) == 3, VERSION

@@ -71,6 +71,21 @@ def connect_alone(port: int) -> None:
     tf.config.experimental_connect_to_cluster(spec, job_name=JOB, task_index=0)
 
 
+def send_functions() -> None:
+    """Have the tasks that this process has just connected to know the functions it has traced.
+
+    TensorFlow sends a function when it is traced, and never again. Without it a worker answers that
+    there is no such function, which TensorFlow takes for a worker that was restarted: it tries for
+    ever.
+    """
+    here = context.context()
+    for name in here.list_function_names():
+        definition = here.get_function_def(name)
+        # What is known already is not sent, so it is forgotten first.
+        here.remove_function(name)
+        here.add_function_def(definition)
+
+
 def watch_variables(strategy: Any, made: Callable[[Any], None]) -> None:
     """Have `made` called with each variable that `strategy` creates from now on."""
     extended = strategy.extended
