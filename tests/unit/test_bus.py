@@ -93,10 +93,13 @@ def test_a_cluster_in_which_nothing_is_done_says_nothing() -> None:
     feed, seen = Feed(), snapshot()
     feed.whole([seen])
     busier = tuple(replace(row, cpu_percent=50.0, rss_mb=9.0) for row in seen.tasks)
+    patch = feed.patch([replace(seen, tasks=busier)])["clusters"]["c"]["tasks"]
+    assert patch["data_worker:0"] == {"rss_mb": 9.0}  # which was not known before
+    busier = tuple(replace(row, rss_mb=90.0) for row in busier)
     assert feed.patch([replace(seen, tasks=busier)]) == {}
     stream = StreamRow("train", "stream", "running", elements=5, elements_per_s=2.0)
     patch = feed.patch([replace(seen, tasks=busier, streams=(stream,))])["clusters"]["c"]
-    assert patch["tasks"]["data_worker:0"] == {"cpu_percent": 50.0, "rss_mb": 9.0}
+    assert patch["tasks"]["data_worker:0"] == {"cpu_percent": 50.0, "rss_mb": 90.0}
     assert patch["streams"]["train"]["elements"] == 5
 
 

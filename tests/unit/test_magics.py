@@ -102,9 +102,12 @@ def test_the_commands_do_what_the_methods_do(shell: Any, capsys: Any) -> None:
     assert "fake" in repr(tfd(shell, "kinds"))
 
 
-def test_without_a_subcommand_it_lists_and_tells_how_to_begin(shell: Any, capsys: Any) -> None:
-    assert len(tfd(shell, "")) == 0
-    assert "%tfd_cluster start" in capsys.readouterr().out
+def test_without_a_subcommand_it_is_a_form_that_starts_a_cluster(shell: Any) -> None:
+    form = tfd(shell, "")
+    assert form.widget is None  # no front end here
+    twins, _ = form._repr_mimebundle_()
+    assert "%tfd_cluster start --data-workers 2" in twins["text/plain"]
+    assert "%tfd_cluster start --data-workers 2" in twins["text/html"]
 
 
 def test_several_clusters_want_a_name(shell: Any) -> None:

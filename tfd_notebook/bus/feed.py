@@ -98,7 +98,8 @@ class Feed:
     def _task(self, cluster: str, row: TaskRow, quiet: bool) -> Any:
         before, _ = self._kept.get((cluster, row.task), (None, None))
         if before is not None and quiet:
-            row = replace(row, **{name: getattr(before, name) for name in _MEASURES})
+            known = {name: getattr(before, name) for name in _MEASURES}
+            row = replace(row, **{name: value for name, value in known.items() if value})
         return self._encoded(cluster, row.task, row)
 
     def _encoded(

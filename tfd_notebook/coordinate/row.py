@@ -232,6 +232,7 @@ class Look:
             traces=self._store.traces(),
             ps_bytes=ps,
             limit=said,
+            held=() if gate is None else tuple(sorted(gate.workers)),
             break_on_failure=gate is not None and gate.break_failure,
             reduced=gate is None,
             **figures,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 from tfd_notebook import views
@@ -11,6 +12,7 @@ from tfd_notebook.magics import living, starting
 from tfd_notebook.magics.options import add_scale_options, scale_wishes
 from tfd_notebook.magics.parsing import Command, CommandLine, Parser
 from tfd_notebook.spec import Role
+from tfd_notebook.widgets import VIEWS
 
 
 def command_line(shell: Any) -> CommandLine:
@@ -35,15 +37,28 @@ def command_line(shell: Any) -> CommandLine:
         Command("stop", "stop a cluster and all its tasks", _stop, _stop_args),
         Command("kinds", "the launchers that exist here", _kinds),
     )
-    return _ClusterLine("%tfd_cluster", "Clusters of tasks, in this kernel's care.", commands)
+    return _ClusterLine(shell, commands)
 
 
 class _ClusterLine(CommandLine):
+    """Without a command a form that starts a cluster."""
+
+    def __init__(self, shell: Any, commands: Iterable[Command]) -> None:
+        super().__init__("%tfd_cluster", "Clusters of tasks, in this kernel's care.", commands)
+        self._shell = shell
+
     def run(self, tokens: Any) -> Any:
         if tokens:
             return super().run(tokens)
-        say("%tfd_cluster start --data-workers 2  starts a cluster, %tfd_cluster? tells more")
-        return _list(argparse.Namespace())
+        from tfd_notebook.widgets import StartForm
+
+        words = "%tfd_cluster start --data-workers 2  starts a cluster, %tfd_cluster? tells more"
+        table = _list(argparse.Namespace())
+        twin = {
+            "text/plain": f"{words}\n{table.text()}",
+            "text/html": f"<p><code>{words}</code></p>{table.html()}",
+        }
+        return StartForm(lambda: starting.commands(self._shell), twin)
 
 
 def say(words: str) -> None:
@@ -78,15 +93,18 @@ def _status_args(parser: Parser) -> None:
     _name_args(parser)
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--live", action="store_true", help="a widget that follows the cluster")
+    how.add_argument(
+        "--view", choices=VIEWS, help=f"one part of that widget: {', '.join(VIEWS)}", metavar="VIEW"
+    )
     how.add_argument("--frame", action="store_true", help="the tasks as a DataFrame")
 
 
 def _status(options: argparse.Namespace) -> Any:
     cluster = living.pick(options.name)
-    if options.live:
+    if options.live or options.view:
         from tfd_notebook.widgets import live
 
-        return live(cluster)
+        return live(cluster, options.view or "cluster")
     return cluster.to_frame() if options.frame else views.View(cluster.snapshot())
 
 

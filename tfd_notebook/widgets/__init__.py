@@ -104,13 +104,14 @@ class _Shown:
     def _twins(self) -> Mapping[str, Any]:
         raise NotImplementedError
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         bundle = dict(self._twins())
         if self.widget is not None:
             shown = self.widget._repr_mimebundle_()
             data = shown[0] if isinstance(shown, tuple) else shown
             bundle = {**(data or {}), **bundle}
-        return bundle
+        # By which our extension knows the widgets that have a twin to fall back to.
+        return bundle, {"tfd_notebook": {}}
 
 
 class Live(_Shown):

@@ -1,0 +1,11 @@
+// Remove what a build makes, so that nothing of an earlier one is shipped.
+
+import { rm } from 'node:fs/promises';
+
+for (const path of [
+  'lib',
+  '../tfd_notebook/labextension',
+  '../tfd_notebook/widgets/static/widget.js'
+]) {
+  await rm(path, { force: true, recursive: true });
+}

@@ -1,0 +1,159 @@
+// The plugins: the panel with its commands and dashboards, and clusters among what runs.
+
+import {
+  ILayoutRestorer,
+  type JupyterFrontEnd,
+  type JupyterFrontEndPlugin
+} from '@jupyterlab/application';
+import { ICommandPalette, Notification } from '@jupyterlab/apputils';
+import { INotebookTracker } from '@jupyterlab/notebook';
+import { IRunningSessionManagers } from '@jupyterlab/running';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { IStateDB } from '@jupyterlab/statedb';
+import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+
+import { Clusters } from './sidebar/clusters';
+import { addCommands, CommandIDs, confirm } from './sidebar/commands';
+import { Dashboards } from './sidebar/dashboards';
+import { clusterIcon } from './sidebar/icon';
+import { Kernels } from './sidebar/kernels';
+import { ClustersPanel } from './sidebar/panel';
+import { RunningClusters } from './sidebar/running';
+import { fallBackToTwins } from './sidebar/twins';
+import { DEFAULTS, IClusters, type ISettings } from './sidebar/tokens';
+import { VERSION } from './sidebar/version';
+
+const DOMAIN = 'tfd_notebook';
+const PLUGIN = 'tfd-notebook-lab:plugin';
+const FOLDED = 'tfd-notebook-lab:folded';
+const RANK = 550;
+
+const plugin: JupyterFrontEndPlugin<IClusters> = {
+  id: PLUGIN,
+  description: 'A panel of distributed TensorFlow clusters, and a dashboard of each.',
+  autoStart: true,
+  provides: IClusters,
+  optional: [
+    ICommandPalette,
+    ILayoutRestorer,
+    INotebookTracker,
+    ISettingRegistry,
+    IStateDB,
+    ITranslator
+  ],
+  activate: (
+    app: JupyterFrontEnd,
+    palette: ICommandPalette | null,
+    restorer: ILayoutRestorer | null,
+    notebooks: INotebookTracker | null,
+    registry: ISettingRegistry | null,
+    states: IStateDB | null,
+    translator: ITranslator | null
+  ): IClusters => {
+    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    const kernels = new Kernels(app.serviceManager, VERSION);
+    const clusters = new Clusters({
+      kernels,
+      notebooks,
+      confirm: question => confirm(question, trans.__('Yes'), trans),
+      open: (kernel, cluster) => dashboards.open({ kernel: kernel.id, path: kernel.path, cluster }),
+      warn: words => Notification.warning(words, { autoClose: 8000 })
+    });
+    const dashboards = new Dashboards(app.shell, clusters, trans);
+
+    const panel = new ClustersPanel(clusters);
+    panel.id = 'tfd-notebook-panel';
+    panel.title.icon = clusterIcon;
+    panel.title.caption = trans.__('TFD clusters');
+    panel.node.setAttribute('role', 'region');
+    panel.node.setAttribute('aria-label', trans.__('TFD clusters'));
+    let side = DEFAULTS.side;
+    app.shell.add(panel, side, { rank: RANK });
+    restorer?.add(panel, panel.id);
+
+    addCommands(app.commands, {
+      clusters,
+      dashboards,
+      panel,
+      trans,
+      showPanel: () => app.shell.activateById(panel.id),
+      current: () => notebooks?.currentWidget?.sessionContext.session?.kernel?.id
+    });
+    for (const command of Object.values(CommandIDs)) {
+      palette?.addItem({ command, category: trans.__('TFD Clusters') });
+    }
+    void restorer?.restore(dashboards.tracker, {
+      command: CommandIDs.open,
+      args: ({ content }) => ({ ...content.place }),
+      name: ({ content }) => `${content.place.kernel}:${content.place.cluster}`
+    });
+
+    if (registry) {
+      void followSettings(registry, settings => {
+        clusters.change(settings);
+        // Not before the layout is restored, which puts the panel where it was.
+        void app.restored.then(() => {
+          if (settings.side !== side) {
+            side = settings.side;
+            app.shell.add(panel, side, { rank: RANK });
+          }
+        });
+      });
+    }
+    if (states) {
+      void keepFolds(states, panel);
+    }
+    window.addEventListener('pagehide', () => kernels.leave());
+    return clusters;
+  }
+};
+
+const running: JupyterFrontEndPlugin<void> = {
+  id: 'tfd-notebook-lab:running',
+  description: 'Lists clusters among what runs.',
+  autoStart: true,
+  requires: [IClusters],
+  optional: [IRunningSessionManagers, ITranslator],
+  activate: (
+    _app: JupyterFrontEnd,
+    clusters: IClusters,
+    managers: IRunningSessionManagers | null,
+    translator: ITranslator | null
+  ): void => {
+    managers?.add(new RunningClusters(clusters, (translator ?? nullTranslator).load(DOMAIN)));
+  }
+};
+
+const twins: JupyterFrontEndPlugin<void> = {
+  id: 'tfd-notebook-lab:twins',
+  description: 'Shows what a widget looked like where its kernel is gone.',
+  autoStart: true,
+  requires: [INotebookTracker],
+  activate: (_app: JupyterFrontEnd, notebooks: INotebookTracker): void => {
+    fallBackToTwins(notebooks);
+  }
+};
+
+async function followSettings(
+  registry: ISettingRegistry,
+  take: (settings: ISettings) => void
+): Promise<void> {
+  try {
+    const loaded = await registry.load(PLUGIN);
+    const read = () => take({ ...DEFAULTS, ...(loaded.composite as Partial<ISettings>) });
+    loaded.changed.connect(read);
+    read();
+  } catch (error) {
+    console.warn(`${PLUGIN}: the settings are not used`, error);
+  }
+}
+
+async function keepFolds(states: IStateDB, panel: ClustersPanel): Promise<void> {
+  const folded = await states.fetch(FOLDED);
+  if (Array.isArray(folded)) {
+    panel.restore(folded.filter(key => typeof key === 'string'));
+  }
+  panel.foldsChanged.connect(() => void states.save(FOLDED, panel.folded));
+}
+
+export default [plugin, running, twins];

@@ -1,0 +1,126 @@
+// The part of the style sheet that is about single views.
+
+export const PARTS = `
+.tfd-head { display: flex; flex-wrap: wrap; gap: 1px 10px; align-items: baseline; min-width: 0; }
+.tfd-name { font-weight: 600; max-width: 100%; }
+.tfd-limit { margin: 3px 0; padding-left: 8px; border-left: 3px solid var(--tfd-accent); overflow-wrap: anywhere; }
+.tfd-tools { margin: 6px 0 2px; }
+.tfd-spark { display: inline-block; vertical-align: middle; width: 60px; height: 16px; color: var(--tfd-accent); }
+.tfd-spark path { fill: none; stroke: currentColor; stroke-width: 1.3; vector-effect: non-scaling-stroke; }
+.tfd-tasks .tfd-toggle { display: inline-flex; gap: 5px; max-width: 100%; align-items: baseline; }
+.tfd-tasks .tfd-toggle::before { content: '▸'; flex: none; width: .8em; color: var(--tfd-quiet); }
+.tfd-tasks .tfd-toggle[aria-expanded='true']::before { content: '▾'; }
+.tfd-view.tfd-view td.tfd-more { white-space: normal; max-width: none; padding: 2px 0 8px 14px; overflow: visible; }
+.tfd-facts { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 1px 8px; margin: 2px 0 6px; }
+.tfd-facts dt { color: var(--tfd-quiet); }
+.tfd-facts dd { margin: 0; overflow-wrap: anywhere; }
+.tfd-stream { margin: 4px 0; min-width: 0; }
+.tfd-stream .tfd-row > .tfd-cut { max-width: 16em; }
+.tfd-view ul.tfd-notices { list-style: none; margin: 2px 0; padding: 0; }
+.tfd-notices li { margin: 2px 0; overflow-wrap: anywhere; }
+.tfd-notices time { color: var(--tfd-quiet); margin-right: 6px; }
+@container (max-width: 760px) {
+  .tfd-c5, .tfd-w3 { display: none; }
+}
+@container (max-width: 560px) {
+  .tfd-c4, .tfd-w2 { display: none; }
+}
+@container (max-width: 420px) {
+  .tfd-view .tfd-word { display: none; }
+}
+@container (max-width: 320px) {
+  .tfd-c2, .tfd-w1 { display: none; }
+  .tfd-spark { width: 44px; }
+}
+@container (max-width: 220px) {
+  .tfd-c3 { display: none; }
+}
+.tfd-compact .tfd-c4, .tfd-compact .tfd-c5,
+.tfd-compact .tfd-w2, .tfd-compact .tfd-w3 { display: none; }
+.tfd-compact .tfd-word { display: none; }
+.tfd-view.tfd-compact td, .tfd-view.tfd-compact th { padding-right: 5px; }
+.tfd-view.tfd-compact .tfd-tasks td:first-child { max-width: 9em; }
+
+.tfd-chart { margin: 2px 0 4px; min-height: 40px; overflow: hidden; }
+.tfd-chart .uplot { font: inherit; width: min-content; line-height: 1.5; }
+.tfd-chart .uplot, .tfd-chart .uplot * { box-sizing: border-box; }
+.tfd-chart .u-wrap { position: relative; user-select: none; }
+.tfd-chart .u-over, .tfd-chart .u-under { position: absolute; }
+.tfd-chart .u-under { overflow: hidden; }
+.tfd-chart .u-wrap canvas { display: block; position: relative; width: 100%; height: 100%; }
+.tfd-chart .u-axis { position: absolute; }
+.tfd-chart .u-cursor-x, .tfd-chart .u-cursor-y { position: absolute; left: 0; top: 0; pointer-events: none; }
+.tfd-chart .u-cursor-x { height: 100%; border-right: 1px dashed var(--tfd-quiet); }
+.tfd-chart .u-cursor-y, .tfd-chart .u-select { display: none; }
+.tfd-chart .u-cursor-pt { position: absolute; top: 0; left: 0; border-radius: 50%; pointer-events: none; }
+.tfd-chart .u-off { display: none; }
+.tfd-legend { display: flex; flex-wrap: wrap; gap: 1px 12px; margin: 0 0 6px; }
+.tfd-legend > span { display: inline-flex; gap: 5px; align-items: center; max-width: 22em; min-width: 0; }
+.tfd-legend i { flex: none; width: 10px; height: 10px; border-radius: 2px; }
+
+.tfd-gridhost {
+  position: relative; height: 320px; min-height: 120px; resize: vertical; overflow: hidden;
+  border: 1px solid var(--tfd-line); margin: 4px 0;
+}
+.tfd-gridhost .lm-Widget { box-sizing: border-box; position: relative; }
+.tfd-gridhost .lm-mod-hidden { display: none !important; }
+.tfd-gridhost .lm-DataGrid { position: absolute; inset: 0; min-width: 64px; min-height: 64px; border: 0; outline: none; }
+.tfd-gridhost .lm-DataGrid:focus-within { outline: 2px solid var(--tfd-accent); outline-offset: -2px; }
+.tfd-gridhost .lm-DataGrid-scrollCorner { background: var(--tfd-raised); }
+.tfd-gridhost .lm-ScrollBar { display: flex; user-select: none; background: var(--tfd-raised); }
+.tfd-gridhost .lm-ScrollBar[data-orientation='vertical'] { flex-direction: column; min-width: 12px; max-width: 12px; }
+.tfd-gridhost .lm-ScrollBar[data-orientation='horizontal'] { min-height: 12px; max-height: 12px; }
+.tfd-gridhost .lm-ScrollBar-button { display: none; }
+.tfd-gridhost .lm-ScrollBar-track { position: relative; overflow: hidden; flex: 1 1 auto; box-sizing: border-box; }
+.tfd-gridhost .lm-ScrollBar-thumb { position: absolute; box-sizing: border-box; border-radius: 6px; background: var(--tfd-quiet); opacity: .6; }
+.tfd-gridhost .lm-ScrollBar[data-orientation='vertical'] .lm-ScrollBar-thumb { left: 2px; right: 2px; min-height: 20px; }
+.tfd-gridhost .lm-ScrollBar[data-orientation='horizontal'] .lm-ScrollBar-thumb { top: 2px; bottom: 2px; min-width: 20px; }
+.tfd-details { border: 1px solid var(--tfd-faint); padding: 4px 8px; margin: 4px 0; }
+.tfd-view .tfd-error {
+  max-height: 240px; overflow: auto; margin: 4px 0; padding: 4px 8px; white-space: pre-wrap;
+  overflow-wrap: anywhere; font-family: var(--tfd-mono); font-size: 12px; line-height: 1.4;
+  background: var(--tfd-raised); color: inherit; border: 0;
+}
+
+.tfd-lanes { position: relative; max-height: 420px; overflow-x: hidden; overflow-y: auto; border: 1px solid var(--tfd-line); margin: 4px 0; }
+.tfd-lanes canvas { display: block; width: 100%; touch-action: pan-y; cursor: grab; }
+.tfd-lanes canvas:active { cursor: grabbing; }
+.tfd-view .tfd-lanes canvas:focus-visible { outline-offset: -2px; }
+.tfd-tip { min-height: 1.45em; overflow-wrap: anywhere; }
+
+.tfd-counts { display: flex; height: 14px; border: 1px solid var(--tfd-line); overflow: hidden; margin: 6px 0 2px; background: var(--tfd-raised); }
+.tfd-counts > span { flex: 0 0 auto; min-width: 0; }
+.tfd-holds { display: flex; flex-wrap: wrap; gap: 4px; }
+.tfd-state { font-weight: 600; overflow-wrap: anywhere; }
+
+.tfd-log {
+  height: 240px; min-height: 60px; resize: vertical; overflow: auto; margin: 4px 0; padding: 2px 0;
+  border: 1px solid var(--tfd-line); background: var(--tfd-back); font-family: var(--tfd-mono);
+  font-size: 12px; line-height: 1.4;
+}
+.tfd-log:empty::before { content: "nothing was written yet"; padding: 0 6px; color: var(--tfd-quiet); }
+.tfd-log > div { padding: 0 6px; white-space: pre-wrap; overflow-wrap: anywhere; content-visibility: auto; contain-intrinsic-size: auto 17px; }
+.tfd-log .tfd-times { margin-left: 8px; padding: 0 5px; border-radius: 7px; background: var(--tfd-raised); color: var(--tfd-quiet); white-space: nowrap; }
+.tfd-log mark { background: var(--jp-warn-color2, var(--vscode-editor-findMatchHighlightBackground, #ffd54f)); color: inherit; }
+
+.tfd-form { display: grid; grid-template-columns: minmax(6em, max-content) minmax(0, 1fr); gap: 5px 10px; align-items: baseline; max-width: 56em; }
+.tfd-form > label { overflow-wrap: anywhere; }
+.tfd-form .tfd-help { display: block; color: var(--tfd-quiet); overflow-wrap: anywhere; }
+.tfd-form input[type='text'], .tfd-form select { width: 100%; max-width: 24em; }
+@container (max-width: 380px) {
+  .tfd-form { grid-template-columns: minmax(0, 1fr); gap: 2px; }
+  .tfd-form > div { margin-bottom: 5px; }
+}
+.tfd-view code.tfd-line {
+  display: block; margin: 4px 0; padding: 3px 6px; overflow-wrap: anywhere; white-space: pre-wrap;
+  font-family: var(--tfd-mono); font-size: 12px; background: var(--tfd-raised); color: inherit;
+}
+
+.tfd-tabs { display: flex; flex-wrap: wrap; gap: 2px; border-bottom: 1px solid var(--tfd-line); margin-bottom: 6px; }
+.tfd-view .tfd-tabs button {
+  font: inherit; color: var(--tfd-quiet); background: none; border: 0; padding: 3px 10px;
+  border-bottom: 2px solid transparent; cursor: pointer;
+}
+.tfd-view .tfd-tabs button[aria-selected='true'] { color: var(--tfd-text); border-bottom-color: var(--tfd-accent); }
+.tfd-view .tfd-tabs button:focus-visible { outline-offset: -2px; }
+`;

@@ -1,0 +1,165 @@
+// Signs, words and figures, the same as in the kernel's text views.
+
+const SIGNS: Record<string, string> = {
+  new: '○',
+  planned: '○',
+  starting: '◌',
+  ready: '●',
+  running: '►',
+  paused: '‖',
+  idle: '○',
+  queued: '○',
+  dispatched: '◌',
+  fetching: '►',
+  retrying: '↻',
+  cancelled: '■',
+  degraded: '▲',
+  hung: '▲',
+  restarting: '↻',
+  stopping: '◌',
+  stopped: '■',
+  finished: '✓',
+  failed: '✗',
+  lost: '∅',
+  info: '·',
+  warning: '▲',
+  error: '✗'
+};
+
+const TONES: Record<string, string[]> = {
+  good: ['ready', 'running', 'fetching', 'finished'],
+  warn: ['hung', 'degraded', 'restarting', 'retrying', 'warning'],
+  bad: ['failed', 'lost', 'error']
+};
+
+const MOST_ERROR = 400;
+/** What lines of TensorFlow's errors begin with that say where and not what. */
+const STACK = [
+  'Graph execution error',
+  'Detected at node',
+  'File ',
+  'Additional GRPC error information',
+  ':UNKNOWN:',
+  '[[{{node',
+  'Function call stack'
+];
+
+export function sign(state: string): string {
+  return SIGNS[state] ?? '·';
+}
+
+export function signed(state: string): string {
+  return `${sign(state)} ${state}`;
+}
+
+export function tone(state: string): string {
+  return Object.keys(TONES).find(name => TONES[name].includes(state)) ?? 'quiet';
+}
+
+function grouped(number: number): string {
+  return Math.round(number)
+    .toString()
+    .replace(/\B(?=(\d{3})+$)/g, ',');
+}
+
+/** A number of things, short: 950, 12,345, 1.2 M. */
+export function count(number: number): string {
+  for (const [limit, unit] of [
+    [1e12, 'T'],
+    [1e9, 'G'],
+    [1e6, 'M']
+  ] as const) {
+    if (number >= limit) {
+      return `${(number / limit).toFixed(1)} ${unit}`;
+    }
+  }
+  return number >= 10 || Number.isInteger(number) ? grouped(number) : number.toFixed(1);
+}
+
+/** A number of things with all its digits. */
+export const whole = grouped;
+
+/** A number of bytes in decimal units. */
+export function size(bytes: number | undefined): string {
+  if (bytes === undefined) {
+    return '';
+  }
+  for (const [limit, unit] of [
+    [1e12, 'TB'],
+    [1e9, 'GB'],
+    [1e6, 'MB'],
+    [1e3, 'kB']
+  ] as const) {
+    if (bytes >= limit * 0.9995) {
+      const scaled = bytes / limit;
+      return `${scaled.toFixed(scaled < 99.95 ? 1 : 0)} ${unit}`;
+    }
+  }
+  return `${bytes.toFixed(0)} B`;
+}
+
+export function rate(bytes: number | undefined): string {
+  return bytes === undefined ? '' : `${size(bytes)}/s`;
+}
+
+export function percent(number: number | undefined): string {
+  return number === undefined ? '' : `${number.toFixed(0)} %`;
+}
+
+/** A span of time in its largest sensible unit: 40 s, 58 min, 3.5 h. */
+export function duration(seconds: number): string {
+  if (seconds < 100) {
+    return `${Math.max(seconds, 0).toFixed(0)} s`;
+  }
+  return seconds < 6000 ? `${(seconds / 60).toFixed(0)} min` : `${(seconds / 3600).toFixed(1)} h`;
+}
+
+/** A span of time of any length: 0.2 ms, 35 ms, 4.2 s, 58 min; empty where it is not known. */
+export function brief(seconds: number): string {
+  if (!Number.isFinite(seconds)) {
+    return '';
+  }
+  if (seconds < 0.9995) {
+    const ms = seconds * 1e3;
+    return `${ms.toFixed(ms < 9.95 ? 1 : 0)} ms`;
+  }
+  return seconds < 9.95 ? `${seconds.toFixed(1)} s` : duration(seconds);
+}
+
+/** The time of day of seconds since the epoch. */
+export function clock(seconds: number, digits = 0): string {
+  const date = new Date(seconds * 1e3);
+  const two = (number: number) => String(number).padStart(2, '0');
+  const words = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+  const rest = String(date.getMilliseconds()).padStart(3, '0').slice(0, digits);
+  return digits ? `${words}.${rest}` : words;
+}
+
+/** One line. */
+export function clean(text: string): string {
+  return text.replace(/\s+/g, ' ').trim();
+}
+
+/** What an error of TensorFlow says, without the stacks that it repeats it with. */
+export function gist(error: string): string {
+  const told = error
+    .slice(0, 20_000)
+    .split('\n')
+    .map(line => line.trim())
+    .filter(line => line && !STACK.some(start => line.startsWith(start)));
+  const words = clean(told.slice(0, 3).join(' ')) || clean(error.slice(0, MOST_ERROR));
+  return words.length <= MOST_ERROR ? words : `${words.slice(0, MOST_ERROR - 1)}…`;
+}
+
+/** Numbers by state in words, those that are 0 left out. */
+export function counted(counts: Record<string, number>): string {
+  return Object.entries(counts)
+    .filter(([, number]) => number)
+    .map(([state, number]) => `${grouped(number)} ${state}`)
+    .join(', ');
+}
+
+/** `1 task`, `2 tasks`. */
+export function plural(number: number, thing: string): string {
+  return `${grouped(number)} ${thing}${number === 1 ? '' : 's'}`;
+}

@@ -1,0 +1,96 @@
+// What reads from a cluster: rates, how much of its time it waits, and what limits it.
+
+import { h, Keyed, setCut, setText, show } from './dom';
+import { count, gist, percent, rate, signed, tone } from './figures';
+import type { ICluster, IStream } from './protocol';
+import { Sparkline } from './sparkline';
+
+const MOST = 30;
+
+export class StreamList {
+  readonly node = h('div');
+  private readonly _list = h('div');
+  private readonly _more = h('div', { class: 'tfd-quiet' });
+  private readonly _rows: Keyed<HTMLElement>;
+  private readonly _parts = new Map<HTMLElement, StreamRow>();
+
+  constructor() {
+    this._rows = new Keyed<HTMLElement>(
+      this._list,
+      () => {
+        const row = new StreamRow();
+        this._parts.set(row.node, row);
+        return row.node;
+      },
+      node => this._parts.delete(node)
+    );
+    this.node.append(h('h4', {}, 'data'), this._list, this._more);
+  }
+
+  show(seen: ICluster): void {
+    const streams = Object.values(seen.streams);
+    // Those that run first, the latest first.
+    const ordered = streams
+      .reverse()
+      .sort((a, b) => Number(b.state === 'running') - Number(a.state === 'running'));
+    this._rows.update(
+      ordered.slice(0, MOST).map(stream => stream.name),
+      (node, name) => this._parts.get(node)?.show(seen.streams[name])
+    );
+    const rest = streams.length - MOST;
+    setText(this._more, rest > 0 ? `… and ${rest} more` : '');
+    show(this.node, streams.length > 0);
+  }
+}
+
+class StreamRow {
+  readonly node = h('div', { class: 'tfd-stream' });
+  private readonly _name = h('span', { class: 'tfd-cut' });
+  private readonly _state = h('span');
+  private readonly _rate = h('span');
+  private readonly _bytes = h('span', { class: 'tfd-quiet' });
+  private readonly _wait = h('span');
+  private readonly _spark = new Sparkline();
+  private readonly _notes = h('div', { class: 'tfd-quiet tfd-wrap' });
+  private readonly _error = h('div', { class: 'tfd-bad tfd-wrap' });
+
+  constructor() {
+    this.node.append(
+      h(
+        'div',
+        { class: 'tfd-row' },
+        this._name,
+        this._state,
+        this._spark.node,
+        this._rate,
+        this._bytes,
+        this._wait
+      ),
+      this._notes,
+      this._error
+    );
+  }
+
+  show(stream: IStream): void {
+    const runs = stream.state === 'running';
+    setCut(this._name, stream.name);
+    setText(this._state, signed(stream.state));
+    this._state.className = `tfd-${tone(stream.state)}`;
+    setText(
+      this._rate,
+      runs ? `${count(stream.elements_per_s)} elements/s` : `${count(stream.elements)} elements`
+    );
+    setText(this._bytes, runs && stream.bytes ? rate(stream.bytes_per_s) : '');
+    const share = stream.wait_fraction;
+    setText(this._wait, share === undefined ? '' : `waits ${percent(100 * share)}`);
+    show(this._wait, share !== undefined);
+    this._wait.className = (share ?? 0) > 0.1 ? 'tfd-warn' : 'tfd-quiet';
+    this._spark.show(stream.history, `elements per second in the last minute`);
+    const notes = [stream.epoch, runs ? '' : stream.limit].filter(Boolean);
+    setText(this._notes, notes.join(' · '));
+    show(this._notes, notes.length > 0);
+    setText(this._error, stream.error ? gist(stream.error) : '');
+    this._error.title = stream.error ?? '';
+    show(this._error, Boolean(stream.error));
+  }
+}

@@ -1,0 +1,190 @@
+// A task: a row of a table, and another one with all that is known and can be done.
+
+import { Asker } from './asker';
+import type { Confirm } from './clusterTools';
+import { button, enable, h, setCut, setText, show, uniqueId } from './dom';
+import { clean, percent, rate, sign, size, tone, whole } from './figures';
+import type { Link } from './link';
+import { LogsView } from './logsView';
+import { type ITask } from './protocol';
+import { Sparkline } from './sparkline';
+import type { IActions } from './view';
+
+/** Title and class of each column; the classes `tfd-c…` give way in this order, c5 first. */
+export const COLUMNS: readonly [string, string][] = [
+  ['task', ''],
+  ['state', ''],
+  ['CPU', 'tfd-number tfd-c3'],
+  ['memory', 'tfd-number tfd-c4'],
+  ['sent/s', 'tfd-number tfd-c2'],
+  ['', ''],
+  ['GPU', 'tfd-c5'],
+  ['restarts', 'tfd-number tfd-c4'],
+  ['address', 'tfd-c5'],
+  ['reason', 'tfd-wide tfd-c4']
+];
+
+export class TaskRow {
+  /** Both rows. */
+  readonly node = h('tbody');
+
+  private readonly _toggle: HTMLButtonElement;
+  private readonly _name = h('span', { class: 'tfd-cut' });
+  private readonly _sign = h('span');
+  private readonly _word = h('span', { class: 'tfd-word' });
+  private readonly _state = h('td', {}, this._sign, this._word);
+  private readonly _cells = COLUMNS.slice(2).map(([, name]) => h('td', { class: name }));
+  private readonly _spark = new Sparkline();
+  private readonly _more = h('td', { class: 'tfd-more', colspan: COLUMNS.length });
+  private readonly _below = h('tr', { id: uniqueId(), hidden: true }, this._more);
+  private readonly _facts = h('dl', { class: 'tfd-facts' });
+  private readonly _tools = h('div', { class: 'tfd-row' });
+  private readonly _logsButton: HTMLButtonElement;
+  private readonly _asker: Asker;
+  private _logs: LogsView | null = null;
+  private _shown: ITask | null = null;
+  private _buttons: HTMLButtonElement[] = [];
+
+  constructor(
+    private readonly _link: Link,
+    private readonly _cluster: string,
+    readonly task: string,
+    private readonly _actions: IActions,
+    private readonly _confirm: Confirm
+  ) {
+    this._asker = new Asker(_link, _cluster);
+    this._toggle = h(
+      'button',
+      {
+        type: 'button',
+        class: 'tfd-link tfd-toggle',
+        'aria-expanded': 'false',
+        'aria-controls': this._below.id,
+        onclick: () => this._open(this._below.hidden)
+      },
+      this._name
+    );
+    this._logsButton = button('Logs', `follow the log of ${task}`, () => this._toggleLogs());
+    this._logsButton.setAttribute('aria-pressed', 'false');
+    if (!_actions.readOnly) {
+      this._buttons = [
+        button('Restart', `end ${task} and start it again`, one => void this._do(one, 'restart')),
+        button('Kill', `end ${task} at once, as a crash would`, one => void this._do(one, 'kill'))
+      ];
+    }
+    this._tools.append(...this._buttons, this._logsButton);
+    this._more.append(this._facts, this._tools, this._asker.node);
+    this._cells[3].append(this._spark.node);
+    this.node.append(
+      h('tr', {}, h('td', {}, this._toggle), this._state, ...this._cells),
+      this._below
+    );
+  }
+
+  show(task: ITask, history: readonly (number | null)[], alive: boolean): void {
+    setCut(this._name, task.task);
+    setText(this._sign, sign(task.state));
+    this._sign.className = `tfd-${tone(task.state)}`;
+    setText(this._word, ` ${task.state}`);
+    this._state.title = task.reason ? `${task.state}: ${task.reason}` : task.state;
+    const memory = task.pss_mb ?? task.rss_mb;
+    const serves = task.role !== 'dispatcher';
+    const words = [
+      percent(task.cpu_percent),
+      memory === undefined ? '' : size(memory * 1e6),
+      serves ? rate(task.bytes_per_s) : '',
+      null,
+      task.gpu ?? '',
+      task.restarts ? whole(task.restarts) : '',
+      task.address ?? '',
+      clean(task.reason ?? '')
+    ];
+    words.forEach((text, i) => {
+      if (text !== null) {
+        setCut(this._cells[i], text);
+      }
+    });
+    const drawn = serves && history.some(value => value);
+    this._spark.node.style.visibility = drawn ? '' : 'hidden';
+    if (drawn) {
+      this._spark.show(history, `bytes sent in the last minute, now ${rate(task.bytes_per_s)}`);
+    }
+    for (const one of this._buttons) {
+      enable(one, alive && task.state !== 'planned');
+    }
+    enable(this._logsButton, alive);
+    if (!this._below.hidden) {
+      this._fill(task);
+    }
+    this._shown = task;
+  }
+
+  dispose(): void {
+    this._asker.dispose();
+    this._logs?.dispose();
+  }
+
+  private _open(opened: boolean): void {
+    this._toggle.setAttribute('aria-expanded', String(opened));
+    show(this._below, opened);
+    if (opened && this._shown) {
+      this._fill(this._shown);
+    } else if (!opened && this._logs) {
+      this._toggleLogs();
+    }
+  }
+
+  private _fill(task: ITask): void {
+    const memory = task.pss_mb ?? task.rss_mb;
+    const facts: [string, string][] = [
+      ['state', task.state],
+      ['reason', task.reason ?? ''],
+      ['address', task.address ?? ''],
+      ['host', task.host ?? ''],
+      ['pid', task.pid === undefined ? '' : String(task.pid)],
+      ['CPU', percent(task.cpu_percent)],
+      ['memory', memory === undefined ? '' : size(memory * 1e6)],
+      ['sent', size(task.bytes_sent)],
+      ['GPU', task.gpu ?? ''],
+      ['open to', task.open_to ?? ''],
+      ['restarts', task.restarts ? whole(task.restarts) : '']
+    ];
+    const said = facts.filter(([, text]) => text);
+    const have = [...this._facts.children];
+    if (have.length === said.length * 2) {
+      said.forEach(([name, text], i) => {
+        setText(have[2 * i], name);
+        setText(have[2 * i + 1], text);
+      });
+    } else {
+      this._facts.replaceChildren(
+        ...said.flatMap(([name, text]) => [h('dt', {}, name), h('dd', {}, text)])
+      );
+    }
+  }
+
+  private _toggleLogs(): void {
+    if (this._logs) {
+      this._logs.dispose();
+      this._logs = null;
+    } else {
+      this._logs = new LogsView(this._link, this._cluster, this.task, this._actions);
+      this._more.append(this._logs.node);
+    }
+    this._logsButton.setAttribute('aria-pressed', String(this._logs !== null));
+  }
+
+  private async _do(one: HTMLButtonElement, what: 'restart' | 'kill'): Promise<void> {
+    const verb = what === 'kill' ? 'Kill' : 'Restart';
+    if (await this._confirm(`${verb} ${this.task}?`, this._tools)) {
+      const done = what === 'kill' ? 'killed' : 'restarted';
+      await this._asker.run(
+        `${what} ${this.task}`,
+        what,
+        { task: this.task },
+        [one],
+        () => `${this.task} ${done}`
+      );
+    }
+  }
+}

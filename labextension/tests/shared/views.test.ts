@@ -1,0 +1,283 @@
+import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+
+import { ClusterView } from '../../src/shared/clusterView';
+import { History } from '../../src/shared/history';
+import { LogLines, wordsOf } from '../../src/shared/logLines';
+import type { ICluster } from '../../src/shared/protocol';
+import { StartForm } from '../../src/shared/startForm';
+import { StepperView } from '../../src/shared/stepperView';
+import type { IView } from '../../src/shared/view';
+import { clusterOf, FakeKernel } from './kernel';
+
+const MARKUP = '<img src=x onerror="alert(1)">';
+const ACTIONS = { readOnly: false };
+
+let kernel: FakeKernel;
+const open: IView[] = [];
+
+beforeEach(() => {
+  kernel = new FakeKernel();
+  kernel.link.hello();
+  kernel.greet();
+});
+
+afterEach(() => {
+  open.splice(0).forEach(view => view.dispose());
+  document.body.replaceChildren();
+});
+
+function put<V extends IView>(view: V): V {
+  open.push(view);
+  document.body.append(view.node);
+  return view;
+}
+
+function press(view: IView, words: string): HTMLButtonElement {
+  const found = [...view.node.querySelectorAll('button')].find(
+    one => one.textContent.trim() === words
+  );
+  found!.click();
+  return found!;
+}
+
+const settle = () => new Promise(resolve => setTimeout(resolve, 40));
+
+function coordinated(state: string): Record<string, unknown> {
+  return {
+    coordinator: {
+      state,
+      reason: state === 'paused' ? 'from a terminal' : undefined,
+      counts: { queued: 3, ready: 1 },
+      closures_per_s: 0,
+      workers: {
+        '0': { index: 0, state: 'idle', done: 1, failed: 0, lost: 0, built: 0, unbuilt: 0 },
+        '1': { index: 1, state: 'idle', done: 1, failed: 0, lost: 0, built: 0, unbuilt: 0 }
+      },
+      traces: {},
+      ps_bytes: {},
+      held: [],
+      break_on_failure: false,
+      reduced: false
+    }
+  };
+}
+
+test('lines that repeat each other are folded, whatever their time', () => {
+  const log = new LogLines(3);
+  log.add(['2026-10-05 12:00:00.123456: W same', '2026-10-05 12:00:01.5: W same', 'other']);
+  expect(log.lines.map(line => line.times)).toEqual([2, 1]);
+  expect(log.add(['other', 'more'])).toBe(1);
+  expect(log.text()).toBe('2026-10-05 12:00:01.5: W same  × 2\nother  × 2\nmore');
+  expect(log.add(['x', 'y'])).toBe(1);
+  expect(log.lines.map(line => line.text)).toEqual(['more', 'x', 'y']);
+  expect(log.dropped).toBe(2);
+  expect(wordsOf('I0000 12:00:00.1   33 what')).toBe('what');
+  expect(wordsOf('step 12 of 13')).toBe('step 12 of 13');
+});
+
+test('a history is filled by what a stream remembers, and has gaps', () => {
+  const history = new History();
+  const stream = {
+    name: 's',
+    kind: 'stream',
+    state: 'running',
+    elements: 1,
+    bytes: 0,
+    elements_per_s: 3,
+    bytes_per_s: 0,
+    history: [1, 2, 3]
+  };
+  const cluster = clusterOf('c', { streams: { s: stream } }) as unknown as ICluster;
+  history.sample(cluster, 1000);
+  expect(history.streams.get('s')!.slice(-3)).toEqual([1, 2, 3]);
+  history.sample({ ...cluster, streams: {} }, 1002);
+  expect(history.streams.get('s')!.slice(-3)).toEqual([3, null, null]);
+  for (let second = 1003; second < 1700; second++) {
+    history.sample(cluster, second);
+  }
+  expect(history.length).toBe(600);
+  expect(history.start + history.length).toBe(1700);
+});
+
+test('names and errors with markup stay text', () => {
+  const task = {
+    task: MARKUP,
+    role: 'worker',
+    index: 0,
+    state: 'failed',
+    reason: MARKUP,
+    restarts: 1
+  };
+  kernel.state({
+    clusters: {
+      [MARKUP]: clusterOf(MARKUP, {
+        launcher: MARKUP,
+        tasks: { [MARKUP]: task },
+        order: [MARKUP],
+        notices: [{ time: 1, severity: 'error', what: MARKUP, task: MARKUP, fix: MARKUP }],
+        streams: {
+          [MARKUP]: {
+            name: MARKUP,
+            kind: 'stream',
+            state: 'failed',
+            elements: 0,
+            bytes: 0,
+            elements_per_s: 0,
+            bytes_per_s: 0,
+            history: [],
+            error: MARKUP,
+            limit: MARKUP
+          }
+        }
+      })
+    }
+  });
+  const { node } = put(new ClusterView(kernel.link, MARKUP, ACTIONS));
+  expect(node.querySelector('img')).toBeNull();
+  expect(node.textContent.split(MARKUP).length).toBeGreaterThan(5);
+});
+
+test('a click shows that it was asked, then the error and the next step', async () => {
+  kernel.state({ clusters: { c: clusterOf('c') } });
+  const view = put(
+    new ClusterView(kernel.link, 'c', { ...ACTIONS, confirm: () => Promise.resolve(true) })
+  );
+  const stop = press(view, 'Stop');
+  await settle();
+  expect(stop.disabled).toBe(true);
+  expect(view.node.textContent).toContain('stop: asked');
+  expect(kernel.of('command')[0]).toMatchObject({ command: 'stop', name: 'c' });
+  kernel.reply({ error: { what: 'it is stuck', fix: 'tfd stop c' } });
+  await settle();
+  expect(view.node.textContent).toContain('stop: it is stuck. Next: tfd stop c');
+  expect(stop.disabled).toBe(false);
+});
+
+test('where clicks wait it is said, with what to do at once', async () => {
+  kernel.beside = false;
+  Object.assign(kernel, { hint: 'tfd interrupt c' });
+  kernel.state({ clusters: { c: clusterOf('c') } });
+  const view = put(new ClusterView(kernel.link, 'c', ACTIONS));
+  press(view, 'Interrupt');
+  expect(view.node.textContent).toContain('queued until the cell ends');
+  expect(view.node.textContent).toContain('tfd interrupt c');
+  kernel.reply({ value: null });
+  await settle();
+});
+
+test('nothing is stopped without a yes', async () => {
+  kernel.state({ clusters: { c: clusterOf('c') } });
+  const view = put(new ClusterView(kernel.link, 'c', ACTIONS));
+  press(view, 'Stop');
+  press(view, 'No');
+  await settle();
+  expect(kernel.of('command')).toEqual([]);
+});
+
+test('a read-only view has nothing that changes anything', () => {
+  kernel.state({ clusters: { c: clusterOf('c', coordinated('paused')) } });
+  const view = put(new ClusterView(kernel.link, 'c', { readOnly: true }));
+  const steps = put(new StepperView(kernel.link, 'c', { readOnly: true }));
+  const words = [...view.node.querySelectorAll('button'), ...steps.node.querySelectorAll('button')]
+    .filter(one => !one.closest('[hidden]'))
+    .map(one => one.textContent);
+  expect(words).toEqual(['data_worker:0']);
+});
+
+test('what is gone stays in sight', async () => {
+  kernel.state({ clusters: { c: clusterOf('c') } });
+  const view = put(new ClusterView(kernel.link, 'c', ACTIONS));
+  kernel.link.receive({ kind: 'bye' }, []);
+  await settle();
+  expect(view.node.textContent).toContain('what was seen last');
+  expect(view.node.textContent).toContain('data_worker:0');
+  expect(view.node.querySelector('.tfd-dimmed')).not.toBeNull();
+});
+
+test('versions that do not fit are named', async () => {
+  const view = put(new ClusterView(kernel.link, 'c', ACTIONS));
+  kernel.greet({ protocol: 0, version: '0.0.9' });
+  await settle();
+  expect(view.node.textContent).toContain('0.0.9');
+  expect(view.node.textContent).toContain('0.1.0');
+  expect(view.node.textContent).toContain('restart the kernel');
+});
+
+test('the stepper says why it is paused, steps, and holds workers', async () => {
+  kernel.state({ clusters: { c: clusterOf('c', coordinated('paused')) } });
+  const view = put(new StepperView(kernel.link, 'c', ACTIONS));
+  expect(view.node.textContent).toContain('paused (from a terminal)');
+  press(view, 'Step n');
+  expect(kernel.of('command').at(-1)).toMatchObject({ command: 'step', count: 10, name: 'c' });
+  kernel.reply({ value: { ended: 0 } });
+  await settle();
+  press(view, 'worker 1');
+  expect(kernel.of('command').at(-1)).toMatchObject({ command: 'hold', worker: 1, held: true });
+  kernel.reply({ value: [1] });
+  await settle();
+  const held = { ...(coordinated('paused').coordinator as object), held: [1] };
+  kernel.state({ clusters: { c: clusterOf('c', { coordinator: held }) } });
+  await settle();
+  expect(press(view, '‖ worker 1').getAttribute('aria-pressed')).toBe('true');
+  expect(kernel.of('command').at(-1)).toMatchObject({ command: 'hold', worker: 1, held: false });
+  kernel.reply({ value: [] });
+  await settle();
+});
+
+test('the form is what the kernel says, tells the line, and shows what went wrong', async () => {
+  const started = vi.fn();
+  const form = put(new StartForm(kernel.link, ACTIONS, started));
+  kernel.reply({
+    value: {
+      launchers: [
+        { name: 'local', summary: `here ${MARKUP}` },
+        { name: 'else', summary: 'there' }
+      ],
+      fields: [
+        {
+          name: 'launcher',
+          kind: 'choice',
+          label: 'kind',
+          default: 'local',
+          choices: ['local', 'else']
+        },
+        { name: 'data_workers', kind: 'count', label: 'data workers', default: 2 },
+        { name: 'evaluator', kind: 'flag', label: 'evaluator', default: false },
+        { name: 'name', kind: 'text', label: 'name' },
+        { name: 'time_limit', kind: 'seconds', label: 'time limit', default: null }
+      ],
+      line: '%tfd_cluster start'
+    }
+  });
+  await settle();
+  const line = () => form.node.querySelector('code')!.textContent;
+  expect(line()).toBe('%tfd_cluster start');
+  expect(form.node.textContent).toContain(`here ${MARKUP}`);
+  const [launcher, count, flag, name] =
+    form.node.querySelectorAll<HTMLInputElement>('input,select');
+  launcher.value = 'else';
+  launcher.dispatchEvent(new Event('change'));
+  count.value = '4';
+  flag.checked = true;
+  name.value = "it's";
+  form.node.querySelector('form')!.dispatchEvent(new Event('input'));
+  expect(line()).toBe(
+    `%tfd_cluster start --launcher else --data-workers 4 --evaluator --name 'it'"'"'s'`
+  );
+  expect(form.node.textContent).toContain('there');
+  press(form, 'Start');
+  expect(kernel.of('command').at(-1)).toMatchObject({
+    command: 'start',
+    options: { launcher: 'else', data_workers: 4, evaluator: true, name: "it's" }
+  });
+  kernel.reply({ error: { what: `no ${MARKUP}`, fix: 'another name' } });
+  await settle();
+  expect(form.node.textContent).toContain(`no ${MARKUP}. Next: another name`);
+  press(form, 'Start');
+  kernel.reply({
+    value: { cluster: 'c', variable: 'cluster', line: '%tfd_cluster start', reused: true }
+  });
+  await settle();
+  expect(started).toHaveBeenCalledWith('c');
+  expect(form.node.textContent).toContain('lives already');
+});

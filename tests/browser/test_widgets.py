@@ -1,0 +1,209 @@
+"""Widgets in JupyterLab: they show, and act, while the kernel is busy."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from playwright.sync_api import Locator, expect
+
+from tests._waiting import until
+from tests.browser._lab import Lab, Notebook
+
+SETUP = """
+import os, threading, time
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import tensorflow as tf
+import tfd_notebook as tfd
+%load_ext tfd_notebook
+"""
+TRAINING = (
+    SETUP
+    + """
+cluster = tfd.Cluster(workers=2, ps=1, name="NAME")
+coordinator = cluster.coordinator()
+step = tf.function(lambda: tf.constant(1))
+"""
+)
+SHOW = "%tfd_cluster status --live"
+#: Ways in which a kernel can be busy, each for more than two seconds after it said so.
+BUSY = {
+    "sleeps": "print('now'); time.sleep(4)",
+    "computes": "print('now'); end = time.time() + 4\nwhile time.time() < end: sum(range(1000))",
+}
+
+
+def button(where: Locator, words: str) -> Locator:
+    return where.get_by_role("button", name=words, exact=True)
+
+
+def tab(where: Locator, words: str) -> Locator:
+    return where.get_by_role("tab", name=words, exact=True)
+
+
+def training(lab: Lab, name: str, *cells: str) -> Notebook:
+    """Return a notebook with a training cluster of that name, shown in cell 1."""
+    notebook = lab.notebook(name, TRAINING.replace("NAME", name), SHOW, *cells)
+    notebook.run(0)
+    notebook.run(1)
+    return notebook
+
+
+def test_the_form_starts_a_cluster_and_then_shows_it(lab: Lab) -> None:
+    notebook = lab.notebook("form", SETUP, "%tfd_cluster")
+    notebook.run(0)
+    notebook.run(1)
+    output = notebook.output(1)
+    form = output.locator(".tfd-start")
+    form.get_by_label("data workers").fill("1")
+    form.get_by_label("name", exact=True).fill("from form")
+    button(form, "Start").click()
+    expect(form).to_contain_text("'from form' is no name for a cluster. Next: use up to 64 letters")
+    form.get_by_label("name", exact=True).fill("from-form")
+    button(form, "Start").click()
+    expect(output.locator(".tfd-cluster")).to_contain_text("2 of 2 tasks ready", timeout=90_000)
+    expect(output.locator(".tfd-head")).to_contain_text("from-form")
+    assert notebook.ask("print(cluster.name, len(cluster.tasks))") == "from-form 2"
+    lab.picture("form-started", output)
+    notebook.ask("cluster.stop()")
+    expect(output.locator(".tfd-cluster")).to_contain_text("stopped")
+
+
+def test_a_cluster_is_scaled_and_a_killed_worker_comes_back(lab: Lab) -> None:
+    start = "cluster = tfd.Cluster(data_workers=1, name='scaled')"
+    notebook = lab.notebook("scaled", SETUP + start, SHOW)
+    notebook.run(0)
+    notebook.run(1)
+    output = notebook.output(1)
+    view = output.locator(".tfd-cluster")
+    view.get_by_label("data workers").fill("2")
+    button(view, "Scale").click()
+    expect(view).to_contain_text("3 of 3 tasks ready")
+    assert notebook.ask("print(len(cluster.tasks))") == "3"
+    pid = notebook.ask("print(cluster.tasks[1].pid)")
+    view.locator(".tfd-toggle", has_text="data_worker:0").click()
+    button(view, "Kill").click()
+    button(view, "Yes").click()
+    expect(view).to_contain_text("data_worker:0 killed")
+    row = view.locator("tbody", has_text="data_worker:0").locator("tr").first
+    until(lambda: notebook.ask("print(cluster.tasks[1].pid)") not in (pid, "None"))
+    expect(row).to_contain_text("ready")
+    expect(row.locator("td").nth(7)).to_have_text("1")
+    button(view, "Logs").click()
+    expect(view.locator(".tfd-log")).to_be_visible()
+    lab.picture("cluster-scaled", output)
+    button(view, "Stop").click()
+    button(view, "Yes").click()
+    until(lambda: notebook.ask("print(cluster.state)") == "stopped")
+    expect(view).to_contain_text("stopped")
+
+
+@pytest.mark.parametrize("how", BUSY)
+def test_the_first_click_acts_while_a_cell(lab: Lab, how: str) -> None:
+    notebook = training(lab, how, BUSY[how])
+    output = notebook.output(1)
+    tab(output, "Steps").click()
+    pause = button(output, "Pause")
+    expect(pause).to_be_enabled()
+    notebook.begin(2)
+    until(lambda: "now" in notebook.said(2))
+    began = time.monotonic()
+    pause.click()
+    expect(output.locator(".tfd-state")).to_contain_text("paused (from the widget)")
+    assert notebook.runs(2)
+    assert time.monotonic() - began < 4
+    assert notebook.ask("print(coordinator.paused)") == "from the widget"
+
+
+def test_a_join_that_blocks_a_cell_is_steered(lab: Lab) -> None:
+    notebook = training(
+        lab,
+        "joined",
+        "coordinator.pause(); values = [coordinator.schedule(step) for _ in range(20)]; "
+        "coordinator.join(); print('joined')",
+    )
+    output = notebook.output(1)
+    tab(output, "Steps").click()
+    notebook.begin(2)
+    expect(output.locator(".tfd-stepper")).to_contain_text("20 paused")
+    button(output, "Step").click()
+    expect(output.locator(".tfd-stepper")).to_contain_text("1 ready")
+    output.get_by_label("n", exact=True).fill("5")
+    button(output, "Step n").click()
+    expect(output.locator(".tfd-stepper")).to_contain_text("6 ready")
+    button(output, "worker 0").click()
+    expect(button(output, "‖ worker 0")).to_be_visible()
+    lab.picture("stepper-paused", output)
+    button(output, "Resume").click()
+    until(lambda: "joined" in notebook.said(2))
+    frame = "print(set(coordinator.values.to_frame().worker[6:]))"
+    assert notebook.ask(frame) == "{1}"
+
+
+def test_many_values_are_sorted_filtered_and_looked_at(lab: Lab) -> None:
+    notebook = training(
+        lab,
+        "values",
+        # A hundred thousand real closures would take minutes: most are only noted as if.
+        "bad = tf.function(lambda x: tf.debugging.check_numerics(x, 'not <b>a</b> number'))\n"
+        "store = coordinator.store\n"
+        "for number in range(99_900):\n"
+        "    key = store.add(f'step {number % 3}', 'trace', None)\n"
+        "    store.dispatched(key, number % 2); store.running(key, number % 2)\n"
+        "    store.fetch(key, number % 2); store.end(key, 4, number % 2)\n"
+        "for _ in range(99): coordinator.schedule(step)\n"
+        "coordinator.join()\n"
+        "value = coordinator.schedule(bad, args=(tf.constant(float('nan')),))\n"
+        "try: coordinator.join()\n"
+        "except Exception as error: print(type(error).__name__)",
+    )
+    output = notebook.output(1)
+    tab(output, "Values").click()
+    assert "InvalidArgument" in notebook.run(2, timeout=170)
+    view = output.locator(".tfd-values")
+    expect(view).to_contain_text("100,000")
+    view.get_by_label("state").select_option("failed")
+    expect(view).to_contain_text("1 of 100,000")
+    view.locator(".tfd-gridhost").click(position={"x": 60, "y": 36})
+    expect(view.locator(".tfd-details")).to_contain_text("not <b>a</b> number")
+    assert view.locator(".tfd-details b").count() == 0
+    view.get_by_label("state").select_option("")
+    lab.picture("values-100000", output)
+    tab(output, "Timeline").click()
+    expect(output.locator(".tfd-timeline")).to_contain_text("worker 0")
+    lab.picture("timeline-100000", output)
+
+
+def test_a_notebook_that_is_opened_again_shows_the_twin(lab: Lab) -> None:
+    start = "cluster = tfd.Cluster(data_workers=1, name='twin')"
+    notebook = lab.notebook("twin", SETUP + start, SHOW)
+    notebook.run(0)
+    notebook.run(1)
+    expect(notebook.output(1).locator(".tfd-cluster")).to_contain_text("2 of 2 tasks ready")
+    notebook.save()
+    notebook.close()
+    lab.shut_down_kernels()
+    again = lab.open("twin")
+    expect(again.output(1)).to_contain_text("data_worker:0")
+    assert again.output(1).locator(".tfd-cluster").count() == 0
+    lab.picture("reopened", again.output(1))
+
+
+def test_dark_is_dark_and_names_with_markup_stay_text(lab: Lab) -> None:
+    name = "x" * 50
+    start = f"cluster = tfd.Cluster(data_workers=1, name='{name}')\n"
+    notice = "cluster._monitor.notice('error', '<img src=x onerror=alert(1)>', fix='<b>none</b>')"
+    notebook = lab.notebook("dark", SETUP + start + notice, SHOW)
+    notebook.run(0)
+    notebook.run(1)
+    view = notebook.output(1).locator(".tfd-cluster")
+    expect(view).to_contain_text("<img src=x onerror=alert(1)>. Next: <b>none</b>")
+    assert view.locator("img").count() == 0
+    try:
+        lab.theme("JupyterLab Dark")
+        lab.picture("cluster-dark", notebook.output(1))
+        shade = view.evaluate("e => getComputedStyle(e).color")
+        assert sum(map(int, re.findall(r"\d+", shade)[:3])) > 3 * 150
+    finally:
+        lab.theme("JupyterLab Light")
