@@ -108,6 +108,12 @@ class Lab:
         notebook.wait_ready()
         return notebook
 
+    def workspace_has(self, words: str) -> bool:
+        """Whether the layout that is restored after a reload has been saved with these words."""
+        address = f"{self.address}/lab/api/workspaces/{self._workspace}"
+        with urllib.request.urlopen(address, timeout=30) as reply:
+            return words in reply.read().decode()
+
     def kernels(self) -> list[Any]:
         with urllib.request.urlopen(f"{self.address}/api/kernels", timeout=30) as reply:
             return list(json.load(reply))
@@ -179,6 +185,14 @@ class Notebook:
     def count(self, cell: int) -> int | None:
         found = self.evaluate("return w.content.widgets[args[0]].model.executionCount;", cell)
         return None if found is None else int(found)
+
+    def source(self, cell: int) -> str:
+        """Return what is written in a cell, nothing if there is none."""
+        return str(
+            self.evaluate(
+                "return w.content.model.cells.get(args[0])?.sharedModel.source ?? '';", cell
+            )
+        )
 
     def said(self, cell: int) -> str:
         """Return the text of a cell's outputs."""

@@ -27,6 +27,7 @@ class _Comm:
 
     def __init__(self, kernel: Any, extra: Extra) -> None:
         self._kernel = kernel
+        self._served = False
         self.session = Session(self._send, everything=True, extra=extra)
 
     def _send(self, data: dict[str, Any], buffers: list[bytes]) -> None:
@@ -39,14 +40,21 @@ class _Comm:
             buffers=buffers,
         )
 
+    def serve(self) -> None:
+        """Have the session served from now on."""
+        if not self._served:
+            self._served = True
+            hub.join(self.session)
+
     def handle_msg(self, message: Mapping[str, Any]) -> None:
+        self.serve()
         hub.receive(self.session, message["content"].get("data"))
 
     def handle_close(self, message: Mapping[str, Any]) -> None:
         """A panel that goes says so itself; the comm is for all."""
 
 
-def attach(shell: Any, extra: Extra) -> bool:
+def attach(shell: Any, extra: Extra, serve: bool) -> bool:
     """Let panels reach the kernel of `shell`, and tell those that are open.
 
     Parameters
@@ -54,6 +62,8 @@ def attach(shell: Any, extra: Extra) -> bool:
     shell : InteractiveShell
     extra : callable
         Returns the commands that only exist in a kernel, such as ``start``.
+    serve : bool
+        Whether to serve at once, which takes a thread, or when the first panel asks.
 
     Returns
     -------
@@ -69,7 +79,10 @@ def attach(shell: Any, extra: Extra) -> bool:
         comm = _Comm(kernel, extra)
         manager.register_comm(comm)
         _attached = manager, comm
-        hub.join(comm.session)
+        if not serve:
+            comm.session.greet()
+    if serve:
+        _attached[1].serve()
     return True
 
 
