@@ -6,11 +6,17 @@ import os
 import queue
 import re
 import time
+from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
+
+from tfd_notebook.bus import PROTOCOL
+
+Tree = dict[str, Any]
 
 
 class Kernel:
@@ -96,8 +102,11 @@ class Notebook(Kernel):
     def __init__(self) -> None:
         # The tasks shall have something to write.
         super().__init__(TF_CPP_MIN_LOG_LEVEL="0")
-        #: The widgets' models that the kernel has announced, by comm.
-        self.models: dict[str, dict[str, Any]] = {}
+        #: The state of the widgets' models that the kernel has announced, by comm.
+        self.models: dict[str, Tree] = {}
+        self._widgets: dict[str, Widget] = {}
+        # What came while somebody waited for a widget, and is some cell's.
+        self._kept: deque[Tree] = deque()
 
     def words_of(self, kind: str, content: dict[str, Any]) -> str:
         if kind in ("execute_result", "display_data"):
@@ -106,36 +115,106 @@ class Notebook(Kernel):
             return "\n".join(content["traceback"]) + "\n"
         return super().words_of(kind, content)
 
+    def widget(self, view: str) -> Widget:
+        """Open the latest widget that shows `view`, as the page does that gets it."""
+        comm = [comm for comm, state in self.models.items() if state.get("view") == view][-1]
+        self._widgets[comm] = made = Widget(self, comm, self.subshell())
+        made.open()
+        return made
+
+    def await_that(self, holds: Callable[[], Any], timeout: float = 20) -> Any:
+        """Read what the kernel sends until `holds()` is true, and return what it is."""
+        deadline = time.monotonic() + timeout
+        while not (value := holds()):
+            self._kept.append(self._hear(deadline, "what a widget waits for did not come"))
+        return value
+
+    def send_beside(self, subshell: str, kind: str, content: Tree) -> None:
+        """Send a message that is taken while a cell runs."""
+        message = self.client.session.msg(kind, content)
+        message["header"]["subshell_id"] = subshell
+        self.client.shell_channel.send(message)
+
+    def begin_beside(self, code: str) -> None:
+        """Start a cell beside the one that runs."""
+        self.send_beside(self.subshell(), "execute_request", {"code": code, "silent": False})
+
     def subshell(self) -> str:
         request = self.client.session.msg("create_subshell_request")
         self.client.control_channel.send(request)
         reply = self.client.get_control_msg(timeout=10)
         return str(reply["content"]["subshell_id"])
 
-    def click(self, comm: str, subshell: str, state: dict[str, Any] | None = None) -> None:
-        """Click a button, or have a widget take a state, as a front end does."""
-        data = (
-            {"method": "custom", "content": {"event": "click"}}
-            if state is None
-            else {"method": "update", "state": state, "buffer_paths": []}
-        )
-        message = self.client.session.msg("comm_msg", {"comm_id": comm, "data": data})
-        message["header"]["subshell_id"] = subshell
-        self.client.shell_channel.send(message)
-
-    def await_comm(self, text: str, timeout: float) -> None:
-        """Wait until a widget is told to show `text`."""
-        deadline = time.monotonic() + timeout
-        while True:
-            message = self._next(deadline, f"no widget shows {text!r}")
-            if message["msg_type"] == "comm_msg":
-                state = message["content"]["data"].get("state", {})
-                if any(text in str(value) for value in state.values()):
-                    return
-
     def _next(self, deadline: float, said: str) -> dict[str, Any]:
+        return self._kept.popleft() if self._kept else self._hear(deadline, said)
+
+    def _hear(self, deadline: float, said: str) -> dict[str, Any]:
         message = super()._next(deadline, said)
+        content = message["content"]
         if message["msg_type"] == "comm_open":
-            content = message["content"]
             self.models[content["comm_id"]] = content["data"]["state"]
+        elif message["msg_type"] == "comm_msg" and content["comm_id"] in self._widgets:
+            self._widgets[content["comm_id"]].hear(content["data"], message["buffers"])
         return message
+
+
+class Widget:
+    """A widget in a page: it speaks the protocol of docs/bus.md by the model's custom messages."""
+
+    def __init__(self, notebook: Notebook, comm: str, subshell: str) -> None:
+        self._notebook, self._comm, self._subshell = notebook, comm, subshell
+        self._asked = 0
+        #: All messages of the kernel's, with their buffers.
+        self.heard: list[tuple[Tree, list[Any]]] = []
+
+    def open(self) -> None:
+        """Say hello, and wait for what there is to be seen."""
+        self.says("hello", protocol=PROTOCOL, version="test", tells=False)
+        self.await_that(lambda: self.got("state"))
+
+    def says(self, kind: str, **content: Any) -> None:
+        data = {"method": "custom", "content": {"kind": kind, "client": "page", **content}}
+        message = {"comm_id": self._comm, "data": data}
+        self._notebook.send_beside(self._subshell, "comm_msg", message)
+
+    def hear(self, data: Tree, buffers: list[Any]) -> None:
+        """Take what the kernel sent on its comm."""
+        if data["method"] == "custom":
+            self.heard.append((data["content"], buffers))
+
+    def asks(self, command: str, **arguments: Any) -> Tree:
+        """Give a command, and return the answer to it."""
+        self._asked += 1
+        self.says("command", ask=str(self._asked), command=command, **arguments)
+        return self.await_that(lambda: self._answer(str(self._asked)))  # type: ignore[no-any-return]
+
+    def await_that(self, holds: Callable[[], Any]) -> Any:
+        return self._notebook.await_that(holds)
+
+    def got(self, kind: str) -> list[Tree]:
+        return [message for message, _ in self.heard if message["kind"] == kind]
+
+    @property
+    def cluster(self) -> Tree:
+        """What it knows of its cluster."""
+        tree: Tree = {}
+        for message in self.got("state"):
+            tree = message["state"] if message["whole"] else merged(tree, message["state"])
+        (cluster,) = tree["clusters"].values()
+        return cluster  # type: ignore[no-any-return]
+
+    def _answer(self, ask: str) -> Tree | None:
+        return next((reply for reply in self.got("reply") if reply["ask"] == ask), None)
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """Apply a merge patch as RFC 7396 says."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result

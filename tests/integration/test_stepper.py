@@ -65,11 +65,6 @@ def seen() -> dict[str, Any]:
     return found
 
 
-def button(notebook: Notebook, words: str) -> str:
-    (comm,) = (c for c, state in notebook.models.items() if state.get("description") == words)
-    return comm
-
-
 def test_functions_are_scheduled(notebook: Notebook) -> None:
     said = notebook.run(
         "total.assign(0.0)\n"
@@ -176,33 +171,49 @@ def test_who_watches_can_resume(notebook: Notebook) -> None:
 
 def test_the_widget_steers_while_join_blocks(notebook: Notebook) -> None:
     notebook.run("view = get_ipython().run_line_magic('tfd_cluster', 'status --live')")
-    subshell = notebook.subshell()
+    widget = notebook.widget("cluster")
+
+    def asks(command: str, **arguments: Any) -> Any:
+        return widget.asks(command, name="train", **arguments)["value"]
+
+    def coordinator() -> Any:
+        return widget.cluster["coordinator"]
+
     notebook.run("coordinator.pause(); values = %tfd_schedule add --times 4 --args one")
     cell = notebook.begin(JOIN, until="joining")
-    notebook.click(button(notebook, "Step"), subshell)
-    notebook.await_comm("3 paused", timeout=20)
-    notebook.click(button(notebook, "Break on failure"), subshell, {"value": True})
-    notebook.await_comm("breaks on failure", timeout=20)
-    notebook.click(button(notebook, "Resume"), subshell)
+    asks("step")
+    widget.await_that(lambda: coordinator()["counts"].get("paused") == 3)
+    asks("break_on", failure=True)
+    widget.await_that(lambda: coordinator()["break_on_failure"])
+    asks("resume")
     assert notebook.finish(cell).endswith("joined\n")
 
     cell = notebook.begin(f"value = coordinator.schedule(endless)\n{JOIN}", until="joining")
-    key = seen()["workers"][0]["id"] or seen()["workers"][1]["id"]
-    notebook.click(button(notebook, "id"), subshell, {"value": key})
-    notebook.click(button(notebook, "Pause"), subshell)
-    notebook.await_comm("‖ paused (by request)", timeout=20)
-    notebook.click(button(notebook, "Cancel"), subshell)
-    assert notebook.finish(cell).endswith("joined\n")
-    # Without the widget nobody could resume.
-    said = notebook.run(
-        "view.close()\n"
-        "import threading\n"
-        "for thread in threading.enumerate():\n"
-        "    if thread.name == 'tfd-live': thread.join(10)\n"
-        "value = coordinator.schedule(add, args=(one,))\n"
-        "coordinator.join()"
+    running = widget.await_that(
+        lambda: [w for w in coordinator()["workers"].values() if w.get("function") == "endless"]
     )
-    assert "PausedError" in said
+    asks("pause", who="the notebook")
+    widget.await_that(lambda: coordinator().get("reason") == "from the notebook")
+    assert asks("cancel", id=running[0]["id"]) is True
+    assert notebook.finish(cell).endswith("joined\n")
+
+
+def test_join_waits_as_long_as_a_widget_is_open(notebook: Notebook) -> None:
+    notebook.run(
+        "view = get_ipython().run_line_magic('tfd_cluster', 'status --live')\n"
+        "coordinator.pause(); values = %tfd_schedule add --times 2 --args one"
+    )
+    widget = notebook.widget("cluster")
+    cell = notebook.begin(
+        "print('joining', flush=True)\n"
+        "try: coordinator.join()\n"
+        "except Exception as error: print(type(error).__name__, 'closed:', view.closed)",
+        until="joining",
+    )
+    widget.asks("step", name="train")
+    widget.await_that(lambda: widget.cluster["coordinator"]["counts"].get("paused") == 1)
+    notebook.begin_beside("view.close()")
+    assert notebook.finish(cell).endswith("PausedError closed: True\n")
 
 
 def test_stopping_ends_every_wait(notebook: Notebook) -> None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
+from comm.base_comm import BaseComm
 
 from tests._waiting import until
-from tfd_notebook import views
+from tfd_notebook import views, widgets
+from tfd_notebook.bus import PROTOCOL
 from tfd_notebook.cluster import Cluster
+from tfd_notebook.errors import UsageError
 from tfd_notebook.events import Notice
 from tfd_notebook.snapshot import Snapshot, StreamRow, TaskRow
 from tfd_notebook.spec import Role, TaskState
 from tfd_notebook.views import _figures as figures
-from tfd_notebook.views import widget
 
 ESCAPE = "\x1b[2J<script>alert('&')</script>"
 
@@ -210,34 +212,69 @@ def test_a_cluster_shows_itself_as_text_and_html(cluster: Cluster) -> None:
     assert "data_worker:1" in bundle["text/plain"]
 
 
-def test_the_widget_draws_scales_and_ends_with_its_cluster(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+class Comm(BaseComm):
+    """A widget's way to a page that keeps what it hears."""
+
+    def publish_msg(self, msg_type: str, data: Any = None, *rest: Any, **more: Any) -> None:
+        self.heard: list[dict[str, Any]] = [*getattr(self, "heard", []), data or {}]
+
+    def say(self, kind: str, **content: Any) -> None:
+        data = {"method": "custom", "content": {"kind": kind, "client": "page", **content}}
+        self.handle_msg({"content": {"data": data}, "buffers": []})
+
+    def got(self, kind: str) -> list[Any]:
+        said = [data["content"] for data in self.heard if data.get("method") == "custom"]
+        return [message for message in said if message["kind"] == kind]
+
+
+@pytest.fixture
+def front_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(widgets, "_front_end", lambda: True)
+    monkeypatch.setattr("comm.create_comm", Comm)
+
+
+def test_the_widget_shows_scales_and_outlives_its_cluster(
+    cluster: Cluster, front_end: None
 ) -> None:
-    monkeypatch.setattr(widget, "_front_end", lambda: True)
-    view = widget.live(cluster, hz=10)
-    assert widget.live(cluster) is view
-    page, controls, steering = view.widget.children
-    count, scale, stop, said = controls.children
-    assert "data_worker:1" in page.value
-    assert count.value == 2
+    view = widgets.live(cluster)
+    assert widgets.live(cluster) is view
+    assert (view.widget.view, view.widget.cluster) == ("cluster", "seen")
+    shown, marks = view._repr_mimebundle_()
+    assert {"text/plain", "text/html", "application/vnd.jupyter.widget-view+json"} <= set(shown)
+    assert marks == {"tfd_notebook": {}}
 
-    count.value = 3
-    scale.click()
-    until(lambda: "data_worker:2" in page.value and said.value == "scale to 3: done")
-    view.scale(100_000)
-    until(lambda: "out of range" in said.value)
-    stop.click()
-    until(lambda: view.closed and controls.layout.display == "none")
-    assert steering.layout.display == "none"
-    assert "stopped" in page.value
-    until(lambda: not [t for t in threading.enumerate() if t.name == "tfd-live"])
+    page = view.widget.comm
+    page.say("hello", protocol=PROTOCOL, version="test", tells=False)
+    (whole,) = until(lambda: page.got("state")[:1])
+    assert "data_worker:1" in whole["state"]["clusters"]["seen"]["tasks"]
+    page.say("command", ask="1", command="scale", name="seen", data_workers=3)
+    until(lambda: any("data_worker:2" in str(message) for message in page.got("state")))
+    (reply,) = until(lambda: page.got("reply"))
+    assert reply["value"]["data_worker"] == 3
+    page.say("command", ask="2", command="scale", name="seen", data_workers=100_001)
+    until(lambda: "out of range" in str(page.got("reply")))
+    page.say("command", ask="3", command="stop", name="seen")
+    until(lambda: any("'state': 'stopped'" in str(message) for message in page.got("state")))
+    view.close()
+    until(lambda: page.got("bye"))
+    until(lambda: not [t for t in threading.enumerate() if t.name.startswith("tfd-bus")])
+    again = widgets.live(cluster)
+    assert again is not view
+    again.close()
 
 
-def test_a_live_view_without_ipywidgets_shows_html(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(widget, "_front_end", lambda: True)
-    monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    view = widget.live(cluster)
+def test_there_is_a_widget_for_each_view(cluster: Cluster, front_end: None) -> None:
+    views_of = [widgets.live(cluster, name) for name in widgets.VIEWS]
+    assert [view.widget.view for view in views_of] == list(widgets.VIEWS)
+    for view in views_of:
+        view.close()
+    with pytest.raises(UsageError, match="there is no view 'graph'"):
+        widgets.live(cluster, "graph")
+
+
+def test_where_no_widget_can_be_shown_its_twins_are(cluster: Cluster) -> None:
+    view = widgets.live(cluster)
     assert view.widget is None
-    assert set(view._repr_mimebundle_()) == {"text/plain", "text/html"}
+    bundle, _ = view._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "text/html"}
+    view.close()
