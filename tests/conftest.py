@@ -32,8 +32,10 @@ _MARK = "TFD_TEST_RUN"
 _BASE = Path(tempfile.mkdtemp(prefix="tfd-tests-"))
 _WATCHED = (_BASE / "tmp", _BASE / "run")
 _OUTER_ENVIRONMENT = dict(os.environ)
-#: Threads of pyzmq and of IPython that live until the process ends.
+#: Threads of pyzmq and of IPython that live until the process ends, by class.
 _FOREIGN_THREADS = ("GarbageCollectorThread", "HistorySavingThread")
+#: Those of the agents and of the browser's driver, by the beginning of their names.
+_LASTING_THREADS = ("tfd-agent", "asyncio_")
 #: Threads of a coordinator, which a shared cluster may make anew.
 _COORDINATORS_THREADS = ("WorkerClosureProcessingLoop", "WorkerPreemptionHandler")
 _failed = pytest.StashKey[bool]()
@@ -190,7 +192,8 @@ def _threads() -> set[threading.Thread]:
     return {
         thread
         for thread in threading.enumerate()
-        if thread.name != "tfd-agent" and type(thread).__name__ not in _FOREIGN_THREADS
+        if not thread.name.startswith(_LASTING_THREADS)
+        and type(thread).__name__ not in _FOREIGN_THREADS
     }
 
 

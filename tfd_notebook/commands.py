@@ -8,17 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
 
-__all__ = ["COMMANDS", "answer", "error_from", "is_quick", "perform"]
+if TYPE_CHECKING:
+    from tfd_notebook.cluster import Cluster
+
+__all__ = ["COMMANDS", "answer", "error_from", "is_quick", "living", "perform"]
 
 #: Seconds that a step may keep its caller waiting; what has not ended then goes on.
 _STEP_SECONDS = 5.0
 
 Request = Mapping[str, Any]
+
+
+def living() -> dict[str, Cluster]:
+    """Return the clusters of this process that have not ended, by name."""
+    # Nobody can have made a cluster before its module was imported, which takes a while; where
+    # another thread imports it now, this waits.
+    if "tfd_notebook.cluster" not in sys.modules:
+        return {}
+    from tfd_notebook.cluster import clusters
+
+    return clusters()
 
 
 def perform(request: Any) -> Any:
@@ -80,7 +95,6 @@ def _packed(error: errors.TfdError) -> dict[str, Any]:
 
 def _list(request: Request) -> Any:
     from tfd_notebook import views
-    from tfd_notebook.cluster import clusters as living
 
     return [views.brief(cluster.snapshot()) for cluster in living().values()]
 
@@ -213,8 +227,6 @@ _QUICK = frozenset(COMMANDS) - {"stop", "scale", "restart"}
 
 
 def _cluster(request: Request) -> Any:
-    from tfd_notebook.cluster import clusters as living
-
     known = living()
     name = request.get("name")
     if not isinstance(name, str) or name not in known:

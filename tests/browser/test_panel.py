@@ -19,6 +19,11 @@ def kernel_of(lab: Lab, notebook: str) -> Locator:
     return lab.panel().locator(f".tfd-lab-kernel[aria-label='kernel of {notebook}.ipynb']")
 
 
+def yes(lab: Lab) -> None:
+    """Confirm what the panel asks."""
+    button(lab.page.locator(".jp-Dialog"), "Yes").click()
+
+
 def test_a_cluster_that_a_cell_starts_appears_by_itself_and_is_steered(lab: Lab) -> None:
     notebook = lab.notebook("appears", SETUP, START.replace("NAME", "appears"))
     part = kernel_of(lab, "appears")
@@ -35,7 +40,7 @@ def test_a_cluster_that_a_cell_starts_appears_by_itself_and_is_steered(lab: Lab)
     pid = notebook.ask("print(cluster.tasks[1].pid)")
     view.locator(".tfd-toggle", has_text="data_worker:0").click()
     button(view, "Kill").click()
-    button(view, "Yes").click()
+    yes(lab)
     until(lambda: notebook.ask("print(cluster.tasks[1].pid)") not in (pid, "None"))
     expect(view).to_contain_text("3 of 3 tasks ready")
     button(view, "Insert code").click()
@@ -62,7 +67,7 @@ def test_a_cluster_is_started_from_the_panel_in_the_kernel_of_its_notebook(lab: 
     expect(part.locator(".tfd-cluster")).to_contain_text("2 of 2 tasks ready", timeout=60_000)
     assert notebook.ask("print(mine.name)") == "started"
     button(part.locator(".tfd-cluster"), "Stop").click()
-    button(part, "Yes").click()
+    yes(lab)
     until(lambda: notebook.ask("print(mine.state)") == "stopped")
     expect(part).to_contain_text("stopped")
 
@@ -82,7 +87,7 @@ def test_two_tabs_see_the_same_and_a_dashboard_comes_back(open_lab: Any) -> None
     expect(steps).to_contain_text("paused (from the panel)")
     expect(theirs).to_contain_text("paused")
     notebook.ask("values = [coordinator.schedule(step) for _ in range(5)]")
-    expect(steps).to_contain_text("5 queued")
+    expect(steps).to_contain_text("5 paused")
     button(steps, "Resume").click()
     expect(steps).to_contain_text("5 ready")
     expect(theirs).to_contain_text("5 ready")
@@ -90,7 +95,7 @@ def test_two_tabs_see_the_same_and_a_dashboard_comes_back(open_lab: Any) -> None
     lab.theme("JupyterLab Dark")
     lab.picture("dashboard-dark")
     lab.theme("JupyterLab Light")
-    until(lambda: lab.workspace_has("tfd-notebook:open-dashboard"))
+    until(lambda: lab.workspace_has("tfd-notebook:"))
     lab.load()
     again = lab.page.locator(".tfd-lab-dashboard")
     expect(again.locator(".tfd-stepper")).to_contain_text("5 ready", timeout=30_000)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tfd_notebook import commands
 from tfd_notebook.bus.presence import Presences
 from tfd_notebook.bus.session import Session, is_message
 
@@ -132,9 +133,7 @@ class Hub:
             self._attempt(lambda session=session, message=message: session.obey(message))
 
     def _tick(self) -> None:
-        from tfd_notebook.cluster import clusters
-
-        living = clusters()
+        living = commands.living()
         self._presences.renew(living, [session.steers for session in self._sessions])
         if any(session.watched for session in self._sessions):
             self._told_alive = time.monotonic()

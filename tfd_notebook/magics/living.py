@@ -6,6 +6,7 @@ import keyword
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfd_notebook.commands import living as living
 from tfd_notebook.errors import StateError, UnknownName, UsageError
 from tfd_notebook.magics.parsing import nearest
 
@@ -13,15 +14,6 @@ if TYPE_CHECKING:
     from tfd_notebook.cluster import Cluster
     from tfd_notebook.coordinate.coordinator import Coordinator
     from tfd_notebook.data.stream import Stream
-
-
-def living() -> dict[str, Cluster]:
-    """Return the clusters of this process that have not ended, by name."""
-    import sys
-
-    # Nobody can have made a cluster before its module was imported.
-    module = sys.modules.get("tfd_notebook.cluster")
-    return module.clusters() if module else {}
 
 
 def pick(name: str | None) -> Cluster:

@@ -161,7 +161,7 @@ export class ValuesView extends View {
         ? `${whole(total)}: ${counts}`
         : shown === length
           ? `the latest ${whole(shown)} of ${whole(total)}: ${counts}`
-          : `${whole(shown)} fit of ${whole(total)}: ${counts}`;
+          : `${whole(shown)} of ${whole(total)} shown: ${counts}`;
     setText(this._summary, words);
     this._host.setAttribute('aria-label', `grid of closures; ${words}`);
     show(this._host, length > 0);
