@@ -217,7 +217,7 @@ SEEN = CoordinatorRow(
     {"step": 3},
     {"ps:0": 4_000_000},
     "There are too few closures.",
-    True,
+    break_on_failure=True,
 )
 
 

@@ -1,9 +1,11 @@
-"""Why a coordinator is not faster: a pure function of what is known of its closures and tasks."""
+"""Why a coordinator is not faster, from what is known of its closures and tasks."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+import weakref
+from collections.abc import Collection, Mapping, Sequence
 
 from tfd_notebook.closures.store import READY, Columns, Store
 from tfd_notebook.limit import Limit
@@ -27,6 +29,12 @@ _IDLE_CPU = 0.5
 #: Seconds without a closure that are a break of the user's: between two cells, or two steps.
 _BREAK = 3.0
 _NETWORK_BYTES_PER_S = 30e6
+#: Seconds after the last closure until which measures of tasks, one a second, are of its time.
+_FRESH = 1.5
+#: Times as long as closures that read no input, from which on reading may be what takes long.
+_LONGER = 1.5
+#: The tasks as they were last seen while closures ran.
+_at_work: weakref.WeakKeyDictionary[Store, Sequence[TaskRow]] = weakref.WeakKeyDictionary()
 
 NOTHING = Limit("none", figures={"closures_per_s": 0.0})
 
@@ -38,7 +46,7 @@ def judge(
     fetch_seconds: float,
     tasks: Sequence[TaskRow] = (),
     ps_bytes: Mapping[str, int] | None = None,
-    reads_input: bool = False,
+    reads_input: bool | Collection[str] = False,
 ) -> Limit:
     """Return what limits a coordinator.
 
@@ -51,12 +59,14 @@ def judge(
     fetch_seconds : float
         How long, together.
     tasks : sequence of TaskRow
-        The tasks of the cluster.
+        The tasks of the cluster. Their processors and bytes count as of the time when closures ran:
+        now while some run, otherwise as they were in the last call while some did.
     ps_bytes : mapping of str to int, optional
         Bytes of the variables on each parameter server.
-    reads_input : bool
-        Whether closures read from datasets on the workers.
+    reads_input : bool or collection of str
+        Whether closures read from datasets on the workers, or which functions' closures do.
     """
+    tasks = _while_running(store, tasks)
     # Of many that are queued, those that have run come before.
     seen = store.columns(_LATEST, ended=True)
     ended = [row for row in range(len(seen)) if seen.state[row] == READY]
@@ -102,7 +112,30 @@ def judge(
             )
     if run < _SHORT:
         return _short(figures)
-    return _of_tasks(figures, tasks, ps_bytes or {}, reads_input, workers)
+    waits_for_input = _may_wait_for_input(seen, ended, reads_input)
+    return _of_tasks(figures, tasks, ps_bytes or {}, waits_for_input, workers)
+
+
+def _while_running(store: Store, tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
+    """Return the tasks as they are if closures run, else as they were when some did."""
+    _, running = store.unfinished()
+    latest = store.latest_ready(1)
+    if running or (latest and time.perf_counter() - latest[0][-1] <= _FRESH):
+        _at_work[store] = tasks
+    return _at_work.get(store, ())
+
+
+def _may_wait_for_input(seen: Columns, ended: list[int], readers: bool | Collection[str]) -> bool:
+    """Whether closures read input, and take longer than those that do not, if there are any."""
+    if isinstance(readers, bool):
+        return readers
+    names = [seen.functions[seen.function[row]] for row in ended]
+    runs = [seen.fetching[row] - seen.started[row] for row in ended]
+    reading = [run for name, run in zip(names, runs, strict=True) if name in readers]
+    others = [run for name, run in zip(names, runs, strict=True) if name not in readers]
+    if len(others) < _LEAST:
+        return bool(reading)
+    return bool(reading) and statistics.median(reading) > _LONGER * statistics.median(others)
 
 
 def _short(figures: dict[str, float]) -> Limit:

@@ -1,0 +1,208 @@
+"""What limits a coordinator: every kind is found, and none where there is nothing to be found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from tfd_notebook.closures.store import READY, Store
+from tfd_notebook.coordinate import limit
+from tfd_notebook.coordinate.limit import judge
+from tfd_notebook.limit import COORDINATOR_KINDS, Limit
+from tfd_notebook.snapshot import TaskRow
+from tfd_notebook.spec import Role
+
+
+class Clock:
+    """A clock that only moves when it is told to."""
+
+    now = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("tfd_notebook.closures.store.time", made)
+    monkeypatch.setattr(limit, "time", made)
+    return made
+
+
+def rounds(
+    clock: Clock,
+    count: int = 50,
+    seconds: float = 0.05,
+    idle: float = 0.0,
+    function: str = "step",
+    traces: int = 1,
+    queued: int = 0,
+    store: Store | None = None,
+) -> Store:
+    """Have two workers run closures at the same time, again and again, with breaks between."""
+    store = Store() if store is None else store
+    for number in range(count):
+        keys = [add(store, function, number % traces) for _ in range(2)]
+        for worker, key in enumerate(keys):
+            store.dispatched(key, worker)
+            store.running(key, worker)
+        clock.now += seconds
+        for worker, key in enumerate(keys):
+            store.fetch(key, worker)
+            store.end(key, READY, worker)
+        clock.now += idle
+    for number in range(queued):
+        add(store, function, number % traces)
+    return store
+
+
+def add(store: Store, function: str, trace: int) -> int:
+    return store.add(function, f"__inference_{function}_{trace}", None)
+
+
+def tasks(worker_cores: float, ps_bytes_per_s: float = 0.0) -> Sequence[TaskRow]:
+    workers = [
+        TaskRow(f"worker:{i}", Role.WORKER, i, cpu_percent=100 * worker_cores) for i in range(2)
+    ]
+    ps = [TaskRow(f"ps:{i}", Role.PS, i, bytes_per_s=ps_bytes_per_s / 2) for i in range(2)]
+    return (*workers, *ps)
+
+
+#: What closures did, what is known besides, and what is to be said of it, and where.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "every result is fetched": (
+        {"idle": 0.1},
+        {"fetches": 100, "fetch_seconds": 5.0},
+        "fetch_in_loop",
+        "",
+    ),
+    "a few results are fetched": (
+        {"idle": 0.1},
+        {"fetches": 10, "fetch_seconds": 0.5},
+        "few_closures",
+        "",
+    ),
+    "results are fetched, and the workers are busy": (
+        {},
+        {"fetches": 100, "fetch_seconds": 5.0},
+        "compute",
+        "",
+    ),
+    "nothing is queued": ({"idle": 0.1}, {}, "few_closures", ""),
+    "workers idle, but much is queued": ({"idle": 0.1, "queued": 50}, {}, "none", ""),
+    "a break between two cells is none of the workers'": (
+        {"seconds": 1.0, "idle": 4.0},
+        {},
+        "compute",
+        "",
+    ),
+    "closures of a millisecond": ({"seconds": 1e-3}, {}, "short_closures", ""),
+    "every second one is traced": ({"traces": 50}, {}, "retracing", "step"),
+    "three shapes are no retracing": ({"traces": 3, "count": 5}, {}, "compute", ""),
+    "a few traces among many closures": ({"traces": 10, "count": 200}, {}, "compute", ""),
+    "one ps has nearly all": (
+        {},
+        {"tasks": tasks(0.1), "ps_bytes": {"ps:0": 10**6, "ps:1": 90 * 10**6}},
+        "one_ps",
+        "ps:1",
+    ),
+    "one ps has nearly all, and the workers compute": (
+        {},
+        {"tasks": tasks(1.0), "ps_bytes": {"ps:0": 10**6, "ps:1": 90 * 10**6}},
+        "compute",
+        "",
+    ),
+    "both ps have about the same": (
+        {},
+        {"tasks": tasks(0.1, 1e8), "ps_bytes": {"ps:0": 60 * 10**6, "ps:1": 50 * 10**6}},
+        "network",
+        "",
+    ),
+    "workers wait while much is sent": ({}, {"tasks": tasks(0.1, 1e8)}, "network", ""),
+    "much is sent, and the workers compute": ({}, {"tasks": tasks(1.0, 1e8)}, "compute", ""),
+    "workers wait for what they read": (
+        {},
+        {"tasks": tasks(0.1), "reads_input": {"step"}},
+        "input",
+        "",
+    ),
+    "workers that read compute": (
+        {},
+        {"tasks": tasks(1.0), "reads_input": {"step"}},
+        "compute",
+        "",
+    ),
+    "another function read, long ago": (
+        {},
+        {"tasks": tasks(0.1), "reads_input": {"warm_up"}},
+        "compute",
+        "",
+    ),
+    "workers are busy": ({}, {"tasks": tasks(1.0)}, "compute", ""),
+    "too little has run": ({"count": 2}, {}, "none", ""),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_kind_is_found(case: str, clock: Clock) -> None:
+    done, known, kind, stage = CASES[case]
+    found = judge(rounds(clock, **done), 2, **{"fetches": 0, "fetch_seconds": 0.0, **known})
+    assert (found.kind, found.stage) == (kind, stage)
+    assert bool(found.advice) == (kind != "none")
+    assert found.share is None or 0 <= found.share <= 1
+    assert repr(found)
+
+
+def test_no_kind_is_left_out() -> None:
+    assert {kind for _, _, kind, _ in CASES.values()} == set(COORDINATOR_KINDS)
+
+
+@pytest.fixture
+def asked(clock: Clock) -> Callable[..., Limit]:
+    def ask(store: Store, cores: float, reads: Any = ("step",)) -> Limit:
+        return judge(store, 2, 0, 0.0, tasks(cores), reads_input=reads)
+
+    return ask
+
+
+def test_what_an_idle_worker_does_now_says_nothing_of_then(
+    clock: Clock, asked: Callable[..., Limit]
+) -> None:
+    """After a join the workers are idle, whatever they did before."""
+    store = rounds(clock, idle=0.0)
+    assert asked(store, 1.0).kind == "compute"
+    clock.now += 60
+    assert asked(store, 0.0).kind == "compute"
+    rounds(clock, store=store)
+    assert asked(store, 0.1).kind == "input"
+    clock.now += 60
+    assert asked(store, 1.0).kind == "input"
+
+
+def test_nobody_is_accused_where_nobody_looked(clock: Clock, asked: Callable[..., Limit]) -> None:
+    store = rounds(clock)
+    clock.now += 60
+    found = asked(store, 0.0)
+    assert found.kind == "compute"
+    assert "worker_cpu_cores" not in found.figures
+
+
+def test_reading_is_compared_with_not_reading(clock: Clock, asked: Callable[..., Limit]) -> None:
+    store = rounds(clock, seconds=0.05, function="step")
+    rounds(clock, seconds=0.05, function="sum", store=store)
+    assert asked(store, 0.1).kind == "compute"  # those that read nothing take as long
+    store = rounds(clock, seconds=0.5, function="step")
+    rounds(clock, seconds=0.05, function="sum", store=store)
+    assert asked(store, 0.1).kind == "input"
+
+
+def test_reading_ends_with_the_closures_that_read(
+    clock: Clock, asked: Callable[..., Limit]
+) -> None:
+    store = rounds(clock)
+    assert asked(store, 0.1).kind == "input"
+    rounds(clock, count=2_500, function="sum", store=store)
+    assert asked(store, 0.1).kind == "compute"
