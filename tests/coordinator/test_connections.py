@@ -1,0 +1,189 @@
+"""What a process keeps and loses when it connects, and clusters with several parameter servers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tfd_notebook as tfd
+from tests._waiting import until
+from tfd_notebook.coordinate import connect
+from tfd_notebook.coordinate.coordinator import Coordinator
+from tfd_notebook.errors import StateError
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    # TensorFlow's executors tell, when they are collected, of the errors that were wanted here.
+    pytest.mark.filterwarnings("ignore:Exception ignored in. .*Executor.__del__"),
+]
+
+
+@pytest.fixture(scope="module")
+def _counted_apart() -> Iterator[None]:
+    """The other modules of this process need the connections that one may have."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connect, "_count", 0)
+        yield
+
+
+@pytest.fixture(scope="module")
+def cluster(_counted_apart: None) -> Iterator[tfd.Cluster]:
+    with tfd.Cluster(workers=2, ps=2, name="two-servers") as made:
+        yield made
+
+
+def build(coordinator: Coordinator) -> tf.train.Checkpoint:
+    """A variable on each of two parameter servers."""
+    with coordinator.strategy.scope():
+        return tf.train.Checkpoint(one=tf.Variable(0.0), other=tf.Variable(0.0))
+
+
+def stepping(checkpoint: tf.train.Checkpoint) -> Any:
+    @tf.function
+    def step() -> Any:
+        checkpoint.one.assign_add(1.0)
+        return checkpoint.other.assign_add(1.0, read_value=True)
+
+    return step
+
+
+def ps_bytes(cluster: tfd.Cluster) -> dict[str, int]:
+    row = cluster.snapshot().coordinator
+    return {} if row is None else dict(row.ps_bytes)
+
+
+#: Both a variable and a function that knows it are there before anything connects.
+BEFORE = """
+import tensorflow as tf
+import tfd_notebook as tfd
+
+if {before}:
+    early = tf.Variable(1.0)
+with tfd.Cluster(workers=1, ps=1, name="later") as cluster:
+    late = tf.Variable(2.0)
+    function = tf.function(lambda: late + 1.0)
+    notices = [str(notice) for notice in cluster.snapshot().notices]
+    print("noticed", any("made before this cluster cannot be used" in said for said in notices))
+    coordinator = cluster.coordinator()
+    assert coordinator.schedule(tf.function(lambda: tf.constant(7))).fetch() == 7
+    assert (float(late.numpy()), float(function())) == (2.0, 3.0)
+    if {before}:
+        try:
+            early.assign_add(1.0)
+            print("early survives")
+        except Exception as error:
+            print("early is lost", type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_was_made_before_the_first_cluster_is_told_of(before: bool) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BEFORE.format(before=before)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    said = done.stdout.splitlines()
+    assert said[0] == f"noticed {before}"
+    assert [line.startswith("early is lost") for line in said[1:]] == [True] * before
+
+
+def test_variables_are_partitioned_as_the_user_says(cluster: tfd.Cluster) -> None:
+    partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+    coordinator = cluster.coordinator(cluster.strategy(variable_partitioner=partitioner))
+    with coordinator.strategy.scope():
+        table = tf.Variable(tf.ones((1_000, 10)))
+    assert [tuple(part.shape) for part in table.variables] == [(500, 10)] * 2
+    until(lambda: ps_bytes(cluster) == {"ps:0": 20_000, "ps:1": 20_000})
+    total = tf.function(lambda: tf.reduce_sum(tf.nn.embedding_lookup(table, tf.range(1_000))))
+    assert coordinator.schedule(total).fetch() == 10_000.0
+
+
+def test_a_strategy_with_a_coordinator_of_tensorflows_is_refused(cluster: tfd.Cluster) -> None:
+    strategy = tf.distribute.ParameterServerStrategy(cluster.resolver)
+    theirs = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with pytest.raises(StateError, match="has a coordinator of TensorFlow's already") as caught:
+        cluster.coordinator(strategy)
+    assert "Next: " in str(caught.value)
+    assert theirs.fetch(theirs.schedule(tf.function(lambda: tf.constant(5)))) == 5
+
+
+def test_a_resolver_that_is_kept_knows_what_came_later(cluster: tfd.Cluster) -> None:
+    resolver = cluster.resolver
+    before = resolver.cluster_spec().as_dict()["worker"]
+    assert resolver.num_accelerators("worker", 0) == {}
+    cluster.scale(workers=3)
+    assert resolver.cluster_spec().num_tasks("worker") == 3
+    third = resolver.cluster_spec().task_address("worker", 2)
+    assert third == cluster.snapshot().task("worker:2").address
+    assert resolver.master("worker", 2).endswith(third)
+    cluster.scale(workers=2)
+    assert resolver.cluster_spec().as_dict()["worker"] == before
+
+
+def test_one_of_two_parameter_servers_is_lost(cluster: tfd.Cluster, tmp_path: Path) -> None:
+    coordinator = cluster.coordinator(cluster.strategy())
+    checkpoint = build(coordinator)
+    until(lambda: ps_bytes(cluster) == {"ps:0": 4, "ps:1": 4})
+    step = stepping(checkpoint)
+    for _ in range(5):
+        coordinator.schedule(step)
+    coordinator.join()
+    path = checkpoint.save(str(tmp_path / "ck"))
+    pids = {task.name: task.pid for task in cluster.tasks}
+    os.kill(pids["ps:1"] or 0, signal.SIGKILL)
+
+    def train() -> None:
+        for _ in range(1_000):
+            coordinator.schedule(step)
+        coordinator.join(timeout=60)
+
+    with pytest.raises((tf.errors.UnavailableError, tf.errors.AbortedError)):
+        train()
+    told = until(
+        lambda: [n for n in cluster.snapshot().notices if n.task == "ps:1" and "killed" in n.what]
+    )
+    assert told
+    restored: list[tf.train.Checkpoint] = []
+
+    def again(coordinator: Coordinator) -> tf.train.Checkpoint:
+        restored.append(build(coordinator))
+        return restored[-1]
+
+    fresh = cluster.recover(path, again)
+    (back,) = restored
+    assert (back.one.numpy(), back.other.numpy()) == (5.0, 5.0)
+    assert fresh.schedule(stepping(back)).fetch() == 6.0
+    until(lambda: ps_bytes(cluster) == {"ps:0": 4, "ps:1": 4})
+
+
+@pytest.mark.usefixtures("_counted_apart")
+def test_a_training_ends_before_its_clusters_time_limit(tmp_path: Path) -> None:
+    policy = tfd.Policy(time_limit=20)
+    with tfd.Cluster(workers=1, ps=1, name="limited", policy=policy) as cluster:
+
+        def work(coordinator: Coordinator) -> tfd.Work:
+            checkpoint = build(coordinator)
+            return tfd.Work(stepping(checkpoint), checkpoint)
+
+        done = tfd.training_loop(cluster, work, 10**9, str(tmp_path / "ck"), every=50)
+        assert not done.finished
+        assert done.steps >= 50
+        assert done.steps % 50 == 0
+        assert done.checkpoint.endswith(f"-{done.steps}")
+        assert cluster.state == "ready"  # it is there to the end
+        assert done.work is not None
+        saved = tf.train.load_checkpoint(done.checkpoint)
+        names = [name for name, _ in tf.train.list_variables(done.checkpoint) if "one" in name]
+        assert saved.get_tensor(names[0]) == done.steps
