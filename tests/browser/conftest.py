@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from tests.browser._lab import Lab
 from tests.browser._server import launched, serving
+
+# As long as what a click does may take on a busy machine.
+expect.set_options(timeout=30_000)
 
 #: Pictures of what was seen, for a person to look at.
 PICTURES = Path(__file__).parents[2] / "build" / "screenshots"

@@ -99,6 +99,7 @@ def test_two_tabs_see_the_same_and_a_dashboard_comes_back(open_lab: Any) -> None
     lab.load()
     again = lab.page.locator(".tfd-lab-dashboard")
     expect(again.locator(".tfd-stepper")).to_contain_text("5 ready", timeout=30_000)
+    notebook.wait_ready()
     notebook.ask("cluster.stop()")
     expect(again.locator(".tfd-cluster")).to_contain_text("stopped")
 

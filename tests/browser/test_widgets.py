@@ -171,7 +171,7 @@ def test_many_values_are_sorted_filtered_and_looked_at(lab: Lab) -> None:
     view.get_by_label(re.compile("^State")).select_option("")
     lab.picture("values-100000", output)
     tab(output, "Timeline").click()
-    expect(output.locator(".tfd-timeline")).to_contain_text("worker 0")
+    expect(output.locator(".tfd-timeline")).to_contain_text("2 workers")
     lab.picture("timeline-100000", output)
 
 
