@@ -181,6 +181,57 @@ def test_a_cluster_that_is_opened_says_so(other_host: OtherHost, kind: Any) -> N
         assert "10.251.7.0/24" in repr(views.View(cluster.snapshot()))
 
 
+#: A coordinator's own process, which opens a port for each cluster that it connects to.
+COORDINATOR = """
+import sys
+import tfd_notebook as tfd
+from tfd_notebook._compat import connecting
+
+
+def show(what):
+    print(what, connecting.server_port(), flush=True)
+    sys.stdin.readline()
+
+with tfd.Cluster(workers=1, ps=1, name="closed-kernel") as cluster:
+    show("started")
+    for number in range(3):
+        cluster.strategy()
+        show(f"strategy {number}")
+        cluster.scale(workers=2 + number)
+        show(f"scaled {number}")
+    cluster.recover()
+    show("recovered")
+with tfd.Cluster(workers=1, ps=1, name="closed-again") as cluster:
+    cluster.strategy()
+    show("the next cluster")
+opened = tfd.launchers.Local(allow="10.251.7.0/24")
+with tfd.Cluster(workers=1, ps=1, launcher=opened, name="open-kernel") as cluster:
+    cluster.strategy()
+    show("opened")
+"""
+
+
+def test_the_coordinators_own_port_is_closed(other_host: OtherHost) -> None:
+    command = [sys.executable, "-c", COORDINATOR]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as coordinator:
+        assert coordinator.stdin
+        assert coordinator.stdout
+        reached = {}
+        for line in coordinator.stdout:
+            what, _, port = line.strip().rpartition(" ")
+            if what != "started":  # until there is a strategy TensorFlow only names the port
+                socket.create_connection((HERE[0], int(port)), 5).close()
+            reached[what] = [other_host.reaches(address, int(port)) for address in HERE]
+            coordinator.stdin.write("\n")
+            coordinator.stdin.flush()
+    assert coordinator.returncode == 0
+    assert reached.pop("opened") == [True, False]
+    assert len(reached) == 9
+    assert set(map(tuple, reached.values())) == {(False, False)}, reached
+
+
 def ports_reached(other_host: OtherHost, cluster: tfd.Cluster) -> list[int]:
     """Return the ports of the cluster's tasks that the other host reaches."""
     ports = [int(row.address.rpartition(":")[2]) for row in cluster.snapshot().tasks]
