@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import random
+import re
 import threading
 import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tfd_notebook
 from tests._waiting import until
 from tfd_notebook import bus, errors
 from tfd_notebook.bus import hub
@@ -21,7 +25,7 @@ from tfd_notebook.bus.columns import COLUMNS, ColumnFeed
 from tfd_notebook.bus.feed import Feed, difference
 from tfd_notebook.bus.presence import Presences
 from tfd_notebook.bus.session import Session
-from tfd_notebook.closures.store import CANCELLED, EPOCH, FAILED, READY, Store
+from tfd_notebook.closures.store import CANCELLED, EPOCH, FAILED, READY, STATES, Store
 from tfd_notebook.cluster import Cluster
 from tfd_notebook.events import Notice
 from tfd_notebook.magics import starting
@@ -502,3 +506,25 @@ def test_a_panel_is_present_where_it_looks_at_closures(panel: Browser, cluster: 
     assert steered.present == 0
     panel.says("want", values=["shown"])
     until(lambda: steered.present == 1)
+
+
+# Both sides
+
+
+def test_front_end_and_package_are_of_one_version_and_speak_one_protocol() -> None:
+    root = Path(__file__).parents[2]
+    package = json.loads((root / "labextension" / "package.json").read_text())
+    locked = json.loads((root / "labextension" / "package-lock.json").read_text())
+    project = (root / "pyproject.toml").read_text()
+    assert package["version"] == locked["version"] == tfd_notebook.__version__
+    assert f'version = "{tfd_notebook.__version__}"' in project
+    protocol = (root / "labextension" / "src" / "shared" / "protocol.ts").read_text()
+    assert f"export const PROTOCOL = {bus.PROTOCOL};" in protocol
+    states = re.search(r"CLOSURE_STATES = \[(.*?)\]", protocol, re.DOTALL)
+    assert states is not None
+    assert tuple(re.findall(r"'(\w+)'", states[1])) == STATES
+
+
+def test_the_lockfile_names_no_place_to_download_from() -> None:
+    root = Path(__file__).parents[2]
+    assert '"resolved"' not in (root / "labextension" / "package-lock.json").read_text()
