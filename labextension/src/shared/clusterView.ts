@@ -4,7 +4,7 @@ import { announce } from './announce';
 import { ClusterTools } from './clusterTools';
 import { CoordinatorPart } from './coordinatorPart';
 import { h, Keyed, setCut, setText, show } from './dom';
-import { duration, plural, signed, tone } from './figures';
+import { duration, plural, signed, tone, whole } from './figures';
 import { useHistory } from './history';
 import type { Link } from './link';
 import { NoticeList } from './noticeList';
@@ -87,7 +87,7 @@ export class ClusterView extends View {
     const [planned, observed] = [total(seen.planned), total(seen.observed)];
     setText(this._state, signed(seen.state));
     this._state.className = `tfd-${tone(seen.state)}`;
-    setText(this._ready, hasEnded(seen) ? '' : `${observed} of ${plural(planned, 'task')} ready`);
+    setText(this._ready, hasEnded(seen) ? '' : `${whole(observed)} of ${plural(planned, 'task')} ready`);
     setText(this._launcher, seen.launcher);
     const left = (seen.expires ?? 0) - Date.now() / 1000;
     setText(this._expires, seen.expires && left > 0 ? `stops in ${duration(left)}` : '');
