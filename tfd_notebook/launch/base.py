@@ -88,12 +88,15 @@ class Launcher(ABC):
         What it can run. Default: dispatcher and data workers.
     in_process : bool
         Whether the tasks live in the calling process.
+    offered : bool
+        Whether forms offer it; one for tests only is there for those who name it.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     roles: ClassVar[frozenset[Role]] = frozenset((Role.DISPATCHER, Role.DATA_WORKER))
     in_process: ClassVar[bool] = False
+    offered: ClassVar[bool] = True
 
     def __init__(
         self, *, host: str | Mapping[str, str] = "localhost", allow: Iterable[str] = ()
@@ -154,9 +157,9 @@ def launcher(kind: str | Launcher) -> Launcher:
     return loaded
 
 
-def kinds() -> dict[str, str]:
-    """Return the launchers that exist here, each with its summary."""
+def kinds() -> dict[str, type[Launcher]]:
+    """Return the launchers that exist here, by name."""
     return {
-        point.name: point.load().summary
+        point.name: point.load()
         for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name)
     }

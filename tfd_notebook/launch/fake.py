@@ -33,6 +33,7 @@ class Fake(Launcher):
     name: ClassVar[str] = "fake"
     summary: ClassVar[str] = "nothing at all: for tests of launchers and views"
     roles: ClassVar[frozenset[Role]] = frozenset(Role)
+    offered: ClassVar[bool] = False
 
     def __init__(self, *, gpus: tuple[int, ...] = (), **options: Any) -> None:
         super().__init__(**options)

@@ -218,6 +218,8 @@ class _Recover:
             build = living.evaluate(self._shell, build, "a function that builds the model")
         coordinator = cluster.recover(options.checkpoint, build)
         say(f"cluster {cluster.name!r} has a new strategy and a new coordinator")
+        if options.checkpoint is not None and not cluster.can_build:
+            say(f"build the model again, then restore it from {options.checkpoint}")
         return coordinator
 
 
@@ -240,7 +242,7 @@ def _kinds(options: argparse.Namespace) -> views.Table:
 
     return views.Table(
         (views.Column("launcher"), views.Column("where the tasks run", note=True)),
-        [(views.Cell(name), views.Cell(summary)) for name, summary in base.kinds().items()],
+        [(views.Cell(name), views.Cell(kind.summary)) for name, kind in base.kinds().items()],
         label="launchers",
         empty="no launcher is installed",
     )

@@ -76,13 +76,13 @@ def form() -> dict[str, Any]:
     """Return what a form for a new cluster consists of, as JSON values."""
     from tfd_notebook.launch import base
 
-    kinds = base.kinds()
+    kinds = {name: kind for name, kind in base.kinds().items() if kind.offered}
     fields = []
     for name, kind, label, words, default in _FIELDS:
         field = {"name": name, "kind": kind, "label": label, "help": words, "default": default}
         fields.append({**field, "choices": list(kinds)} if kind == "choice" else field)
     return {
-        "launchers": [{"name": name, "summary": summary} for name, summary in kinds.items()],
+        "launchers": [{"name": name, "summary": kind.summary} for name, kind in kinds.items()],
         "fields": fields,
         "line": PROG,
     }

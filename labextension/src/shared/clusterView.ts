@@ -87,7 +87,10 @@ export class ClusterView extends View {
     const [planned, observed] = [total(seen.planned), total(seen.observed)];
     setText(this._state, signed(seen.state));
     this._state.className = `tfd-${tone(seen.state)}`;
-    setText(this._ready, hasEnded(seen) ? '' : `${whole(observed)} of ${plural(planned, 'task')} ready`);
+    setText(
+      this._ready,
+      hasEnded(seen) ? '' : `${whole(observed)} of ${plural(planned, 'task')} ready`
+    );
     setText(this._launcher, seen.launcher);
     const left = (seen.expires ?? 0) - Date.now() / 1000;
     setText(this._expires, seen.expires && left > 0 ? `stops in ${duration(left)}` : '');
