@@ -11,6 +11,7 @@ MAY    := $(if $(filter 0,$(shell id -u)),,-m "not root")
 # system's, because Node comes from there where the system has none.
 FRONT  := $(shell find labextension/src labextension/style labextension/schema \
 	labextension/scripts -type f) labextension/tsconfig.json
+LINK   := $(VENV)/share/jupyter/labextensions/tfd-notebook-lab
 NPM    := cd labextension && PATH="$(abspath $(BIN)):$$PATH" npm
 USABLE := import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
 NODE   := const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b > 18) ? 0 : 1)
@@ -102,11 +103,13 @@ $(VENV)/.npm: $(VENV)/.hatch labextension/package.json labextension/package-lock
 	$(NPM) ci --silent
 	@touch $@
 
-# The widgets and the extension, which JupyterLab finds by a link: an editable install has none.
+# The widgets and the extension, which JupyterLab finds by a link: of an editable install there is
+# nothing but a file about who installed it.
 $(VENV)/.front: $(VENV)/.npm $(FRONT)
 	$(NPM) run --silent build
-	mkdir -p $(VENV)/share/jupyter/labextensions
-	ln -sfn $(CURDIR)/tfd_notebook/labextension $(VENV)/share/jupyter/labextensions/tfd-notebook-lab
+	mkdir -p $(LINK:/tfd-notebook-lab=)
+	rm -rf $(LINK)
+	ln -s $(CURDIR)/tfd_notebook/labextension $(LINK)
 	@touch $@
 
 # .venv/.demo, .venv/.test ... stand for the extra of that name being installed.
