@@ -78,6 +78,7 @@ class Hub:
         self._living: dict[str, Cluster] = {}
         self._ended: dict[str, Snapshot] = {}
         self._presences = Presences()
+        self._complained = ""
         self.put = self._inbox.put
         threading.Thread(target=self._work, name="tfd-bus", daemon=True).start()
 
@@ -174,7 +175,10 @@ class Hub:
         try:
             work()
         except Exception as error:
-            log.warning("the panel's bus: %s: %s", type(error).__name__, error)
+            said = f"{type(error).__name__}: {error}"
+            if said != self._complained:  # ten times a second is too often
+                self._complained = said
+                log.warning("what panels and widgets show may be out of date: %s", said)
 
 
 def _progress(seen: Snapshot) -> Any:
