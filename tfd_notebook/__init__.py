@@ -90,7 +90,7 @@ def load_ipython_extension(ipython: Any) -> None:
     pyfunc.make_tokens_unique()
     sites.record()
     magics.load_ipython_extension(ipython)
-    _show_to_panels(ipython, serve=True)
+    _show_to_panels(ipython)
     local.preload()
 
 
@@ -114,7 +114,7 @@ def unload_ipython_extension(ipython: Any) -> None:
     importing.forget_all()
 
 
-def _show_to_panels(shell: Any, serve: bool) -> None:
+def _show_to_panels(shell: Any) -> None:
     """Let the panels of a front end see the clusters of `shell`'s kernel."""
     from tfd_notebook.bus import comm
 
@@ -123,12 +123,12 @@ def _show_to_panels(shell: Any, serve: bool) -> None:
 
         return starting.commands(shell)
 
-    comm.attach(shell, commands, serve)
+    comm.attach(shell, commands)
 
 
 # A notebook that imports this package without loading the extension is seen by panels, too.
 if "ipykernel" in sys.modules and "IPython" in sys.modules:
-    _show_to_panels(sys.modules["IPython"].get_ipython(), serve=False)
+    _show_to_panels(sys.modules["IPython"].get_ipython())
 
 # Before the user's first pipeline is traced: a Python function in it must not share its name
 # with another kernel's on a worker that both use, and its stages are known by their place.

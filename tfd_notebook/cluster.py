@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook import control, errors
+from tfd_notebook import control, errors, hooks
 from tfd_notebook.configure import configure
 from tfd_notebook.handles import ClusterDispatcher, Task
 from tfd_notebook.launch import base
@@ -174,6 +174,7 @@ class Cluster(Training):
                     fix="make a new one with tfd.Cluster(...)",
                 )
             control.ensure_started()
+            hooks.one_starts()
             self._monitor.set_state("starting")
             upkeep = Upkeep(
                 self._fleet, self._monitor, self._consumers, self.policy.hang_seconds, self._end

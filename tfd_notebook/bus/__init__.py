@@ -6,5 +6,15 @@ place, which is all panels (`comm`) or one widget; one `Hub` ticks for all sessi
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
+from tfd_notebook.version import VERSION
+
 #: Grows whenever kernel and browser of different versions would misunderstand each other.
 PROTOCOL = 1
+
+
+def greeting() -> dict[str, Any]:
+    """Return the message that says who this is, and in which protocol it speaks."""
+    return {"kind": "hello", "protocol": PROTOCOL, "version": VERSION, "pid": os.getpid()}

@@ -1,16 +1,20 @@
 """The panels' way into a kernel: one comm of a known id, opened by nobody.
 
 Messages go out without a parent header, so that no answer of the kernel's is bound to a shell that
-is busy; those that come in are only put on a queue.
+is busy; those that come in are only put on a queue. What serves them is imported, and given its
+threads, when the first panel asks or the first cluster starts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from tfd_notebook.bus import hub
-from tfd_notebook.bus.session import Extra, Session
+from tfd_notebook import hooks
+from tfd_notebook.bus import greeting
+
+if TYPE_CHECKING:
+    from tfd_notebook.bus.session import Session
 
 TARGET = "tfd_notebook"
 COMM_ID = "tfd_notebook-bus"
@@ -25,12 +29,12 @@ class _Comm:
     target_name = TARGET
     primary = False
 
-    def __init__(self, kernel: Any, extra: Extra) -> None:
+    def __init__(self, kernel: Any, extra: Callable[[], Mapping[str, Any]]) -> None:
         self._kernel = kernel
-        self._served = False
-        self.session = Session(self._send, everything=True, extra=extra)
+        self._extra = extra
+        self._session: Session | None = None
 
-    def _send(self, data: dict[str, Any], buffers: list[bytes]) -> None:
+    def send(self, data: dict[str, Any], buffers: list[bytes]) -> None:
         kernel = self._kernel
         kernel.session.send(
             kernel.iopub_socket,
@@ -40,21 +44,34 @@ class _Comm:
             buffers=buffers,
         )
 
-    def serve(self) -> None:
-        """Have the session served from now on."""
-        if not self._served:
-            self._served = True
-            hub.join(self.session)
+    def serve(self) -> Session:
+        """Have panels served from now on."""
+        from tfd_notebook.bus import hub
+        from tfd_notebook.bus.session import Session
+
+        if self._session is None:
+            self._session = Session(self.send, everything=True, extra=self._extra)
+            hub.join(self._session)
+        return self._session
+
+    def close(self) -> None:
+        if self._session is not None:
+            from tfd_notebook.bus import hub
+
+            hub.leave(self._session)
+        else:
+            self.send({"kind": "bye"}, [])
 
     def handle_msg(self, message: Mapping[str, Any]) -> None:
-        self.serve()
-        hub.receive(self.session, message["content"].get("data"))
+        from tfd_notebook.bus import hub
+
+        hub.receive(self.serve(), message["content"].get("data"))
 
     def handle_close(self, message: Mapping[str, Any]) -> None:
         """A panel that goes says so itself; the comm is for all."""
 
 
-def attach(shell: Any, extra: Extra, serve: bool) -> bool:
+def attach(shell: Any, extra: Callable[[], Mapping[str, Any]]) -> bool:
     """Let panels reach the kernel of `shell`, and tell those that are open.
 
     Parameters
@@ -62,8 +79,6 @@ def attach(shell: Any, extra: Extra, serve: bool) -> bool:
     shell : InteractiveShell
     extra : callable
         Returns the commands that only exist in a kernel, such as ``start``.
-    serve : bool
-        Whether to serve at once, which takes a thread, or when the first panel asks.
 
     Returns
     -------
@@ -79,10 +94,8 @@ def attach(shell: Any, extra: Extra, serve: bool) -> bool:
         comm = _Comm(kernel, extra)
         manager.register_comm(comm)
         _attached = manager, comm
-        if not serve:
-            comm.session.greet()
-    if serve:
-        _attached[1].serve()
+        hooks.when_one_starts(comm.serve)
+        comm.send(greeting(), [])
     return True
 
 
@@ -92,5 +105,6 @@ def detach() -> None:
     if _attached is not None:
         manager, comm = _attached
         _attached = None
+        hooks.forget(comm.serve)
         manager.unregister_comm(comm)
-        hub.leave(comm.session)
+        comm.close()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import commands, errors
-from tfd_notebook.bus import PROTOCOL
+from tfd_notebook.bus import greeting
 from tfd_notebook.bus.columns import ColumnFeed
 from tfd_notebook.bus.feed import Feed
-from tfd_notebook.version import VERSION
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster import Cluster
@@ -114,8 +112,7 @@ class Session:
 
     def greet(self, **to: str) -> None:
         """Say who this is, in which protocol it speaks, and whether it knows a client."""
-        who = {"protocol": PROTOCOL, "version": VERSION, "pid": os.getpid()}
-        self._send({"kind": "hello", **who, **to}, [])
+        self._send({**greeting(), **to}, [])
 
     @property
     def watched(self) -> bool:
