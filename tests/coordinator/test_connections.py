@@ -187,3 +187,51 @@ def test_a_training_ends_before_its_clusters_time_limit(tmp_path: Path) -> None:
         saved = tf.train.load_checkpoint(done.checkpoint)
         names = [name for name, _ in tf.train.list_variables(done.checkpoint) if "one" in name]
         assert saved.get_tensor(names[0]) == done.steps
+
+
+#: What a worker loads: told to, it takes the interpreter's lock and never lets go of it.
+HOLDING = """
+import ctypes, os, threading, time
+
+def hold():
+    while not os.path.exists(f"{directory}/hold-{{os.getpid()}}"):
+        time.sleep(0.01)
+    ctypes.PyDLL(None).sleep(1_000_000)
+
+threading.Thread(target=hold, daemon=True).start()
+"""
+
+
+@pytest.mark.usefixtures("_counted_apart")
+def test_a_worker_whose_lock_is_never_released_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tfd_test_holding.py").write_text(HOLDING.format(directory=tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    policy = tfd.Policy(on_hang="restart", hang_seconds=2)
+    with tfd.Cluster(
+        workers=2, ps=1, name="locked", policy=policy, preload=["tfd_test_holding"]
+    ) as cluster:
+        coordinator = cluster.coordinator()
+
+        @tf.function
+        def wait(pattern: Any) -> Any:
+            found = tf.constant(0)
+            while found == 0:
+                found = tf.size(tf.io.matching_files(pattern))
+            return found
+
+        pid = cluster.snapshot().task("worker:0").pid
+        coordinator.pause_worker(1)
+        value = coordinator.schedule(wait, args=(tf.constant(str(tmp_path / "go")),))
+        until(lambda: coordinator.values.counts()["running"] == 1)
+        coordinator.resume_worker(1)
+        (tmp_path / f"hold-{pid}").touch()
+        # Its server goes on with the closure, and answers whoever asks it whether it is there.
+        until(lambda: coordinator.values.records(1)[0]["attempts"] == 2, seconds=40)
+        (tmp_path / "go").touch()
+        assert value.fetch() == 1
+        assert coordinator.values.records(1)[0]["worker"] == 1
+        until(lambda: cluster.snapshot().task("worker:0").state == "ready")
+        assert cluster.snapshot().task("worker:0").pid != pid
+        assert any("interpreter's lock" in str(event) for event in cluster.snapshot().events)

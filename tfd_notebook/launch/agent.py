@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from tfd_notebook import gpus
-from tfd_notebook.errors import StateError, TfdError, UnknownName
+from tfd_notebook.errors import StateError, TfdError, TimeLimit, UnknownName
 from tfd_notebook.launch import processes, protocol, runtime
 from tfd_notebook.launch.supervise import Supervised, read_log
 from tfd_notebook.spec import STOP_ORDER, Policy, Role, TaskSpec, TaskState
@@ -330,7 +330,10 @@ class Agent:
         process = task.process
         if process is None or process.ended.done():
             return
-        if seen.state == "alive":
+        silence, stats = "" if seen.state == "alive" else seen.reason, None
+        if not silence:
+            stats, silence = await self._stats(process)
+        if not silence:
             task.recovered()
             task.open_iterations = len(seen.tasks)
         elif late or task.silent_since is None:
@@ -338,13 +341,11 @@ class Agent:
         else:
             silent = time.monotonic() - task.silent_since
             if silent > task._cluster.policy.hang_seconds:
-                task.hang(silent, seen.reason)
+                task.hang(silent, silence)
         measured = self._measure(process.pid, tick % _PSS_EVERY_TICKS == 0)
-        if seen.state == "alive":
-            with contextlib.suppress(TfdError):
-                stats = await process.request("stats", 1.0)
-                measured["bytes_sent"] = stats["bytes_sent"]
-                task.keep_connections(dict(stats["connections"]))
+        if stats is not None:
+            measured["bytes_sent"] = stats["bytes_sent"]
+            task.keep_connections(dict(stats["connections"]))
         if task.spec.gpus and tick % _GPU_EVERY_TICKS == 0:
             measured["gpu"] = await asyncio.to_thread(self._meter.read, task.spec.gpus)
         task.trim_log()
@@ -356,6 +357,20 @@ class Agent:
                 **measured,
             }
         )
+
+    async def _stats(self, process: processes.Process) -> tuple[dict[str, Any] | None, str]:
+        """Return what a task says of itself, or why it says nothing.
+
+        A server's own threads answer a probe also while one of Python's never lets go of the lock.
+        """
+        busy = process.is_asked
+        try:
+            return await process.request("stats", 1.0), ""
+        except TimeLimit:
+            why = "its server answers, but no Python runs: something keeps the interpreter's lock"
+            return None, "" if busy else why
+        except TfdError:
+            return None, ""
 
     def _measure(self, pid: int, with_pss: bool) -> dict[str, Any]:
         if pid not in self._measured:

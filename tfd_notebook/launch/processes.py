@@ -98,6 +98,11 @@ class Process:
         except asyncio.TimeoutError:
             raise TimeLimit(f"no answer to {do!r} within {timeout:g} s") from None
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody still waits for an answer, such as for functions to be installed."""
+        return any(not answer.done() for answer in self._answers.values())
+
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send a signal, unless the process has ended."""
         if not self.ended.done():
