@@ -58,7 +58,7 @@ class Cluster(Training):
         Which GPUs of their host the workers see: all, evenly (the default), none, those of these
         numbers (as ``nvidia-smi`` counts), or so many each: ``{"worker": 1, "evaluator": 1}``.
         Every worker gets as many as the others; what is not named here gets none. The kernel
-        keeps its own view.
+        leaves them to the workers where those have parameter servers, and keeps its view otherwise.
     launcher : str or Launcher
         Where the tasks run: ``"local"`` (child processes, the default), ``"inprocess"``, or
         another name from ``%tfd_cluster kinds``, or an object from `tfd_notebook.launchers`.
@@ -206,7 +206,9 @@ class Cluster(Training):
                 self._has_ended.wait(2 * _STOP_SECONDS)
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until nothing reads from the cluster any more; answers Ctrl-C.
+        """Wait until nothing reads from the cluster, and no closure waits or runs, any more.
+
+        Answers Ctrl-C.
 
         Parameters
         ----------
@@ -221,9 +223,17 @@ class Cluster(Training):
         Raises
         ------
         TimeLimit
-            Something still reads after `timeout` seconds.
+            Something still reads, or a closure waits or runs, after `timeout` seconds.
+        PausedError
+            Without a limit: the coordinator is paused, see its `join`.
+        Exception
+            The error of a closure.
         """
+        deadline = None if timeout is None else time.monotonic() + timeout
         self._consumers.wait_idle(timeout)
+        if self.has_coordinator:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            self.present_coordinator().join(left)
         return True
 
     def scale(

@@ -70,6 +70,11 @@ class Fleet:
         """Whether the tasks live on this host."""
         return self._node is not None and self._node.host == "localhost"
 
+    @property
+    def gives_gpus(self) -> bool:
+        """Whether tasks of this cluster see GPUs."""
+        return bool(self._deal.workers or self._deal.evaluator)
+
     # As a whole
 
     def bring_up(self) -> None:

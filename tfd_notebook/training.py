@@ -41,12 +41,16 @@ class Training(Insight):
         self._variables: list[tuple[weakref.ref[Any], str, int]] = []
         #: Whether a coordinator has used the tasks since they were started.
         self._used = False
+        #: What builds the model, where that is known.
+        self._build: Callable[[Coordinator], Any] | None = None
         self._kernel_open_to = ""
         self._monitor.coordinator = self._seen
 
     @property
     def resolver(self) -> OwnResolver:
         """A ClusterResolver of the workers and parameter servers, whose answers are always fresh.
+
+        A strategy that you make with it becomes one of this cluster by `coordinator`.
 
         See Also
         --------
@@ -55,7 +59,7 @@ class Training(Insight):
         from tfd_notebook.coordinate.resolver import OwnResolver
 
         self._must_run()
-        return OwnResolver(self._fleet.cluster_spec)
+        return OwnResolver(self._fleet.cluster_spec, self._connected)
 
     def strategy(self, *args: Any, **options: Any) -> Any:
         """Return a fresh ``ParameterServerStrategy`` on this cluster.
@@ -90,8 +94,6 @@ class Training(Insight):
 
         from tfd_notebook._compat import connecting
         from tfd_notebook.coordinate import connect
-        from tfd_notebook.coordinate.coordinator import Coordinator
-        from tfd_notebook.coordinate.resolver import OwnResolver
 
         with self._lock:
             self._must_run()
@@ -107,33 +109,11 @@ class Training(Insight):
                     fix="restart the kernel",
                 )
             self._strategy_options = (args, options)
-            chief = connecting.address_in(self._fleet.cluster_spec())
-            if chief is None:
+            if connecting.address_in(self._fleet.cluster_spec()) is None:
                 connect.count_one()
             self._used = True
-            resolver = OwnResolver(self._fleet.cluster_spec, chief)
-            strategy = tf.distribute.ParameterServerStrategy(resolver, *args, **options)
-            self._kernel_open_to = connect.close(self._config.allow)
-            connecting.send_functions()
-            self._variables = made = []
-            connecting.watch_variables(strategy, lambda one: made.append(_sized(one)))
-            connecting.refuse_keras(strategy, lambda: errors.Unsupported(_NO_KERAS, fix=_KERAS_2))
-            coordinator = Coordinator(strategy)
-            if not coordinator.full:
-                self._monitor.notice(
-                    "warning",
-                    "the coordinator of this TensorFlow is none that was tried: scheduling works "
-                    "as ever, but not every transition is seen, and nothing can be paused",
-                    fix="TensorFlow 2.15 to 2.21 are known",
-                )
-            coordinator.belongs_to(
-                self._monitor.tasks,
-                self._bytes_on_ps,
-                self._strategy_lost,
-                self._monitor.notice,
-                self._fleet.bury_lost,
-            )
-            self._strategy, self._coordinator = strategy, coordinator
+            strategy = tf.distribute.ParameterServerStrategy(self.resolver, *args, **options)
+            self._adopt(strategy)
             return strategy
 
     def coordinator(self, strategy: Any = None) -> Coordinator:
@@ -142,13 +122,21 @@ class Training(Insight):
         Parameters
         ----------
         strategy : tf.distribute.ParameterServerStrategy, optional
-            From `strategy`. Default: the one that this cluster has, or a fresh one.
+            From `strategy`, or made with `resolver`: then the coordinator that was there before is
+            stopped. Default: the one that this cluster has, or a fresh one.
+
+        Raises
+        ------
+        StateError
+            The strategy's coordinator was stopped, or is TensorFlow's own.
+        UsageError
+            The strategy is one of another cluster.
 
         See Also
         --------
         tf.distribute.coordinator.ClusterCoordinator
         """
-        from tfd_notebook.coordinate.coordinator import Coordinator
+        from tfd_notebook._compat import connecting
 
         with self._lock:
             self._must_run()
@@ -157,14 +145,14 @@ class Training(Insight):
                     self.strategy()
                 assert self._coordinator is not None
                 return self._coordinator
-            if strategy is self._strategy and self._coordinator is not None:
-                if self._coordinator.stopped:
-                    raise errors.StateError(
-                        "the coordinator of this strategy was stopped",
-                        fix="make a new strategy: cluster.strategy()",
-                    )
-                return self._coordinator
-            return Coordinator(strategy)
+            if strategy is not self._strategy or self._coordinator is None:
+                self._must_be_here(strategy)
+                self._adopt(strategy)
+                self._strategy_options = ((), connecting.options_of(strategy))
+            elif self._coordinator.stopped:
+                raise _stopped()
+            assert self._coordinator is not None
+            return self._coordinator
 
     def recover(
         self, checkpoint: str | None = None, build: Callable[[Coordinator], Any] | None = None
@@ -172,7 +160,7 @@ class Training(Insight):
         """Bring everything back after a parameter server was lost: tasks, strategy, coordinator.
 
         The variables are gone with their server, so the model is to be built again: by `build`, or
-        by running the cell that did it.
+        by running the cell that did it; then a notice says what is to be restored.
 
         Parameters
         ----------
@@ -181,7 +169,8 @@ class Training(Insight):
             returns.
         build : callable, optional
             Takes the new coordinator, called in its strategy's scope; returns the
-            ``tf.train.Checkpoint`` of what it built.
+            ``tf.train.Checkpoint`` of what it built. Default: with a checkpoint the last one that
+            was given here or, as a part of `Work`, to `tfd_notebook.training_loop`, if any.
 
         Returns
         -------
@@ -193,15 +182,11 @@ class Training(Insight):
         LaunchError
             A task does not come back.
         UsageError
-            A checkpoint without `build`, or there is no checkpoint at that path.
+            There is no checkpoint at that path, or `build` returned none to restore into.
         """
-        if checkpoint is not None and build is None:
-            raise errors.UsageError(
-                "a checkpoint is restored into variables, and those are gone",
-                fix="recover(checkpoint, build): build(coordinator) makes them again and returns "
-                "tf.train.Checkpoint(...) of them",
-            )
         path = _latest(checkpoint) if checkpoint is not None else None
+        if build is None and path is not None:
+            build = self._build
         with self._lock:
             self._must_run()
             self._must_have_servers()
@@ -215,15 +200,26 @@ class Training(Insight):
             with coordinator.strategy.scope():
                 built = build(coordinator)
             if path is not None:
-                restore = getattr(built, "restore", None)
-                if restore is None:
-                    raise errors.UsageError(
-                        f"build returned a {type(built).__name__}, into which nothing can be "
-                        "restored",
-                        fix="have it return tf.train.Checkpoint(model=model, ...)",
-                    )
-                restore(path)
+                _restore(built, path)
+            self.remember_build(build)
+        elif path is not None:
+            self._monitor.notice(
+                "warning",
+                "the cluster is back, and its variables are gone: the model is to be built again "
+                f"under the new strategy, and restored from {path}",
+                fix="run the cell that builds it with cluster.coordinator(), then "
+                f"tf.train.Checkpoint(model=model, ...).restore({path!r})",
+            )
         return coordinator
+
+    def remember_build(self, build: Callable[[Coordinator], Any]) -> None:
+        """Have `recover` build the model again with `build`, which it describes."""
+        self._build = build
+
+    @property
+    def can_build(self) -> bool:
+        """Whether `recover` knows how to build the model again."""
+        return self._build is not None
 
     def check_servers(self) -> None:
         """Ask every worker and parameter server whether it is there.
@@ -259,6 +255,15 @@ class Training(Insight):
         """Have variables that the user makes from now on survive later connections."""
         from tfd_notebook.coordinate import connect
 
+        shared = self._fleet.on_this_host and self._fleet.gives_gpus
+        if shared and not connect.leave_gpus():
+            self._monitor.notice(
+                "warning",
+                "this kernel has begun to use TensorFlow, and its memory on the GPUs is not the "
+                "workers'",
+                fix="restart the kernel, and start the cluster first: it leaves the GPUs to the "
+                "workers then",
+            )
         opened, before = connect.early()
         self._kernel_open_to = opened or self._kernel_open_to
         if before:
@@ -267,6 +272,58 @@ class Training(Insight):
                 "variables and functions that were made before this cluster cannot be used once "
                 "a strategy has connected; those made from now on can",
             )
+
+    def _connected(self) -> None:
+        """Do what every new connection of this process to the tasks needs, whoever made it."""
+        from tfd_notebook._compat import connecting
+        from tfd_notebook.coordinate import connect
+
+        if connect.arrived():
+            self._used = True
+            self._kernel_open_to = connect.close(self._config.allow)
+            connecting.send_functions()
+
+    def _must_be_here(self, strategy: Any) -> None:
+        """Raise UsageError unless a strategy is one of this cluster."""
+        from tfd_notebook._compat import connecting
+
+        resolver = connecting.resolver_of(strategy)
+        spec = {} if resolver is None else resolver.cluster_spec().as_dict()
+        known = {address for tasks in self._fleet.cluster_spec().values() for address in tasks}
+        if not known.intersection((*spec.get("worker", ()), *spec.get("ps", ()))):
+            raise errors.UsageError(
+                f"this strategy is not one of cluster {self.name!r}",
+                fix="make it with cluster.strategy(), or with cluster.resolver",
+            )
+
+    def _adopt(self, strategy: Any) -> None:
+        """Make a strategy the one of this cluster, with a coordinator of ours."""
+        from tfd_notebook._compat import connecting
+        from tfd_notebook.coordinate.coordinator import Coordinator
+
+        self._connected()
+        coordinator = Coordinator(strategy)
+        if coordinator.stopped:
+            raise _stopped()
+        self._let_go()
+        self._variables = made = []
+        connecting.watch_variables(strategy, lambda one: made.append(_sized(one)))
+        connecting.refuse_keras(strategy, lambda: errors.Unsupported(_NO_KERAS, fix=_KERAS_2))
+        if not coordinator.full:
+            self._monitor.notice(
+                "warning",
+                "the coordinator of this TensorFlow is none that was tried: scheduling works "
+                "as ever, but not every transition is seen, and nothing can be paused",
+                fix="TensorFlow 2.15 to 2.21 are known",
+            )
+        coordinator.belongs_to(
+            self._monitor.tasks,
+            self._bytes_on_ps,
+            self._strategy_lost,
+            self._monitor.notice,
+            self._fleet.bury_lost,
+        )
+        self._strategy, self._coordinator = strategy, coordinator
 
     def _must_have_servers(self) -> None:
         for role, name in ((Role.PS, "parameter server"), (Role.WORKER, "worker")):
@@ -285,6 +342,7 @@ class Training(Insight):
     def _scale(self, counts: Mapping[Role, int]) -> None:
         """Scale the tasks, and the coordinator that runs with them."""
         from tfd_notebook._compat import connecting
+        from tfd_notebook.coordinate import connect
 
         coordinator, wanted = self._coordinator, counts.get(Role.WORKER)
         before = len(self._fleet.rows_of(Role.WORKER))
@@ -302,6 +360,7 @@ class Training(Insight):
         else:
             self._fleet.scale(counts)
             connecting.resize(coordinator, self._fleet.cluster_spec()["worker"])
+        connect.arrived()  # no connection of a strategy's
 
     def _recycle(self) -> None:
         rows = (*self._fleet.rows_of(Role.PS), *self._fleet.rows_of(Role.WORKER))
@@ -350,6 +409,23 @@ class Training(Insight):
     def _seen(self, tasks: tuple[TaskRow, ...]) -> CoordinatorRow | None:
         coordinator = self._coordinator
         return None if coordinator is None else coordinator.row(tasks)
+
+
+def _stopped() -> errors.StateError:
+    return errors.StateError(
+        "the coordinator of this strategy was stopped",
+        fix="make a new strategy: cluster.strategy()",
+    )
+
+
+def _restore(built: Any, path: str) -> None:
+    restore = getattr(built, "restore", None)
+    if restore is None:
+        raise errors.UsageError(
+            f"build returned a {type(built).__name__}, into which nothing can be restored",
+            fix="have it return tf.train.Checkpoint(model=model, ...)",
+        )
+    restore(path)
 
 
 def _sized(variable: Any) -> tuple[weakref.ref[Any], str, int]:

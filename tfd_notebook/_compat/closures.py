@@ -1,7 +1,6 @@
 """TensorFlow's queue of closures, with a gate in front of it and every transition told.
 
-All private names of ``cluster_coordinator`` are used here and nowhere else. Whether they are what
-this file was written for is told by `tfd_notebook._compat.version`.
+Whether TensorFlow's is what this file was written for is told by `tfd_notebook._compat.version`.
 """
 
 from __future__ import annotations
@@ -14,18 +13,16 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator as tf_coordinator
-from tensorflow.python.distribute.coordinator import values as tf_values
 
-from tfd_notebook._compat import cancelling, resources
+from tfd_notebook._compat import cancelling, resources, watched
+from tfd_notebook._compat.waiting import POLL_SECONDS, Waiting
+from tfd_notebook._compat.watched import WatchedClosure, WatchedValue
 from tfd_notebook.closures.gate import Gate
 from tfd_notebook.closures.store import CANCELLED, FAILED, READY, Store, function_name
 from tfd_notebook.errors import PausedError, StateError, TimeLimit, UsageError
 
-# Read here, so that a TensorFlow without one of these names fails at this import and nowhere else.
-_Queue = tf_coordinator._CoordinatedClosureQueue
 ClusterCoordinator = tf_coordinator.ClusterCoordinator
 
-_POLL_SECONDS = 0.5
 _construction = threading.RLock()
 
 
@@ -36,12 +33,12 @@ def with_queue(queue: Any, make: Callable[[], Any]) -> Any:
         try:
             return make()
         finally:
-            tf_coordinator._CoordinatedClosureQueue = _Queue
+            tf_coordinator._CoordinatedClosureQueue = watched.Queue
 
 
 def is_tracing_left(strategy: Any) -> bool:
     """Whether an error while a function was traced left the strategy in the state of tracing."""
-    return bool(strategy.extended._being_scheduled)
+    return bool(getattr(strategy.extended, "_being_scheduled", False))
 
 
 def end_tracing(strategy: Any) -> None:
@@ -49,48 +46,21 @@ def end_tracing(strategy: Any) -> None:
     strategy.extended._being_scheduled = False
 
 
-class WatchedClosure(tf_coordinator.Closure):
-    """A scheduled function that tells where it is; made of TensorFlow's by its class."""
-
-    key: int
-    name: str
-    store: Store
-    cancelled_by: str = ""
-
-    def execute_on(self, worker: Any) -> None:
-        self.store.running(self.key, worker.worker_index)
-        super().execute_on(worker)
-        self.store.fetch(self.key, worker.worker_index)
-
-    def mark_cancelled(self) -> None:
-        self.store.end(self.key, CANCELLED)
-        super().mark_cancelled()
-
-
-class WatchedValue(tf_values.RemoteValueImpl):
-    """The result of a scheduled function; waiting for it does not last longer than it can come."""
-
-    _tfd_key: int
-    _tfd_queue: WatchedQueue
-
-    def get(self) -> Any:
-        if not self._status_available_event.is_set():
-            self._tfd_queue.await_value(self._status_available_event, self._tfd_key)
-        return super().get()
-
-
-class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
+class WatchedQueue(Waiting):
     """TensorFlow's queue of closures, observed, and with a gate.
 
     Parameters
     ----------
     store : Store
         Told of every transition.
+    explain : callable, optional
+        Takes an error that a caller gets, to add what it means.
     """
 
-    _error: BaseException | None
-
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self, store: Store, explain: Callable[[BaseException], object] = lambda error: None
+    ) -> None:
+        self.explain = explain
         self.in_flight: dict[int, WatchedClosure] = {}
         self._store = store
         self.gate = Gate()
@@ -101,9 +71,10 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
         self._leaving: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         #: Whether a closure reads from a dataset on its worker.
         self.reads_input = False
-        #: Seconds that callers spent waiting for single results, and how often they did.
         self.fetch_waits = 0
         self.fetch_seconds = 0.0
+        self._held = 0
+        self._looked_at = False
         super().__init__()
         self._progress = threading.Condition(self._queue_lock)
 
@@ -154,7 +125,7 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
                         f"the coordinator is paused and its queue is full: {self.gate.reason}",
                         fix="coordinator.resume()",
                     )
-                self._queue_free_slot_condition.wait(_POLL_SECONDS)
+                self._queue_free_slot_condition.wait(POLL_SECONDS)
 
     def _watch(self, closure: Any) -> None:
         function = closure._function
@@ -162,14 +133,13 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
         closure.__class__ = WatchedClosure
         closure.store = self._store
         closure.name = function_name(trace)
-        for each in (*closure._args, *closure._kwargs.values()):
-            if isinstance(each, tf_values.PerWorkerValues):
-                self.reads_input = True
-                if resources.is_foreign(each, self._store):
-                    raise UsageError(
-                        "an argument of this closure was made by another coordinator",
-                        fix="make it again: iter(coordinator.create_per_worker_dataset(...))",
-                    )
+        for each in watched.per_worker(closure):
+            self.reads_input = True
+            if resources.is_foreign(each, self._store):
+                raise UsageError(
+                    "an argument of this closure was made by another coordinator",
+                    fix="make it again: iter(coordinator.create_per_worker_dataset(...))",
+                )
         reference = closure._output_remote_value_ref
         closure.key = self._store.add(closure.name, trace, reference)
         value = reference() if reference is not None else None
@@ -241,6 +211,7 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
             with self._queue_lock:
                 where = f"closure {closure.key} ({closure.name}) failed on worker:{worker}"
                 self.gate.close(where, by_failure=True)
+                self._looked_at = False
         super().mark_failed(e)
         self._tell_progress()
 
@@ -287,98 +258,11 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
     def _cancel_all_closures(self) -> None:
         super()._cancel_all_closures()
         self.gate.permits = 0
+        self._looked_at = False
         if self.gate.by_failure:
             self.gate.open()  # what could be looked at is cancelled now
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is queued or runs, as TensorFlow does; False when time is up.
-
-        Unlike TensorFlow's, others can schedule meanwhile, and then it waits for that, too.
-
-        Raises
-        ------
-        PausedError
-            It is paused, nothing runs, and there is neither a limit nor anybody to resume it.
-        StateError
-            It is stopped meanwhile.
-        Exception
-            The error of a closure.
-        """
-        import time
-
-        stopped = self._stopped
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            with self._queue_lock:
-                while not self._error and not self._idle():
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if left is not None and left <= 0:
-                        return False
-                    if left is None:
-                        self._raise_if_stuck()
-                    self._stop_waiting_condition.wait(
-                        _POLL_SECONDS if left is None else min(left, _POLL_SECONDS)
-                    )
-                    if self._stopped and not stopped:
-                        raise StateError(
-                            "this coordinator was stopped before its closures ended",
-                            fix="make a new one: cluster.coordinator()",
-                        )
-            # Whoever raises has all closures cancelled: nobody may add some meanwhile.
-            with self._put_wait_lock, self._queue_lock:
-                if self._error and deadline is not None:
-                    self._end_by(deadline)
-                if self._error or self._idle():
-                    self._raise_if_error()
-                    return True
-
-    def _end_by(self, deadline: float) -> None:
-        """Have what runs beside a closure that failed end, as TensorFlow does without a limit."""
-        import time
-
-        self._cancellation_mgr.start_cancel()
-        while self._inflight_closure_count and (left := deadline - time.monotonic()) > 0:
-            self._no_inflight_closure_condition.wait(min(left, _POLL_SECONDS))
-        if self._inflight_closure_count:
-            raise TimeLimit(
-                f"a closure failed ({self._error}), and {self._inflight_closure_count} that was "
-                "cancelled therefore still runs",
-                fix="join() again waits for it and raises the error; cluster.restart() ends the "
-                "task that runs it, see coordinator.values",
-            )
-
-    def _idle(self) -> bool:
-        return bool(self._queue.empty() and self._inflight_closure_count == 0)
-
-    def _raise_if_stuck(self) -> None:
-        if self._inflight_closure_count or self._queue.empty() or self.gate.controlled:
-            return
-        count = self._queue.qsize()
-        if not self.gate.closed and self._serving.keys() <= self.gate.workers:
-            raise PausedError(
-                f"all workers are paused, with {count} closure(s) queued",
-                fix="coordinator.resume_worker(0), or join(timeout=...)",
-            )
-        if self.gate.closed and not self.gate.permits:
-            raise PausedError(
-                f"the coordinator is paused ({self.gate.reason}) with {count} closure(s) queued",
-                fix="coordinator.resume(), coordinator.step(), or join(timeout=...)",
-            )
-
     # What is added
-
-    def await_value(self, event: threading.Event, key: int) -> None:
-        """Wait for a result; raises PausedError where it cannot come."""
-        import time
-
-        began = time.perf_counter()
-        while not event.wait(_POLL_SECONDS):
-            with self._queue_lock:
-                waiting = self._store.state_of(key) in (0, 7)
-                if waiting:
-                    self._raise_if_stuck()
-        self.fetch_waits += 1
-        self.fetch_seconds += time.perf_counter() - began
 
     def pause(self, reason: str = "by request") -> None:
         """Give no closure to any worker until `resume`; what runs goes on."""
@@ -388,6 +272,11 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
     def resume(self) -> None:
         """Go on; does nothing where nothing is paused."""
         with self._queue_lock:
+            if self._held:
+                # Who waits raises now, and has the others cancelled: none of them begins before.
+                self._looked_at = True
+                self._stop_waiting_condition.notify_all()
+                return
             self.gate.open()
             self._closures_queued_condition.notify_all()
 
@@ -412,7 +301,7 @@ class WatchedQueue(tf_coordinator._CoordinatedClosureQueue):
                 over = not gate.permits and len(done) == len(gate.stepped - known)
                 if len(done) >= wanted or over or (left is not None and left <= 0):
                     break
-                self._progress.wait(_POLL_SECONDS if left is None else min(left, _POLL_SECONDS))
+                self._progress.wait(POLL_SECONDS if left is None else min(left, POLL_SECONDS))
             return len({key for key in gate.stepped - known if self._has_ended(key)} | done)
 
     def _has_ended(self, key: int) -> bool:

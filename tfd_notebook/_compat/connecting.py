@@ -30,6 +30,11 @@ def has_run() -> bool:
     return context.context()._context_handle is not None
 
 
+def connection() -> Any:
+    """Return what stands for the present connection: another object for each that is made."""
+    return context.get_server_def()
+
+
 def server_port() -> int | None:
     """Return the port of the server that TensorFlow opened here; None where it has none."""
     definition = context.get_server_def()
@@ -86,6 +91,26 @@ def send_functions() -> None:
         here.add_function_def(definition)
 
 
+def resolver_of(strategy: Any) -> Any:
+    """Return the resolver that a strategy was made with; None where it needed none."""
+    return getattr(strategy, "_cluster_resolver", None)
+
+
+def options_of(strategy: Any) -> dict[str, Any]:
+    """Return what a strategy was made with, besides its resolver."""
+    return {"variable_partitioner": getattr(strategy.extended, "_variable_partitioner", None)}
+
+
+def cluster_of(coordinator: Any) -> Any:
+    """Return TensorFlow's cluster of a coordinator, None while it has none."""
+    return getattr(coordinator, "_cluster", None)
+
+
+def is_made(coordinator: Any) -> bool:
+    """Whether TensorFlow's part of a coordinator is there already: there is one per strategy."""
+    return bool(getattr(coordinator, "_has_initialized", False))
+
+
 def watch_variables(strategy: Any, made: Callable[[Any], None]) -> None:
     """Have `made` called with each variable that `strategy` creates from now on."""
     extended = strategy.extended
@@ -125,6 +150,7 @@ def stop(cluster: Any) -> bool:
     cluster.closure_queue.stop()
     for worker in cluster.workers:
         worker.stop()
+    cluster.resource_cancellation_mgr.start_cancel()
     stopping = threading.Thread(
         target=cluster.failure_handler.stop, name="tfd-coordinator-stop", daemon=True
     )
@@ -155,7 +181,7 @@ def resize(coordinator: Any, workers: Sequence[str]) -> None:
     Workers that are new get closures at once; the threads of those that went end with what they
     are doing. Values that were made for each worker before have no part for the new ones.
     """
-    cluster = coordinator._cluster
+    cluster = cluster_of(coordinator)
     definition = copy.deepcopy(context.get_server_def())
     job = next(job for job in definition.cluster.job if job.name == "worker")
     job.tasks.clear()

@@ -5,11 +5,25 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
-from tfd_notebook.closures.store import FAILED, READY, Store
+import tensorflow as tf
+
+from tfd_notebook.closures.store import CANCELLED, FAILED, READY, Store
 
 _POLL_SECONDS = 0.1
+_STOPPED = "The coordinator was stopped."
+
+
+def wait(done: Callable[[], bool], timeout: float) -> bool:
+    """Wait until all is done; False after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not done():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
 
 
 class Outside:
@@ -40,9 +54,14 @@ class Outside:
                 threading.Thread(target=self._follow, name="tfd-values", daemon=True).start()
 
     def close(self) -> None:
-        """Follow nothing any more."""
+        """Follow nothing any more, and leave nobody waiting for a result that cannot come."""
         with self._lock:
-            self._open.clear()
+            left, self._open = self._open, []
+        for key, event, reference in left:
+            value = reference()
+            if value is not None and not event.is_set():
+                value._set_error(tf.errors.CancelledError(None, None, _STOPPED))
+            self._store.end(key, CANCELLED, error=_STOPPED)
 
     def _follow(self) -> None:
         while True:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfd_notebook._compat import cancelling
 from tfd_notebook.closures.store import Store
 
 _watched: dict[type, type] = {}
@@ -21,7 +22,9 @@ class _Counted:
     def execute_on(self, worker: Any) -> None:
         built = False
         try:
-            super().execute_on(worker)  # type: ignore[misc]
+            # TensorFlow's own covers concrete functions only, and this is mostly a Python function.
+            with cancelling.by(worker._cluster.resource_cancellation_mgr):
+                super().execute_on(worker)  # type: ignore[misc]
             built = True
         finally:
             self._tfd_store.resource(worker.worker_index, built)

@@ -7,6 +7,8 @@ import inspect
 
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 
+from tfd_notebook._compat import watched
+
 #: What `fingerprint` says of the files that this was written for and tried with.
 KNOWN = {
     "a0abdf1a959acd06d92fe1c6e517872e057bc7d453d21753a65226c34375823c": "2.15 to 2.21",
@@ -22,5 +24,5 @@ def fingerprint() -> str:
 
 
 def recognised() -> bool:
-    """Whether this TensorFlow's coordinator is a known one."""
-    return fingerprint() in KNOWN
+    """Whether this TensorFlow's coordinator is a known one, and all that it needs is there."""
+    return not watched.missing and fingerprint() in KNOWN

@@ -6,6 +6,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 from tfd_notebook.errors import StateError
 from tfd_notebook.launch import sockets
@@ -15,6 +16,11 @@ _WARN_AFTER = 5
 _MOST = 15
 _lock = threading.Lock()
 _count = 0
+#: The connection that `arrived` has seen last, and its port.
+_seen: Any = None
+_port: int | None = None
+#: Whether the next connection is counted already.
+_counted = False
 
 
 def early() -> tuple[str, bool]:
@@ -27,6 +33,7 @@ def early() -> tuple[str, bool]:
     bool
         Whether variables and functions may have been made before, which will be lost.
     """
+    global _seen, _port
     from tfd_notebook._compat import connecting
 
     with _lock:
@@ -37,7 +44,19 @@ def early() -> tuple[str, bool]:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
         connecting.connect_alone(port)
+        _seen, _port = connecting.connection(), port
     return close(()), before
+
+
+def leave_gpus() -> bool:
+    """Leave the GPUs of this host to the tasks; False where this process has them already."""
+    import tensorflow as tf
+
+    try:
+        tf.config.set_visible_devices([], "GPU")
+    except RuntimeError:  # it is too late: their memory is taken when TensorFlow begins
+        return False
+    return True
 
 
 def close(allow: Iterable[str]) -> str:
@@ -56,7 +75,7 @@ def count_one() -> None:
     StateError
         There were too many.
     """
-    global _count
+    global _counted
     with _lock:
         if _count >= _MOST:
             raise StateError(
@@ -64,11 +83,33 @@ def count_one() -> None:
                 "40 MB, 89 threads and a port of each",
                 fix="restart the kernel",
             )
-        _count += 1
-        if _count > _WARN_AFTER:
-            warnings.warn(
-                f"this is connection {_count} of this process; TensorFlow keeps 40 MB, 89 threads "
-                f"and a port of each, and after {_MOST} none more is made: restart the kernel soon",
-                ResourceWarning,
-                stacklevel=4,
-            )
+        _counted = True
+        _add()
+
+
+def arrived() -> bool:
+    """Whether this process has connected since this was asked last; counts what was not yet."""
+    global _seen, _port, _counted
+    from tfd_notebook._compat import connecting
+
+    with _lock:
+        present, port = connecting.connection(), connecting.server_port()
+        is_new, is_elsewhere = present is not _seen, port != _port
+        _seen, _port = present, port
+        if is_elsewhere:
+            counted, _counted = _counted, False
+            if not counted:
+                _add()
+        return is_new
+
+
+def _add() -> None:
+    global _count
+    _count += 1
+    if _count > _WARN_AFTER:
+        warnings.warn(
+            f"this is connection {_count} of this process; TensorFlow keeps 40 MB, 89 threads "
+            f"and a port of each, and after {_MOST} none more is made: restart the kernel soon",
+            ResourceWarning,
+            stacklevel=5,
+        )

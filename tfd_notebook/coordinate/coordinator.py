@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook import views
-from tfd_notebook._compat import closures, connecting, executors, version
-from tfd_notebook._compat.outside import Outside
+from tfd_notebook._compat import closures, connecting, executors, outside, version
 from tfd_notebook.closures.gate import Gate
 from tfd_notebook.closures.store import Store
 from tfd_notebook.coordinate import stale
@@ -65,10 +64,10 @@ class Coordinator(closures.ClusterCoordinator):
         return made
 
     def __init__(self, strategy: Any, keep: int = 200_000) -> None:
-        if getattr(self, "_has_initialized", False):
+        if connecting.is_made(self):
             return
         self._store = Store(keep)
-        self._outside = Outside(self._store)
+        self._outside = outside.Outside(self._store)
         self._stopped = False
         self._tasks: Callable[[], Sequence[TaskRow]] = lambda: ()
         self._ps_bytes: Callable[[], Mapping[str, int]] = dict
@@ -81,17 +80,22 @@ class Coordinator(closures.ClusterCoordinator):
         self.full = version.recognised()
         self._queue: closures.WatchedQueue | None = None
         if self.full:
-            self._queue = closures.WatchedQueue(self._store)
+            self._queue = closures.WatchedQueue(self._store, stale.explain)
             closures.with_queue(self._queue, lambda: super(Coordinator, self).__init__(strategy))
         else:
             super().__init__(strategy)
-        executors.quieten(self._cluster.workers)
+        executors.quieten(self._workers)
         queue = self._queue
         self.values = Values(self._store, lambda: queue is not None and queue.gate.closed)
 
     def __del__(self) -> None:
-        if hasattr(self, "_cluster"):
+        if connecting.cluster_of(self) is not None:
             self.stop()
+
+    @property
+    def _workers(self) -> Sequence[Any]:
+        workers: Sequence[Any] = connecting.cluster_of(self).workers
+        return workers
 
     def belongs_to(
         self,
@@ -161,15 +165,10 @@ class Coordinator(closures.ClusterCoordinator):
         Exception
             The error of a closure; the others are cancelled then, and nothing runs any more.
         """
-        if self._queue is None:
-            if timeout is not None:
-                raise self._reduced("join(timeout=...)")
-            super().join()
-            return
         if timeout is not None and (isinstance(timeout, bool) or not timeout >= 0):
             raise UsageError(f"timeout={timeout!r} must be 0 or more seconds")
         try:
-            ended = self._queue.wait(timeout)
+            ended = self._wait(timeout)
         except BaseException as error:
             self._explain(error)
             raise
@@ -179,6 +178,14 @@ class Coordinator(closures.ClusterCoordinator):
                 f"after {timeout:g} s {waiting} closure(s) wait and {running} run",
                 fix="see coordinator.values and coordinator.limit, or wait longer",
             )
+
+    def _wait(self, timeout: float | None) -> bool:
+        if self._queue is not None:
+            return self._queue.wait(timeout)
+        if timeout is not None:
+            return outside.wait(super().done, timeout)
+        super().join()
+        return True
 
     def join_in_background(self, timeout: float | None = None) -> Joining:
         """Have a thread `join`; what came of it is in the object returned, and in a notice.
@@ -208,6 +215,22 @@ class Coordinator(closures.ClusterCoordinator):
         """
         try:
             return bool(super().done())
+        except BaseException as error:
+            self._explain(error)
+            raise
+
+    def fetch(self, val: Any) -> Any:
+        """Return the results of a RemoteValue or of a structure of them, and wait for them.
+
+        Raises
+        ------
+        PausedError
+            The coordinator is paused, and nobody is there to resume it.
+        Exception
+            The error of a closure.
+        """
+        try:
+            return super().fetch(val)
         except BaseException as error:
             self._explain(error)
             raise
@@ -288,7 +311,8 @@ class Coordinator(closures.ClusterCoordinator):
         ----------
         failure : bool
             When a closure fails: the others stay as they are until the next ``schedule``, ``join``
-            or ``done``, which raises the error. Default true.
+            or ``done``, which raises the error. A ``join`` that runs already raises it at once, or,
+            where somebody is there who can resume, when that one does. Default true.
         worker : int or iterable of int, optional
             Before a closure goes to one of these workers.
         function : tf.function, str or iterable, optional
@@ -347,8 +371,9 @@ class Coordinator(closures.ClusterCoordinator):
         if self._stopped:
             return
         self._stopped = True
+        stopped = connecting.stop(connecting.cluster_of(self))
         self._outside.close()
-        if not connecting.stop(self._cluster):
+        if not stopped:
             with contextlib.suppress(TfdError):  # the agent may be gone, too
                 self._bury_lost()
             connecting.await_stopped(_STOP_SECONDS)
@@ -371,7 +396,7 @@ class Coordinator(closures.ClusterCoordinator):
             return NOTHING
         return judge(
             self._store,
-            len(self._cluster.workers),
+            len(self._workers),
             queue.fetch_waits,
             queue.fetch_seconds,
             tasks,
@@ -393,7 +418,7 @@ class Coordinator(closures.ClusterCoordinator):
             gate=None if queue is None else queue.gate,
             in_flight={} if queue is None else dict(queue.in_flight),
             stopped=self._stopped,
-            workers=len(self._cluster.workers),
+            workers=len(self._workers),
             counts=self.values.counts(),
             tasks=known,
             limit=lambda: self._limit(known),
@@ -434,7 +459,7 @@ class Coordinator(closures.ClusterCoordinator):
         gate.controlled_until = max(gate.controlled_until, time.monotonic() + seconds)
 
     def _worker(self, i: int) -> int:
-        count = len(self._cluster.workers)
+        count = len(self._workers)
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < count:
             raise UnknownName(f"there is no worker {i!r}", fix=f"the workers are 0 to {count - 1}")
         return i
@@ -457,7 +482,7 @@ class Coordinator(closures.ClusterCoordinator):
 
     def __repr__(self) -> str:
         state = "stopped" if self._stopped else f"paused ({self.paused})" if self.paused else "on"
-        return f"<Coordinator {state}: {len(self._cluster.workers)} workers, {self.values!r}>"
+        return f"<Coordinator {state}: {len(self._workers)} workers, {self.values!r}>"
 
 
 def _name_of(function: Any) -> str:

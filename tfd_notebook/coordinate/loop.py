@@ -193,6 +193,8 @@ class _Loop:
             work.checkpoint, self._directory, max_to_keep=self._keep
         )
         found = manager.restore_or_initialize()
+        build = self._build
+        self._cluster.remember_build(lambda coordinator: build(coordinator).checkpoint)
         self._progress.work = work
         self._progress.checkpoint = found or ""
         number = str(found or "").rpartition("-")[2]

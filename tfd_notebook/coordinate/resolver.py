@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfd_notebook._compat import connecting
 from tfd_notebook.probe import probe_many
 
 
@@ -17,8 +18,8 @@ class OwnResolver(tf.distribute.cluster_resolver.ClusterResolver):
     ----------
     spec : callable
         Returns the addresses by job.
-    chief : str, optional
-        The address of the coordinator, where it has one already. Default: TensorFlow chooses it.
+    connected : callable
+        Called when this process is found to be connected to them.
 
     See Also
     --------
@@ -26,18 +27,26 @@ class OwnResolver(tf.distribute.cluster_resolver.ClusterResolver):
     """
 
     def __init__(
-        self, spec: Callable[[], Mapping[str, list[str]]], chief: str | None = None
+        self, spec: Callable[[], Mapping[str, list[str]]], connected: Callable[[], None]
     ) -> None:
         self._spec = spec
-        self._chief = {} if chief is None else {"chief": [chief]}
+        self._connected = connected
         self.task_type: str | None = None
         self.task_id: int | None = None
         self._rpc_layer = "grpc"
 
     def cluster_spec(self) -> Any:
-        """Return the ``tf.train.ClusterSpec`` of the tasks that have not ended."""
+        """Return the ``tf.train.ClusterSpec`` of the tasks that have not ended.
+
+        Once this process is connected to them it is the ``chief`` among them.
+        """
         spec = {job: list(tasks) for job, tasks in self._spec().items()}
-        return tf.train.ClusterSpec({**spec, **self._chief})
+        chief = connecting.address_in(spec)
+        if chief is not None:
+            # A strategy asks again when it has connected: here it is noticed, whoever makes it.
+            self._connected()
+            spec["chief"] = [chief]
+        return tf.train.ClusterSpec(spec)
 
     def master(
         self,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from tfd_notebook._compat import messages
+
 _STALE = (
     "this variable, function or iterator was made for a cluster, or a parameter server's process, "
     "that is gone: make it again under the present strategy (run the cell that builds the model)"
@@ -51,8 +53,6 @@ def explain(error: BaseException) -> str:
     sentence = next((said for words, said in _SENTENCES if words in text), "")
     if not sentence and is_loss(error):
         sentence = _PS_LOST
-    if sentence and hasattr(error, "add_note"):  # Python 3.11
-        notes = getattr(error, "__notes__", ())
-        if not any(sentence in note for note in notes):
-            error.add_note(f"tfd_notebook: {sentence}.")
+    if sentence:
+        messages.add(error, f"tfd_notebook: {sentence}.")
     return sentence

@@ -1,0 +1,65 @@
+"""The GPUs of this host in the kernel's own hands: left to the workers that run beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tfd_notebook as tfd
+from tfd_notebook.coordinate import connect
+from tfd_notebook.launchers import Fake
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What this process does with its devices and connections, which this host has no GPU to do."""
+    done: list[Any] = []
+
+    def set_visible(devices: list[Any], kind: str) -> None:
+        done.append((devices, kind))
+
+    def early() -> tuple[str, bool]:
+        done.append("connected")
+        return "this host", False
+
+    monkeypatch.setattr(tf.config, "set_visible_devices", set_visible)
+    monkeypatch.setattr(connect, "early", early)
+    yield done
+    for cluster in tfd.clusters().values():
+        cluster.stop()
+
+
+def test_they_are_left_before_tensorflow_takes_them(done: list[Any]) -> None:
+    cluster = tfd.Cluster(workers=2, ps=1, launcher=Fake(gpus=(0, 1)))
+    assert done == [([], "GPU"), "connected"]
+    assert not cluster.snapshot().notices
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options"), [((), {}), ((0, 1), {"gpus": 0}), ((0, 1), {"launcher": "elsewhere"})]
+)
+def test_they_are_kept_where_no_worker_beside_it_has_one(
+    done: list[Any], gpus: tuple[int, ...], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = Fake(gpus=gpus)
+    if options.pop("launcher", None):
+        monkeypatch.setattr("tfd_notebook.launch.fake.FakeNode.host", "10.0.0.7")
+    tfd.Cluster(workers=2, ps=1, launcher=launcher, **options)
+    assert done == ["connected"]
+
+
+def test_a_kernel_that_has_them_already_is_told(
+    done: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(devices: list[Any], kind: str) -> None:
+        raise RuntimeError("Visible devices cannot be modified after being initialized")
+
+    monkeypatch.setattr(tf.config, "set_visible_devices", refuse)
+    cluster = tfd.Cluster(workers=2, ps=1, launcher=Fake(gpus=(0, 1)))
+    (notice,) = cluster.snapshot().notices
+    assert "this kernel has begun to use TensorFlow" in notice.what
+    assert "restart the kernel" in notice.fix
+    assert done == ["connected"]
