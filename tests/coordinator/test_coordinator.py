@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import os
+import re
+import socket
+import textwrap
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +28,7 @@ from tfd_notebook.errors import (
     UsageError,
     ValueGone,
 )
+from tfd_notebook.launch import sockets
 
 pytestmark = pytest.mark.integration
 
@@ -83,6 +89,11 @@ def state_of(coordinator: Coordinator, value: Any) -> str:
     return str(coordinator.values.records(1_000)[value._tfd_key]["state"])
 
 
+def said_by(error: BaseException) -> str:
+    """Return an error as it is shown."""
+    return "\n".join((str(error), *getattr(error, "__notes__", ())))
+
+
 def one() -> Any:
     return tf.constant(1.0)
 
@@ -112,6 +123,34 @@ class TestContract:
             tf.print(x, y, output_stream=tf.compat.v1.logging.info)
 
         assert coordinator.schedule(nothing, args=(one(),), kwargs={"y": one()}).fetch() is None
+
+    def test_the_error_of_a_result_says_what_it_means(self, coordinator: Coordinator) -> None:
+        @tf.function
+        def gone(x: Any) -> None:
+            tf.debugging.assert_less(x, 0.0, "invalid device")
+
+        value = coordinator.schedule(gone, args=(one(),))
+        for fetch in (value.fetch, value.get, lambda: coordinator.fetch([value])):
+            with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+                fetch()
+            assert "make it again under the present strategy" in said_by(caught.value)
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            coordinator.join()
+
+    def test_the_cluster_waits_for_its_closures(
+        self, coordinator: Coordinator, cluster: tfd.Cluster, add: Any
+    ) -> None:
+        coordinator.schedule(add, args=(one(),))
+        assert cluster.join(timeout=20)
+        assert coordinator.done()
+        endless = coordinator.schedule(count_to, args=(tf.constant(ENDLESS, tf.int64),))
+        with pytest.raises(TimeLimit, match="1 run"):
+            cluster.join(timeout=0.2)
+        coordinator.cancel(endless)
+        coordinator.pause()
+        coordinator.schedule(add, args=(one(),))
+        with pytest.raises(PausedError):
+            cluster.join()
 
     def test_a_dataset_on_each_worker(self, coordinator: Coordinator) -> None:
         dataset = coordinator.create_per_worker_dataset(
@@ -338,6 +377,34 @@ class TestStepping:
             coordinator.join()
         assert not coordinator.paused
 
+    def test_who_looks_at_a_failure_keeps_join_waiting(
+        self, coordinator: Coordinator, add: Any, variable: Any
+    ) -> None:
+        coordinator.break_on(failure=True)
+        coordinator.pause()
+        before = variable.numpy()
+        bad = coordinator.schedule(fail, args=(one(),))
+        siblings = [coordinator.schedule(add, args=(one(),)) for _ in range(3)]
+        with coordinator.control():
+            coordinator.resume_worker(0)
+            coordinator.pause_worker(1)
+            coordinator.resume()
+            joining = coordinator.join_in_background()
+            until(lambda: state_of(coordinator, bad) == "failed")
+            with pytest.raises(TimeLimit):
+                joining.wait(1.2)  # longer than a join that waits looks up
+            assert joining.state == "waiting"
+            assert {state_of(coordinator, value) for value in siblings} == {"paused"}
+            with pytest.raises(TimeLimit):
+                coordinator.join(timeout=0.1)
+            assert {state_of(coordinator, value) for value in siblings} == {"paused"}
+            coordinator.resume()
+            with pytest.raises(tf.errors.InvalidArgumentError, match="this one fails"):
+                joining.wait(20)
+        assert {state_of(coordinator, value) for value in siblings} == {"cancelled"}
+        assert variable.numpy() == before
+        assert not coordinator.paused
+
     def test_break_before_a_function_and_a_worker(self, coordinator: Coordinator, add: Any) -> None:
         coordinator.break_on(failure=False, function=add)
         value = coordinator.schedule(add, args=(one(),))
@@ -428,7 +495,7 @@ class TestResolver:
         resolver = cluster.resolver
         assert isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver)
         spec = resolver.cluster_spec()
-        assert sorted(spec.jobs) == ["ps", "worker"]
+        assert sorted(spec.jobs) == ["chief", "ps", "worker"]  # this process is connected
         address = spec.task_address("worker", 1)
         assert resolver.master() == ""
         assert resolver.master("worker", 1) == f"grpc://{address}"
@@ -436,3 +503,85 @@ class TestResolver:
         assert resolver.num_accelerators() == {}
         assert (resolver.rpc_layer, resolver.task_type, resolver.task_id) == ("grpc", None, None)
         assert resolver.environment == ""
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[tfd.Cluster]:
+    with tfd.Cluster(workers=2, ps=3, name="own-strategy") as made:
+        yield made
+
+
+def is_closed(port: int) -> bool:
+    """Whether there is a packet filter on what listens in this process at `port`."""
+    listening = sockets.listening_fds(port)
+    filters = []
+    for descriptor in listening:
+        with socket.socket(fileno=os.dup(descriptor)) as sock:
+            # SO_GET_FILTER has the number of SO_ATTACH_FILTER.
+            filters.append(sock.getsockopt(socket.SOL_SOCKET, 26, 1_024))
+    return bool(listening) and all(filters)
+
+
+class TestOwnStrategy:
+    """Strategies that users make with ``cluster.resolver``; last, being on another cluster."""
+
+    @pytest.mark.parametrize(
+        ("where", "first_words"),
+        [
+            (tf.distribute.coordinator.ClusterCoordinator.create_per_worker_dataset, "strategy ="),
+            (tf.distribute.coordinator.ClusterCoordinator.fetch, "strategy ="),
+            (tf.distribute.ParameterServerStrategy, "# In this example, we're assuming having 3"),
+        ],
+    )
+    def test_tensorflows_examples_run_unchanged(
+        self, own: tfd.Cluster, where: Any, first_words: str
+    ) -> None:
+        blocks = re.findall(r"```python\n(.*?)```", inspect.getdoc(where) or "", re.DOTALL)
+        (example,) = (
+            block for block in map(textwrap.dedent, blocks) if block.startswith(first_words)
+        )
+        assert "assert " in example
+        example = example.replace("cluster_resolver=...", "cluster_resolver=cluster.resolver")
+        example = example.replace("strategy = ...", "strategy = make(cluster.resolver)")
+        assert "..." not in example
+        made = {"tf": tf, "cluster": own, "make": tf.distribute.ParameterServerStrategy}
+        exec(example, made)
+        (chief,) = own.resolver.cluster_spec().as_dict()["chief"]
+        assert is_closed(int(chief.rpartition(":")[2]))
+        theirs: Any = made["coordinator"]
+        assert not isinstance(theirs, Coordinator)
+        with pytest.raises(StateError, match="coordinator of TensorFlow's"):
+            own.coordinator(theirs.strategy)
+
+    def test_one_after_the_other_on_the_same_cluster(self, own: tfd.Cluster) -> None:
+        triple = tf.function(lambda x: 3 * x)
+        triple(tf.constant(1))  # traced before the workers know of it
+        twice = tf.function(lambda x: triple(x) + triple(x))
+        earlier: list[Coordinator] = []
+        for _ in range(2):
+            strategy = tf.distribute.ParameterServerStrategy(own.resolver)
+            coordinator = own.coordinator(strategy)
+            assert isinstance(coordinator, Coordinator)
+            assert own.coordinator() is own.coordinator(strategy) is coordinator
+            assert own.present_coordinator() is coordinator
+            assert coordinator.schedule(twice, args=(tf.constant(2),)).fetch() == 12
+            with strategy.scope():
+                kept = [tf.Variable(tf.zeros(100)) for _ in range(3)]
+            until(lambda: own.snapshot().coordinator is not None)
+            each = {"ps:0": 400, "ps:1": 400, "ps:2": 400}
+            until(lambda made=coordinator, each=each: made.row().ps_bytes == each)
+            del kept
+            for before in earlier:
+                assert before.stopped
+                with pytest.raises(StateError, match="was stopped"):
+                    own.coordinator(before.strategy)
+            earlier.append(coordinator)
+        theirs = own.strategy()  # starts the tasks that those have used afresh
+        assert earlier[-1].stopped
+        assert own.coordinator(theirs).schedule(twice, args=(tf.constant(2),)).fetch() == 12
+
+    def test_one_of_another_cluster(self, own: tfd.Cluster, cluster: tfd.Cluster) -> None:
+        with pytest.raises(UsageError, match="not one of cluster 'own-strategy'"):
+            own.coordinator(cluster.present_coordinator().strategy)
+        with pytest.raises(UsageError, match="not one of cluster 'own-strategy'"):
+            own.coordinator(tf.distribute.get_strategy())

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,37 @@ pytestmark = [
     # TensorFlow's executors tell, when they are collected, of the errors that were wanted here.
     pytest.mark.filterwarnings("ignore:Exception ignored in. .*Executor.__del__"),
 ]
+
+
+#: The name is gone when our hooks look for it, and TensorFlow itself finds it later.
+WITHOUT_NAME = """
+import tensorflow as tf
+from tensorflow.python.distribute.coordinator import cluster_coordinator
+queue = cluster_coordinator._CoordinatedClosureQueue
+del cluster_coordinator._CoordinatedClosureQueue
+import tfd_notebook as tfd
+from tfd_notebook.coordinate.coordinator import Coordinator
+cluster_coordinator._CoordinatedClosureQueue = queue
+
+@tf.function
+def count_to(limit):
+    start = tf.constant(0, tf.int64)
+    return tf.while_loop(lambda number: number < limit, lambda number: number + 1, [start])
+
+with tfd.Cluster(workers=1, ps=1, name="without") as cluster:
+    coordinator = cluster.coordinator()
+    assert isinstance(coordinator, Coordinator)
+    print(coordinator.full)
+    (three,) = coordinator.schedule(count_to, args=(tf.constant(3, tf.int64),)).fetch()
+    print(three)
+    values = [coordinator.schedule(count_to, args=(tf.constant(10**12, tf.int64),)) for _ in "12"]
+    for wait in (lambda: coordinator.join(timeout=0.5), values[1].fetch):
+        try:
+            wait()
+        except Exception as error:
+            print(type(error).__name__)
+        coordinator.stop()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +92,11 @@ def pid_of(cluster: tfd.Cluster, task: str) -> int:
     assert row is not None
     assert row.pid is not None
     return row.pid
+
+
+def said_by(error: BaseException) -> str:
+    """Return an error as it is shown."""
+    return "\n".join((str(error), *getattr(error, "__notes__", ())))
 
 
 def loops(number: int) -> Any:
@@ -165,14 +202,13 @@ class TestParameterServers:
 
         with pytest.raises((tf.errors.UnavailableError, tf.errors.AbortedError)) as caught:
             train()
-        if hasattr(caught.value, "__notes__"):
-            assert "cluster.recover" in caught.value.__notes__[0]
+        assert "cluster.recover" in said_by(caught.value)
         assert any("ps:0" in str(notice) for notice in cluster.snapshot().notices)
         restored: list[tf.train.Checkpoint] = []
 
         def again(coordinator: Coordinator) -> tf.train.Checkpoint:
             restored.append(build(coordinator))
-            return restored[0]
+            return restored[-1]
 
         fresh = cluster.recover(path, again)
         assert fresh is not coordinator
@@ -182,8 +218,9 @@ class TestParameterServers:
         assert fresh.schedule(step, args=(loops(3),)).fetch() == 3
         with pytest.raises(UsageError, match="no checkpoint"):
             cluster.recover(str(tmp_path / "nothing"), again)
-        with pytest.raises(UsageError, match="build"):
-            cluster.recover(path)
+        fresh.schedule(step, args=(loops(1),)).fetch()
+        assert cluster.recover(path) is not fresh  # builds as before
+        assert restored[1].total.numpy() == 5.0
 
     def test_what_an_earlier_strategy_made_gets_a_sentence(self, cluster: tfd.Cluster) -> None:
         stale = stepping(build(cluster.coordinator()))
@@ -191,15 +228,59 @@ class TestParameterServers:
         cluster.strategy()
         coordinator = cluster.coordinator()
 
-        def use() -> None:
+        def join() -> None:
             coordinator.schedule(stale, args=(loops(1),))
             coordinator.join(timeout=60)
 
-        with pytest.raises(Exception) as caught:  # noqa: PT011 - TensorFlow's own, of any kind
-            use()
-        assert not isinstance(caught.value, TimeoutError)
-        if hasattr(caught.value, "add_note"):
-            assert "make it again" in "".join(getattr(caught.value, "__notes__", []))
+        def fetch() -> None:
+            coordinator.schedule(stale, args=(loops(1),)).fetch()
+
+        for use in (join, fetch):
+            with pytest.raises(Exception) as caught:  # noqa: PT011 - TensorFlow's own, of any kind
+                use()
+            assert not isinstance(caught.value, TimeoutError)
+            assert "make it again" in said_by(caught.value)
+        coordinator.stop()
+
+    def test_without_a_way_to_build_it_says_what_to_restore(self, tmp_path: Path) -> None:
+        with tfd.Cluster(workers=1, ps=1, name="unbuilt") as cluster:
+            checkpoint = build(cluster.coordinator())
+            checkpoint.total.assign(7.0)
+            path = checkpoint.save(str(tmp_path / "ck"))
+            assert not cluster.can_build
+            with pytest.raises(UsageError, match="no checkpoint"):
+                cluster.recover(str(tmp_path / "nothing"))
+            coordinator = cluster.recover(str(tmp_path))  # the latest in it
+            assert coordinator is cluster.coordinator()
+            (notice,) = (n for n in cluster.snapshot().notices if path in n.what)
+            assert path in notice.fix
+            checkpoint = build(coordinator)
+            checkpoint.restore(path)
+            assert checkpoint.total.numpy() == 7.0
+
+    def test_stopping_cancels_what_builds_on_workers(self, cluster: tfd.Cluster) -> None:
+        cluster.strategy()
+        coordinator = cluster.coordinator()
+
+        @tf.function
+        def count(number: Any) -> Any:
+            while number < 10**12:
+                number += 1
+            return number
+
+        dataset = coordinator.create_per_worker_dataset(
+            lambda: tf.data.Dataset.from_tensors(count(loops(0)))
+        )
+        iterator = iter(dataset)
+        worker = psutil.Process(pid_of(cluster, "worker:0"))
+        until(lambda: worker.cpu_percent(0.1) > 20)
+        threads = [t for t in threading.enumerate() if t.name.startswith("WorkerClosure")]
+        assert len(threads) >= 2
+        coordinator.stop()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+        del iterator
 
 
 class TestTrainingLoop:
@@ -225,6 +306,7 @@ class TestTrainingLoop:
         assert rounds == [10, 20, 30, 40]
         assert done.work is not None
         assert done.work.checkpoint.total.numpy() >= 40
+        cluster.recover(str(tmp_path / "ck"))  # knows how to build it from the loop
         again = tfd.training_loop(cluster, work, 50, str(tmp_path / "ck"), every=10)
         assert (again.steps, again.losses) == (50, 0)
         assert again.checkpoint.endswith("-50")
@@ -275,7 +357,8 @@ class TestConnecting:
             coordinator.join()
             assert coordinator.fetch(values) == [0, 1, 2]
             until(lambda: coordinator.values.counts()["ready"] == 3)
-            for use in (coordinator.pause, coordinator.step, lambda: coordinator.join(timeout=1)):
+            coordinator.join(timeout=20)
+            for use in (coordinator.pause, coordinator.step, coordinator.join_in_background):
                 with pytest.raises(Unsupported, match="may not have"):
                     use()
             assert coordinator.limit.kind == "none"
@@ -283,6 +366,13 @@ class TestConnecting:
             coordinator.schedule(fail, args=(tf.constant(float("nan")),))
             with pytest.raises(tf.errors.InvalidArgumentError):
                 coordinator.join()
+
+    def test_a_tensorflow_without_a_name_of_the_queue(self) -> None:
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_NAME], capture_output=True, text=True, timeout=150
+        )
+        assert done.returncode == 0, done.stderr[-3_000:]
+        assert done.stdout.split()[-4:] == ["False", "3", "TimeLimit", "CancelledError"]
 
     def test_an_evaluator_is_a_cluster_of_its_own(self) -> None:
         with tfd.Cluster(workers=1, ps=1, evaluator=True, name="with-evaluator") as cluster:

@@ -24,7 +24,7 @@ from tensorflow.python.framework import composite_tensor
 from tensorflow.python.ops import script_ops
 from tensorflow.python.training import server_lib
 
-from tfd_notebook._compat import executors, graph, servers, version
+from tfd_notebook._compat import executors, graph, messages, servers, version, watched
 
 VERSION = f"TensorFlow {tf.__version__}"
 Queue = coordinators._CoordinatedClosureQueue
@@ -135,6 +135,33 @@ def test_the_function_in_a_closure_comes_from_its_cancellation_manager() -> None
     assert manager.asked.name.decode().startswith("__inference_"), VERSION
 
 
+def test_parts_of_each_worker_are_found_inside_other_arguments() -> None:
+    parts = [values.PerWorkerValues(()) for _ in range(4)]
+    function = tf.function(lambda *args, **kwargs: None)
+    arguments = (1, parts[0], [2, parts[1]], {"a": ({"b": parts[2]},)}, [])
+    made = SimpleNamespace(_args=arguments, _kwargs={"c": parts[3], "d": function})
+    assert list(watched.per_worker(made)) == parts, VERSION
+
+
+def test_all_names_that_are_watched_are_there() -> None:
+    assert not watched.missing, VERSION
+
+
+@pytest.mark.parametrize("kind", [tf.errors.InvalidArgumentError, ValueError])
+@pytest.mark.parametrize("notes", [True, False])
+def test_a_sentence_is_added_to_any_error_of_any_python(kind: type, notes: bool) -> None:
+    without = {} if notes else {"add_note": None}
+    error = type(kind.__name__, (kind,), without)(
+        *((None, None) if issubclass(kind, tf.errors.OpError) else ()), "it broke"
+    )
+    for _ in range(2):
+        messages.add(error, "So mend it.")
+    has_notes = notes and hasattr(Exception, "add_note")
+    said = [*str(error).splitlines(), *getattr(error, "__notes__", [])]
+    assert said == ["it broke", "So mend it."], VERSION
+    assert ("So mend it." in str(error)) is not has_notes
+
+
 def test_per_worker_values_know_their_parts_and_parts_their_closure() -> None:
     closure = coordinators.ResourceClosure(lambda: tf.constant(1), None)
     value = closure.build_output_remote_value()
@@ -151,7 +178,14 @@ def test_per_worker_values_know_their_parts_and_parts_their_closure() -> None:
         ),
         (coordinators.ClusterCoordinator.__init__, {"_cluster", "_has_initialized", "_strategy"}),
         (coordinators.Cluster.__init__, {"_num_workers", "failure_handler", "closure_queue"}),
-        (strategies.ParameterServerStrategyV2Extended.__init__, {"_num_workers"}),
+        (coordinators.Cluster.__init__, {"resource_cancellation_mgr"}),
+        (coordinators.Cluster.stop, {"resource_cancellation_mgr", "start_cancel"}),
+        (coordinators.Worker.__init__, {"_cluster"}),
+        (strategies.ParameterServerStrategyV2.__init__, {"_cluster_resolver"}),
+        (
+            strategies.ParameterServerStrategyV2Extended.__init__,
+            {"_num_workers", "_variable_partitioner"},
+        ),
     ],
 )
 def test_what_a_connected_coordinator_has(init: Any, names: set[str]) -> None:

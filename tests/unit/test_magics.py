@@ -316,7 +316,7 @@ def test_the_stepper_helps(shell: Any, capsys: Any, magic: str) -> None:
         ("tfd_join", "--backgrund", errors.UnknownName, "did you mean '--background'"),
         ("tfd_cancel", "that", errors.UsageError, "invalid int"),
         ("tfd_values", "--worker x", errors.UsageError, "invalid int"),
-        ("tfd_cluster", "recover --checkpoint x", errors.UsageError, "restored into variables"),
+        ("tfd_cluster", "recover --checkpoint x", errors.UsageError, "no checkpoint at 'x'"),
         ("tfd_cluster", "recover --build nothing", errors.UnknownName, "builds the model"),
     ],
 )
