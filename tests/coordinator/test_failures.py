@@ -181,6 +181,28 @@ class TestWorkers:
         with pytest.raises(StateError, match="needs a worker"):
             cluster.scale(workers=0)
 
+    def test_a_worker_is_taken_away_with_a_closure_that_runs_on_it(
+        self, cluster: tfd.Cluster
+    ) -> None:
+        coordinator = cluster.coordinator()
+        step = stepping(build(coordinator))
+        coordinator.pause_worker(0)
+        endless = coordinator.schedule(step, args=(loops(10**12),))
+        until(lambda: coordinator.values.counts()["running"] == 1)
+        cluster.scale(workers=1)
+        # It is for the one that is left now, which is paused.
+        until(lambda: coordinator.values.records(1)[0]["state"] in ("queued", "retrying"))
+        assert coordinator.cancel(endless)
+        coordinator.join(timeout=20)
+        with pytest.raises(tf.errors.CancelledError):
+            endless.fetch()
+        coordinator.resume_worker(0)
+        assert coordinator.schedule(step, args=(loops(3),)).fetch() == 3
+        cluster.scale(workers=2)
+        coordinator.pause_worker(0)
+        assert coordinator.schedule(step, args=(loops(4),)).fetch() == 4  # by the new one
+        coordinator.resume_worker(0)
+
 
 class TestParameterServers:
     def test_a_lost_one_is_one_clear_error_and_is_recovered_from(
@@ -400,9 +422,12 @@ class TestConnecting:
             with tfd.Cluster(workers=1, ps=1, name=name) as cluster:
                 coordinator = cluster.coordinator()
                 take = tf.function(lambda iterator: next(iterator))
+                first = tf.function(lambda parts: next(parts["a"][0]))
                 for foreign in iterators:
                     with pytest.raises(UsageError, match="made by another coordinator"):
                         coordinator.schedule(take, args=(foreign,))
+                    with pytest.raises(UsageError, match="made by another coordinator"):
+                        coordinator.schedule(first, args=({"a": [foreign]},))
                 dataset = coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(3))
                 iterators.append(iter(dataset))
                 assert coordinator.schedule(take, args=(iterators[-1],)).fetch() == 0
