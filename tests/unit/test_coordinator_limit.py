@@ -190,6 +190,26 @@ def test_nobody_is_accused_where_nobody_looked(clock: Clock, asked: Callable[...
     assert "worker_cpu_cores" not in found.figures
 
 
+def test_a_second_of_work_is_too_short_to_be_measured(
+    clock: Clock, asked: Callable[..., Limit]
+) -> None:
+    """The latest measure of the processors is, in part, of the time before."""
+    store = rounds(clock, idle=0.0)
+    clock.now += 60
+    rounds(clock, count=20, store=store)
+    assert asked(store, 0.1).kind == "compute"
+
+
+def test_closures_that_still_run_count(clock: Clock, asked: Callable[..., Limit]) -> None:
+    store = rounds(clock, count=10, seconds=5.0)
+    clock.now += 60
+    store.dispatched(add(store, "step", 0), 0)
+    assert asked(store, 0.1).kind == "compute"  # it has just begun
+    rounds(clock, count=1, seconds=5.0, store=store)
+    clock.now += 4
+    assert asked(store, 0.1).kind == "input"
+
+
 def test_reading_is_compared_with_not_reading(clock: Clock, asked: Callable[..., Limit]) -> None:
     store = rounds(clock, seconds=0.05, function="step")
     rounds(clock, seconds=0.05, function="sum", store=store)

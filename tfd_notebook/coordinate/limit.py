@@ -29,8 +29,12 @@ _IDLE_CPU = 0.5
 #: Seconds without a closure that are a break of the user's: between two cells, or two steps.
 _BREAK = 3.0
 _NETWORK_BYTES_PER_S = 30e6
-#: Seconds after the last closure until which measures of tasks, one a second, are of its time.
-_FRESH = 1.5
+#: Measures of tasks come once a second and are of the second before: seconds that closures must
+#: have run for, and that may have gone by since, for the latest measure to be of their time.
+_MEASURED = 2.0
+_FRESH = 0.2
+#: Seconds without a closure after which they begin anew, for that.
+_PAUSE = 0.5
 #: Times as long as closures that read no input, from which on reading may be what takes long.
 _LONGER = 1.5
 #: The tasks as they were last seen while closures ran.
@@ -66,7 +70,6 @@ def judge(
     reads_input : bool or collection of str
         Whether closures read from datasets on the workers, or which functions' closures do.
     """
-    tasks = _while_running(store, tasks)
     # Of many that are queued, those that have run come before.
     seen = store.columns(_LATEST, ended=True)
     ended = [row for row in range(len(seen)) if seen.state[row] == READY]
@@ -74,6 +77,8 @@ def judge(
         return NOTHING
     figures = _figures(seen, ended, workers)
     busy, run = figures["workers_busy"], figures["run_ms_median"] / 1e3
+    held = [(seen.dispatched[row], seen.finished[row]) for row in ended]
+    tasks = _while_running(store, tasks, held, run)
     traced = {name: count for name, count in store.traces().items() if count > 3}
     counted = store.functions()
     for name, count in traced.items():
@@ -116,11 +121,19 @@ def judge(
     return _of_tasks(figures, tasks, ps_bytes or {}, waits_for_input, workers)
 
 
-def _while_running(store: Store, tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
+def _while_running(
+    store: Store, tasks: Sequence[TaskRow], held: list[tuple[float, float]], run: float
+) -> Sequence[TaskRow]:
     """Return the tasks as they are if closures run, else as they were when some did."""
-    _, running = store.unfinished()
-    latest = store.latest_ready(1)
-    if running or (latest and time.perf_counter() - latest[0][-1] <= _FRESH):
+    began = until = 0.0
+    for start, over in sorted(held):
+        if start - until > _PAUSE:
+            began = start
+        until = max(until, over)
+    now, (_, running) = time.perf_counter(), store.unfinished()
+    if running and now - until <= 1.5 * run:
+        until = now
+    if now - until <= _FRESH and until - began >= _MEASURED:
         _at_work[store] = tasks
     return _at_work.get(store, ())
 
