@@ -14,9 +14,8 @@ from typing import Any
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
+from tests._patch import Tree, tree_of
 from tfd_notebook.bus import PROTOCOL
-
-Tree = dict[str, Any]
 
 
 class Kernel:
@@ -197,24 +196,8 @@ class Widget:
     @property
     def cluster(self) -> Tree:
         """What it knows of its cluster."""
-        tree: Tree = {}
-        for message in self.got("state"):
-            tree = message["state"] if message["whole"] else merged(tree, message["state"])
-        (cluster,) = tree["clusters"].values()
+        (cluster,) = tree_of(self.got("state"))["clusters"].values()
         return cluster  # type: ignore[no-any-return]
 
     def _answer(self, ask: str) -> Tree | None:
         return next((reply for reply in self.got("reply") if reply["ask"] == ask), None)
-
-
-def merged(target: Any, patch: Any) -> Any:
-    """Apply a merge patch as RFC 7396 says."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import tfd_notebook
+from tests._patch import Tree, merged, tree_of
 from tests._waiting import until
 from tfd_notebook import bus, errors
 from tfd_notebook.bus import hub
@@ -31,21 +32,6 @@ from tfd_notebook.events import Notice
 from tfd_notebook.magics import starting
 from tfd_notebook.snapshot import CoordinatedRow, CoordinatorRow, Snapshot, StreamRow, TaskRow
 from tfd_notebook.spec import Role, TaskState
-
-Tree = dict[str, Any]
-
-
-def merged(target: Any, patch: Any) -> Any:
-    """Apply a merge patch as RFC 7396 says."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
 
 
 def snapshot(**changes: Any) -> Snapshot:
@@ -251,10 +237,7 @@ class Browser:
 
     @property
     def tree(self) -> Tree:
-        tree: Tree = {}
-        for message in self.got("state"):
-            tree = message["state"] if message["whole"] else merged(tree, message["state"])
-        return tree
+        return tree_of(self.got("state"))
 
 
 @contextlib.contextmanager
