@@ -270,6 +270,9 @@ class TestBadInput:
         self, coordinator: Coordinator, cluster: tfd.Cluster, add: Any
     ) -> None:
         coordinator.schedule(add, args=(one(),)).fetch()
+        # A function that is traced goes to all workers, and waits for one that is frozen.
+        count_to.get_concrete_function(tf.constant(5, tf.int64))
+        fail.get_concrete_function(one())
         coordinator.pause_worker(1)
         hung = psutil.Process(cluster.snapshot().task("worker:0").pid)
         hung.suspend()
@@ -438,6 +441,22 @@ class TestStepping:
             assert state_of(coordinator, value) == "cancelled"
             assert not coordinator.cancel(value)
         assert kept.fetch() > 0
+
+    def test_cancel_tells_whether_it_came_in_time(self, coordinator: Coordinator, add: Any) -> None:
+        for number in (1, 10, 1_000, ENDLESS):
+            for _ in range(3):
+                value = coordinator.schedule(count_to, args=(tf.constant(number, tf.int64),))
+                until(lambda value=value: state_of(coordinator, value) not in ("queued", "paused"))
+                if coordinator.cancel(value):
+                    with pytest.raises(tf.errors.CancelledError):
+                        value.fetch()
+                else:
+                    assert number != ENDLESS
+                    assert value.fetch() == number
+        # No worker still counts for one that was cancelled.
+        values = [coordinator.schedule(add, args=(one(),)) for _ in range(8)]
+        coordinator.join(timeout=20)
+        assert len(coordinator.fetch(values)) == 8
 
     def test_others_run_on_when_one_is_cancelled(self, coordinator: Coordinator) -> None:
         both = [

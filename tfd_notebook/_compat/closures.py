@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue as queues
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,8 @@ from tfd_notebook.errors import PausedError, StateError, TimeLimit, UsageError
 
 ClusterCoordinator = tf_coordinator.ClusterCoordinator
 
+#: Seconds in which a worker that is called has begun with it.
+_BEGIN_SECONDS = 0.25
 _construction = threading.RLock()
 
 
@@ -282,8 +285,6 @@ class WatchedQueue(Waiting):
 
     def step(self, count: int, timeout: float | None) -> int:
         """Let `count` closures pass and wait until they have ended; return how many did."""
-        import time
-
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._queue_lock:
             gate, error = self.gate, self._error
@@ -353,6 +354,11 @@ class WatchedQueue(Waiting):
             if running is None:
                 return False
             running.cancelled_by = why
+            # A call that is cancelled before its worker has begun with it runs on there for ever.
+            began = running.began or time.monotonic()
+            left = max(0.0, began + _BEGIN_SECONDS - time.monotonic())
+            if self._progress.wait_for(lambda: running not in self.in_flight.values(), left):
+                return self._store.state_of(key) == CANCELLED
         cancelling.cancel(running)
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -46,8 +47,11 @@ class WatchedClosure(_Closure):
     name: str
     store: Store
     cancelled_by: str = ""
+    #: `time.monotonic` when its worker was called; 0 before.
+    began: float = 0.0
 
     def execute_on(self, worker: Any) -> None:
+        self.began = time.monotonic()
         self.store.running(self.key, worker.worker_index)
         super().execute_on(worker)
         self.store.fetch(self.key, worker.worker_index)
