@@ -103,6 +103,10 @@ def unload_ipython_extension(ipython: Any) -> None:
     from tfd_notebook.launch import local
 
     comm.detach()
+    if "tfd_notebook.widgets" in sys.modules:
+        sys.modules["tfd_notebook.widgets"].close_all()
+    if "tfd_notebook.bus.hub" in sys.modules:
+        sys.modules["tfd_notebook.bus.hub"].await_end(2.0)
     magics.unload_ipython_extension(ipython)
     for living in clusters().values():
         living.stop()

@@ -79,7 +79,6 @@ def test_a_click_is_answered_while_a_cell_runs(notebook: Notebook) -> None:
     assert widget.asks("scale", name="live", data_workers=2)["value"]["data_worker"] == 2
     notebook.manager.interrupt_kernel()
     assert "KeyboardInterrupt" in notebook.finish(cell)
-    notebook.run("view.close()")
 
 
 def test_unloading_stops_everything(notebook: Notebook) -> None:

@@ -278,6 +278,7 @@ def test_a_panel_hears_of_clusters_that_come_and_go(panel: Browser) -> None:
 
 def test_commands_are_checked_and_answered(panel: Browser, cluster: Cluster) -> None:
     panel.says("hello")
+    until(lambda: panel.got("state"))
     reply = panel.asks("scale", name="shown", data_workers=3)
     assert reply["value"] == {"dispatcher": 1, "data_worker": 3, "worker": 1}
     assert reply["client"] == "tab"

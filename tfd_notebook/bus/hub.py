@@ -8,7 +8,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import commands
@@ -32,6 +33,8 @@ KEEP_ALIVE = "TFD_KEEP_ALIVE"
 
 _lock = threading.Lock()
 _hub: Hub | None = None
+#: Those of the hub, and of one before it that may not have ended yet.
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def join(session: Session) -> None:
@@ -49,6 +52,13 @@ def leave(session: Session) -> None:
     with _lock:
         if _hub is not None:
             _hub.put(("leave", session, None))
+
+
+def await_end(seconds: float) -> None:
+    """Wait until the threads of the hub have ended, if nobody is served any more."""
+    if threading.current_thread() not in _threads:
+        for thread in tuple(_threads):
+            thread.join(seconds)
 
 
 def receive(session: Session, message: Any) -> None:
@@ -80,7 +90,7 @@ class Hub:
         self._presences = Presences()
         self._complained = ""
         self.put = self._inbox.put
-        threading.Thread(target=self._work, name="tfd-bus", daemon=True).start()
+        _start("tfd-bus", self._work)
 
     def _work(self) -> None:
         tick = time.monotonic()
@@ -114,7 +124,7 @@ class Hub:
     def _handle(self, what: str, session: Session, message: Any) -> None:
         if what == "join":
             if not self._sessions:
-                threading.Thread(target=self._work_slowly, name="tfd-bus-slow", daemon=True).start()
+                _start("tfd-bus-slow", self._work_slowly)
             self._sessions.append(session)
             self._attempt(session.greet)
         elif what == "leave":
@@ -179,6 +189,12 @@ class Hub:
             if said != self._complained:  # ten times a second is too often
                 self._complained = said
                 log.warning("what panels and widgets show may be out of date: %s", said)
+
+
+def _start(name: str, work: Callable[[], None]) -> None:
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    _threads.add(thread)
+    thread.start()
 
 
 def _progress(seen: Snapshot) -> Any:

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
     from tfd_notebook.cluster import Cluster
 
-__all__ = ["VIEWS", "Live", "StartForm", "live"]
+__all__ = ["VIEWS", "Live", "StartForm", "close_all", "live"]
 
 #: What a widget can show of a cluster.
 VIEWS = ("cluster", "throughput", "values", "timeline", "stepper")
 
 _ESM = Path(__file__).parent / "static" / "widget.js"
+_open: weakref.WeakSet[_Shown] = weakref.WeakSet()
 _known: weakref.WeakKeyDictionary[Cluster, dict[str, Live]] = weakref.WeakKeyDictionary()
 
 
@@ -54,6 +55,12 @@ def live(cluster: Cluster, view: str = "cluster") -> Live:
     if view not in known or known[view].closed:
         known[view] = Live(cluster, view)
     return known[view]
+
+
+def close_all() -> None:
+    """Close whatever is open; what was drawn last stays."""
+    for shown in tuple(_open):
+        shown.close()
 
 
 class _Shown:
@@ -85,11 +92,13 @@ class _Shown:
             answer_beside_cells(widget.comm)
             widget.on_msg(self._receive)
             hub.join(self._session)
+            _open.add(self)
 
     def close(self) -> None:
         """Follow nothing any longer; what was drawn last stays."""
         if self.widget is not None and not self.closed:
             hub.leave(self._session)
+            _open.discard(self)
         self.closed = True
 
     def _send(self, message: dict[str, Any], buffers: list[bytes]) -> None:
