@@ -72,8 +72,8 @@ class WatchedQueue(Waiting):
         #: The threads that serve a worker, by its index, and those whose worker has left.
         self._serving: dict[int, threading.Thread] = {}
         self._leaving: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        #: Whether a closure reads from a dataset on its worker.
-        self.reads_input = False
+        #: The functions of which a closure reads from a dataset on its worker.
+        self.reads_input: set[str] = set()
         self.fetch_waits = 0
         self.fetch_seconds = 0.0
         self._held = 0
@@ -137,7 +137,7 @@ class WatchedQueue(Waiting):
         closure.store = self._store
         closure.name = function_name(trace)
         for each in watched.per_worker(closure):
-            self.reads_input = True
+            self.reads_input.add(closure.name)
             if resources.is_foreign(each, self._store):
                 raise UsageError(
                     "an argument of this closure was made by another coordinator",
