@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests._waiting import until
 from tests.integration._kernel import Kernel
 from tfd_notebook.launch import runtime, sweep
 
@@ -153,5 +154,6 @@ def test_a_killed_kernel_leaves_nothing_behind(agent: str) -> None:
         assert left_after(pids, 2) == []
         if agent == "killed":  # nobody is left to tidy up
             assert files_of(owner)
+            until(lambda: runtime.process_start(owner) is None)  # a large process dies slowly
             sweep.sweep()
         assert files_of(owner) == []
