@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from tfd_notebook.coordinate import connect
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _ports_stay(leftovers: Any) -> None:
     """TensorFlow keeps a port for each connection until the process ends."""
     leftovers.own_ports = False
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _connections_of_its_own() -> Iterator[None]:
+    """All modules together make more connections than one process of a user may."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(connect, "_count", 0)
+        yield

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 import tfd_notebook as tfd
 from tests._waiting import until
-from tfd_notebook.coordinate import connect
 from tfd_notebook.coordinate.coordinator import Coordinator
 from tfd_notebook.errors import StateError
 
@@ -28,15 +27,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def _counted_apart() -> Iterator[None]:
-    """The other modules of this process need the connections that one may have."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connect, "_count", 0)
-        yield
-
-
-@pytest.fixture(scope="module")
-def cluster(_counted_apart: None) -> Iterator[tfd.Cluster]:
+def cluster() -> Iterator[tfd.Cluster]:
     with tfd.Cluster(workers=2, ps=2, name="two-servers") as made:
         yield made
 
@@ -168,7 +159,6 @@ def test_one_of_two_parameter_servers_is_lost(cluster: tfd.Cluster, tmp_path: Pa
     until(lambda: ps_bytes(cluster) == {"ps:0": 4, "ps:1": 4})
 
 
-@pytest.mark.usefixtures("_counted_apart")
 def test_a_training_ends_before_its_clusters_time_limit(tmp_path: Path) -> None:
     policy = tfd.Policy(time_limit=20)
     with tfd.Cluster(workers=1, ps=1, name="limited", policy=policy) as cluster:
@@ -202,7 +192,6 @@ threading.Thread(target=hold, daemon=True).start()
 """
 
 
-@pytest.mark.usefixtures("_counted_apart")
 def test_a_worker_whose_lock_is_never_released_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

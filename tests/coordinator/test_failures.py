@@ -413,7 +413,7 @@ class TestConnecting:
                 process = psutil.Process(pid_of(cluster, "ps:0"))
                 sizes.append(process.memory_info().rss / 1e6)
                 del large
-            assert max(sizes) - min(sizes) < 32, sizes  # one variable of 32 MB
+            assert sizes[-1] - sizes[0] < 64, sizes  # four variables of 32 MB would be 128
 
     def test_own_variables_survive_and_two_clusters_follow_each_other(self) -> None:
         kept = tf.Variable(41.0)
