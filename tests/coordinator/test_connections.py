@@ -172,7 +172,6 @@ def test_a_training_ends_before_its_clusters_time_limit(tmp_path: Path) -> None:
         assert done.steps >= 50
         assert done.steps % 50 == 0
         assert done.checkpoint.endswith(f"-{done.steps}")
-        assert cluster.state == "ready"  # it is there to the end
         assert done.work is not None
         saved = tf.train.load_checkpoint(done.checkpoint)
         names = [name for name, _ in tf.train.list_variables(done.checkpoint) if "one" in name]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _MOST_LOSSES = 3
 #: Rounds of closures that must still fit in before a time limit, saving included.
 _ROUNDS_LEFT = 1.5
+#: Seconds that are always left before the cluster's end.
+_LEAST_LEFT = 2.0
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ class _Loop:
         self._on_round = on_round
         self._progress = Progress()
         self._round_seconds = 0.0
+        self._expires: float | None = None
 
     def run(self) -> Progress:
         cluster, progress, in_a_row, manager = self._cluster, self._progress, 0, None
@@ -159,6 +162,8 @@ class _Loop:
                 progress.steps += count
                 in_a_row = 0
             except Exception as error:
+                if manager is not None and self._is_over():
+                    break  # its end came in the middle of a round: what was saved counts
                 if not self._is_loss(error):
                     raise
                 in_a_row += 1
@@ -172,7 +177,8 @@ class _Loop:
                     ) from error
                 manager = None
                 continue
-            self._round_seconds = time.monotonic() - began
+            # The longest of late, since a single short one tells little.
+            self._round_seconds = max(time.monotonic() - began, 0.9 * self._round_seconds)
             if self._on_round is not None:
                 self._on_round(progress)
         progress.finished = progress.steps >= self._steps
@@ -225,7 +231,11 @@ class _Loop:
 
     def _fits(self) -> bool:
         """Whether another round ends before the cluster does."""
-        expires = self._cluster.snapshot().expires
+        expires = self._expires = self._cluster.snapshot().expires
         if expires is None:
             return True
-        return expires - time.time() > _ROUNDS_LEFT * self._round_seconds
+        return expires - time.time() > max(_LEAST_LEFT, _ROUNDS_LEFT * self._round_seconds)
+
+    def _is_over(self) -> bool:
+        """Whether the cluster has reached its time limit."""
+        return self._expires is not None and time.time() >= self._expires
