@@ -21,7 +21,7 @@ from tfd_notebook.errors import UsageError
 from tfd_notebook.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from tfd_notebook.cluster import Cluster
 
@@ -70,6 +70,8 @@ class _Shown:
     ----------
     view : str
         What the widget shows.
+    twins : callable
+        Returns the twins as they are now, by MIME type.
     cluster : Cluster, optional
     extra : callable, optional
         More commands, as `Session` takes them.
@@ -82,7 +84,14 @@ class _Shown:
         Whether it follows nothing any more.
     """
 
-    def __init__(self, view: str, cluster: Cluster | None, extra: Extra | None = None) -> None:
+    def __init__(
+        self,
+        view: str,
+        twins: Callable[[], Mapping[str, Any]],
+        cluster: Cluster | None = None,
+        extra: Extra | None = None,
+    ) -> None:
+        self._twins = twins
         self.closed = False
         self.widget: Any = None
         if _front_end() and _ESM.exists():
@@ -110,9 +119,6 @@ class _Shown:
             widget.beside = beside
         hub.receive(self._session, message)
 
-    def _twins(self) -> Mapping[str, Any]:
-        raise NotImplementedError
-
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
         bundle = dict(self._twins())
         if self.widget is not None:
@@ -134,11 +140,7 @@ class Live(_Shown):
     """
 
     def __init__(self, cluster: Cluster, view: str = "cluster") -> None:
-        self._cluster = cluster
-        super().__init__(view, cluster)
-
-    def _twins(self) -> Mapping[str, Any]:
-        return views.mimebundle(self._cluster.snapshot())
+        super().__init__(view, lambda: views.mimebundle(cluster.snapshot()), cluster)
 
 
 class StartForm(_Shown):
@@ -153,9 +155,8 @@ class StartForm(_Shown):
     """
 
     def __init__(self, extra: Extra, twin: Mapping[str, str]) -> None:
-        self._twin = twin
         self._extra = extra
-        super().__init__("start", None, self._commands)
+        super().__init__("start", lambda: twin, extra=self._commands)
 
     def _commands(self) -> Any:
         commands = self._extra()
@@ -166,9 +167,6 @@ class StartForm(_Shown):
 
         self._session.cluster = clusters().get(answer["cluster"])
         return answer
-
-    def _twins(self) -> Mapping[str, Any]:
-        return self._twin
 
 
 @functools.cache
