@@ -19,6 +19,7 @@ import pytest
 
 import tfd_notebook
 from tests._patch import Tree, merged, tree_of
+from tests._steered import Steered
 from tests._waiting import until
 from tfd_notebook import bus, errors
 from tfd_notebook.bus import hub
@@ -431,26 +432,6 @@ def test_a_form_that_cannot_be_meant_is_refused(options: Any) -> None:
 
 
 # Presence
-
-
-class Steered:
-    def __init__(self) -> None:
-        self.present = 0
-        self.stopped = False
-
-    def row(self, tasks: Any) -> CoordinatorRow:
-        return CoordinatorRow("running")
-
-    @contextlib.contextmanager
-    def control(self) -> Iterator[None]:
-        self.present += 1
-        try:
-            yield
-        finally:
-            self.present -= 1
-
-    def stop(self) -> None:
-        self.stopped = True
 
 
 def test_presence_goes_from_one_coordinator_to_the_next(cluster: Cluster) -> None:

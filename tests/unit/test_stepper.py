@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 import re
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from tests._steered import Steered
 from tfd_notebook import errors, views
 from tfd_notebook.closures import store as stores
 from tfd_notebook.closures.gate import Gate
 from tfd_notebook.closures.store import CANCELLED, FAILED, READY, Store
-from tfd_notebook.cluster import Cluster
 from tfd_notebook.coordinate.background import Joining
 from tfd_notebook.coordinate.limit import judge
 from tfd_notebook.coordinate.row import Look, Pace, pace, rate, worker_rows
@@ -332,63 +330,6 @@ def test_values_show_themselves(clock: Clock) -> None:
 
 
 # Steering
-
-
-class Steered:
-    """A coordinator that only notes what it was told."""
-
-    def __init__(self) -> None:
-        self.told: list[Any] = []
-        self.stopped = False
-        self.state = "running"
-        self.breakpoints = (False, (1,), ("step",))
-        self.present = 0
-        self.threads: set[str] = set()
-
-    def row(self, tasks: Any) -> CoordinatorRow:
-        reason = "by request" if self.state == "paused" else ""
-        return CoordinatorRow(self.state, reason, break_on_failure=self.breakpoints[0])
-
-    def _note(self, *told: Any) -> None:
-        self.threads.add(threading.current_thread().name)
-        self.told.append(told)
-
-    def pause(self) -> None:
-        self._note("pause")
-        self.state = "paused"
-
-    def resume(self) -> None:
-        self._note("resume")
-        self.state = "running"
-
-    def step(self, count: int, timeout: float | None) -> int:
-        self._note("step", count, timeout)
-        return 0
-
-    def cancel(self, key: int) -> bool:
-        self._note("cancel", key)
-        raise errors.UnknownName(f"{key} is no closure")
-
-    def break_on(self, failure: bool, workers: Any, functions: Any) -> None:
-        self._note("break_on", failure, workers, functions)
-        self.breakpoints = (failure, workers, functions)
-
-    @contextlib.contextmanager
-    def control(self) -> Iterator[None]:
-        self.present += 1
-        try:
-            yield
-        finally:
-            self.present -= 1
-
-    def stop(self) -> None:
-        self.stopped = True
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster(launcher="fake", workers=1, name="steered") as made:
-        yield made
 
 
 class Joined(Steered):
