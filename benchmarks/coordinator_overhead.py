@@ -10,13 +10,12 @@ as Jupyter's kernel does.
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import _pairs
+from _sides import Side
 
 
 def child(kind: str) -> None:
@@ -75,54 +74,25 @@ def looked_at(cluster: Any) -> Iterator[None]:
     hub.leave(session)
 
 
-class Side:
-    """A process with a cluster, which runs closures when it is asked to."""
-
-    def __init__(self, kind: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--child", kind],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=Path(__file__).parent.parent,
-        )
-        assert self._process.stdout is not None
-        if self._process.stdout.readline().strip() != "ready":
-            sys.exit(f"the side {kind} did not start")
-
-    def run(self, function: str, count: int) -> tuple[float, float]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{function} {count}\n")
-        self._process.stdin.flush()
-        wall, used = map(float, self._process.stdout.readline().split())
-        return wall, used
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(30)
-
-
 def compare(name: str, ours: str, quick: bool) -> _pairs.Result:
     """Run the rounds of one comparison with bare TensorFlow, and report them.
 
     Returns the wall time of the closures that do nothing, which is the claim.
     """
     rounds = 3 if quick else 15
-    sides = {"ours": Side(ours), "bare": Side("bare")}
+    sides = {"ours": Side(__file__, ours), "bare": Side(__file__, "bare")}
     share = 10 if rounds == 3 else 1
     counts = (("nothing", 10_000 // share), ("five_ms", 500 // share))
     results = {}
     for function, count in counts:
         for side in sides.values():
-            side.run(function, count // 10)
+            side.ask(f"{function} {count // 10}")
         seen: dict[str, list[tuple[float, float]]] = {which: [] for which in sides}
         for number in range(rounds):
             order = list(sides) if number % 2 else list(sides)[::-1]
             for which in order:
-                seen[which].append(sides[which].run(function, count))
+                wall, used = sides[which].ask(f"{function} {count}")
+                seen[which].append((wall, used))
         for column, unit in enumerate(("seconds", "seconds of CPU")):
             result = results[function, unit] = _pairs.compare(
                 [each[column] for each in seen["ours"]], [each[column] for each in seen["bare"]]

@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import _pairs
+from _sides import Side
 
 _LOOPS = 60_000
 #: Seconds of a worker's CPU that show that it has the closure.
@@ -107,34 +106,6 @@ def child(kind: str) -> None:
     _training.end()
 
 
-class Side:
-    """A process with a cluster, in which a worker is killed when it is asked to."""
-
-    def __init__(self, kind: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--child", kind],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=Path(__file__).parent.parent,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._asking, self._answers = self._process.stdin, self._process.stdout
-        if self._answers.readline().strip() != "ready":
-            sys.exit(f"the side {kind} did not start")
-
-    def gap(self) -> float:
-        self._asking.write("\n")
-        self._asking.flush()
-        return float(self._answers.readline())
-
-    def close(self) -> None:
-        self._asking.close()
-        self._process.wait(30)
-
-
 def main() -> None:
     parser = _pairs.parser(__doc__)
     parser.add_argument("--child", metavar="KIND", help="be one side")
@@ -142,10 +113,9 @@ def main() -> None:
     if options.child:
         child(options.child)
         return
-    sides = {"ours": Side("ours"), "theirs": Side("bare")}
-    gaps = _pairs.interleave(
-        {which: side.gap for which, side in sides.items()}, 3 if options.quick else 15
-    )
+    sides = {"ours": Side(__file__, "ours"), "theirs": Side(__file__, "bare")}
+    ways = {which: lambda side=side: side.ask()[0] for which, side in sides.items()}
+    gaps = _pairs.interleave(ways, 3 if options.quick else 15)
     for side in sides.values():
         side.close()
     for which, seen in gaps.items():
