@@ -70,21 +70,24 @@ function begin(model: IModel): IShared {
   };
   // Where messages wait, nobody can tell in time what was seen.
   const otherwise = () => link.hello();
-  model.on('change:beside', otherwise);
-  model.on('msg:custom', receive);
-  model.on('comm:close', ended);
-  model.on('destroy', ended);
-  model.on('comm_live_update', changed);
+  const handlers: [string, (...args: never[]) => void][] = [
+    ['change:beside', otherwise],
+    ['msg:custom', receive],
+    ['comm:close', ended],
+    ['destroy', ended],
+    ['comm_live_update', changed]
+  ];
+  for (const [event, handler] of handlers) {
+    model.on(event, handler);
+  }
   link.hello();
   return {
     link,
     views: 0,
     end: () => {
-      model.off('change:beside', otherwise);
-      model.off('msg:custom', receive);
-      model.off('comm:close', ended);
-      model.off('destroy', ended);
-      model.off('comm_live_update', changed);
+      for (const [event, handler] of handlers) {
+        model.off(event, handler);
+      }
       link.dispose();
     }
   };
