@@ -16,8 +16,9 @@ from tfd_notebook.version import VERSION
 if TYPE_CHECKING:
     from tfd_notebook import errors as errors
     from tfd_notebook import launchers as launchers
+    from tfd_notebook.attaching import attach as attach
+    from tfd_notebook.attaching import clusters as clusters
     from tfd_notebook.cluster import Cluster as Cluster
-    from tfd_notebook.cluster import clusters as clusters
     from tfd_notebook.coordinate.loop import Work as Work
     from tfd_notebook.coordinate.loop import training_loop as training_loop
     from tfd_notebook.data.explain import explain as explain
@@ -40,7 +41,8 @@ _HOMES = {
     "Service": "spec",
     "Stream": "data.stream",
     "Work": "coordinate.loop",
-    "clusters": "cluster",
+    "attach": "attaching",
+    "clusters": "attaching",
     "compare": "limit",
     "errors": "",
     "explain": "data.explain",
@@ -58,6 +60,7 @@ __all__ = [
     "Stream",
     "Work",
     "__version__",
+    "attach",
     "clusters",
     "compare",
     "errors",
@@ -109,7 +112,7 @@ def unload_ipython_extension(ipython: Any) -> None:
         sys.modules["tfd_notebook.bus.hub"].await_end(2.0)
     magics.unload_ipython_extension(ipython)
     for living in clusters().values():
-        living.stop()
+        living.leave()
     local.shutdown()
     # A traceback that IPython keeps may keep an iterator, too.
     interrupt.undo()

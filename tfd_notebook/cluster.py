@@ -6,21 +6,20 @@ import atexit
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import control, errors, hooks
 from tfd_notebook.configure import configure
 from tfd_notebook.handles import ClusterDispatcher, Task
+from tfd_notebook.lasting import Lasting
 from tfd_notebook.launch import base
-from tfd_notebook.snapshot import Snapshot
 from tfd_notebook.spec import ClusterConfig, Policy, Role, Service, check_count, count_name
-from tfd_notebook.training import Training
 from tfd_notebook.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 _STOP_SECONDS = 10.0
 
@@ -34,14 +33,14 @@ def clusters() -> dict[str, Cluster]:
         return {name: c for name, c in _clusters.items() if not c.ended}
 
 
-class Cluster(Training):
+class Cluster(Lasting):
     """Tasks of TensorFlow's distributed runtime that run where the launcher puts them.
 
     They are a tf.data service, or the workers and parameter servers of a training, or both.
 
     Running the same call again returns the cluster that lives already, so that a cell can be run
     twice. A cluster ends by `stop`, at the end of a ``with`` block, at its time limit or with its
-    kernel; never because a variable was bound anew.
+    kernel; never because a variable was bound anew. After `detach` it outlives block and kernel.
 
     Parameters
     ----------
@@ -173,13 +172,8 @@ class Cluster(Training):
                     f"cluster {self.name!r} is {self.state} and cannot be started again",
                     fix="make a new one with tfd.Cluster(...)",
                 )
-            control.ensure_started()
-            hooks.one_starts()
-            self._monitor.set_state("starting")
-            upkeep = Upkeep(
-                self._fleet, self._monitor, self._consumers, self.policy.hang_seconds, self._end
-            )
-            self._monitor.start(on_tick=upkeep)
+            self._begin()
+            self._say_if_another_is_detached()
             try:
                 if self.policy.time_limit is not None:
                     self._monitor.expires = time.time() + self.policy.time_limit
@@ -187,10 +181,43 @@ class Cluster(Training):
             except BaseException:
                 self._end("failed")
                 raise
-            if self._fleet.rows_of(Role.WORKER) and self._fleet.rows_of(Role.PS):
-                self._connect_early()
+            self._connect_to_present()
             self._monitor.set_state("ready")
         return self
+
+    def _begin(self) -> None:
+        """Be seen, and look after what there is."""
+        control.ensure_started()
+        hooks.one_starts()
+        self._monitor.set_state("starting")
+        upkeep = Upkeep(
+            self._fleet, self._monitor, self._consumers, self.policy.hang_seconds, self._end
+        )
+        self._monitor.start(on_tick=upkeep)
+
+    @classmethod
+    def _attached(
+        cls, config: ClusterConfig, adopt: Callable[[Cluster], tuple[base.Node, Mapping[str, Any]]]
+    ) -> Cluster:
+        """Return a cluster whose tasks run already; `adopt` finds them, and has it told of them."""
+        with _clusters_lock:
+            if config.name in clusters():
+                raise errors.NameTaken(
+                    f"another cluster {config.name!r} lives in this process",
+                    fix="stop or leave that one first",
+                )
+            made = object.__new__(cls)
+            made._make(config, base.launcher(config.launcher, config.options))
+            _clusters[config.name] = made
+        with made._lock:
+            made._begin()
+            try:
+                made._take_over(*adopt(made))
+            except BaseException:
+                made._end("left")
+                raise
+            made._monitor.set_state("ready")
+        return made
 
     def stop(self) -> None:
         """Stop streams, then all tasks; does nothing when already stopped.
@@ -320,6 +347,17 @@ class Cluster(Training):
         limit = float("inf") if timeout is None else timeout
         return self._monitor.wait(lambda _: self.ended, limit)
 
+    def leave(self) -> None:
+        """Have no more to do with a detached cluster, which goes on; one that is not is stopped.
+
+        What reads from it in this process gets `Interrupted`, and its coordinator here is stopped.
+        `tfd_notebook.attach` takes it up again.
+        """
+        if not self.detached:
+            self.stop()
+        elif not self.ended:
+            self._end("left")
+
     def __enter__(self) -> Cluster:
         return self.start()
 
@@ -329,14 +367,14 @@ class Cluster(Training):
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        self.stop()
+        self.leave()
 
     # Seeing
 
     @property
     def ended(self) -> bool:
-        """Whether the cluster has ended and stays so."""
-        return self.state in ("stopped", "failed", "lost")
+        """Whether the cluster has ended, at least for this process, and stays so."""
+        return self.state in ("stopped", "failed", "lost", "left")
 
     @property
     def tasks(self) -> tuple[Task, ...]:
@@ -360,67 +398,9 @@ class Cluster(Training):
         self._must_have_dispatcher()
         return ClusterDispatcher(self)
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return the tasks as a DataFrame; its columns are `tfd_notebook.snapshot.TASK_COLUMNS`."""
-        return self.snapshot().to_frame()
-
-    def subscribe(self, subscriber: Callable[[Snapshot], None]) -> Callable[[], None]:
-        """Call `subscriber` with a fresh snapshot about twice a second, from another thread.
-
-        Returns
-        -------
-        callable
-            Ends the subscription.
-        """
-        return self._monitor.subscribe(subscriber)
-
     def command(self, work: Callable[[], Any]) -> None:
         """Have the cluster's own thread call `work`; what it raises becomes a notice."""
         self._monitor.command(work)
-
-    def logs(
-        self, task: str | None = None, lines: int = 100, follow: bool = False
-    ) -> str | Iterator[str]:
-        """Return what tasks wrote to their standard output and error.
-
-        Parameters
-        ----------
-        task : str, optional
-            One task; default all, each under a heading.
-        lines : int
-            How many lines of each task. Default 100.
-        follow : bool
-            Return an iterator over these and all later lines instead, until the task ends or
-            Ctrl-C. Needs `task`.
-        """
-        if follow:
-            if task is None:
-                raise errors.UsageError(
-                    "follow=True needs a task", fix='logs("data_worker:0", ...)'
-                )
-            return self._fleet.follow(task, lines)
-        if task is not None:
-            return self._fleet.log(task, lines)
-        names = [row.task for row in self.snapshot().tasks]
-        return "\n".join(f"--- {name}\n{self._fleet.log(name, lines)}" for name in names)
-
-    def log_from(self, task: str, offset: int | None = None, lines: int = 100) -> tuple[str, int]:
-        """Return what a task's log has from a place on, and the place to go on from.
-
-        Parameters
-        ----------
-        task : str
-        offset : int, optional
-            What the call before returned. Default: the last `lines` lines.
-        lines : int
-            Used without `offset`. Default 100.
-
-        Returns
-        -------
-        str, int
-            At most about 64 kB of text, and the offset behind it.
-        """
-        return self._fleet.log_from(task, offset, lines)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         from tfd_notebook import views
@@ -441,7 +421,7 @@ class Cluster(Training):
             if self._ending:
                 return
             self._ending, self._ender = True, threading.current_thread()
-        if state != "lost":
+        if state not in ("lost", "left"):
             self._monitor.set_state("stopping")
         self._consumers.cancel_all(
             errors.Interrupted(
@@ -452,7 +432,10 @@ class Cluster(Training):
             with contextlib.suppress(errors.TfdError):
                 stream.stop()
         self._let_go()
-        self._fleet.close(_STOP_SECONDS)
+        if state == "left":
+            self._fleet.leave()
+        else:
+            self._fleet.close(_STOP_SECONDS)
         self._monitor.set_state(state)
         self._monitor.close()
         with _clusters_lock:
@@ -467,4 +450,4 @@ class Cluster(Training):
 def _stop_all() -> None:
     for cluster in clusters().values():
         with contextlib.suppress(Exception):
-            cluster.stop()
+            cluster.leave()

@@ -44,7 +44,8 @@ def perform(request: Any) -> Any:
     request : mapping
         ``command`` and its arguments: ``list``; ``snapshot(name, width, hold)``;
         ``logs(name, task, lines, offset)``; ``stop(name)``; ``scale(name, data_workers,
-        workers)``; ``restart(name, task)``; ``kill(name, task)``; ``interrupt(name)``; of a
+        workers)``; ``restart(name, task)``; ``kill(name, task)``; ``interrupt(name)``;
+        ``detach(name, hours)`` and ``renew(name, hours)``, which answer until when it stays; of a
         coordinator ``pause(name, who)``, ``resume(name)``, ``step(name, count, wait)``,
         ``cancel(name, id)``, ``break_on(name, failure)``, ``hold(name, worker, held)`` and
         ``value(name, id)``.
@@ -152,6 +153,14 @@ def _kill(request: Request) -> Any:
     return _cluster(request).kill(_word(request, "task"))
 
 
+def _detach(request: Request) -> Any:
+    return _cluster(request).detach(_hours(request))
+
+
+def _renew(request: Request) -> Any:
+    return _cluster(request).renew(_hours(request))
+
+
 def _interrupt(request: Request) -> Any:
     _cluster(request).interrupt()
 
@@ -212,6 +221,8 @@ COMMANDS: dict[str, Callable[[Request], Any]] = {
     "restart": _restart,
     "kill": _kill,
     "interrupt": _interrupt,
+    "detach": _detach,
+    "renew": _renew,
     "pause": _pause,
     "resume": _resume,
     "step": _step,
@@ -239,6 +250,13 @@ def _number(request: Request, name: str, default: int, *, least: int, most: int)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise errors.UsageError(f"{name}={value!r} is out of range", fix=f"use {least} to {most}")
     return value
+
+
+def _hours(request: Request) -> float:
+    value = request.get("hours", 8.0)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise errors.UsageError(f"hours={value!r} is no number")
+    return float(value)
 
 
 def _key(request: Request) -> int:

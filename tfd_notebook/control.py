@@ -12,14 +12,14 @@ import json
 import os
 import select
 import socket
-import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tfd_notebook import commands, errors
+from tfd_notebook.launch import unixsocket
 
 __all__ = ["ControlServer", "call", "clusters", "ensure_started", "processes", "stop"]
 
@@ -75,15 +75,7 @@ class ControlServer:
 
         self.path = path or control_socket(os.getpid())
         self._slots = threading.BoundedSemaphore(_CLIENTS)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        # Under its own name only when it listens: before, `processes` would take it for dead.
-        unborn = self.path.with_suffix(".new")
-        unborn.unlink(missing_ok=True)
-        with _short(unborn) as address:
-            self._listener.bind(address)
-        unborn.chmod(0o600)
-        self._listener.listen(_CLIENTS)
-        unborn.replace(self.path)
+        self._listener = unixsocket.listen(self.path, _CLIENTS)
         self._asleep, self._waker = socket.socketpair()
         self._thread = threading.Thread(target=self._accept, name="tfd-control", daemon=True)
         self._thread.start()
@@ -106,7 +98,7 @@ class ControlServer:
                 if self._asleep in ready:
                     return
                 peer, _ = self._listener.accept()
-                if not _is_this_user(peer) or not self._slots.acquire(blocking=False):
+                if not unixsocket.is_this_user(peer) or not self._slots.acquire(blocking=False):
                     peer.close()
                     continue
                 threading.Thread(
@@ -136,7 +128,7 @@ def processes() -> tuple[int, ...]:
         if not path.stem.isdecimal():
             continue
         try:
-            with _connect(path, _PEER_SECONDS):
+            with unixsocket.connect(path, _PEER_SECONDS):
                 found.append(int(path.stem))
         except (ConnectionRefusedError, FileNotFoundError):
             path.unlink(missing_ok=True)
@@ -170,7 +162,7 @@ def call(pid: int, request: Mapping[str, Any], timeout: float = 10.0) -> Any:
     from tfd_notebook.launch.runtime import control_socket
 
     try:
-        with _connect(control_socket(pid), timeout) as peer:
+        with unixsocket.connect(control_socket(pid), timeout) as peer:
             peer.sendall(json.dumps(dict(request)).encode() + b"\n")
             line = _read_line(peer, _MOST_REPLY, timeout)
     except TimeoutError:
@@ -231,41 +223,3 @@ def _read_line(peer: socket.socket, most: int, timeout: float = _PEER_SECONDS) -
             break
         got += more
     return bytes(got)
-
-
-def _connect(path: Path, timeout: float) -> socket.socket:
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        peer.settimeout(timeout)
-        with _short(path) as address:
-            peer.connect(address)
-    except BaseException:
-        peer.close()
-        raise
-    return peer
-
-
-@contextlib.contextmanager
-def _short(path: Path) -> Iterator[str]:
-    """Yield a name for `path` that fits into a socket address, which takes about 100 bytes."""
-    if len(os.fsencode(path)) < 100:
-        yield str(path)
-        return
-    if not os.path.isdir("/proc/self/fd"):
-        raise errors.WorkDirError(
-            f"the path {path} is too long for a socket", fix="set TFD_RUNTIME_DIR to a shorter one"
-        )
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{directory}/{path.name}"
-    finally:
-        os.close(directory)
-
-
-def _is_this_user(peer: socket.socket) -> bool:
-    """Whether the system says so; where it cannot, the directory's mode is the guard."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return True
-    packed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", packed)
-    return bool(uid == os.getuid())

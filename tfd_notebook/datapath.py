@@ -69,8 +69,13 @@ class DataPath:
         return self._config.name
 
     @property
+    def config(self) -> ClusterConfig:
+        """What the cluster was asked to be."""
+        return self._config
+
+    @property
     def state(self) -> str:
-        """One of new, starting, ready, degraded, stopping, stopped, failed and lost."""
+        """One of new, starting, ready, degraded, stopping, stopped, failed, lost and left."""
         return self._monitor.snapshot().state
 
     def snapshot(self) -> Snapshot:

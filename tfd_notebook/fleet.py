@@ -132,6 +132,41 @@ class Fleet:
         if self._node is not None:
             self._node.close(timeout)
 
+    def leave(self) -> None:
+        """Have no more to do with the tasks, which go on; never raises."""
+        if self._node is not None:
+            self._node.leave()
+
+    def about(self) -> dict[str, Any]:
+        """Return what `adopt` needs besides the tasks, as JSON values."""
+        return {
+            "counts": {str(role): count for role, count in self._monitor.planned.items()},
+            "deal": vars(self._deal),
+            "static": list(self._static),
+            "work_dir": self.work_dir,
+        }
+
+    def adopt(self, node: base.Node, about: Mapping[str, Any], tasks: list[dict[str, Any]]) -> None:
+        """Take over tasks that run already.
+
+        Parameters
+        ----------
+        node : Node
+        about : mapping
+            What `about` returned where they were started.
+        tasks : list of dict
+            The events that say how each of them is.
+        """
+        self._node = node
+        self._deal = gpus.Deal.unpack(about["deal"])
+        self._static = tuple(about["static"])
+        self.work_dir = about["work_dir"]
+        for role, count in about["counts"].items():
+            self._monitor.plan(Role(role), count)
+            self._monitor.request(Role(role), count)
+        for event in tasks:
+            self._monitor.take(event)
+
     def enable_static_sharding(self) -> None:
         """Have the dispatcher know its workers' addresses, restarting it if that is news."""
         addresses = self.worker_addresses()

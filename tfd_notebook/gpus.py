@@ -77,6 +77,12 @@ class Deal:
     evaluator: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
 
+    @classmethod
+    def unpack(cls, packed: Mapping[str, Any]) -> Deal:
+        """Return the one whose fields, as JSON values, are `packed`."""
+        lists = {name: tuple(packed[name]) for name in ("workers", "evaluator", "left")}
+        return cls(each=packed["each"], **lists)
+
     def of(self, role: Role, index: int) -> tuple[int, ...]:
         """Return the GPUs that a task sees."""
         if role is Role.EVALUATOR:

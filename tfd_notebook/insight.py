@@ -1,19 +1,22 @@
-"""What a cluster can tell of its data path: its limit, its jobs, what more workers would bring."""
+"""What a cluster can tell: its tasks and their logs, its limit, its jobs, what more would bring."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from tfd_notebook import errors
 from tfd_notebook.data.using import processors
 from tfd_notebook.datapath import DataPath
 from tfd_notebook.limit import Limit
+from tfd_notebook.snapshot import Snapshot
 from tfd_notebook.spec import check_count
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from tfd_notebook.data.forecast import Forecast
     from tfd_notebook.views import Table
 
@@ -23,6 +26,64 @@ _FORECAST_SECONDS = 3
 
 class Insight(DataPath):
     """The part of `Cluster` that explains."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the tasks as a DataFrame; its columns are `tfd_notebook.snapshot.TASK_COLUMNS`."""
+        return self.snapshot().to_frame()
+
+    def subscribe(self, subscriber: Callable[[Snapshot], None]) -> Callable[[], None]:
+        """Call `subscriber` with a fresh snapshot about twice a second, from another thread.
+
+        Returns
+        -------
+        callable
+            Ends the subscription.
+        """
+        return self._monitor.subscribe(subscriber)
+
+    def logs(
+        self, task: str | None = None, lines: int = 100, follow: bool = False
+    ) -> str | Iterator[str]:
+        """Return what tasks wrote to their standard output and error.
+
+        Parameters
+        ----------
+        task : str, optional
+            One task; default all, each under a heading.
+        lines : int
+            How many lines of each task. Default 100.
+        follow : bool
+            Return an iterator over these and all later lines instead, until the task ends or
+            Ctrl-C. Needs `task`.
+        """
+        if follow:
+            if task is None:
+                raise errors.UsageError(
+                    "follow=True needs a task", fix='logs("data_worker:0", ...)'
+                )
+            return self._fleet.follow(task, lines)
+        if task is not None:
+            return self._fleet.log(task, lines)
+        names = [row.task for row in self.snapshot().tasks]
+        return "\n".join(f"--- {name}\n{self._fleet.log(name, lines)}" for name in names)
+
+    def log_from(self, task: str, offset: int | None = None, lines: int = 100) -> tuple[str, int]:
+        """Return what a task's log has from a place on, and the place to go on from.
+
+        Parameters
+        ----------
+        task : str
+        offset : int, optional
+            What the call before returned. Default: the last `lines` lines.
+        lines : int
+            Used without `offset`. Default 100.
+
+        Returns
+        -------
+        str, int
+            At most about 64 kB of text, and the offset behind it.
+        """
+        return self._fleet.log_from(task, offset, lines)
 
     @property
     def limit(self) -> Limit:

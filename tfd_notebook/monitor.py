@@ -65,6 +65,9 @@ class Monitor:
         self.events = EventLog()
         self.journal_bytes: int | None = None
         self.expires: float | None = None
+        self.lease: float | None = None
+        #: Why the cluster has ended without this process; empty where it has not.
+        self.over = ""
         self._thread: threading.Thread | None = None
 
     # What comes in
@@ -90,6 +93,12 @@ class Monitor:
         with self._changed:
             self._planned[role] = count
             self._touch()
+
+    @property
+    def planned(self) -> dict[Role, int]:
+        """How many tasks of each role the user wants."""
+        with self._changed:
+            return dict(self._planned)
 
     def request(self, role: Role, count: int) -> None:
         """Note how many tasks of `role` the launcher was asked for."""
@@ -130,6 +139,13 @@ class Monitor:
             self._measured(TaskMeasured(**{k: body[k] for k in known if k in body}))
         elif kind == "notice":
             self.notice(body["severity"], body["what"], task=body["task"], fix=body["fix"])
+        elif kind == "lease":
+            with self._changed:
+                self.lease = body["until"]
+                self._touch()
+        elif kind == "ended":
+            self.over = body["reason"]
+            self.notice("warning", f"it has ended: {self.over}")
         elif kind == "lost":
             self._lost(body["reason"])
 
@@ -184,6 +200,7 @@ class Monitor:
                 events=tuple(self.events),
                 journal_bytes=self.journal_bytes,
                 expires=self.expires,
+                lease=self.lease,
                 coordinator=coordinator,
             )
 

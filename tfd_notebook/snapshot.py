@@ -208,7 +208,9 @@ class Snapshot:
     time : float
         Seconds since the epoch.
     name, launcher : str
-    state : {"new", "starting", "ready", "degraded", "stopping", "stopped", "failed", "lost"}
+    state : str
+        ``new``, ``starting``, ``ready``, ``degraded``, ``stopping``, ``stopped``, ``failed``,
+        ``lost``, or ``left``: its tasks go on, and this process has to do with them no more.
     tasks : tuple of TaskRow
         Dispatcher first, then by role and index.
     streams : tuple of StreamRow
@@ -220,6 +222,9 @@ class Snapshot:
         Size of the dispatcher's journal.
     expires : float, optional
         When the cluster stops by itself, seconds since the epoch.
+    lease : float, optional
+        Until when it stays without a kernel, seconds since the epoch; None: it ends with its
+        kernel.
     coordinator : CoordinatorRow, optional
         None where none was made.
     """
@@ -237,6 +242,7 @@ class Snapshot:
     events: tuple[Event, ...] = ()
     journal_bytes: int | None = None
     expires: float | None = None
+    lease: float | None = None
     coordinator: CoordinatorRow | None = None
 
     @property

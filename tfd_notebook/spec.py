@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from collections import namedtuple
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -239,8 +240,8 @@ class ClusterConfig:
         Modules and op libraries (``*.so``) that each task imports before its server starts.
     allow : tuple of str
         Networks in CIDR form that may connect besides this host.
-    options : str
-        What else the launcher was given, in a form that can be compared.
+    options : mapping of str to JSON values
+        What the launcher was given.
     gpus : "auto", tuple of int or mapping of str to int
         Who sees which GPUs, as `tfd_notebook.gpus.check` returns it.
     """
@@ -253,7 +254,7 @@ class ClusterConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
-    options: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
     gpus: str | tuple[int, ...] | Mapping[str, int] = "auto"
 
     def __post_init__(self) -> None:
@@ -284,6 +285,51 @@ class ClusterConfig:
         for key, value in self.env.items():
             if not isinstance(key, str) or not isinstance(value, str) or "=" in key:
                 raise UsageError(f"env: {key!r}={value!r} must be a name and a string")
+
+
+def pack(config: ClusterConfig) -> dict[str, Any]:
+    """Return `config` as JSON values."""
+    service = vars(config.service).copy()
+    for name in ("dispatcher_config", "worker_config"):
+        if service[name] is not None:
+            service[name] = dict(service[name]._asdict())
+    gpus = config.gpus
+    return {
+        **vars(config),
+        "counts": {str(role): count for role, count in config.counts.items()},
+        "policy": vars(config.policy),
+        "service": {**service, "work_dir": service["work_dir"] and str(service["work_dir"])},
+        "env": dict(config.env),
+        "options": dict(config.options),
+        "gpus": gpus
+        if isinstance(gpus, str)
+        else dict(gpus)
+        if isinstance(gpus, Mapping)
+        else list(gpus),
+    }
+
+
+def unpack(packed: Mapping[str, Any]) -> ClusterConfig:
+    """Return what `pack` packed."""
+    service = dict(packed["service"])
+    for name, kind in (
+        ("dispatcher_config", "DispatcherConfig"),
+        ("worker_config", "WorkerConfig"),
+    ):
+        if service[name] is not None:
+            service[name] = namedtuple(kind, service[name])(**service[name])
+    gpus = packed["gpus"]
+    return ClusterConfig(
+        **{
+            **packed,
+            "counts": {Role(role): count for role, count in packed["counts"].items()},
+            "policy": Policy(**packed["policy"]),
+            "service": Service(**service),
+            "preload": tuple(packed["preload"]),
+            "allow": tuple(packed["allow"]),
+            "gpus": tuple(gpus) if isinstance(gpus, list) else gpus,
+        }
+    )
 
 
 def count_name(role: Role) -> str:

@@ -251,6 +251,11 @@ class Training(Insight):
 
     # How it is done
 
+    def _connect_to_present(self) -> None:
+        """Get ready to coordinate the tasks, where there are both workers and parameter servers."""
+        if self._fleet.rows_of(Role.WORKER) and self._fleet.rows_of(Role.PS):
+            self._connect_early()
+
     def _connect_early(self) -> None:
         """Have variables that the user makes from now on survive later connections."""
         from tfd_notebook.coordinate import connect

@@ -58,6 +58,8 @@ class Upkeep:
         if self._monitor.state == "lost":
             # Whoever still reads would wait for ever.
             self._end_beside("lost")
+        elif self._monitor.over:
+            self._end_beside("stopped")
         self._look_at_journal()
         self._look_for_stuck()
         if time.monotonic() >= self._limits_due:

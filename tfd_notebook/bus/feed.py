@@ -91,6 +91,8 @@ class Feed:
         }
         if seen.expires is not None:
             tree["expires"] = seen.expires
+        if seen.lease is not None:
+            tree["lease"] = seen.lease
         if seen.coordinator is not None:
             tree["coordinator"] = _coordinator(seen.coordinator)
         return tree

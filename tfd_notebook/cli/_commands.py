@@ -6,13 +6,20 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
-from tfd_notebook import control, views
+from tfd_notebook import attaching, views
+from tfd_notebook.cli import _places as places
 from tfd_notebook.cli._screen import Screen
 from tfd_notebook.errors import StateError, UnknownName, UsageError
-from tfd_notebook.magics.options import add_start_options, make_cluster
-from tfd_notebook.magics.parsing import Command, CommandLine, Parser, nearest
+from tfd_notebook.magics.options import (
+    add_detach_option,
+    add_hours_option,
+    add_start_options,
+    make_cluster,
+)
+from tfd_notebook.magics.parsing import Command, CommandLine, Parser
 from tfd_notebook.magics.stepper import number_and_name
 
 _STOP_SECONDS = 60.0
@@ -27,11 +34,13 @@ def command_line() -> CommandLine:
         Command("demo", "train on a small cluster in this terminal", _demo),
         Command("start", "start a cluster and hold it until Ctrl-C", _start, _start_args),
         Command("list", "the clusters of this user", _list, _json_args),
-        Command("stop", "stop a cluster", _stop, _name_args),
+        Command("stop", "stop a cluster", _stop, places.add_arguments),
+        Command("detach", "let a cluster outlive its process", _lasting("detach"), _detach_args),
+        Command("renew", "have a detached cluster stay longer", _lasting("renew"), _detach_args),
         Command("logs", "what the tasks of a cluster wrote", _logs, _logs_args),
         Command("watch", "follow a cluster", _watch, _watch_args),
-        Command("pause", "give no closure to any worker", _pause, _name_args),
-        Command("resume", "let a paused coordinator go on", _resume, _name_args),
+        Command("pause", "give no closure to any worker", _pause, places.add_arguments),
+        Command("resume", "let a paused coordinator go on", _resume, places.add_arguments),
         Command("step", "let the next closures run while paused", _step, _step_args),
         Command("cancel", "cancel a closure that is queued or runs", _cancel, _cancel_args),
         Command("sweep", "end what dead kernels left behind", _sweep, _sweep_args),
@@ -58,12 +67,20 @@ def _start_args(parser: Parser) -> None:
     parser.add_argument(
         "--port", type=int, default=0, metavar="P", help="of the dispatcher (default: a free one)"
     )
-    parser.add_argument(
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
         "--foreground", action="store_true", help="hold it until Ctrl-C or SIGTERM (the default)"
     )
+    add_detach_option(how)
 
 
 def _start(options: argparse.Namespace) -> int:
+    if options.detach is not None:
+        cluster = make_cluster(options, options.port)
+        until = time.ctime(cluster.snapshot().lease)
+        print(f"cluster {cluster.name!r} is {cluster.state} and stays until {until}")
+        print(f'tfd.attach("{cluster.name}") in a notebook takes it up, tfd stop ends it')
+        return 0
     with make_cluster(options, options.port) as cluster, Screen() as screen:
         while not cluster.ended and not screen.leaving:
             snapshot = cluster.snapshot()
@@ -84,51 +101,38 @@ def _json_args(parser: Parser) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    found = control.clusters()
+    found = attaching.everywhere()
     print(json.dumps(found) if options.json else views.clusters_table(found).text(Screen().width))
     return 0
 
 
-def _name_args(parser: Parser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="which cluster, where several live")
-    parser.add_argument("--pid", type=int, help="its process, where two have a cluster NAME")
-
-
-def _find(options: argparse.Namespace) -> tuple[int, str]:
-    """Return process and name of the cluster that is meant."""
-    known = control.clusters()
-    found = [
-        one
-        for one in known
-        if options.name in (None, one["name"]) and options.pid in (None, one["pid"])
-    ]
-    if len(found) == 1:
-        return found[0]["pid"], found[0]["name"]
-    said = ", ".join(f"{one['name']} (process {one['pid']})" for one in found or known)
-    if found:
-        raise UsageError("several clusters could be meant", fix=f"add NAME or --pid: {said}")
-    if options.name is None and options.pid is None:
-        raise StateError("no cluster of this user lives", fix="tfd start --data-workers 2")
-    meant = options.name if options.name is not None else f"of process {options.pid}"
-    names = [one["name"] for one in known]
-    raise UnknownName(
-        f"there is no cluster {meant}",
-        fix=nearest(str(options.name), names) + f"clusters: {said or 'none'}",
-    )
-
-
 def _stop(options: argparse.Namespace) -> int:
-    pid, name = _find(options)
-    state = control.call(pid, {"command": "stop", "name": name}, _STOP_SECONDS)
-    print(f"cluster {name!r} is {state}")
+    place = places.find(options)
+    state = place.ask("stop", _STOP_SECONDS)
+    print(f"cluster {place.name!r} is {state}")
     return 0
+
+
+def _detach_args(parser: Parser) -> None:
+    places.add_arguments(parser)
+    add_hours_option(parser)
+
+
+def _lasting(command: str) -> Callable[[argparse.Namespace], int]:
+    def run(options: argparse.Namespace) -> int:
+        place = places.find(options)
+        until = place.ask(command, hours=options.hours)
+        print(f"cluster {place.name!r} stays until {time.ctime(until)}")
+        return 0
+
+    return run
 
 
 def _logs_args(parser: Parser) -> None:
     parser.add_argument(
         "words", nargs="*", metavar="NAME [TASK]", help="one task (default: all of the cluster)"
     )
-    parser.add_argument("--pid", type=int, help="its process, where two have a cluster NAME")
+    places.add_pid(parser)
     parser.add_argument(
         "-n", "--lines", type=int, default=100, metavar="N", help="lines of each task (default 100)"
     )
@@ -145,12 +149,11 @@ def _logs(options: argparse.Namespace) -> int:
     if options.follow and not tasks:
         raise UsageError("--follow needs a task", fix="add one, such as data_worker:0")
     options.name = names[0] if names else None
-    pid, name = _find(options)
-    request: dict[str, Any] = {"command": "logs", "name": name, "lines": options.lines}
-    request["task"] = tasks[0] if tasks else None
+    place = places.find(options)
+    request: dict[str, Any] = {"lines": options.lines, "task": tasks[0] if tasks else None}
     while True:
         try:
-            said = control.call(pid, request)
+            said = place.ask("logs", **request)
         except UnknownName:
             if request.get("offset") is None:
                 raise
@@ -165,7 +168,7 @@ def _logs(options: argparse.Namespace) -> int:
 
 
 def _watch_args(parser: Parser) -> None:
-    _name_args(parser)
+    places.add_arguments(parser)
     _json_args(parser)
     parser.add_argument("--once", action="store_true", help="show it once")
     parser.add_argument(
@@ -176,17 +179,17 @@ def _watch_args(parser: Parser) -> None:
 def _watch(options: argparse.Namespace) -> int:
     if not 0.1 <= options.interval <= 3600:
         raise UsageError(f"--interval {options.interval:g} is out of range", fix="use 0.1 to 3600")
-    pid, name = _find(options)
+    place = places.find(options)
     with Screen(redraw=not (options.json or options.once)) as screen:
         while not screen.leaving:
-            request: dict[str, Any] = {"command": "snapshot", "name": name, "width": screen.width}
+            request: dict[str, Any] = {"width": screen.width}
             if not options.once:
                 # Whoever watches can resume: a join may wait for that.
                 request["hold"] = math.ceil(2 * options.interval + _HOLD_SECONDS)
             try:
-                seen = control.call(pid, request)
+                seen = place.ask("snapshot", **request)
             except UnknownName:
-                print(f"cluster {name!r} has ended")
+                print(f"cluster {place.name!r} has ended")
                 return 0
             if options.json:
                 print(json.dumps(seen["snapshot"]), flush=True)
@@ -202,22 +205,22 @@ def _watch(options: argparse.Namespace) -> int:
 
 
 def _pause(options: argparse.Namespace) -> int:
-    pid, name = _find(options)
-    counts = control.call(pid, {"command": "pause", "name": name})
-    print(f"cluster {name!r} is paused: {views.counted(counts) or 'nothing is queued'}")
+    place = places.find(options)
+    counts = place.ask("pause")
+    print(f"cluster {place.name!r} is paused: {views.counted(counts) or 'nothing is queued'}")
     return 0
 
 
 def _resume(options: argparse.Namespace) -> int:
-    pid, name = _find(options)
-    counts = control.call(pid, {"command": "resume", "name": name})
-    print(f"cluster {name!r} goes on: {views.counted(counts) or 'nothing is queued'}")
+    place = places.find(options)
+    counts = place.ask("resume")
+    print(f"cluster {place.name!r} goes on: {views.counted(counts) or 'nothing is queued'}")
     return 0
 
 
 def _words_args(parser: Parser, metavar: str, words: str) -> None:
     parser.add_argument("words", nargs="*", metavar=metavar, help=words)
-    parser.add_argument("--pid", type=int, help="its process, where two have a cluster NAME")
+    places.add_pid(parser)
 
 
 def _step_args(parser: Parser) -> None:
@@ -226,9 +229,7 @@ def _step_args(parser: Parser) -> None:
 
 def _step(options: argparse.Namespace) -> int:
     count, options.name = number_and_name(options.words, "[NAME] [N]")
-    pid, name = _find(options)
-    request = {"command": "step", "name": name, "count": 1 if count is None else count}
-    said = control.call(pid, request)
+    said = places.find(options).ask("step", count=1 if count is None else count)
     print(f"{said['ended']} ended: {views.counted(said['counts'])}")
     return 0
 
@@ -241,8 +242,7 @@ def _cancel(options: argparse.Namespace) -> int:
     key, options.name = number_and_name(options.words, "[NAME] ID")
     if key is None:
         raise UsageError("which closure?", fix="add its id, as tfd watch and %tfd_values show it")
-    pid, name = _find(options)
-    cancelled = control.call(pid, {"command": "cancel", "name": name, "id": key})
+    cancelled = places.find(options).ask("cancel", id=key)
     print(f"closure {key} " + ("is cancelled" if cancelled else "had ended before"))
     return 0
 

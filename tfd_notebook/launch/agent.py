@@ -1,9 +1,10 @@
 """The agent: one process per host that starts, watches, restarts and ends tasks.
 
-It reads requests from its standard input and writes replies and events to its standard output
-(`tfd_notebook.launch.protocol`). When the input ends, or its parent does, everything it started
-ends. It runs in its own session, so that an interrupt of the notebook does not reach it, and it
-acts by policy on its own while the kernel is busy in C code.
+It answers requests and tells events (`tfd_notebook.launch.protocol`) over its own pipes, over a
+socket in its directory, or both. A cluster ends with the session that opened it, and a session over
+the pipes ends with them or with the parent; a cluster with a lease stays until that is over. The
+agent runs in a session of its own in the system's sense, too, so that an interrupt of the notebook
+does not reach it, and it acts by policy while the kernel is busy in C code.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from typing import Any
 import psutil
 
 from tfd_notebook import gpus
-from tfd_notebook.errors import StateError, TfdError, TimeLimit, UnknownName
+from tfd_notebook.errors import NameTaken, StateError, TfdError, TimeLimit
 from tfd_notebook.launch import processes, protocol, runtime
+from tfd_notebook.launch.base import no_lease
+from tfd_notebook.launch.hosted import HostedCluster
+from tfd_notebook.launch.sessions import Door, Session, own_pipes
 from tfd_notebook.launch.supervise import Supervised, read_log
-from tfd_notebook.spec import STOP_ORDER, Policy, Role, TaskSpec, TaskState
+from tfd_notebook.spec import Role, TaskSpec, TaskState
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -37,167 +41,138 @@ _TICK_SECONDS = 1.0
 _PSS_EVERY_TICKS = 10
 _GPU_EVERY_TICKS = 5
 _EXPIRY_GRACE_SECONDS = 5.0
-
-
-class HostedCluster:
-    """A cluster's tasks on this host."""
-
-    def __init__(self, agent: Agent, name: str, opened: dict[str, Any]) -> None:
-        self.name = name
-        self.policy = Policy(**opened["policy"])
-        self.environment: dict[str, str] = opened["environment"]
-        self.working_directory: str = opened["directory"]
-        self.path: list[str] = opened["path"]
-        self.preload: list[str] = opened["preload"]
-        self.allow: list[str] = opened["allow"]
-        self.functions: list[bytes] = []
-        self.tasks: dict[str, Supervised] = {}
-        self.retired: dict[str, Supervised] = {}
-        self.processes = agent.processes
-        self.opened = time.monotonic()
-        self.directory = agent.directory / name
-        self.directory.mkdir(mode=0o700, exist_ok=True)
-        self._agent = agent
-
-    def task(self, name: str) -> Supervised:
-        if name not in self.tasks:
-            raise UnknownName(
-                f"cluster {self.name!r} has no task {name!r}",
-                fix=f"its tasks are {', '.join(self.tasks) or 'none'}",
-            )
-        return self.tasks[name]
-
-    def task_changed(
-        self, task: Supervised, reason: str, open_to: str, log: tuple[str, ...]
-    ) -> None:
-        self._agent.tell(
-            {
-                "event": "task",
-                "cluster": self.name,
-                "task": task.spec.name,
-                "state": str(task.state),
-                "reason": reason,
-                "address": task.address,
-                "pid": task.process.pid if task.process else None,
-                "restarts": task.restarts,
-                "open_to": open_to if task.process else "",
-                "log": list(log),
-            }
-        )
-        self._agent.write_state()
-
-    def notice(
-        self, severity: str, what: str, task: Supervised | None = None, fix: str | None = None
-    ) -> None:
-        self._agent.tell(
-            {
-                "event": "notice",
-                "cluster": self.name,
-                "severity": severity,
-                "what": what,
-                "task": task.spec.name if task else None,
-                "fix": fix,
-            }
-        )
-
-    async def stop(self) -> None:
-        """End all tasks, those first that use others."""
-        tasks = (*self.tasks.values(), *self.retired.values())
-        for roles in STOP_ORDER:
-            ending = [task for task in tasks if task.spec.role in roles]
-            await asyncio.gather(*(task.stop() for task in ending))
-        self.tasks.clear()
-        self.retired.clear()
-        runtime.remove(self.directory)
+#: Seconds for which an agent without an owner waits for its first cluster.
+_FIRST_SECONDS = 60.0
+#: The session of the process that started this one.
+_OWNER = "owner"
+#: Requests that mean something else from each session.
+_BY_SESSION = ("open", "adopt", "leave", "close")
 
 
 class Agent:
-    """Answers requests until its input ends."""
+    """Answers requests until nobody is left to make any."""
 
-    def __init__(self, agent_id: str, directory: Path, owner: int) -> None:
+    def __init__(self, agent_id: str, directory: Path, owner: int | None) -> None:
         self.id = agent_id
         self.directory = directory
         self.owner = owner
         self.host = socket.gethostname().replace(" ", "_") or "localhost"
         self.clusters: dict[str, HostedCluster] = {}
         self.processes = processes.Processes(agent_id, directory)
-        self._seq = 0
-        self._writer: asyncio.StreamWriter | None = None
+        self._sessions: dict[str, Session] = {}
+        self._owned: dict[str, Session] = {}
+        self._door = Door(directory, self.host, agent_id, self._answer, self._sessions)
+        self._stays = owner is None
         self._measured: dict[int, psutil.Process] = {}
         self._meter = gpus.Meter()
-        self._idle_since = time.monotonic()
+        self._idle_since = time.monotonic() + (_FIRST_SECONDS if owner is None else 0.0)
         self._done = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until the input ends or a signal comes, then end everything."""
+        """Serve until nobody is there any more and no cluster has a lease, or a signal comes."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._done.set)
-        reader = asyncio.StreamReader(limit=2**28)
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        transport, flow = await loop.connect_write_pipe(
-            asyncio.streams.FlowControlMixin, sys.stdout
+        # The system's word that the parent ends, which alone ends no lease.
+        loop.add_signal_handler(
+            signal.SIGHUP, lambda: asyncio.ensure_future(self._owner_left(), loop=loop)
         )
-        self._writer = asyncio.StreamWriter(transport, flow, None, loop)
         self.write_state()
-        working = [
-            asyncio.ensure_future(self._read(reader)),
-            asyncio.ensure_future(self._watch()),
-            asyncio.ensure_future(self._done.wait()),
-        ]
-        self.tell({"event": "hello", "version": protocol.VERSION, "pid": os.getpid()})
-        await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+        if self._stays:
+            await self._door.open()
+        working = [asyncio.ensure_future(self._watch()), asyncio.ensure_future(self._done.wait())]
+        if self.owner is not None:
+            working.append(asyncio.ensure_future(self._serve_owner()))
+        await asyncio.wait(working[:2], return_when=asyncio.FIRST_COMPLETED)
         for work in working:
             if work.done() and not work.cancelled() and (error := work.exception()):
                 traceback.print_exception(error)
             work.cancel()
         stopping = asyncio.gather(
-            *(cluster.stop() for cluster in self.clusters.values()), return_exceptions=True
+            *(cluster.stop("its agent ended") for cluster in self.clusters.values()),
+            return_exceptions=True,
         )
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stopping, 5.0)
         self.processes.close_server()
         runtime.remove(self.directory)
-        if os.getppid() != self.owner:
+        if self.owner is not None and os.getppid() != self.owner:
             # It was killed, and could not take its socket away itself.
             runtime.control_socket(self.owner).unlink(missing_ok=True)
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        pending: set[asyncio.Future[None]] = set()
-        while line := await reader.readline():
-            frame = protocol.decode(line)
-            if frame is not None:
-                answering = asyncio.ensure_future(self._answer(frame.body))
-                pending.add(answering)
-                answering.add_done_callback(pending.discard)
+    async def _serve_owner(self) -> None:
+        """Serve the process that started this one, until it ends."""
+        loop = asyncio.get_running_loop()
+        session = self._sessions[_OWNER] = Session(self.host, self.id, 0.0)
+        reader, writer = await own_pipes(loop)
+        await session.serve(reader, writer, self._answer)
+        await self._owner_left()
+        if not self._done.is_set():
+            # Who only closed its end of the pipes waits for ours.
+            body = {"event": "stays"}
+            writer.write(protocol.encode(protocol.Frame(self.host, self.id, 0, body)))
+            writer.close()
 
-    async def _answer(self, body: dict[str, Any]) -> None:
+    async def _owner_left(self) -> None:
+        """End what has ended with the process that started this one."""
+        session = self._sessions.pop(_OWNER, None)
+        if session is None:
+            return
+        staying = any(cluster.lease is not None for cluster in self.clusters.values())
+        if not staying:
+            self._done.set()
+            return
+        self._stays = True
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
+        await self._end_owned(session, "its kernel ended")
+
+    async def _end_owned(self, session: Session, reason: str) -> None:
+        """End the clusters of a session that is over, but for those with a lease."""
+        for name, owner in list(self._owned.items()):
+            cluster = self.clusters.get(name)
+            if owner is not session or cluster is None or cluster.lease is not None:
+                continue
+            await self._end(cluster, reason)
+
+    async def _end(self, cluster: HostedCluster, reason: str) -> None:
+        try:
+            await cluster.stop(reason)
+        finally:
+            self.clusters.pop(cluster.name, None)
+            self._owned.pop(cluster.name, None)
+            for session in self._sessions.values():
+                session.hears.discard(cluster.name)
+            self._idle_since = time.monotonic()
+            self.write_state()
+
+    async def _answer(self, session: Session, body: dict[str, Any]) -> None:
         try:
             handler = getattr(self, f"do_{body['do']}")
-            value = await handler(**body.get("arguments", {}))
-            self.tell({"re": body["id"], "ok": True, "value": value})
+            arguments = body.get("arguments", {})
+            if body["do"] in _BY_SESSION:
+                arguments = {"session": session, **arguments}
+            value = await handler(**arguments)
+            session.send({"re": body["id"], "ok": True, "value": value})
         except Exception as error:
             if not isinstance(error, TfdError):
                 traceback.print_exc()
-            self.tell({"re": body["id"], "ok": False, "error": protocol.pack_error(error)})
+            session.send({"re": body["id"], "ok": False, "error": protocol.pack_error(error)})
 
-    def tell(self, body: dict[str, Any]) -> None:
-        """Send a reply or an event; a measurement nobody fetches is dropped."""
-        if self._writer is None or self._writer.is_closing():
-            return
-        backlog = self._writer.transport.get_write_buffer_size()
-        if body.get("event") == "measure" and backlog > 1_000_000:
-            return
-        self._seq += 1
-        self._writer.write(protocol.encode(protocol.Frame(self.host, self.id, self._seq, body)))
+    def tell(self, cluster: str, body: dict[str, Any]) -> None:
+        """Tell everybody who hears of `cluster`."""
+        for session in self._sessions.values():
+            if cluster in session.hears:
+                session.send(body)
 
     def write_state(self) -> None:
         """Keep the file by which leftovers can be told from strangers."""
         state = {
             "agent": self.id,
             "pid": os.getpid(),
+            "start": runtime.process_start(os.getpid()),
             "owner_pid": self.owner,
-            "owner_start": runtime.process_start(self.owner),
-            "clusters": list(self.clusters),
+            "owner_start": None if self.owner is None else runtime.process_start(self.owner),
+            "clusters": {name: cluster.lease for name, cluster in self.clusters.items()},
         }
         with contextlib.suppress(OSError):
             runtime.write_state(self.directory, state)
@@ -207,12 +182,55 @@ class Agent:
     async def do_preload(self, environment: dict[str, str], path: list[str]) -> list[str]:
         return await self.processes.preload(environment, path)
 
-    async def do_open(self, cluster: str, **opened: Any) -> str:
+    async def do_open(self, session: Session, cluster: str, **opened: Any) -> str:
         if cluster in self.clusters:
-            raise StateError(f"this agent already hosts a cluster {cluster!r}")
+            raise NameTaken(
+                f"a detached cluster {cluster!r} of this kernel lives",
+                fix=f"take it up, tfd.attach({cluster!r}), or give this one another name=",
+            )
         hosted = self.clusters[cluster] = HostedCluster(self, cluster, opened)
+        self._owned[cluster] = session
+        session.hears.add(cluster)
         self.write_state()
         return str(hosted.directory)
+
+    async def do_describe(self, cluster: str, about: dict[str, Any]) -> None:
+        self._cluster(cluster).about.update(about)
+
+    async def do_lease(self, cluster: str, seconds: float, renew: bool = False) -> float:
+        hosted = self._cluster(cluster)
+        if renew and hosted.lease is None:
+            raise no_lease(cluster)
+        await self._door.open()
+        until = time.time() + seconds
+        hosted.hold_until(until)
+        return until
+
+    async def do_adopt(self, session: Session, cluster: str) -> dict[str, Any]:
+        hosted = self._cluster(cluster)
+        session.hears.add(cluster)
+        limit = hosted.policy.time_limit
+        return {
+            "about": hosted.about,
+            "directory": str(hosted.directory),
+            "lease": hosted.lease,
+            "left": None if limit is None else limit - (time.monotonic() - hosted.opened),
+            "tasks": hosted.told(),
+        }
+
+    async def do_leave(self, session: Session, cluster: str) -> None:
+        session.hears.discard(cluster)
+
+    async def do_clusters(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": cluster.name,
+                "lease": cluster.lease,
+                "about": cluster.about,
+                "tasks": [task["state"] for task in cluster.told()],
+            }
+            for cluster in self.clusters.values()
+        ]
 
     async def do_hold(self, cluster: str, tasks: list[dict[str, Any]]) -> dict[str, str]:
         hosted = self._cluster(cluster)
@@ -278,14 +296,11 @@ class Agent:
         data, end = await asyncio.to_thread(read_log, path, size, offset)
         return [data.decode(errors="replace"), end]
 
-    async def do_close(self, cluster: str) -> None:
+    async def do_close(self, session: Session, cluster: str) -> None:
         hosted = self._cluster(cluster)
-        try:
-            await hosted.stop()
-        finally:
-            self.clusters.pop(cluster, None)
-            self._idle_since = time.monotonic()
-            self.write_state()
+        # Who asks for it needs not be told.
+        session.hears.discard(cluster)
+        await self._end(hosted, "it was stopped from another process")
 
     def _cluster(self, name: str) -> HostedCluster:
         if name not in self.clusters:
@@ -315,15 +330,32 @@ class Agent:
                     for position, task in enumerate(tasks)
                 )
             )
-            for cluster in list(self.clusters.values()):
-                limit = cluster.policy.time_limit
-                # The kernel ends its cluster itself, and earlier, unless it is busy or frozen.
-                if limit is not None and now - cluster.opened > limit + _EXPIRY_GRACE_SECONDS:
-                    cluster.notice("warning", f"the time limit of {limit:g} s is over")
-                    await cluster.stop()
-            idle = not self.clusters and now - self._idle_since > processes.IDLE_SECONDS
-            if idle:
+            await self._end_what_is_over()
+            idle = not self.clusters and time.monotonic() - self._idle_since
+            if idle > processes.IDLE_SECONDS:
                 self.processes.close_server()
+
+    async def _end_what_is_over(self) -> None:
+        """End clusters whose time or lease is over, and sessions that nobody came back to."""
+        if _OWNER in self._sessions and os.getppid() != self.owner:
+            # A child of the kernel that inherited the pipe hides its end.
+            await self._owner_left()
+        for cluster in list(self.clusters.values()):
+            limit = cluster.policy.time_limit
+            open_for = time.monotonic() - cluster.opened
+            # The kernel ends its cluster itself, and earlier, unless it is busy or frozen.
+            if limit is not None and open_for > limit + _EXPIRY_GRACE_SECONDS:
+                await self._end(cluster, f"the time limit of {limit:g} s is over")
+            elif cluster.lease is not None and time.time() > cluster.lease:
+                await self._end(cluster, "its lease is over")
+        for key, session in list(self._sessions.items()):
+            if session.is_over:
+                del self._sessions[key]
+                await self._end_owned(session, f"nobody came back for {session.grace:g} s")
+        if self._stays and not self.clusters:
+            here = any(session.away_since is None for session in self._sessions.values())
+            if not here and time.monotonic() > self._idle_since:
+                self._done.set()
 
     async def _look_at(self, task: Supervised, late: bool, tick: int) -> None:
         seen = await task.ask(task.address, task.kind)
@@ -349,13 +381,9 @@ class Agent:
         if task.spec.gpus and tick % _GPU_EVERY_TICKS == 0:
             measured["gpu"] = await asyncio.to_thread(self._meter.read, task.spec.gpus)
         task.trim_log()
+        cluster = task._cluster.name
         self.tell(
-            {
-                "event": "measure",
-                "cluster": task._cluster.name,
-                "task": task.spec.name,
-                **measured,
-            }
+            cluster, {"event": "measure", "cluster": cluster, "task": task.spec.name, **measured}
         )
 
     async def _stats(self, process: processes.Process) -> tuple[dict[str, Any] | None, str]:
@@ -394,16 +422,17 @@ class Agent:
 
 
 def main() -> None:
-    """Be an agent: ``TFD_AGENT`` is its id, ``TFD_OWNER`` the pid of its parent."""
+    """Be an agent: ``TFD_AGENT`` is its id, ``TFD_OWNER`` the pid of its parent, if it has one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    owner = int(os.environ["TFD_OWNER"])
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    owner = int(os.environ["TFD_OWNER"]) if "TFD_OWNER" in os.environ else None
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        # Besides the end of input, which a child of the kernel that inherited the pipe would hide.
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != owner:
-            return
+        if owner is not None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
+            if os.getppid() != owner:
+                return
     agent_id = os.environ[runtime.AGENT_VARIABLE]
     directory = Path(json.loads(os.environ["TFD_AGENT_DIR"]))
 

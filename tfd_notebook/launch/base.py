@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
-from tfd_notebook.errors import UnknownName, Unsupported, UsageError
+from tfd_notebook.errors import StateError, UnknownName, Unsupported, UsageError
 from tfd_notebook.spec import SERVER_ROLES, ClusterConfig, Role
 
 ENTRY_POINTS = "tfd_notebook.launchers"
@@ -42,8 +42,10 @@ class Node(ABC):
         Requests are ``hold(tasks)``, which takes a port for each and answers with the addresses,
         ``start(tasks)``, ``stop(tasks)``, ``restart(task, settings)``, ``kill(task)``,
         ``install(blob)``, ``logs(task, size, offset)``, which answers with text and the offset
-        to go on from, and ``gpus()``, which answers as `tfd_notebook.gpus.find` does and is not
-        asked where tasks live in the calling process. A task to hold has the fields of
+        to go on from, and three that are not made where tasks live in the calling process:
+        ``gpus()``, which answers as `tfd_notebook.gpus.find` does, ``lease(seconds, renew)``, which
+        has the cluster stay without its owner and answers until when, and ``describe(about)``,
+        which keeps what whoever attaches needs to know. A task to hold has the fields of
         `tfd_notebook.spec.TaskSpec`.
 
         Parameters
@@ -63,6 +65,10 @@ class Node(ABC):
     @abstractmethod
     def close(self, timeout: float = 10.0) -> None:
         """End all tasks of the cluster on this host and let go of their ports; never raises."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Hear no more of the cluster, whose tasks go on; never raises."""
 
 
 class Launcher(ABC):
@@ -105,10 +111,13 @@ class Launcher(ABC):
         self.allow = (allow,) if isinstance(allow, str) else tuple(allow)
 
     @property
-    def options(self) -> str:
-        """What it was given, in a form that can be compared; for a subclass with options to add."""
-        hosts = self._host if isinstance(self._host, str) else sorted(self._host.items())
-        return f"host={hosts}"
+    def options(self) -> dict[str, Any]:
+        """What it was given, as JSON values with which another one like it can be made.
+
+        A subclass with options of its own adds them.
+        """
+        host = self._host if isinstance(self._host, str) else dict(self._host)
+        return {"host": host, "allow": list(self.allow)}
 
     def host_of(self, role: Role) -> str:
         """Return the name or address that tasks of `role` advertise."""
@@ -128,8 +137,14 @@ class Launcher(ABC):
         """
 
 
-def launcher(kind: str | Launcher) -> Launcher:
+def launcher(kind: str | Launcher, options: Mapping[str, Any] | None = None) -> Launcher:
     """Return the launcher of that name, or the object itself.
+
+    Parameters
+    ----------
+    kind : str or Launcher
+    options : mapping, optional
+        What to make it with, as its ``options`` were.
 
     Raises
     ------
@@ -152,9 +167,17 @@ def launcher(kind: str | Launcher) -> Launcher:
             fix=(f"did you mean {near[0]!r}? " if near else "")
             + f"launchers here: {', '.join(sorted(found))}",
         )
-    loaded = found[kind].load()()
+    loaded = found[kind].load()(**(options or {}))
     assert isinstance(loaded, Launcher)
     return loaded
+
+
+def no_lease(cluster: str) -> StateError:
+    """Return the error of who renews what a cluster does not have."""
+    return StateError(
+        f"cluster {cluster!r} ends with its kernel, and has no lease to renew",
+        fix="cluster.detach(hours=8) lets it stay",
+    )
 
 
 def kinds() -> dict[str, type[Launcher]]:

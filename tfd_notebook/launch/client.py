@@ -12,6 +12,7 @@ from tfd_notebook.errors import AgentLost, LaunchError, TfdError, TimeLimit
 from tfd_notebook.launch import protocol
 from tfd_notebook.launch.base import Node, OnEvent
 from tfd_notebook.spec import ClusterConfig
+from tfd_notebook.version import VERSION
 
 
 class AgentClient:
@@ -24,23 +25,35 @@ class AgentClient:
         Name or address of the agent's host, as its peers use it.
     send : callable
         Puts bytes on the channel; raises OSError when it is broken.
+    comes_back : bool
+        Whether a channel that broke is replaced: then requests wait for the next one. Default
+        false.
 
     Notes
     -----
-    The launcher calls `feed` with each line that arrives and `lost` when the channel ends.
+    The launcher calls `feed` with each line that arrives and `lost` when the channel ends for good.
     """
 
-    def __init__(self, agent_id: str, host: str, send: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, agent_id: str, host: str, send: Callable[[bytes], None], comes_back: bool = False
+    ) -> None:
         self.id = agent_id
         self.host = host
         self._send = send
+        self._comes_back = comes_back
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._ids = itertools.count(1)
         self._replies: dict[int, concurrent.futures.Future[Any]] = {}
+        #: What was sent and is not answered yet, where it may have to be sent again.
+        self._unanswered: dict[int, bytes] = {}
         self._listeners: dict[str, OnEvent] = {}
         self._lost: str | None = None
+        #: Number of the last frame that arrived.
+        self.seq = 0
         self.ready = threading.Event()
+        #: Whether the agent lives on when its owner ends.
+        self.stays = False
 
     @property
     def alive(self) -> bool:
@@ -50,22 +63,47 @@ class AgentClient:
     def submit(self, do: str, **arguments: Any) -> concurrent.futures.Future[Any]:
         """Send a request and return the future of its reply."""
         reply: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        with self._lock:
-            if self._lost is not None:
-                raise AgentLost(self._lost, fix="start the cluster again")
-            number = next(self._ids)
-            self._replies[number] = reply
-        body = {"id": number, "do": do, "arguments": arguments}
-        frame = protocol.Frame(self.host, self.id, number, body)
-        try:
-            # Under a lock of its own: a full channel must not keep what arrives from being read.
-            with self._sending:
-                self._send(protocol.encode(frame))
-        except (OSError, ValueError) as error:
+        # Under a lock of its own: a full channel must not keep what arrives from being read.
+        with self._sending:
             with self._lock:
-                self._replies.pop(number, None)
-            raise AgentLost(f"the agent's channel is broken: {error}") from None
+                if self._lost is not None:
+                    raise AgentLost(self._lost, fix="start the cluster again")
+                number = next(self._ids)
+                self._replies[number] = reply
+                body = {"id": number, "do": do, "arguments": arguments}
+                line = protocol.encode(protocol.Frame(self.host, self.id, number, body))
+                if self._comes_back:
+                    self._unanswered[number] = line
+            try:
+                self._send(line)
+            except (OSError, ValueError) as error:
+                if not self._comes_back:
+                    with self._lock:
+                        self._replies.pop(number, None)
+                    raise AgentLost(f"the agent's channel is broken: {error}") from None
         return reply
+
+    def resume(self, send: Callable[[bytes], None]) -> None:
+        """Go on over another channel, with all requests that were not answered over the last."""
+        with self._sending:
+            self._send = send
+            with self._lock:
+                lines = [self._unanswered[number] for number in sorted(self._unanswered)]
+            # The agent does none of them twice.
+            for line in lines:
+                send(line)
+
+    def tell_all(self, body: dict[str, Any]) -> None:
+        """Give an event to all clusters, as if the agent had sent it."""
+        with self._lock:
+            listeners = dict(self._listeners)
+        for name, listener in listeners.items():
+            listener({**body, "cluster": name})
+
+    def clusters(self) -> tuple[str, ...]:
+        """Return the names of the clusters that listen."""
+        with self._lock:
+            return tuple(self._listeners)
 
     def request(self, do: str, timeout: float, **arguments: Any) -> Any:
         """Send a request and wait for its reply; see `Node.request`."""
@@ -94,9 +132,11 @@ class AgentClient:
         if frame is None:
             return
         body = frame.body
+        self.seq = frame.seq or self.seq
         if "re" in body:
             with self._lock:
                 reply = self._replies.pop(body["re"], None)
+                self._unanswered.pop(body["re"], None)
             if reply is None:
                 return
             if body["ok"]:
@@ -106,10 +146,13 @@ class AgentClient:
         elif body["event"] == "hello":
             if body["version"] != protocol.VERSION:
                 self.lost(
-                    f"the agent speaks version {body['version']} of the protocol and this kernel "
-                    f"{protocol.VERSION}: both need the same tfd_notebook"
+                    f"the agent on {self.host} is of tfd_notebook {body.get('package', '?')} "
+                    f"(protocol {body['version']}) and this kernel's is {VERSION} "
+                    f"({protocol.VERSION}): both need the same"
                 )
             self.ready.set()
+        elif body["event"] == "stays":
+            self.stays = True
         else:
             with self._lock:
                 listener = self._listeners.get(body["cluster"])
@@ -123,12 +166,18 @@ class AgentClient:
                 return
             self._lost = reason
             replies, self._replies = list(self._replies.values()), {}
+            self._unanswered.clear()
             listeners, self._listeners = dict(self._listeners), {}
         for reply in replies:
             reply.set_exception(AgentLost(reason, fix="start the cluster again"))
         for name, listener in listeners.items():
             listener({"event": "lost", "cluster": name, "reason": reason})
         self.ready.set()
+
+    @property
+    def why_lost(self) -> str:
+        """Why the agent cannot be talked to any more; empty while it can."""
+        return self._lost or ""
 
 
 class AgentNode(Node):
@@ -137,44 +186,69 @@ class AgentNode(Node):
     Parameters
     ----------
     client : AgentClient
-    config : ClusterConfig
-    on_event : callable
-    surroundings : dict
-        ``environment``, ``directory`` and ``path`` that the tasks shall have.
+    cluster : str
+    directory : str
+        Of the cluster, on the agent's host.
+
+    See Also
+    --------
+    AgentNode.open : has an agent take in a new cluster.
     """
 
-    def __init__(
-        self,
+    def __init__(self, client: AgentClient, cluster: str, directory: str) -> None:
+        self.host = client.host
+        self.directory = directory
+        self._client = client
+        self._cluster = cluster
+
+    @classmethod
+    def open(
+        cls,
         client: AgentClient,
         config: ClusterConfig,
         on_event: OnEvent,
         surroundings: dict[str, Any],
-    ) -> None:
-        self.host = client.host
-        self._client = client
-        self._cluster = config.name
+    ) -> AgentNode:
+        """Have an agent take in a new cluster.
+
+        Parameters
+        ----------
+        client : AgentClient
+        config : ClusterConfig
+        on_event : callable
+        surroundings : dict
+            ``environment``, ``directory`` and ``path`` that the tasks shall have.
+        """
         client.listen(config.name, on_event)
         try:
-            self.directory = client.request(
+            directory = client.request(
                 "open",
                 30.0,
                 cluster=config.name,
                 policy=vars(config.policy),
                 preload=list(config.preload),
                 allow=list(config.allow),
+                about={},
                 **surroundings,
             )
         except BaseException:
             client.listen(config.name, None)
             raise
+        return cls(client, config.name, directory)
 
     def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
         return self._client.request(do, timeout, cluster=self._cluster, **arguments)
 
     def close(self, timeout: float = 10.0) -> None:
+        self._last("close", timeout)
+
+    def leave(self) -> None:
+        self._last("leave", 5.0)
+
+    def _last(self, do: str, timeout: float) -> None:
         try:
             if self._client.alive:
-                self._client.request("close", timeout, cluster=self._cluster)
+                self._client.request(do, timeout, cluster=self._cluster)
         except (TfdError, LaunchError):
             # Its channel ended meanwhile, and with it every task.
             pass

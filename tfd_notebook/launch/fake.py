@@ -7,10 +7,11 @@ keeps its nodes, so that a test can have a task die, hang or use memory.
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any, ClassVar
 
 from tfd_notebook.errors import UnknownName
-from tfd_notebook.launch.base import Launcher, Node, OnEvent
+from tfd_notebook.launch.base import Launcher, Node, OnEvent, no_lease
 from tfd_notebook.spec import ClusterConfig, Role, TaskState
 
 
@@ -63,12 +64,17 @@ class FakeNode(Node):
         self.settings: dict[str, dict[str, Any]] = {}
         self.gpus = gpus
         self.dealt: dict[str, list[int]] = {}
+        self.about: dict[str, Any] = {}
+        self.leased = False
 
     def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
         return getattr(self, f"_do_{do}")(**arguments)
 
     def close(self, timeout: float = 10.0) -> None:
         self._do_stop(list(self.tasks))
+
+    def leave(self) -> None:
+        pass
 
     def tell(self, task: str, state: TaskState, reason: str = "", **fields: Any) -> None:
         """Send the event that `task` entered `state`."""
@@ -137,6 +143,17 @@ class FakeNode(Node):
             task, TaskState.READY, pid=next(self._pids), restarts=self.tasks[task]["restarts"] + 1
         )
         return pid
+
+    def _do_lease(self, seconds: float, renew: bool = False) -> float:
+        if renew and not self.leased:
+            raise no_lease(self._cluster)
+        self.leased = True
+        until = time.time() + seconds
+        self._on_event({"event": "lease", "cluster": self._cluster, "until": until})
+        return until
+
+    def _do_describe(self, about: dict[str, Any]) -> None:
+        self.about = about
 
     def _do_install(self, blob: str) -> None:
         self.installed.append(blob)

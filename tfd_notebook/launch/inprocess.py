@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from tfd_notebook.errors import StateError, TfdError, UnknownName
+from tfd_notebook.errors import StateError, TfdError, UnknownName, Unsupported
 from tfd_notebook.launch import runtime, servers, sockets
 from tfd_notebook.launch.base import ALL_ROLES, Launcher, Node, OnEvent
 from tfd_notebook.launch.tombstone import Tombstone
@@ -118,6 +118,14 @@ class InProcessNode(Node):
             self._retired.clear()
         self._measuring.join(timeout)
         runtime.remove(self._directory)
+
+    def leave(self) -> None:
+        """Does nothing: its tasks cannot outlive this process."""
+
+    def _do_lease(self, seconds: float, renew: bool = False) -> float:
+        raise Unsupported(
+            "tasks inside this process cannot outlive it", fix='start them with launcher="local"'
+        )
 
     def _do_hold(self, tasks: list[dict[str, Any]]) -> dict[str, str]:
         held: dict[str, str] = {}

@@ -57,7 +57,7 @@ class Local(Launcher):
                     "fix": None,
                 }
             )
-        return (AgentNode(client, config, on_event, surroundings),)
+        return (AgentNode.open(client, config, on_event, surroundings),)
 
 
 def preload() -> bool:
@@ -156,6 +156,11 @@ class _LocalAgent:
         with contextlib.suppress(ValueError):
             for line in self._process.stdout:
                 self.client.feed(line)
+        if self.client.stays:
+            # It looks after clusters that outlive this process, which therefore never waits for it.
+            self._process.returncode = 0
+            self.client.lost("the agent goes on alone")
+            return
         status = self._process.wait()
         runtime.remove(self.directory)
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
@@ -175,7 +180,7 @@ class _LocalAgent:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         self._thread.join(timeout)
-        if self._thread.is_alive():
+        if self._thread.is_alive() and not self.client.stays:
             self._process.kill()
             self._thread.join(timeout)
         self._process.stdout.close()

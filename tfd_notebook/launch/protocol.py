@@ -17,8 +17,9 @@ from typing import Any
 
 from tfd_notebook import errors
 
-VERSION = 1
-_MAGIC = b"TFD%d " % VERSION
+#: Grows with each change of what is said; how a frame looks stays, so that two versions can tell.
+VERSION = 2
+_MAGIC = b"TFD1 "
 
 
 @dataclass(frozen=True)

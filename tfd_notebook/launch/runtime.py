@@ -79,6 +79,14 @@ def process_start(pid: int) -> float | None:
         return None
 
 
+def runs(pid: object, started: object) -> bool:
+    """Whether the process of that pid runs and is the one that started then."""
+    if not isinstance(pid, int) or not isinstance(started, (int, float)):
+        return False
+    now = process_start(pid)
+    return now is not None and abs(now - started) < 1.0
+
+
 def write_state(directory: Path, state: dict[str, Any]) -> None:
     """Write the agent's state file, atomically and readable by its user only."""
     target = directory / STATE_FILE

@@ -20,7 +20,7 @@ from tfd_notebook.launch.tombstone import Tombstone
 from tfd_notebook.spec import SERVER_ROLES, Role, TaskSpec, TaskState
 
 if TYPE_CHECKING:
-    from tfd_notebook.launch.agent import HostedCluster
+    from tfd_notebook.launch.hosted import HostedCluster
 
 #: A task that has been ready for this long starts counting its restarts at zero again.
 _STEADY_SECONDS = 60.0
@@ -65,7 +65,8 @@ class Supervised:
         self._deaths = 0
         self._asked = False
         self._wake = asyncio.Event()
-        self._open_to = ""
+        self.open_to = ""
+        self.reason = ""
         self._tombstone: Tombstone | None = None
         self._life: asyncio.Future[None] | None = None
 
@@ -277,7 +278,7 @@ class Supervised:
             settings=self.settings,
             allow=cluster.allow,
         )
-        self._open_to = started["open_to"]
+        self.open_to = started["open_to"]
         await self._wait_until_alive(self.address, self.kind)
 
     async def _wait_until_alive(self, address: str, kind: probe.Kind) -> None:
@@ -344,9 +345,9 @@ class Supervised:
         return why_ended(self.process.ended.result(), _oom_kills() > kills_before)
 
     def _enter(self, state: TaskState, reason: str = "", log: tuple[str, ...] = ()) -> None:
-        self.state = state
+        self.state, self.reason = state, reason
         self.silent_since = None
-        self._cluster.task_changed(self, reason, self._open_to, log)
+        self._cluster.task_changed(self, log)
 
 
 def why_ended(status: int, memory_limit: bool = False) -> str:

@@ -20,7 +20,7 @@ class Leftover:
     Parameters
     ----------
     agent : str
-        Id of the agent that it belonged to.
+        Id of the agent that it belonged to; empty for the socket of a process.
     pid : int, optional
         The process; None for a directory or socket.
     what : str
@@ -50,15 +50,10 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
     """
     found: list[Leftover] = []
     dead: dict[str, Path] = {}
-    sockets: list[tuple[str, Path]] = []
     for directory, state in runtime.agent_states():
         if not _owner_lives(directory, state):
             agent = directory.name.removeprefix("agent-")
             dead[agent] = directory
-            owner = state.get("owner_pid")
-            # Another process may have the pid by now, and listen there.
-            if isinstance(owner, int) and runtime.process_start(owner) is None:
-                sockets.append((agent, runtime.control_socket(owner)))
     for process in psutil.process_iter():
         if process.pid == os.getpid():
             continue
@@ -75,18 +70,25 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
         found.append(Leftover(agent, None, str(directory)))
         if not dry_run:
             runtime.remove(directory)
-    for agent, path in sockets:
-        if path.exists():
-            found.append(Leftover(agent, None, str(path)))
+    for path in runtime.runtime_dir().glob("*.sock"):
+        # Another process may have the pid by now, and listen there.
+        if path.stem.isdecimal() and runtime.process_start(int(path.stem)) is None:
+            found.append(Leftover("", None, str(path)))
             if not dry_run:
                 path.unlink(missing_ok=True)
     return tuple(found)
 
 
 def _owner_lives(directory: Path, state: dict[str, object]) -> bool:
-    pid, started = state.get("owner_pid"), state.get("owner_start")
-    if not isinstance(pid, int) or not isinstance(started, (int, float)):
+    pid = state.get("owner_pid")
+    if "agent" not in state:
         # A directory without a readable state file: its agent is just starting, or died in the act.
         return time.time() - directory.stat().st_mtime < 60
-    now = runtime.process_start(pid)
-    return now is not None and abs(now - started) < 1.0
+    if runtime.runs(pid, state.get("owner_start")):
+        return True
+    # Without an owner it is the agent itself that knows when its clusters end.
+    leases = state.get("clusters")
+    stays = pid is None or (
+        isinstance(leases, dict) and any(lease is not None for lease in leases.values())
+    )
+    return stays and runtime.runs(state.get("pid"), state.get("start"))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from tfd_notebook import views
+from tfd_notebook import attaching, views
 from tfd_notebook.errors import UsageError
+from tfd_notebook.launch import detached
 from tfd_notebook.magics import living, starting
-from tfd_notebook.magics.options import add_scale_options, scale_wishes
+from tfd_notebook.magics.options import add_hours_option, add_scale_options, scale_wishes
 from tfd_notebook.magics.parsing import Command, CommandLine, Parser
 from tfd_notebook.spec import Role
 from tfd_notebook.widgets import VIEWS
@@ -24,7 +26,7 @@ def command_line(shell: Any) -> CommandLine:
             _Start(shell),
             starting.add_options,
         ),
-        Command("list", "the clusters of this kernel", _list),
+        Command("list", "your clusters: of this kernel, of others, and detached ones", _list),
         Command("status", "one cluster: tasks, streams, notices", _status, _status_args),
         Command("scale", "have another number of tasks", _scale, _scale_args),
         Command("jobs", "what is read through a cluster, by job and pass", _jobs, _name_args),
@@ -34,6 +36,9 @@ def command_line(shell: Any) -> CommandLine:
         Command("kill", "kill a task's process as a crash would", _kill, _task_args),
         Command("interrupt", "cancel every read from a cluster", _interrupt, _name_args),
         Command("recover", "bring back what a lost ps took along", _Recover(shell), _recover_args),
+        Command("attach", "take up a cluster that outlives kernels", _Attach(shell), _attach_args),
+        Command("detach", "let a cluster outlive this kernel", _lasting("detach"), _lasting_args),
+        Command("renew", "have a detached cluster stay longer", _lasting("renew"), _lasting_args),
         Command("stop", "stop a cluster and all its tasks", _stop, _stop_args),
         Command("kinds", "the launchers that exist here", _kinds),
     )
@@ -80,9 +85,7 @@ class _Start:
 
 
 def _list(options: argparse.Namespace) -> views.Table:
-    return views.clusters_table(
-        [views.brief(cluster.snapshot()) for cluster in living.living().values()]
-    )
+    return views.clusters_table(attaching.everywhere())
 
 
 def _name_args(parser: Parser) -> None:
@@ -221,6 +224,49 @@ class _Recover:
         if options.checkpoint is not None and not cluster.can_build:
             say(f"build the model again, then restore it from {options.checkpoint}")
         return coordinator
+
+
+class _Attach:
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def __call__(self, options: argparse.Namespace) -> Any:
+        variable = living.check_variable(options.output)
+        cluster = attaching.attach(options.name or _only_detached())
+        bound = living.bind(self._shell.user_ns, variable, cluster)
+        say(f"cluster {cluster.name!r} is taken up; it is in the variable {bound!r}")
+        return cluster
+
+
+def _only_detached() -> str:
+    names = sorted({one.name for one in detached.detached()})
+    if len(names) != 1:
+        raise UsageError(
+            f"{len(names) or 'no'} clusters are detached, and none is named",
+            fix=f"add one of these names: {', '.join(names)}" if names else None,
+        )
+    return names[0]
+
+
+def _attach_args(parser: Parser) -> None:
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="which cluster, where several are detached"
+    )
+    starting.add_output_option(parser)
+
+
+def _lasting_args(parser: Parser) -> None:
+    _name_args(parser)
+    add_hours_option(parser)
+
+
+def _lasting(command: str) -> Callable[[argparse.Namespace], None]:
+    def run(options: argparse.Namespace) -> None:
+        cluster = living.pick(options.name)
+        until = getattr(cluster, command)(options.hours)
+        say(f"cluster {cluster.name!r} stays until {time.ctime(until)}, whatever this kernel does")
+
+    return run
 
 
 def _stop_args(parser: Parser) -> None:

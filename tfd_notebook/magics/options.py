@@ -62,6 +62,25 @@ def add_start_options(parser: Parser) -> None:
     )
 
 
+def add_hours_option(parser: Any) -> None:
+    """Add how long a cluster shall outlive its kernel."""
+    parser.add_argument(
+        "--hours", type=float, default=8.0, metavar="H", help="for so long (default: 8 hours)"
+    )
+
+
+def add_detach_option(parser: Any) -> None:
+    """Add that a cluster shall outlive its kernel from the start."""
+    parser.add_argument(
+        "--detach",
+        nargs="?",
+        type=float,
+        const=8.0,
+        metavar="HOURS",
+        help="let it outlive this process, for so many hours (default: 8)",
+    )
+
+
 def scale_wishes(options: argparse.Namespace) -> dict[str, int]:
     """Return the numbers of tasks that `options` name, as `Cluster.scale` takes them."""
     named = {name: getattr(options, name) for name in ("data_workers", "workers", "ps")}
@@ -84,6 +103,8 @@ def read_gpus(words: str) -> Any:
 def make_cluster(options: argparse.Namespace, port: int = 0) -> Cluster:
     """Return the cluster that `options` describe, started; one that lives already is used.
 
+    With ``--detach`` that can be one that outlived the process that started it.
+
     Parameters
     ----------
     options : argparse.Namespace
@@ -91,7 +112,7 @@ def make_cluster(options: argparse.Namespace, port: int = 0) -> Cluster:
     port : int
         TCP port of the dispatcher, 0 for a free one.
     """
-    from tfd_notebook.cluster import Cluster
+    from tfd_notebook import attaching
     from tfd_notebook.launch import base
     from tfd_notebook.spec import Policy, Service
 
@@ -103,7 +124,8 @@ def make_cluster(options: argparse.Namespace, port: int = 0) -> Cluster:
         wishes["allow"] = options.allow
     if wishes:
         launcher = type(launcher)(**wishes)
-    return Cluster(
+    return attaching.start(
+        options.detach,
         data_workers=options.data_workers or 0,
         workers=options.workers or 0,
         ps=options.ps or 0,

@@ -9,12 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from tfd_notebook.errors import UnknownName, Unsupported, UsageError
-
-#: Options that are promised, and what they wait for.
-_LATER = {
-    "--detach": "clusters that outlive their process",
-}
+from tfd_notebook.errors import UnknownName, UsageError
 
 
 class HelpAsked(Exception):
@@ -58,14 +53,6 @@ class Parser(argparse.ArgumentParser):
         """
         if "?" in tokens:
             self.print_help()
-        for token in tokens:
-            if token.partition("=")[0] in _LATER.keys() - set(self.options):
-                option = token.partition("=")[0]
-                raise Unsupported(
-                    f"{self.prog}: {option} cannot be used yet: "
-                    f"this version has no {_LATER[option]}",
-                    fix=f"leave {option} out",
-                )
         known, rest = self.parse_known_args(list(tokens))
         for token in rest:
             if token.startswith("-"):

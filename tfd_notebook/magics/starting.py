@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.errors import UsageError
 from tfd_notebook.magics import living
-from tfd_notebook.magics.options import add_start_options, make_cluster
+from tfd_notebook.magics.options import add_detach_option, add_start_options, make_cluster
 from tfd_notebook.magics.parsing import Parser
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _FIELDS = (
     ("name", "text", "name", "how the cluster is called", "cluster"),
     ("output", "text", "variable", "Python variable that holds it", "cluster"),
     ("time_limit", "seconds", "time limit", "seconds after which it stops; empty for none", None),
+    ("detach", "hours", "outlives this kernel", "for so many hours; empty: ends with it", None),
 )
 
 
@@ -45,6 +47,12 @@ class Started:
 def add_options(parser: Parser) -> None:
     """Add what ``%tfd_cluster start`` takes."""
     add_start_options(parser)
+    add_detach_option(parser)
+    add_output_option(parser)
+
+
+def add_output_option(parser: Parser) -> None:
+    """Add the variable that shall hold a cluster."""
     parser.add_argument(
         "-o",
         "--output",
@@ -63,6 +71,8 @@ def start(shell: Any, options: argparse.Namespace) -> Started:
     reused = any(c is cluster for c in before)
     done = "lives already and is used" if reused else "started"
     taken = f" ({variable!r} holds something else)" if bound != variable else ""
+    if cluster.detached:
+        done += f", stays until {time.ctime(cluster.snapshot().lease)}"
     said = f"cluster {cluster.name!r} {done}; it is in the variable {bound!r}{taken}"
     return Started(cluster, bound, reused, said)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ _CLUSTER_COLUMNS = (
     Column("launcher", drop=1),
     Column("tasks ready", right=True),
     Column("reading", right=True),
+    Column("detached", drop=2),
     Column("pid", right=True),
 )
 
@@ -27,8 +29,9 @@ def brief(snapshot: Snapshot) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``name state launcher planned observed reading``: how many tasks are planned and observed,
-        and how many consumers read from the cluster.
+        ``name state launcher planned observed reading lease``: how many tasks are planned and
+        observed, how many consumers read from the cluster, and until when it stays without a
+        kernel (seconds since the epoch, None: not at all).
     """
     return {
         "name": snapshot.name,
@@ -37,6 +40,7 @@ def brief(snapshot: Snapshot) -> dict[str, Any]:
         "planned": sum(snapshot.planned.values()),
         "observed": sum(snapshot.observed.values()),
         "reading": sum(row.state == "running" for row in snapshot.streams),
+        "lease": snapshot.lease,
     }
 
 
@@ -49,7 +53,8 @@ def clusters_table(briefs: Sequence[Mapping[str, Any]]) -> Table:
             Cell(str(one["launcher"])),
             Cell(f"{one['observed']} of {one['planned']}"),
             Cell(str(one["reading"])),
-            Cell(str(one.get("pid", ""))),
+            Cell(_stays(one.get("lease"))),
+            Cell(str(one.get("pid") or "")),
         )
         for one in briefs
     ]
@@ -60,6 +65,10 @@ def clusters_table(briefs: Sequence[Mapping[str, Any]]) -> Table:
         empty="no cluster lives",
         records=[dict(one) for one in briefs],
     )
+
+
+def _stays(lease: float | None) -> str:
+    return "" if lease is None else f"for {figures.duration(max(0.0, lease - time.time()))}"
 
 
 def streams_table(snapshots: Iterable[Snapshot]) -> Table:

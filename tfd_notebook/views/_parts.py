@@ -80,6 +80,9 @@ def facts(snapshot: Snapshot) -> list[str]:
         said.append(f"journal {figures.size(snapshot.journal_bytes)}")
     if snapshot.expires is not None:
         said.append(f"stops in {figures.duration(snapshot.expires - snapshot.time)}")
+    if snapshot.lease is not None:
+        left = figures.duration(max(0.0, snapshot.lease - snapshot.time))
+        said.append(f"detached, stays for {left}")
     return said
 
 

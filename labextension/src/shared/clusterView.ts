@@ -93,7 +93,16 @@ export class ClusterView extends View {
     );
     setText(this._launcher, seen.launcher);
     const left = (seen.expires ?? 0) - Date.now() / 1000;
-    setText(this._expires, seen.expires && left > 0 ? `stops in ${duration(left)}` : '');
+    const stays = Math.max(0, (seen.lease ?? 0) - Date.now() / 1000);
+    setText(
+      this._expires,
+      [
+        seen.expires && left > 0 ? `stops in ${duration(left)}` : '',
+        seen.lease ? `detached, stays for ${duration(stays)}` : ''
+      ]
+        .filter(Boolean)
+        .join('; ')
+    );
     const differs = hasEnded(seen) ? [] : differences(seen);
     setText(this._roles, differs.join('\n'));
     this._roles.style.whiteSpace = 'pre-line';

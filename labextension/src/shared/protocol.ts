@@ -101,6 +101,8 @@ export interface ICluster {
   notices: INotice[];
   coordinator?: ICoordinator;
   expires?: number;
+  /** Until when it stays without a kernel; seconds since the epoch. */
+  lease?: number;
 }
 
 export interface ITree {

@@ -9,7 +9,7 @@ import { type IActions, type IView, linkTrouble } from './view';
 
 export interface IField {
   name: string;
-  kind: 'count' | 'flag' | 'text' | 'seconds' | 'choice';
+  kind: 'count' | 'flag' | 'text' | 'seconds' | 'hours' | 'choice';
   label: string;
   help?: string;
   default?: string | number | boolean | null;
@@ -221,6 +221,7 @@ function inputOf(field: IField, choices: readonly string[]): Input {
     case 'count':
       return h('input', { type: 'number', min: 0, max: 1024, step: 1, value: String(start) });
     case 'seconds':
+    case 'hours':
       return h('input', { type: 'number', min: 0, step: 'any', value: String(start) });
     default:
       return h('input', { type: 'text', value: String(start), spellcheck: 'false' });
@@ -236,7 +237,7 @@ function valueOf(field: IField, input: Input): string | number | boolean | null 
   if (!words) {
     return null;
   }
-  return field.kind === 'count' || field.kind === 'seconds' ? Number(words) : words;
+  return ['count', 'seconds', 'hours'].includes(field.kind) ? Number(words) : words;
 }
 
 /** The line of the magic that does the same. */

@@ -1,0 +1,80 @@
+"""A kernel that restarts finds its parameter servers and goes on from its checkpoint."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import tfd_notebook as tfd
+from tfd_notebook.launch import sweep
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
+
+#: Bytes of the variable that each kernel makes; what is kept of five of them would be seen.
+MEGABYTES = 40
+
+KERNEL = f"""
+import json, os, signal, sys
+import tfd_notebook as tfd
+cluster = tfd.attach("lasting")
+import tensorflow as tf
+coordinator = cluster.coordinator()
+with coordinator.strategy.scope():
+    steps = tf.Variable(0, dtype=tf.int64)
+    weights = tf.Variable(tf.zeros([{MEGABYTES} * 250_000]))
+checkpoint = tf.train.Checkpoint(steps=steps, weights=weights)
+manager = tf.train.CheckpointManager(checkpoint, sys.argv[1], max_to_keep=1)
+if manager.latest_checkpoint:
+    checkpoint.restore(manager.latest_checkpoint)
+
+@tf.function
+def step():
+    weights.assign_add(tf.ones_like(weights))
+    return steps.assign_add(1)
+
+before = int(steps.numpy())
+for _ in range(5):
+    coordinator.schedule(step)
+coordinator.join()
+manager.save()
+said = {{"before": before, "after": int(steps.numpy()), "weight": float(weights[0].numpy())}}
+print("SAID" + json.dumps(said), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def cluster() -> Iterator[tfd.Cluster]:
+    made = tfd.Cluster(workers=1, ps=1, name="lasting")
+    try:
+        made.detach(1.0)
+        yield made
+    finally:
+        made.stop()
+        sweep.sweep()  # the sockets of the killed
+
+
+def test_five_restarts_go_on_from_the_checkpoint_in_flat_memory(
+    no_coordinator: None, cluster: tfd.Cluster, tmp_path: Path
+) -> None:
+    used = []
+    for life in range(5):
+        kernel = subprocess.run(
+            [sys.executable, "-c", KERNEL, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+        assert "SAID" in kernel.stdout, kernel.stderr
+        said = json.loads(kernel.stdout.split("SAID")[1])
+        assert said == {"before": 5 * life, "after": 5 * life + 5, "weight": 5.0 * life + 5}
+        used.append(sum(psutil.Process(task.pid).memory_info().rss / 1e6 for task in cluster.tasks))
+    # The first has nothing to restore.
+    assert max(used[1:]) - min(used[1:]) < MEGABYTES
+    assert cluster.state == "ready"

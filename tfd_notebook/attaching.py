@@ -1,0 +1,188 @@
+"""Clusters that this process did not start: found, taken over, watched."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from tfd_notebook import cluster as here
+from tfd_notebook import control, errors, spec, views
+from tfd_notebook.cluster import Cluster
+from tfd_notebook.configure import configure
+from tfd_notebook.lasting import check_hours
+from tfd_notebook.launch import detached
+
+
+class Clusters(dict[str, Cluster]):
+    """The clusters that this process holds, by name; it shows all of this user's."""
+
+    @property
+    def everywhere(self) -> views.Table:
+        """The clusters of all processes of this user on this host, and those without a process."""
+        return views.clusters_table(everywhere())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        table = self.everywhere
+        return {"text/plain": table.text(), "text/html": table.html()}
+
+
+def clusters() -> Clusters:
+    """Return the clusters of this process that have not ended, by name.
+
+    Shown in a notebook it lists those of the user's other processes, too, and the detached ones,
+    which `attach` takes over.
+
+    Returns
+    -------
+    Clusters
+        A dict of str to `Cluster`, whose ``everywhere`` is the table of all.
+    """
+    return Clusters(here.clusters())
+
+
+def everywhere() -> list[dict[str, Any]]:
+    """Return all clusters of this user on this host, as `tfd_notebook.views.brief` gives them.
+
+    Each has a ``pid``, of the process that holds it; None for a detached one that none holds.
+    """
+    found = control.clusters()
+    held = {one["name"] for one in found if one["lease"] is not None}
+    for where in detached.detached():
+        if where.name in held:
+            continue
+        # One that ends just now, or does not answer, must not hide the others.
+        with contextlib.suppress(errors.TfdError):
+            found += [_brief(one) for one in detached.briefs(where) if one["name"] == where.name]
+    return found
+
+
+def attach(name: str, *, connect: bool = True) -> Cluster:
+    """Take over a cluster that outlives its kernel.
+
+    Parameters
+    ----------
+    name : str
+        Of a cluster that `Cluster.detach` or ``--detach`` let stay.
+    connect : bool
+        Whether this process shall be able to coordinate its workers. Default true; false is for
+        one that only looks at it or ends it.
+
+    Returns
+    -------
+    Cluster
+        Whole: it can be read from, scaled and stopped. It stays detached, so this process's end
+        does not end it. The one that this process has already, where it has it.
+
+    Raises
+    ------
+    UnknownName
+        No such cluster is detached.
+    NameTaken
+        This process has another one of that name.
+    """
+    living = here.clusters().get(name)
+    if living is not None and living.detached:
+        return living
+    link = find(name).link()
+    try:
+        said = link.client.request("clusters", 10.0)
+        about = next((one["about"] for one in said if one["name"] == name), None)
+        if not about:
+            raise errors.UnknownName(f"cluster {name!r} has just ended", fix="tfd.clusters()")
+        made = Cluster._attached(
+            spec.unpack(about["config"]),
+            lambda one: detached.adopt(link, name, one._monitor.take),
+        )
+    except BaseException:
+        link.close()
+        raise
+    if connect:
+        made._connect_to_present()
+    return made
+
+
+def start(hours: float | None, **options: Any) -> Cluster:
+    """Return ``Cluster(**options)``, detached for so many hours where that is not None.
+
+    A detached cluster of the same name and specification is taken over, and stays so long from now.
+
+    Raises
+    ------
+    NameTaken
+        One of that name is detached that has another specification.
+    """
+    if hours is None:
+        return Cluster(**options)
+    check_hours(hours)
+    config, _ = configure(options.get("name"), {k: v for k, v in options.items() if k != "name"})
+    living = here.clusters()
+    if config.name in living or not is_detached(config.name):
+        made = Cluster(**options)
+        try:
+            made.detach(hours)
+        except BaseException:
+            if config.name not in living:
+                made.stop()
+            raise
+    else:
+        made = attach(config.name)
+        if made.config != config:
+            made.leave()
+            raise errors.NameTaken(
+                f"a detached cluster {config.name!r} lives, with another specification",
+                fix=f"use tfd.attach({config.name!r}) or end it: tfd stop {config.name}",
+            )
+        made.detach(hours)
+    return made
+
+
+def is_detached(name: str) -> bool:
+    """Whether a detached cluster of this user on this host has that name."""
+    return any(one.name == name for one in detached.detached())
+
+
+def find(name: str) -> detached.Detached:
+    """Return where a detached cluster is.
+
+    Raises
+    ------
+    UnknownName
+        There is none of that name.
+    UsageError
+        There are several.
+    """
+    known = detached.detached()
+    found = [one for one in known if one.name == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise errors.UsageError(
+            f"{len(found)} detached clusters are called {name!r}",
+            fix="stop one by its agent: tfd stop --pid "
+            + " or ".join(str(one.pid) for one in found),
+        )
+    names = [one.name for one in known]
+    near = difflib.get_close_matches(name, names, n=1)
+    raise errors.UnknownName(
+        f"no detached cluster is called {name!r}",
+        fix=(f"did you mean {near[0]!r}? " if near else "")
+        + f"detached clusters: {', '.join(names) or 'none'}",
+    )
+
+
+def _brief(said: Mapping[str, Any]) -> dict[str, Any]:
+    about = said["about"]
+    planned = sum(about["fleet"]["counts"].values()) if about else len(said["tasks"])
+    observed = said["tasks"].count("ready")
+    return {
+        "name": said["name"],
+        "state": "ready" if observed >= planned else "degraded",
+        "launcher": about["config"]["launcher"] if about else "",
+        "planned": planned,
+        "observed": observed,
+        "reading": 0,
+        "lease": said["lease"],
+        "pid": None,
+    }

@@ -1,0 +1,149 @@
+"""The part of `Cluster` that outlives its kernel: leases, and how one that lives is taken over."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tfd_notebook import errors
+from tfd_notebook.launch import base, detached
+from tfd_notebook.spec import Role, pack
+from tfd_notebook.training import Training
+
+_MOST_HOURS = 24.0 * 365
+
+
+def check_hours(hours: object) -> None:
+    """Raise UsageError unless a cluster can stay for so many hours."""
+    if isinstance(hours, bool) or not isinstance(hours, (int, float)):
+        raise errors.UsageError(f"hours={hours!r} is no number")
+    if not (math.isfinite(hours) and 0 < hours <= _MOST_HOURS):
+        raise errors.UsageError(
+            f"hours={hours:g} is out of range", fix=f"use more than 0 and up to {_MOST_HOURS:g}"
+        )
+
+
+class Lasting(Training):
+    """The part of `Cluster` that is detached, renewed, left and attached to."""
+
+    def detach(self, hours: float = 8.0) -> float:
+        """Let the cluster outlive this kernel, for so long.
+
+        From then on it ends by `stop` here or from any process of this user (``tfd stop``,
+        `tfd_notebook.attach`), or when the time is over; not with the kernel and not with a
+        ``with`` block. Calling it again sets the time anew.
+
+        Parameters
+        ----------
+        hours : float
+            Default 8. `renew` prolongs it.
+
+        Returns
+        -------
+        float
+            Until when it stays, in seconds since the epoch.
+
+        Raises
+        ------
+        UsageError
+            `hours` cannot be meant.
+        StateError
+            The cluster does not run.
+        Unsupported
+            Its tasks live in this process.
+        """
+        return self._hold(hours, renew=False)
+
+    def renew(self, hours: float = 8.0) -> float:
+        """Have a detached cluster stay for so many hours from now.
+
+        Returns
+        -------
+        float
+            Until when it stays, in seconds since the epoch.
+
+        Raises
+        ------
+        UsageError, StateError
+            As `detach`; or it is not detached.
+        """
+        return self._hold(hours, renew=True)
+
+    @property
+    def detached(self) -> bool:
+        """Whether the cluster outlives this kernel."""
+        return self._monitor.lease is not None
+
+    def _hold(self, hours: float, renew: bool) -> float:
+        check_hours(hours)
+        with self._lock:
+            self._must_run()
+            if not renew and not self.detached:
+                self._must_be_only_one()
+            until: float = self._fleet.ask("lease", seconds=hours * 3600.0, renew=renew)
+            self._monitor.take({"event": "lease", "cluster": self.name, "until": until})
+            self._describe()
+        return until
+
+    def _say_if_another_is_detached(self) -> None:
+        if any(one.name == self.name for one in detached.detached()):
+            self._monitor.notice(
+                "info",
+                f"another cluster {self.name!r} of yours is detached",
+                fix=f"tfd.attach({self.name!r}) takes that one up, once this one has ended",
+            )
+
+    def _must_be_only_one(self) -> None:
+        if any(one.name == self.name for one in detached.detached()):
+            raise errors.NameTaken(
+                f"another cluster {self.name!r} of yours is detached, and one could not be told "
+                "from the other",
+                fix=f"end it, tfd stop {self.name}, or start this one under another name=",
+            )
+
+    def _describe(self) -> None:
+        """Keep with the tasks what whoever attaches needs to know; only where somebody may."""
+        if not self.detached:
+            return
+        about = {
+            "config": pack(self._config),
+            "fleet": self._fleet.about(),
+            "used": self._used,
+            "pid": os.getpid(),
+            "since": time.time(),
+        }
+        # Where the agent is gone its end is told in another way.
+        with contextlib.suppress(errors.AgentLost, errors.TimeLimit):
+            self._fleet.ask("describe", about=about)
+
+    def _scale(self, counts: Mapping[Role, int]) -> None:
+        try:
+            super()._scale(counts)
+        finally:
+            self._describe()
+
+    def strategy(self, *args: Any, **options: Any) -> Any:
+        strategy = super().strategy(*args, **options)
+        self._describe()
+        return strategy
+
+    strategy.__doc__ = Training.strategy.__doc__
+
+    def enable_static_sharding(self) -> None:
+        """Have the dispatcher know its workers by address, restarting it if that is news."""
+        super().enable_static_sharding()
+        self._describe()
+
+    def _take_over(self, node: base.Node, found: Mapping[str, Any]) -> None:
+        """Make a cluster of what an agent says of one; see `AgentNode.adopt`."""
+        about = found["about"]
+        self._fleet.adopt(node, about["fleet"], found["tasks"])
+        # Whoever comes later meets the variables of whoever was there before.
+        self._used = bool(about["used"])
+        self._monitor.lease = found["lease"]
+        if found["left"] is not None:
+            self._monitor.expires = time.time() + found["left"]

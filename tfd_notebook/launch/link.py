@@ -1,0 +1,189 @@
+"""The kernel's end of an agent that it reaches over a channel which may break and come back."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from tfd_notebook.errors import AgentLost, LaunchError, TfdError
+from tfd_notebook.launch import protocol, unixsocket
+from tfd_notebook.launch.client import AgentClient
+
+_CONNECT_SECONDS = 10.0
+_PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
+
+
+class Channel(Protocol):
+    """A way to an agent: lines come, bytes go."""
+
+    def send(self, data: bytes) -> None:
+        """Send, or raise OSError."""
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield what arrives, until the channel ends."""
+
+    def close(self) -> None:
+        """End it; whoever waits for lines gets no more."""
+
+
+class SocketChannel:
+    """A channel to the socket of an agent on this host.
+
+    Parameters
+    ----------
+    path : Path
+
+    Raises
+    ------
+    OSError
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._socket = unixsocket.connect(path, _CONNECT_SECONDS)
+        self._socket.settimeout(None)
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def lines(self) -> Iterator[bytes]:
+        with contextlib.suppress(OSError), self._socket.makefile("rb") as file:
+            yield from file
+        self._socket.close()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class Link:
+    """A session with an agent that lasts longer than its channels.
+
+    Parameters
+    ----------
+    agent : str
+        Id of the agent.
+    host : str
+        Name or address of its host, as its peers use it.
+    connect : callable
+        Returns a fresh channel; raises OSError where the host cannot be reached now, and a TfdError
+        where it never will be.
+    grace : float
+        Seconds for which the agent waits for this session to come back. Default 600.
+
+    Attributes
+    ----------
+    client : AgentClient
+    """
+
+    def __init__(
+        self, agent: str, host: str, connect: Callable[[], Channel], grace: float = 600.0
+    ) -> None:
+        self._host = host
+        self._connect = connect
+        self._grace = grace
+        self._session = uuid.uuid4().hex
+        self._channel: Channel | None = None
+        self._closed = threading.Event()
+        self.client = AgentClient(agent, host, self._not_yet, comes_back=True)
+        # The first one in the caller's thread, whose error it is.
+        channel = self._greeted()
+        self._thread = threading.Thread(
+            target=self._serve, args=(channel,), name=f"tfd-link-{agent}", daemon=True
+        )
+        self._thread.start()
+        if not self.client.ready.wait(_CONNECT_SECONDS):
+            self.close()
+            raise AgentLost(f"the agent on {host} did not answer within {_CONNECT_SECONDS:g} s")
+        if self.client.why_lost:
+            self.close()
+            raise LaunchError(self.client.why_lost)
+
+    def close(self) -> None:
+        """End the session: the agent need not wait for it."""
+        self._closed.set()
+        if self._channel is not None:
+            self._channel.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+        self.client.lost("this process has left it")
+
+    def _not_yet(self, data: bytes) -> None:
+        raise OSError("not connected")
+
+    def _greeted(self) -> Channel:
+        channel = self._connect()
+        asked = {"session": self._session, "since": self.client.seq, "grace": self._grace}
+        body = {"id": 0, "do": "hello", "arguments": asked}
+        try:
+            channel.send(protocol.encode(protocol.Frame(self._host, self.client.id, 0, body)))
+            self._channel = channel
+            self.client.resume(channel.send)
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+    def _serve(self, channel: Channel) -> None:
+        while True:
+            for line in channel.lines():
+                self.client.feed(line)
+            channel.close()
+            if self._closed.is_set() or not self.client.alive:
+                return
+            again = self._come_back()
+            if again is None:
+                return
+            channel = again
+
+    def _come_back(self) -> Channel | None:
+        """Return the next channel; None when the agent is lost for good."""
+        since = time.monotonic()
+        told = False
+        for attempt in range(10**9):
+            if self._closed.wait(_PAUSES[min(attempt, len(_PAUSES) - 1)]):
+                return None
+            try:
+                channel = self._greeted()
+            except TfdError as error:
+                self.client.lost(error.what)
+                return None
+            except OSError as error:
+                away = time.monotonic() - since
+                if away > self._grace:
+                    self.client.lost(
+                        f"{self._host} could not be reached for {self._grace:g} s ({error}): its "
+                        "tasks have ended, or end by themselves"
+                    )
+                    return None
+                if not told:
+                    told = True
+                    self.client.tell_all(
+                        {
+                            "event": "notice",
+                            "severity": "warning",
+                            "what": f"the connection to {self._host} is lost ({error}); its tasks "
+                            f"go on for {self._grace:g} s, and it is tried again",
+                            "task": None,
+                            "fix": None,
+                        }
+                    )
+            else:
+                if told:
+                    self.client.tell_all(
+                        {
+                            "event": "notice",
+                            "severity": "info",
+                            "what": f"the connection to {self._host} is back after "
+                            f"{time.monotonic() - since:.0f} s",
+                            "task": None,
+                            "fix": None,
+                        }
+                    )
+                return channel
+        return None
