@@ -142,8 +142,14 @@ class DataPath:
     def journal(self) -> Journal | None:
         """What the dispatcher writes down, None where it does not."""
         work_dir = self._fleet.work_dir
-        if self._journal is None or self._journal.work_dir != work_dir:
-            self._journal = None if work_dir is None else Journal(work_dir)
+        if work_dir is None:
+            return None
+        if not self._fleet.on_this_host:
+            copy = self._fleet.journal_copy
+            if self._journal is None or self._journal.work_dir != copy.directory:
+                self._journal = Journal(copy.directory, copy.refresh)
+        elif self._journal is None or self._journal.work_dir != work_dir:
+            self._journal = Journal(work_dir)
         return self._journal
 
     @property

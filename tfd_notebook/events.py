@@ -37,6 +37,8 @@ class TaskChanged(Event):
         Who can connect: ``"this host"``, a list of networks, ``"everyone"`` or ``"unknown: why"``.
     log : tuple of str
         The last lines of the task's log where they explain the state.
+    host : str
+        How a person calls its host; empty where that is in the address.
     """
 
     task: str
@@ -47,6 +49,7 @@ class TaskChanged(Event):
     restarts: int = 0
     open_to: str = ""
     log: tuple[str, ...] = ()
+    host: str = ""
 
 
 @dataclass(frozen=True)

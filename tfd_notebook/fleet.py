@@ -11,6 +11,7 @@ from typing import Any
 
 from tfd_notebook import errors, gpus
 from tfd_notebook.launch import base, proxies
+from tfd_notebook.launch.journal_copy import JournalCopy
 from tfd_notebook.monitor import Monitor
 from tfd_notebook.snapshot import TaskRow
 from tfd_notebook.spec import SERVER_ROLES, ClusterConfig, Role, TaskState
@@ -58,6 +59,7 @@ class Fleet:
         self._deal = gpus.Deal()
         #: The worker addresses that the dispatcher was given for static sharding.
         self._static: tuple[str, ...] = ()
+        self._journal_copy: JournalCopy | None = None
         self.work_dir: str | None = None
 
     @property
@@ -68,19 +70,26 @@ class Fleet:
     @property
     def on_this_host(self) -> bool:
         """Whether the tasks live on this host."""
-        return self._node is not None and self._node.host == "localhost"
+        return self._node is not None and self._node.here
 
     @property
     def gives_gpus(self) -> bool:
         """Whether tasks of this cluster see GPUs."""
         return bool(self._deal.workers or self._deal.evaluator)
 
+    @property
+    def journal_copy(self) -> JournalCopy:
+        """A copy on this host of the journal that a dispatcher on another one keeps."""
+        if self._journal_copy is None:
+            self._journal_copy = JournalCopy(lambda have: self.ask("journal", have=have))
+        return self._journal_copy
+
     # As a whole
 
     def bring_up(self) -> None:
         """Start all tasks; return when they are ready."""
         config = self._config
-        if note := proxies.bypass_for_local():
+        if note := proxies.bypass():
             self._monitor.notice("info", note)
         (self._node,) = self._launcher.connect(config, self._monitor.take)
         self._deal = self._deal_gpus(config.counts.get(Role.WORKER, 0))
@@ -129,6 +138,8 @@ class Fleet:
 
     def close(self, timeout: float) -> None:
         """End all tasks; never raises."""
+        if self._journal_copy is not None:
+            self._journal_copy.close()
         if self._node is not None:
             self._node.close(timeout)
 

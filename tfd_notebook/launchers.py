@@ -4,5 +4,6 @@ from tfd_notebook.launch.base import Launcher, Node
 from tfd_notebook.launch.fake import Fake
 from tfd_notebook.launch.inprocess import InProcess
 from tfd_notebook.launch.local import Local
+from tfd_notebook.launch.ssh import SSH
 
-__all__ = ["Fake", "InProcess", "Launcher", "Local", "Node"]
+__all__ = ["SSH", "Fake", "InProcess", "Launcher", "Local", "Node"]

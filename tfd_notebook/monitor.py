@@ -132,6 +132,7 @@ class Monitor:
                     restarts=body["restarts"],
                     open_to=body["open_to"],
                     log=tuple(body["log"]),
+                    host=body.get("host", ""),
                 )
             )
         elif kind == "measure":
@@ -271,7 +272,7 @@ class Monitor:
             gone = event.pid is None
             self._rows[event.task] = replace(
                 row,
-                host=event.address.rpartition(":")[0],
+                host=event.host or event.address.rpartition(":")[0],
                 address=event.address,
                 pid=event.pid,
                 state=event.state,

@@ -72,7 +72,9 @@ class Upkeep:
 
     def _look_at_journal(self) -> None:
         work_dir = self._fleet.work_dir
-        if work_dir is None or time.monotonic() < self._journal_due:
+        if work_dir is None or not self._fleet.on_this_host:
+            return
+        if time.monotonic() < self._journal_due:
             return
         self._journal_due = time.monotonic() + _JOURNAL_EVERY_SECONDS
         size = 0

@@ -8,6 +8,7 @@ import re
 import struct
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,9 +153,14 @@ class Journal:
     ----------
     work_dir : str
         The dispatcher's ``work_dir``; nothing need be there yet.
+    refresh : callable, optional
+        Called before each reading, where `work_dir` is a copy of what another host has.
     """
 
-    def __init__(self, work_dir: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, work_dir: str | os.PathLike[str], refresh: Callable[[], None] | None = None
+    ) -> None:
+        self._refresh = refresh
         self.work_dir = os.fspath(work_dir)
         self._directory = Path(work_dir) / JOURNAL_DIR
         self._lock = threading.Lock()
@@ -173,6 +179,8 @@ class Journal:
             The journal is damaged.
         """
         with self._lock:
+            if self._refresh is not None:
+                self._refresh()
             files = _journal_files(self._directory)
             try:
                 sizes = {number: path.stat().st_size for number, path in files.items()}

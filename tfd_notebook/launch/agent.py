@@ -10,7 +10,6 @@ does not reach it, and it acts by policy while the kernel is busy in C code.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import ctypes
 import json
@@ -27,13 +26,13 @@ from typing import Any
 import psutil
 
 from tfd_notebook import gpus
-from tfd_notebook.errors import NameTaken, StateError, TfdError, TimeLimit
+from tfd_notebook.errors import TfdError, TimeLimit
 from tfd_notebook.launch import processes, protocol, runtime
-from tfd_notebook.launch.base import no_lease
 from tfd_notebook.launch.hosted import HostedCluster
+from tfd_notebook.launch.requests import BY_SESSION, Requests
 from tfd_notebook.launch.sessions import Door, Session, own_pipes
-from tfd_notebook.launch.supervise import Supervised, read_log
-from tfd_notebook.spec import Role, TaskSpec, TaskState
+from tfd_notebook.launch.supervise import Supervised
+from tfd_notebook.spec import TaskState
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -45,11 +44,9 @@ _EXPIRY_GRACE_SECONDS = 5.0
 _FIRST_SECONDS = 60.0
 #: The session of the process that started this one.
 _OWNER = "owner"
-#: Requests that mean something else from each session.
-_BY_SESSION = ("open", "adopt", "leave", "close")
 
 
-class Agent:
+class Agent(Requests):
     """Answers requests until nobody is left to make any."""
 
     def __init__(self, agent_id: str, directory: Path, owner: int | None) -> None:
@@ -60,8 +57,8 @@ class Agent:
         self.clusters: dict[str, HostedCluster] = {}
         self.processes = processes.Processes(agent_id, directory)
         self._sessions: dict[str, Session] = {}
-        self._owned: dict[str, Session] = {}
-        self._door = Door(directory, self.host, agent_id, self._answer, self._sessions)
+        self.owned: dict[str, Session] = {}
+        self.door = Door(directory, self.host, agent_id, self._answer, self._sessions)
         self._stays = owner is None
         self._measured: dict[int, psutil.Process] = {}
         self._meter = gpus.Meter()
@@ -78,7 +75,7 @@ class Agent:
         )
         self.write_state()
         if self._stays:
-            await self._door.open()
+            await self.door.open()
         working = [asyncio.ensure_future(self._watch()), asyncio.ensure_future(self._done.wait())]
         if self.owner is not None:
             working.append(asyncio.ensure_future(self._serve_owner()))
@@ -128,18 +125,19 @@ class Agent:
 
     async def _end_owned(self, session: Session, reason: str) -> None:
         """End the clusters of a session that is over, but for those with a lease."""
-        for name, owner in list(self._owned.items()):
+        for name, owner in list(self.owned.items()):
             cluster = self.clusters.get(name)
             if owner is not session or cluster is None or cluster.lease is not None:
                 continue
-            await self._end(cluster, reason)
+            await self.end(cluster, reason)
 
-    async def _end(self, cluster: HostedCluster, reason: str) -> None:
+    async def end(self, cluster: HostedCluster, reason: str) -> None:
+        """End a cluster, and say why to whoever hears of it."""
         try:
             await cluster.stop(reason)
         finally:
             self.clusters.pop(cluster.name, None)
-            self._owned.pop(cluster.name, None)
+            self.owned.pop(cluster.name, None)
             for session in self._sessions.values():
                 session.hears.discard(cluster.name)
             self._idle_since = time.monotonic()
@@ -149,7 +147,7 @@ class Agent:
         try:
             handler = getattr(self, f"do_{body['do']}")
             arguments = body.get("arguments", {})
-            if body["do"] in _BY_SESSION:
+            if body["do"] in BY_SESSION:
                 arguments = {"session": session, **arguments}
             value = await handler(**arguments)
             session.send({"re": body["id"], "ok": True, "value": value})
@@ -176,136 +174,6 @@ class Agent:
         }
         with contextlib.suppress(OSError):
             runtime.write_state(self.directory, state)
-
-    # Requests
-
-    async def do_preload(self, environment: dict[str, str], path: list[str]) -> list[str]:
-        return await self.processes.preload(environment, path)
-
-    async def do_open(self, session: Session, cluster: str, **opened: Any) -> str:
-        if cluster in self.clusters:
-            raise NameTaken(
-                f"a detached cluster {cluster!r} of this kernel lives",
-                fix=f"take it up, tfd.attach({cluster!r}), or give this one another name=",
-            )
-        hosted = self.clusters[cluster] = HostedCluster(self, cluster, opened)
-        self._owned[cluster] = session
-        session.hears.add(cluster)
-        self.write_state()
-        return str(hosted.directory)
-
-    async def do_describe(self, cluster: str, about: dict[str, Any]) -> None:
-        self._cluster(cluster).about.update(about)
-
-    async def do_lease(self, cluster: str, seconds: float, renew: bool = False) -> float:
-        hosted = self._cluster(cluster)
-        if renew and hosted.lease is None:
-            raise no_lease(cluster)
-        await self._door.open()
-        until = time.time() + seconds
-        hosted.hold_until(until)
-        return until
-
-    async def do_adopt(self, session: Session, cluster: str) -> dict[str, Any]:
-        hosted = self._cluster(cluster)
-        session.hears.add(cluster)
-        limit = hosted.policy.time_limit
-        return {
-            "about": hosted.about,
-            "directory": str(hosted.directory),
-            "lease": hosted.lease,
-            "left": None if limit is None else limit - (time.monotonic() - hosted.opened),
-            "tasks": hosted.told(),
-        }
-
-    async def do_leave(self, session: Session, cluster: str) -> None:
-        session.hears.discard(cluster)
-
-    async def do_clusters(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": cluster.name,
-                "lease": cluster.lease,
-                "about": cluster.about,
-                "tasks": [task["state"] for task in cluster.told()],
-            }
-            for cluster in self.clusters.values()
-        ]
-
-    async def do_hold(self, cluster: str, tasks: list[dict[str, Any]]) -> dict[str, str]:
-        hosted = self._cluster(cluster)
-        held: list[Supervised] = []
-        try:
-            for packed in tasks:
-                packed = dict(packed, role=Role(packed["role"]), gpus=tuple(packed["gpus"]))
-                spec = TaskSpec(**packed)
-                if spec.name in hosted.tasks:
-                    raise StateError(f"cluster {cluster!r} has a task {spec.name!r} already")
-                retired = hosted.retired.pop(spec.name, None)
-                if retired is None:
-                    held.append(Supervised(hosted, spec))
-                else:
-                    retired.revive(spec)
-                    held.append(retired)
-        except BaseException:
-            for task in held:
-                await task.stop()
-            raise
-        hosted.tasks.update({task.spec.name: task for task in held})
-        return {task.spec.name: task.address for task in held}
-
-    async def do_gpus(self, cluster: str) -> dict[str, Any]:
-        return await asyncio.to_thread(gpus.find, self._cluster(cluster).environment)
-
-    async def do_start(self, cluster: str, tasks: dict[str, dict[str, Any]]) -> None:
-        hosted = self._cluster(cluster)
-        for name, settings in tasks.items():
-            hosted.task(name).start(settings)
-
-    async def do_stop(self, cluster: str, tasks: list[str]) -> None:
-        hosted = self._cluster(cluster)
-        for task in [hosted.task(name) for name in tasks]:
-            hosted.retired[task.spec.name] = hosted.tasks.pop(task.spec.name)
-        await asyncio.gather(*(hosted.retired[name].retire() for name in tasks))
-
-    async def do_restart(self, cluster: str, task: str, settings: dict[str, Any]) -> None:
-        await self._cluster(cluster).task(task).restart(settings)
-
-    async def do_kill(self, cluster: str, task: str) -> int | None:
-        return self._cluster(cluster).task(task).kill()
-
-    async def do_bury(self, cluster: str, tasks: list[str]) -> None:
-        for name in tasks:
-            self._cluster(cluster).task(name).bury()
-
-    async def do_install(self, cluster: str, blob: str) -> None:
-        hosted = self._cluster(cluster)
-        functions = base64.b64decode(blob)
-        hosted.functions.append(functions)
-        workers = [t for t in hosted.tasks.values() if t.spec.role is Role.DATA_WORKER]
-        try:
-            await asyncio.gather(*(task.install(functions) for task in workers))
-        except BaseException:
-            hosted.functions.remove(functions)
-            raise
-
-    async def do_logs(
-        self, cluster: str, task: str, size: int, offset: int | None = None
-    ) -> list[Any]:
-        path = self._cluster(cluster).task(task).log
-        data, end = await asyncio.to_thread(read_log, path, size, offset)
-        return [data.decode(errors="replace"), end]
-
-    async def do_close(self, session: Session, cluster: str) -> None:
-        hosted = self._cluster(cluster)
-        # Who asks for it needs not be told.
-        session.hears.discard(cluster)
-        await self._end(hosted, "it was stopped from another process")
-
-    def _cluster(self, name: str) -> HostedCluster:
-        if name not in self.clusters:
-            raise StateError(f"this agent hosts no cluster {name!r}")
-        return self.clusters[name]
 
     # Watching
 
@@ -345,9 +213,9 @@ class Agent:
             open_for = time.monotonic() - cluster.opened
             # The kernel ends its cluster itself, and earlier, unless it is busy or frozen.
             if limit is not None and open_for > limit + _EXPIRY_GRACE_SECONDS:
-                await self._end(cluster, f"the time limit of {limit:g} s is over")
+                await self.end(cluster, f"the time limit of {limit:g} s is over")
             elif cluster.lease is not None and time.time() > cluster.lease:
-                await self._end(cluster, "its lease is over")
+                await self.end(cluster, "its lease is over")
         for key, session in list(self._sessions.items()):
             if session.is_over:
                 del self._sessions[key]

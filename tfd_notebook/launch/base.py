@@ -30,10 +30,16 @@ class Node(ABC):
         Name or address of the host, as its peers use it.
     directory : str
         A directory on that host which ends with the cluster.
+    here : bool
+        Whether it is the host of this process.
+    label : str
+        How a person calls the host; empty where that is `host`.
     """
 
     host: str
     directory: str
+    here: bool = True
+    label: str = ""
 
     @abstractmethod
     def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
@@ -94,6 +100,8 @@ class Launcher(ABC):
         What it can run. Default: dispatcher and data workers.
     in_process : bool
         Whether the tasks live in the calling process.
+    on_this_host : bool
+        Whether they live on the host of the calling process.
     offered : bool
         Whether forms offer it; one for tests only is there for those who name it.
     """
@@ -102,6 +110,7 @@ class Launcher(ABC):
     summary: ClassVar[str]
     roles: ClassVar[frozenset[Role]] = frozenset((Role.DISPATCHER, Role.DATA_WORKER))
     in_process: ClassVar[bool] = False
+    on_this_host: ClassVar[bool] = True
     offered: ClassVar[bool] = True
 
     def __init__(

@@ -12,7 +12,7 @@ from tfd_notebook.launch import runtime
 from tfd_notebook.spec import STOP_ORDER, Policy, TaskState
 
 if TYPE_CHECKING:
-    from tfd_notebook.launch.agent import Agent
+    from tfd_notebook.launch.requests import Requests
     from tfd_notebook.launch.supervise import Supervised
 
 
@@ -21,14 +21,14 @@ class HostedCluster:
 
     Parameters
     ----------
-    agent : Agent
+    agent : Requests
     name : str
     opened : mapping
         What came with the request: ``policy``, ``environment``, ``directory``, ``path``,
         ``preload``, ``allow`` and ``about``, which describes the cluster to whoever attaches.
     """
 
-    def __init__(self, agent: Agent, name: str, opened: dict[str, Any]) -> None:
+    def __init__(self, agent: Requests, name: str, opened: dict[str, Any]) -> None:
         self.name = name
         self.policy = Policy(**opened["policy"])
         self.environment: dict[str, str] = opened["environment"]

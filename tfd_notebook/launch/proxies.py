@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
-def bypass_for_local(environment: MutableMapping[str, str] = os.environ) -> str | None:
-    """Let connections to this host past the proxy that `environment` names.
+def bypass(
+    hosts: Iterable[str] = (), environment: MutableMapping[str, str] = os.environ
+) -> str | None:
+    """Let connections to this host, and to others, past the proxy that `environment` names.
 
     Extends ``no_grpc_proxy``, which only gRPC reads, and which for gRPC takes the place of
     ``no_proxy``.
 
     Parameters
     ----------
+    hosts : iterable of str
+        Names or addresses of the others.
     environment : mapping
         Default: this process's own; gRPC reads it when a connection is made.
 
@@ -30,11 +34,11 @@ def bypass_for_local(environment: MutableMapping[str, str] = os.environ) -> str 
         return None
     listed = environment.get("no_grpc_proxy") or environment.get("no_proxy") or ""
     entries = [entry.strip() for entry in listed.split(",") if entry.strip()]
-    missing = [name for name in _LOCAL if name not in entries]
+    missing = [name for name in (*_LOCAL, *hosts) if name not in entries]
     if not missing:
         return None
     environment["no_grpc_proxy"] = ",".join([*entries, *missing])
     return (
-        f"{proxy} is set, and TensorFlow would go through it even to this host: "
+        f"{proxy} is set, and TensorFlow would go through it even to the cluster's own hosts: "
         f"no_grpc_proxy now excepts {', '.join(missing)}"
     )

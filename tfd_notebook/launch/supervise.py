@@ -85,6 +85,10 @@ class Supervised:
         self._holder.close()
         self._enter(TaskState.STOPPED)
 
+    def release(self) -> None:
+        """Let go of the port of a task that was never started."""
+        self._holder.close()
+
     async def retire(self) -> None:
         """End the task, but keep its port: the dispatcher goes on giving work to its address."""
         await self._end()

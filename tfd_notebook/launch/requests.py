@@ -1,0 +1,221 @@
+"""What may be asked of an agent; see `tfd_notebook.launch.base.Node.request`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfd_notebook import gpus
+from tfd_notebook.errors import NameTaken, StateError
+from tfd_notebook.launch import processes, runtime
+from tfd_notebook.launch.base import no_lease
+from tfd_notebook.launch.hosted import HostedCluster
+from tfd_notebook.launch.supervise import Supervised, read_log
+from tfd_notebook.spec import Role, TaskSpec
+
+if TYPE_CHECKING:
+    from tfd_notebook.launch.sessions import Door, Session
+
+#: Variables by which an agent itself is started.
+_AGENTS_OWN = ("TFD_AGENT_DIR", "TFD_SYS_PATH", runtime.AGENT_VARIABLE)
+#: Requests that mean something else from each session.
+BY_SESSION = ("open", "adopt", "leave", "close")
+
+#: Bytes of a journal that one answer carries.
+_JOURNAL_BYTES = 4_000_000
+
+
+class Requests:
+    """The part of an agent that does what it is asked."""
+
+    id: str
+    directory: Path
+    clusters: dict[str, HostedCluster]
+    owned: dict[str, Session]
+    processes: processes.Processes
+    door: Door
+
+    def write_state(self) -> None:
+        """Keep the file by which leftovers can be told from strangers."""
+        raise NotImplementedError
+
+    def tell(self, cluster: str, body: dict[str, Any]) -> None:
+        """Tell everybody who hears of `cluster`."""
+        raise NotImplementedError
+
+    async def end(self, cluster: HostedCluster, reason: str) -> None:
+        """End a cluster, and say why to whoever hears of it."""
+        raise NotImplementedError
+
+    async def do_preload(
+        self, environment: dict[str, str], path: list[str] | None = None
+    ) -> list[str]:
+        return await self.processes.preload(*_surroundings(environment, path))
+
+    async def do_open(self, session: Session, cluster: str, **opened: Any) -> str:
+        if cluster in self.clusters:
+            raise NameTaken(
+                f"a detached cluster {cluster!r} of this kernel lives",
+                fix=f"take it up, tfd.attach({cluster!r}), or give this one another name=",
+            )
+        opened["environment"], opened["path"] = _surroundings(opened["environment"], opened["path"])
+        opened["directory"] = opened["directory"] or os.getcwd()
+        hosted = self.clusters[cluster] = HostedCluster(self, cluster, opened)
+        self.owned[cluster] = session
+        session.hears.add(cluster)
+        self.write_state()
+        return str(hosted.directory)
+
+    async def do_describe(self, cluster: str, about: dict[str, Any]) -> None:
+        self._cluster(cluster).about.update(about)
+
+    async def do_lease(self, cluster: str, seconds: float, renew: bool = False) -> float:
+        hosted = self._cluster(cluster)
+        if renew and hosted.lease is None:
+            raise no_lease(cluster)
+        await self.door.open()
+        until = time.time() + seconds
+        hosted.hold_until(until)
+        return until
+
+    async def do_adopt(self, session: Session, cluster: str) -> dict[str, Any]:
+        hosted = self._cluster(cluster)
+        session.hears.add(cluster)
+        limit = hosted.policy.time_limit
+        return {
+            "about": hosted.about,
+            "directory": str(hosted.directory),
+            "lease": hosted.lease,
+            "left": None if limit is None else limit - (time.monotonic() - hosted.opened),
+            "tasks": hosted.told(),
+        }
+
+    async def do_leave(self, session: Session, cluster: str) -> None:
+        session.hears.discard(cluster)
+
+    async def do_clusters(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": cluster.name,
+                "lease": cluster.lease,
+                "about": cluster.about,
+                "tasks": [task["state"] for task in cluster.told()],
+            }
+            for cluster in self.clusters.values()
+        ]
+
+    async def do_hold(self, cluster: str, tasks: list[dict[str, Any]]) -> dict[str, str]:
+        hosted = self._cluster(cluster)
+        held: list[Supervised] = []
+        try:
+            for packed in tasks:
+                packed = dict(packed, role=Role(packed["role"]), gpus=tuple(packed["gpus"]))
+                spec = TaskSpec(**packed)
+                if spec.name in hosted.tasks:
+                    raise StateError(f"cluster {cluster!r} has a task {spec.name!r} already")
+                retired = hosted.retired.pop(spec.name, None)
+                if retired is None:
+                    held.append(Supervised(hosted, spec))
+                else:
+                    retired.revive(spec)
+                    held.append(retired)
+        except BaseException:
+            for task in held:
+                await task.stop()
+            raise
+        hosted.tasks.update({task.spec.name: task for task in held})
+        return {task.spec.name: task.address for task in held}
+
+    async def do_release(self, cluster: str, tasks: list[str]) -> None:
+        hosted = self._cluster(cluster)
+        for name in tasks:
+            hosted.tasks.pop(name).release()
+
+    async def do_gpus(self, cluster: str) -> dict[str, Any]:
+        return await asyncio.to_thread(gpus.find, self._cluster(cluster).environment)
+
+    async def do_start(self, cluster: str, tasks: dict[str, dict[str, Any]]) -> None:
+        hosted = self._cluster(cluster)
+        for name, settings in tasks.items():
+            hosted.task(name).start(settings)
+
+    async def do_stop(self, cluster: str, tasks: list[str]) -> None:
+        hosted = self._cluster(cluster)
+        for task in [hosted.task(name) for name in tasks]:
+            hosted.retired[task.spec.name] = hosted.tasks.pop(task.spec.name)
+        await asyncio.gather(*(hosted.retired[name].retire() for name in tasks))
+
+    async def do_restart(self, cluster: str, task: str, settings: dict[str, Any]) -> None:
+        await self._cluster(cluster).task(task).restart(settings)
+
+    async def do_kill(self, cluster: str, task: str) -> int | None:
+        return self._cluster(cluster).task(task).kill()
+
+    async def do_bury(self, cluster: str, tasks: list[str]) -> None:
+        for name in tasks:
+            self._cluster(cluster).task(name).bury()
+
+    async def do_install(self, cluster: str, blob: str) -> None:
+        hosted = self._cluster(cluster)
+        functions = base64.b64decode(blob)
+        hosted.functions.append(functions)
+        workers = [t for t in hosted.tasks.values() if t.spec.role is Role.DATA_WORKER]
+        try:
+            await asyncio.gather(*(task.install(functions) for task in workers))
+        except BaseException:
+            hosted.functions.remove(functions)
+            raise
+
+    async def do_logs(
+        self, cluster: str, task: str, size: int, offset: int | None = None
+    ) -> list[Any]:
+        path = self._cluster(cluster).task(task).log
+        data, end = await asyncio.to_thread(read_log, path, size, offset)
+        return [data.decode(errors="replace"), end]
+
+    async def do_close(self, session: Session, cluster: str) -> None:
+        hosted = self._cluster(cluster)
+        # Who asks for it needs not be told.
+        session.hears.discard(cluster)
+        await self.end(hosted, "it was stopped from another process")
+
+    def _cluster(self, name: str) -> HostedCluster:
+        if name not in self.clusters:
+            raise StateError(f"this agent hosts no cluster {name!r}")
+        return self.clusters[name]
+
+    async def do_journal(self, cluster: str, have: dict[str, int]) -> dict[str, str]:
+        """Return what the dispatcher's journal has that is new to a reader on another host.
+
+        The reader says how many bytes it has of each file.
+        """
+        work_dir = self._cluster(cluster).task("dispatcher:0").settings.get("work_dir")
+        return {} if work_dir is None else await asyncio.to_thread(_new_in, Path(work_dir), have)
+
+
+def _new_in(directory: Path, have: dict[str, int]) -> dict[str, str]:
+    found, left = {}, _JOURNAL_BYTES
+    for path in sorted(directory.rglob("*")):
+        name = str(path.relative_to(directory))
+        if left > 0 and path.is_file() and path.stat().st_size > have.get(name, 0):
+            with path.open("rb") as file:
+                file.seek(have.get(name, 0))
+                data = file.read(left)
+            left -= len(data)
+            found[name] = base64.b64encode(data).decode()
+    return found
+
+
+def _surroundings(
+    environment: dict[str, str], path: list[str] | None
+) -> tuple[dict[str, str], list[str]]:
+    """Return the tasks' environment and import path; without a path both begin with this host's."""
+    if path is not None:
+        return environment, path
+    own = {key: value for key, value in os.environ.items() if key not in _AGENTS_OWN}
+    return {**own, **environment}, json.loads(os.environ["TFD_SYS_PATH"])

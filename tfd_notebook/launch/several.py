@@ -1,0 +1,187 @@
+"""Several hosts as one `Node`: each request goes to the host whose task it is about."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from tfd_notebook.errors import LaunchError, PortInUse, TfdError
+from tfd_notebook.launch.base import Node
+from tfd_notebook.spec import Endpoint
+
+_PORT_TRIES = 8
+
+
+class Tunnels(Protocol):
+    """Makes a task's port lead to its host from everywhere."""
+
+    def open(self, port: int, host: int) -> None:
+        """Have `port` on this and each other host lead to ``localhost:port`` on host `host`.
+
+        Raises
+        ------
+        PortInUse
+            Somebody has the port on one of them; nothing is left open then.
+        """
+
+    def close(self, port: int) -> None:
+        """Let go of it everywhere; never raises."""
+
+
+class Several(Node):
+    """The hosts of one cluster.
+
+    Parameters
+    ----------
+    nodes : sequence of Node
+        The first one runs the dispatcher, unless `place` says otherwise.
+    place : callable
+        Takes role and index of a task, returns the position of its host among `nodes`.
+    tunnels : Tunnels, optional
+        Where tasks reach each other through tunnels.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        place: Callable[[str, int], int],
+        tunnels: Tunnels | None = None,
+    ) -> None:
+        self.nodes = tuple(nodes)
+        self.host = nodes[0].host
+        self.here = all(node.here for node in nodes)
+        self.directory = nodes[place("dispatcher", 0)].directory
+        self._place = place
+        self._tunnels = tunnels
+        self._where: dict[str, int] = {}
+        self._ports: dict[str, int] = {}
+
+    def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
+        handler = getattr(self, f"_do_{do}", None)
+        if handler is not None:
+            return handler(timeout=timeout, **arguments)
+        if "task" in arguments:
+            return self._of(arguments["task"]).request(do, timeout=timeout, **arguments)
+        return self._all(do, timeout, dict.fromkeys(range(len(self.nodes)), arguments))[0]
+
+    def close(self, timeout: float = 10.0) -> None:
+        self._each(lambda node: node.close(timeout))
+        for port in self._ports.values():
+            if self._tunnels is not None:
+                self._tunnels.close(port)
+
+    def leave(self) -> None:
+        self._each(lambda node: node.leave())
+
+    def adopt(self, told: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
+        """Learn where the tasks are: the host's position, and an event of each of its tasks."""
+        for position, event in told:
+            self._where[event["task"]] = position
+            if self._tunnels is not None:
+                port = Endpoint.parse(event["address"]).port
+                self._tunnels.open(port, position)
+                self._ports[event["task"]] = port
+
+    # Requests that concern several tasks
+
+    def _do_hold(self, tasks: list[dict[str, Any]], timeout: float) -> dict[str, str]:
+        held: dict[str, str] = {}
+        try:
+            for packed in tasks:
+                name = f"{packed['role']}:{packed['index']}"
+                position = self._place(packed["role"], packed["index"])
+                self._where[name] = position
+                held[name] = self._hold(name, packed, position, timeout)
+        except BaseException:
+            if held:
+                self._do_stop(list(held), timeout)
+            raise
+        return held
+
+    def _hold(self, name: str, packed: dict[str, Any], position: int, timeout: float) -> str:
+        """Take a port for one task, which with tunnels has to be free on every host."""
+        node = self.nodes[position]
+        for attempt in range(_PORT_TRIES):
+            found: dict[str, str] = node.request("hold", tasks=[packed], timeout=timeout)
+            address = found[name]
+            if self._tunnels is None or name in self._ports:
+                return address
+            port = Endpoint.parse(address).port
+            try:
+                self._tunnels.open(port, position)
+            except PortInUse:
+                node.request("release", tasks=[name], timeout=timeout)
+                if packed["port"] or attempt + 1 == _PORT_TRIES:
+                    raise
+            else:
+                self._ports[name] = port
+                return address
+        raise AssertionError("unreachable")
+
+    def _do_start(self, tasks: dict[str, dict[str, Any]], timeout: float) -> None:
+        parts: dict[int, dict[str, Any]] = {}
+        for name, settings in tasks.items():
+            part = parts.setdefault(self._where[name], {"tasks": {}})
+            part["tasks"][name] = settings
+        self._all("start", timeout, parts)
+
+    def _do_stop(self, tasks: list[str], timeout: float) -> None:
+        self._all("stop", timeout, self._parted(tasks))
+
+    def _do_bury(self, tasks: list[str], timeout: float) -> None:
+        self._all("bury", timeout, self._parted(tasks))
+
+    def _do_gpus(self, timeout: float) -> dict[str, Any]:
+        found = self._all("gpus", timeout, {n: {} for n in range(len(self.nodes))})
+        return {
+            "gpus": [dict(gpu, node=n) for n, one in found.items() for gpu in one["gpus"]],
+            "why": "; ".join(
+                f"{self.nodes[n].label}: {one['why']}" for n, one in found.items() if one["why"]
+            ),
+            "hidden": any(one["hidden"] for one in found.values()),
+        }
+
+    def place_of(self, role: str, index: int) -> int:
+        """Return the position of the host that a task runs on, or would."""
+        return self._place(role, index)
+
+    # How it is done
+
+    def _of(self, task: str) -> Node:
+        # A task that nobody knows is the first host's to refuse.
+        return self.nodes[self._where.get(task, 0)]
+
+    def _parted(self, tasks: Iterable[str]) -> dict[int, dict[str, Any]]:
+        parts: dict[int, dict[str, Any]] = {}
+        for name in tasks:
+            parts.setdefault(self._where.get(name, 0), {"tasks": []})["tasks"].append(name)
+        return parts
+
+    def _all(
+        self, do: str, timeout: float, parts: Mapping[int, Mapping[str, Any]]
+    ) -> dict[int, Any]:
+        """Ask several hosts beside each other; the first error is raised when all have answered."""
+        if not parts:
+            return {}
+        with concurrent.futures.ThreadPoolExecutor(len(parts), "tfd-hosts") as pool:
+            asked = {
+                position: pool.submit(
+                    self.nodes[position].request, do, timeout=timeout, **arguments
+                )
+                for position, arguments in parts.items()
+            }
+        for position, answer in asked.items():
+            error = answer.exception()
+            if error is not None:
+                raise self._named(error, position)
+        return {position: answer.result() for position, answer in asked.items()}
+
+    def _named(self, error: BaseException, position: int) -> BaseException:
+        if isinstance(error, TfdError):
+            return error
+        return LaunchError(f"{self.nodes[position].label}: {type(error).__name__}: {error}")
+
+    def _each(self, work: Callable[[Node], None]) -> None:
+        with concurrent.futures.ThreadPoolExecutor(len(self.nodes), "tfd-hosts") as pool:
+            list(pool.map(work, self.nodes))
