@@ -4,40 +4,26 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfd_notebook import errors, gpus
+from tfd_notebook import errors, gpus, settings
 from tfd_notebook.launch import base, proxies
 from tfd_notebook.launch.journal_copy import JournalCopy
 from tfd_notebook.monitor import Monitor
+from tfd_notebook.settings import JOBS
 from tfd_notebook.snapshot import TaskRow
-from tfd_notebook.spec import SERVER_ROLES, ClusterConfig, Role, TaskState
+from tfd_notebook.spec import ClusterConfig, Role, TaskState
 
 DISPATCHER = f"{Role.DISPATCHER}:0"
-_DISPATCHER_FIELDS = (
-    "job_gc_check_interval_ms",
-    "job_gc_timeout_ms",
-    "worker_timeout_ms",
-    "worker_max_concurrent_snapshots",
-)
-_WORKER_FIELDS = (
-    "heartbeat_interval_ms",
-    "dispatcher_timeout_ms",
-    "data_transfer_protocol",
-    "data_transfer_address",
-)
 #: TensorFlow's default of 30 s is how long a worker would take to begin, and end, a save.
 _HEARTBEAT_MS = 1000
 _BYTES_PER_LINE = 400
 _FOLLOW_SECONDS = 0.2
 _FOLLOW_BYTES = 65_536
-
-
-#: The jobs of a cluster that trains; an evaluator is a cluster of its own.
-_JOBS = (Role.WORKER, Role.PS)
+#: Seconds after which it is asked whether the hosts can talk.
+_TALK_SECONDS = 5.0
 
 
 class Fleet:
@@ -201,7 +187,7 @@ class Fleet:
         dict of str to list of str
             As ``tf.train.ClusterSpec`` takes it; a job without tasks is left out.
         """
-        spec = {str(role): list(self._addresses(role)) for role in _JOBS}
+        spec = {str(role): list(self._addresses(role)) for role in JOBS}
         return {job: addresses for job, addresses in spec.items() if addresses}
 
     def rows_of(self, role: Role) -> tuple[TaskRow, ...]:
@@ -243,7 +229,7 @@ class Fleet:
 
     def await_servers(self) -> None:
         """Return when all workers and parameter servers are ready, those given up started anew."""
-        rows = [row for role in _JOBS for row in self.rows_of(role)]
+        rows = [row for role in JOBS for row in self.rows_of(role)]
         for row in rows:
             if row.state.ended:
                 self.restart(row.task, {})
@@ -303,9 +289,10 @@ class Fleet:
         if not packed or self._node is None:
             return
         held: dict[str, str] = self.ask("hold", tasks=packed)
-        starting = self._server_settings(held)
+        starting = settings.of_servers(held, self._monitor.rows())
         if DISPATCHER in held:
-            starting[DISPATCHER] = self._dispatcher_settings(self._node)
+            here = self._node.directory, self._node.here
+            starting[DISPATCHER], self.work_dir = settings.of_dispatcher(self._config, *here)
         if starting:
             self.ask("start", tasks=starting)
         if starting.pop(DISPATCHER, None) is not None:
@@ -325,35 +312,14 @@ class Fleet:
             addresses = (*self._static, *held.values())
             self.restart(DISPATCHER, {"worker_addresses": list(addresses)})
             self._static = addresses
-        settings = {
+        each = {
             "heartbeat_interval_ms": _HEARTBEAT_MS,
-            **_fields(self._config.service.worker_config, _WORKER_FIELDS),
+            **settings.of_worker(self._config),
             "dispatcher_address": self.row(DISPATCHER).address,
         }
-        tasks = {name: dict(settings, worker_address=address) for name, address in held.items()}
+        tasks = {name: dict(each, worker_address=address) for name, address in held.items()}
         self.ask("start", tasks=tasks)
         self._await_ready(list(tasks), minimum)
-
-    def _server_settings(self, held: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-        """Return the settings of those tasks in `held` that are a ``tf.distribute.Server``."""
-        addresses: dict[Role, dict[int, str]] = {role: {} for role in SERVER_ROLES}
-        for role in SERVER_ROLES:
-            addresses[role].update((row.index, row.address) for row in self.rows_of(role))
-        for name, address in held.items():
-            role, index = _role_and_index(name)
-            if role in addresses:
-                addresses[role][index] = address
-        jobs = {
-            role: [known[index] for index in sorted(known)] for role, known in addresses.items()
-        }
-        training = {str(role): jobs[role] for role in _JOBS if jobs[role]}
-        found: dict[str, dict[str, Any]] = {}
-        for name in held:
-            role, index = _role_and_index(name)
-            if role in SERVER_ROLES:
-                cluster = training if role in _JOBS else {str(role): jobs[role]}
-                found[name] = {"cluster": cluster, "job": str(role), "index": index}
-        return found
 
     def _remove(self, tasks: list[str]) -> None:
         with contextlib.suppress(errors.UnknownName):
@@ -398,20 +364,6 @@ class Fleet:
             )
         return dealt
 
-    def _dispatcher_settings(self, node: base.Node) -> dict[str, Any]:
-        service = self._config.service
-        settings = _fields(service.dispatcher_config, _DISPATCHER_FIELDS)
-        if service.fault_tolerant:
-            if service.work_dir is None:
-                self.work_dir = os.path.join(node.directory, "journal")
-            else:
-                # Each start keeps its own journal: an old one knows workers that are gone.
-                self.work_dir = os.path.join(
-                    _usable(service.work_dir), f"{self._config.name}-{os.urandom(4).hex()}"
-                )
-            settings.update(work_dir=self.work_dir, fault_tolerant_mode=True)
-        return settings
-
     def _await_ready(self, tasks: list[str], minimum: int | None = None) -> None:
         """Wait until `minimum` (default: all) of `tasks` are ready, or that is hopeless."""
         enough = len(tasks) if minimum is None else min(minimum, len(tasks))
@@ -422,7 +374,7 @@ class Fleet:
             return hopeless or states.count(TaskState.READY) >= enough
 
         limit = self._config.policy.start_timeout
-        in_time = self._monitor.wait(settled, limit)
+        in_time = self._wait_settled(settled, limit)
         rows = {row.task: row for row in self._monitor.rows() if row.task in tasks}
         waiting = [t for t in tasks if t not in rows or rows[t].state is not TaskState.READY]
         if len(tasks) - len(waiting) >= enough:
@@ -440,6 +392,25 @@ class Fleet:
             fix="mend that and start again",
         )
 
+    def _wait_settled(self, settled: Callable[[dict[str, TaskRow]], bool], limit: float) -> bool:
+        """Wait until tasks have settled, or it is clear that hosts cannot talk to each other."""
+        assert self._node is not None
+        deadline, before = time.monotonic() + limit, ""
+        while not self._monitor.wait(settled, min(_TALK_SECONDS, deadline - time.monotonic())):
+            if time.monotonic() >= deadline:
+                return False
+            ready = {
+                row.task: row.address
+                for row in self._monitor.rows()
+                if row.state is TaskState.READY
+            }
+            # Once is a task that ends just now, twice the same is a fact.
+            said = "; ".join(self._node.cut_off(ready))
+            if said and said == before:
+                raise errors.LaunchError(said, fix="let these hosts talk, then start again")
+            before = said
+        return True
+
     def _last_words(self, task: str) -> str:
         with contextlib.suppress(errors.TfdError):
             if said := self.log(task, 5):
@@ -456,31 +427,3 @@ def check_roles(launcher: base.Launcher, counts: Mapping[Role, int]) -> None:
                 f"launcher {launcher.name!r} cannot run a {role}, only {able}",
                 fix='use launcher="local"',
             )
-
-
-def _role_and_index(task: str) -> tuple[Role, int]:
-    role, _, index = task.partition(":")
-    return Role(role), int(index)
-
-
-def _fields(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of one of TensorFlow's configurations that a user has set, as JSON values."""
-    values = {name: getattr(config, name, None) for name in names}
-    # TensorFlow's classes write 0 for what was not set, and take an explicit 0 for 1 ms.
-    return {name: value for name, value in values.items() if value}
-
-
-def _usable(work_dir: str) -> str:
-    path = os.path.abspath(work_dir)
-    try:
-        os.makedirs(path, exist_ok=True)
-        trial = os.path.join(path, f".tfd-{os.getpid()}")
-        with open(trial, "wb") as file:
-            file.write(b"\0" * 4096)
-        os.remove(trial)
-    except OSError as error:
-        raise errors.WorkDirError(
-            f"work_dir {path} cannot be used: {error.strerror}",
-            fix="name a directory that can be written and has room",
-        ) from None
-    return path

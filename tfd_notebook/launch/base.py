@@ -68,6 +68,21 @@ class Node(ABC):
             What the agent answered, AgentLost if it is gone, TimeLimit if it does not answer.
         """
 
+    def cut_off(self, tasks: Mapping[str, str]) -> list[str]:
+        """Say which hosts of the cluster cannot reach which of these tasks, and why.
+
+        Parameters
+        ----------
+        tasks : mapping of str to str
+            Addresses of tasks that are ready, by name.
+
+        Returns
+        -------
+        list of str
+            A sentence for each pair of hosts; none where all is on one host.
+        """
+        return []
+
     @abstractmethod
     def close(self, timeout: float = 10.0) -> None:
         """End all tasks of the cluster on this host and let go of their ports; never raises."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
+
+from tfd_notebook.probe import probe_many
+from tfd_notebook.spec import Endpoint
 
 
 def identity() -> str:
@@ -33,6 +37,35 @@ def tensorflow_version() -> str | None:
     for name in packages_distributions().get("tensorflow", ()):
         return version(name)
     return "unknown"
+
+
+def reach(addresses: Mapping[str, str], timeout: float = 5.0) -> dict[str, tuple[str, str]]:
+    """Ask which of these tasks answer here.
+
+    Parameters
+    ----------
+    addresses : mapping of str to str
+        By name.
+    timeout : float
+        Seconds for all of them. Default 5.
+
+    Returns
+    -------
+    dict of str to (str, str)
+        Why it does not answer, empty where it does, and this host's address on the way to it.
+    """
+    found = probe_many(list(addresses.values()), timeout=timeout)
+    return {
+        name: ("" if seen.alive else seen.reason or seen.state, _source(address))
+        for (name, address), seen in zip(addresses.items(), found, strict=True)
+    }
+
+
+def _source(address: str) -> str:
+    try:
+        return address_towards(Endpoint.parse(address).host)
+    except OSError:
+        return ""
 
 
 def address_towards(peer: str) -> str:

@@ -291,6 +291,8 @@ class RemoteNode(AgentNode):
         self.here = host.greeting.is_here
         self._link = link
         self._remote = host
+        #: Networks that may connect to its tasks.
+        self.let_in: tuple[str, ...] = ()
 
     @classmethod
     def open_at(
@@ -318,7 +320,9 @@ class RemoteNode(AgentNode):
             about={},
             **surroundings,
         )
-        return cls(link, host, config.name, directory)
+        made = cls(link, host, config.name, directory)
+        made.let_in = (*config.allow, *allow)
+        return made
 
     def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
         if do == "hold":

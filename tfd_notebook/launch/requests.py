@@ -14,6 +14,7 @@ from tfd_notebook import gpus
 from tfd_notebook.errors import NameTaken, StateError
 from tfd_notebook.launch import processes, runtime
 from tfd_notebook.launch.base import no_lease
+from tfd_notebook.launch.host import reach
 from tfd_notebook.launch.hosted import HostedCluster
 from tfd_notebook.launch.supervise import Supervised, read_log
 from tfd_notebook.spec import Role, TaskSpec
@@ -135,6 +136,9 @@ class Requests:
         hosted = self._cluster(cluster)
         for name in tasks:
             hosted.tasks.pop(name).release()
+
+    async def do_reach(self, cluster: str, addresses: dict[str, str]) -> dict[str, tuple[str, str]]:
+        return await asyncio.to_thread(reach, addresses)
 
     async def do_gpus(self, cluster: str) -> dict[str, Any]:
         return await asyncio.to_thread(gpus.find, self._cluster(cluster).environment)

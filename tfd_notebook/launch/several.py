@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
+import ipaddress
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from tfd_notebook.errors import LaunchError, PortInUse, TfdError
 from tfd_notebook.launch.base import Node
+from tfd_notebook.launch.host import reach
 from tfd_notebook.spec import Endpoint
 
 _PORT_TRIES = 8
+_REACH_SECONDS = 15.0
 
 
 class Tunnels(Protocol):
@@ -82,6 +85,41 @@ class Several(Node):
                 port = Endpoint.parse(event["address"]).port
                 self._tunnels.open(port, position)
                 self._ports[event["task"]] = port
+
+    def cut_off(self, tasks: Mapping[str, str]) -> list[str]:
+        known = {name: self._where[name] for name in tasks if name in self._where}
+        asked = {
+            position: {"addresses": far}
+            for position in range(len(self.nodes))
+            if (far := {name: tasks[name] for name in known if known[name] != position})
+        }
+        found = {
+            self.nodes[position].label: seen
+            for position, seen in self._all("reach", _REACH_SECONDS, asked).items()
+        }
+        if not self.here:
+            found["this kernel"] = reach(tasks)
+        said: dict[tuple[str, str], str] = {}
+        for who, seen in found.items():
+            for name, (why, source) in seen.items():
+                target = self.nodes[known[name]]
+                if why and (who, target.label) not in said:
+                    said[who, target.label] = (
+                        f"{who} cannot reach {target.label} ({name} at {tasks[name]}: {why})"
+                        + self._whose_fault(target, source)
+                    )
+        return list(said.values())
+
+    def _whose_fault(self, target: Node, source: str) -> str:
+        if self._tunnels is not None:
+            return ": the tunnel between them is broken"
+        allowed = [ipaddress.ip_network(network) for network in getattr(target, "let_in", ())]
+        if not source or any(ipaddress.ip_address(source) in network for network in allowed):
+            return ": it is the network between them, or a firewall"
+        return (
+            f": our own filter there lets in {', '.join(map(str, allowed)) or 'nobody'} and not "
+            f"{source}; allow={source!r} would"
+        )
 
     # Requests that concern several tasks
 
