@@ -1,0 +1,222 @@
+"""Real Jupyter servers on hosts, behind TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import ssl
+import subprocess
+import sys
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests._waiting import until
+from tests.hosts._authority import Authority
+from tests.hosts._hosts import Host, Hosts
+
+PORT = 8888
+_START_SECONDS = 60.0
+#: Extensions of the server that have nothing to do with kernels.
+_UNUSED = ("jupyter_lsp", "jupyter_server_terminals", "jupyterlab", "notebook", "notebook_shim")
+
+
+class Server:
+    """A Jupyter server at a host.
+
+    Parameters
+    ----------
+    host : Host
+    directory : Path
+        Of its own: configuration, data, notebooks and log.
+    authority : Authority
+    port : int, optional
+    expired : bool, optional
+        Whether its certificate was good until yesterday.
+    cull : int, optional
+        After how many idle seconds it ends a kernel, connected ones too.
+
+    Attributes
+    ----------
+    url : str
+        Without a slash at its end; by the address, since home does not know names.
+    token : str
+    ca : Path
+        The certificate to trust.
+    log : Path
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        directory: Path,
+        authority: Authority,
+        port: int = PORT,
+        expired: bool = False,
+        cull: int | None = None,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.url = f"https://{host.address}:{port}"
+        self.token = uuid.uuid4().hex
+        self.ca = authority.path
+        self.log = directory / "log"
+        self._expired = expired
+        self._process: subprocess.Popen[str] | None = None
+        for kind in ("config", "data", "runtime", "ipython", "notebooks"):
+            (directory / kind).mkdir(parents=True)
+        certificate, key = authority.issue(host, expired)
+        config: dict[str, Any] = {
+            "ServerApp": {
+                "ip": host.address,
+                "port": port,
+                "port_retries": 0,
+                "certfile": str(certificate),
+                "keyfile": str(key),
+                "allow_root": True,
+                "allow_remote_access": True,
+                "open_browser": False,
+                "root_dir": str(directory / "notebooks"),
+                "jpserver_extensions": dict.fromkeys(_UNUSED, False),
+            },
+            "IdentityProvider": {"token": self.token},
+        }
+        if cull is not None:
+            config["MappingKernelManager"] = {
+                "cull_idle_timeout": cull,
+                "cull_interval": 1,
+                "cull_connected": True,
+            }
+        self._config = directory / "config" / "server.json"
+        self._config.write_text(json.dumps(config))
+        self._env = {
+            "JUPYTER_CONFIG_DIR": str(directory / "config"),
+            "JUPYTER_DATA_DIR": str(directory / "data"),
+            "JUPYTER_RUNTIME_DIR": str(directory / "runtime"),
+            "IPYTHONDIR": str(directory / "ipython"),
+        }
+
+    def launch(self) -> None:
+        """Start it, without waiting."""
+        with self.log.open("ab") as log:
+            self._process = self.host.start(
+                [sys.executable, "-m", "jupyter_server", f"--config={self._config}"],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait_ready(self) -> None:
+        """Wait until it answers."""
+        until(self._answers, _START_SECONDS)
+
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        """End it and its kernels."""
+        if self._process:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(30)
+
+    def get(self, path: str, **how: Any) -> Any:
+        """Return what it answers, read as JSON; see `open`."""
+        with self.open(path, **how) as reply:
+            return json.load(reply)
+
+    def open(
+        self,
+        path: str,
+        method: str = "GET",
+        token: str | None = None,
+        context: ssl.SSLContext | None = None,
+        timeout: float = 10.0,
+    ) -> Any:
+        """Ask for a path, as ``/api/kernels``.
+
+        Parameters
+        ----------
+        path : str
+        method : str, optional
+        token : str, optional
+            Another token than the right one, or none at all: ``""``.
+        context : ssl.SSLContext, optional
+            Default: one that trusts the authority alone.
+        timeout : float, optional
+            Seconds.
+        """
+        token = self.token if token is None else token
+        headers = {"Authorization": f"token {token}"} if token else {}
+        request = urllib.request.Request(f"{self.url}{path}", headers=headers, method=method)
+        context = context or ssl.create_default_context(cafile=str(self.ca))
+        handlers = urllib.request.HTTPSHandler(context=context), urllib.request.ProxyHandler({})
+        return urllib.request.build_opener(*handlers).open(request, timeout=timeout)
+
+    def _answers(self) -> bool:
+        assert self.alive(), self.log.read_text()[-4_000:]
+        context = ssl.create_default_context(cafile=str(self.ca))
+        if self._expired:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        try:
+            return bool(self.get("/api/status", context=context))
+        except OSError:
+            return False
+
+
+class Jupyters:
+    """Servers at two hosts, by the names of the hosts; more of them are started by `started`.
+
+    A context manager: the servers run until its end.
+
+    Attributes
+    ----------
+    authority : Authority
+    """
+
+    def __init__(self, hosts: Hosts, directory: Path, *names: str) -> None:
+        self._hosts = hosts
+        self._directory = directory
+        self.authority = Authority(directory / "authority")
+        self._all = {name: Server(hosts[name], directory / name, self.authority) for name in names}
+
+    def __iter__(self) -> Iterator[Server]:
+        return iter(self._all.values())
+
+    def __getitem__(self, name: str) -> Server:
+        return self._all[name]
+
+    def __enter__(self) -> Jupyters:
+        for server in self:
+            server.launch()
+        self._hosts.services.extend(self)
+        try:
+            for server in self:
+                server.wait_ready()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self:
+            self._hosts.services.remove(server)
+            server.stop()
+
+    @contextlib.contextmanager
+    def started(self, host: Host, port: int = PORT + 1, **settings: Any) -> Iterator[Server]:
+        """Have one more server; `settings` are `expired` and `cull` of `Server`."""
+        directory = self._directory / uuid.uuid4().hex[:8]
+        server = Server(host, directory, self.authority, port, **settings)
+        server.launch()
+        try:
+            server.wait_ready()
+            yield server
+        finally:
+            server.stop()

@@ -1,0 +1,239 @@
+"""A real OpenSSH server on each host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests._waiting import until
+from tests.hosts._hosts import Host, Hosts
+
+PORT = 22
+_CONFIG = """\
+ListenAddress {address}:{port}
+HostKey {directory}/host_key
+AuthorizedKeysFile {authorized}
+PidFile {directory}/pid
+AcceptEnv LANG LC_*
+SetEnv {environment}
+PermitRootLogin yes
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+UseDNS no
+StrictModes no
+PrintMotd no
+AllowTcpForwarding yes
+AllowStreamLocalForwarding yes
+MaxStartups 100
+MaxSessions 100
+LogLevel VERBOSE
+Subsystem sftp internal-sftp
+"""
+#: What a client has to know, besides who is meant and which key.
+_CLIENT = {
+    "User": "root",
+    "Port": str(PORT),
+    "IdentitiesOnly": "yes",
+    "GlobalKnownHostsFile": "/dev/null",
+    "StrictHostKeyChecking": "yes",
+    "BatchMode": "yes",
+    "ConnectTimeout": "10",
+}
+
+
+class Sshd:
+    """The server of one host.
+
+    Attributes
+    ----------
+    host : Host
+    address : str
+    port : int
+    user : str
+    log : Path
+        What the server says; it is written on when the server is started again.
+    """
+
+    def __init__(self, host: Host, directory: Path, authorized: Path) -> None:
+        self.host = host
+        self.address, self.port, self.user = host.address, PORT, "root"
+        self.log = directory / "log"
+        self._directory = directory
+        self._process: subprocess.Popen[str] | None = None
+        directory.mkdir()
+        self._key = directory / "host_key"
+        make_key(self._key)
+        # What a user brings along is not taken over, except for the language; as Debian has it.
+        # The path is that of sshd: whoever logs in does not find the test's environment in it.
+        given = {name: value for name, value in host.env.items() if name != "PATH"}
+        (directory / "config").write_text(
+            _CONFIG.format(
+                address=host.address,
+                port=PORT,
+                directory=directory,
+                authorized=authorized,
+                environment=" ".join(f'"{name}={value}"' for name, value in given.items()),
+            )
+        )
+
+    @property
+    def host_key(self) -> str:
+        """The public key of the host, as a line of known_hosts has it after the names."""
+        return " ".join(Path(f"{self._key}.pub").read_text().split()[:2])
+
+    def launch(self) -> None:
+        """Start it, without waiting."""
+        sshd = shutil.which("sshd") or "/usr/sbin/sshd"
+        with self.log.open("ab") as log:
+            self._process = self.host.start(
+                [sshd, "-D", "-e", "-f", str(self._directory / "config")],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait_ready(self) -> None:
+        """Wait until it answers with the key that it should have."""
+        until(self._answers)
+
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the server; its sessions go on."""
+        if self._process:
+            self._process.terminate()
+            self._process.wait(10)
+
+    @contextlib.contextmanager
+    def changed_key(self) -> Iterator[None]:
+        """Have another host key for a while, as after the host was set up anew.
+
+        Sessions that there are go on. No file of known keys knows the new one.
+        """
+        kept = self._directory / "kept_key"
+        for end in ("", ".pub"):
+            os.rename(f"{self._key}{end}", f"{kept}{end}")
+        make_key(self._key)
+        self._read_again()
+        try:
+            yield
+        finally:
+            for end in ("", ".pub"):
+                os.replace(f"{kept}{end}", f"{self._key}{end}")
+            self._read_again()
+
+    def _read_again(self) -> None:
+        if self._process and self.alive():
+            self._process.send_signal(signal.SIGHUP)
+            self.wait_ready()
+
+    def _answers(self) -> bool:
+        assert self.alive(), self.log.read_text()[-4_000:]
+        try:
+            socket.create_connection((self.address, self.port), 1).close()
+        except OSError:
+            return False
+        scan = subprocess.run(
+            ["ssh-keyscan", "-T", "5", "-t", "ed25519", "-p", str(self.port), self.address],
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        return self.host_key in scan.stdout
+
+
+class Sshds:
+    """The servers of all hosts, by the names of the hosts, and what a client needs for them.
+
+    A context manager: the servers run until its end.
+
+    Attributes
+    ----------
+    client_key : Path
+        The private key of the one user, ``root``; its public key is ``client_key.pub``.
+    stranger_key : Path
+        A key that no host knows.
+    known_hosts : Path
+        The hosts' keys by name and by address.
+    config : Path
+        For ``ssh -F`` and for asyncssh: by it a host is reached by its name from home, too.
+    """
+
+    def __init__(self, hosts: Hosts, directory: Path) -> None:
+        self._hosts = hosts
+        self.client_key = directory / "client_key"
+        self.stranger_key = directory / "stranger_key"
+        self.known_hosts = directory / "known_hosts"
+        self.config = directory / "ssh_config"
+        for key in (self.client_key, self.stranger_key):
+            make_key(key)
+        authorized = Path(f"{self.client_key}.pub")
+        self._all = {host.name: Sshd(host, directory / host.name, authorized) for host in hosts}
+        self.known_hosts.write_text(
+            "".join(f"{name},{s.address} {s.host_key}\n" for name, s in self._all.items())
+        )
+        sections = []
+        for name, server in self._all.items():
+            options = self._options(server, self.client_key)
+            lines = (f"  {key} {value}\n" for key, value in options.items())
+            sections.append(f"Host {name} {server.address}\n{''.join(lines)}")
+        self.config.write_text("".join(sections))
+
+    def __iter__(self) -> Iterator[Sshd]:
+        return iter(self._all.values())
+
+    def __getitem__(self, name: str) -> Sshd:
+        return self._all[name]
+
+    def __enter__(self) -> Sshds:
+        for server in self:
+            server.launch()
+        self._hosts.services.extend(self)
+        try:
+            for server in self:
+                server.wait_ready()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self:
+            self._hosts.services.remove(server)
+            server.stop()
+
+    def command(self, host: str, *words: str, key: Path | None = None) -> list[str]:
+        """Return the command line of ``ssh`` for a command at a host, with the key if given.
+
+        It can be executed at home and at the other hosts.
+        """
+        options = self._options(self[host], key or self.client_key)
+        flags = [f"-o{name}={value}" for name, value in options.items()]
+        # Not by the file: a key there would be tried besides the one that is given.
+        return ["ssh", "-F", "/dev/null", *flags, host, *words]
+
+    def _options(self, server: Sshd, key: Path) -> dict[str, str]:
+        return _CLIENT | {
+            "HostName": server.address,
+            "IdentityFile": str(key),
+            "UserKnownHostsFile": str(self.known_hosts),
+        }
+
+
+def make_key(path: Path) -> None:
+    """Make a pair of keys, without a passphrase."""
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", path.name, "-f", str(path)],
+        check=True,
+        timeout=30,
+    )

@@ -1,0 +1,101 @@
+"""Hosts, shared by the tests of a module, mended before each, and left as they were by each."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hosts._hosts import Host, Hosts
+from tests.hosts._jupyter import Jupyters
+from tests.hosts._sshd import Sshds
+
+_SETTLE_SECONDS = 5.0
+#: What libraries keep until their process ends, and leave behind if it is killed.
+_FOREIGN_FILES = ("__autograph_generated_file", "__pycache__")
+_hosts = pytest.StashKey[Hosts]()
+
+
+@pytest.fixture(scope="module")
+def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
+    """Return three hosts. Faults end with the test, and who was killed lives again for the next."""
+    with Hosts() as made:
+        request.config.stash[_hosts] = made
+        yield made
+        del request.config.stash[_hosts]
+
+
+@pytest.fixture(scope="module")
+def sshd(hosts: Hosts, _directory: Path) -> Iterator[Sshds]:
+    """Return the ssh servers of all hosts."""
+    with Sshds(hosts, _directory / "ssh") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def jupyter(hosts: Hosts, _directory: Path) -> Iterator[Jupyters]:
+    """Return the Jupyter servers of ``north`` and ``east``."""
+    with Jupyters(hosts, _directory / "jupyter", "north", "east") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def _directory() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="services-")).resolve()
+    for service in ("ssh", "jupyter"):
+        (path / service).mkdir()
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Mend the hosts before the test's own fixtures see what there is."""
+    if hosts := item.config.stash.get(_hosts, None):
+        hosts.mend()
+
+
+@pytest.fixture(autouse=True)
+def _hosts_are_left_as_they_were(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Heal the hosts after a test, and fail one that left anything on a host that lives."""
+    if "hosts" not in request.fixturenames:
+        yield
+        return
+    hosts: Hosts = request.getfixturevalue("hosts")
+    before = {host: _contents(host) for host in hosts}
+    yield
+    hosts.heal()
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while left := [
+        f"{host.name}: {text}"
+        for host in hosts
+        if not host.died
+        for key, text in _contents(host).items()
+        if key not in before[host]
+    ]:
+        if time.monotonic() > deadline:
+            pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)
+        time.sleep(0.05)
+
+
+def _contents(host: Host) -> dict[int | Path, str]:
+    processes: dict[int | Path, str] = {
+        pid: f"process {pid}: {_command(pid)}" for pid in host.pids()
+    }
+    return processes | {
+        path: f"file {path.relative_to(host.directory)}"
+        for directory in (host.runtime, host.tmp)
+        for path in directory.iterdir()
+        if not path.name.startswith(_FOREIGN_FILES)
+    }
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:160]
+    except OSError:
+        return "(gone by now)"
