@@ -88,9 +88,12 @@ class Host(Peer):
         self, command: Sequence[str], env: dict[str, str] | None = None, **popen: Any
     ) -> subprocess.Popen[str]:
         """Start a process here; `env` adds to the host's, the rest is as for ``Popen``."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             self.command(command), env=self.env | (env or {}), **{"text": True, **popen}
         )
+        # From now on it is one that `kill` and `sleep` hit.
+        until(lambda: process.pid in self.pids() or process.poll() is not None)
+        return process
 
     def run(
         self, command: Sequence[str], env: dict[str, str] | None = None, **options: Any
