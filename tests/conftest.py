@@ -41,7 +41,7 @@ _COORDINATORS_THREADS = ("WorkerClosureProcessingLoop", "WorkerPreemptionHandler
 _failed = pytest.StashKey[bool]()
 
 if sys.platform != "linux":  # the port filter and network namespaces are of Linux only
-    collect_ignore = ["unit/test_sockets.py", "integration/test_closed_by_default.py"]
+    collect_ignore = ["hosts", "unit/test_sockets.py", "integration/test_closed_by_default.py"]
 
 
 def pytest_configure() -> None:

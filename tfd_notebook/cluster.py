@@ -175,9 +175,12 @@ class Cluster(Lasting):
             self._begin()
             self._say_if_another_is_detached()
             try:
+                self._fleet.bring_up()
+                if self._ending:  # by another thread, which could not end what was not there yet
+                    self._fleet.close(_STOP_SECONDS)
+                    raise errors.LaunchError(f"cluster {self.name!r} was stopped while it started")
                 if self.policy.time_limit is not None:
                     self._monitor.expires = time.time() + self.policy.time_limit
-                self._fleet.bring_up()
             except BaseException:
                 self._end("failed")
                 raise

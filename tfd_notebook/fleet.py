@@ -66,8 +66,7 @@ class Fleet:
     @property
     def journal_copy(self) -> JournalCopy:
         """A copy on this host of the journal that a dispatcher on another one keeps."""
-        if self._journal_copy is None:
-            self._journal_copy = JournalCopy(lambda have: self.ask("journal", have=have))
+        assert self._journal_copy is not None
         return self._journal_copy
 
     # As a whole
@@ -78,6 +77,8 @@ class Fleet:
         if note := proxies.bypass():
             self._monitor.notice("info", note)
         (self._node,) = self._launcher.connect(config, self._monitor.take)
+        if not self.on_this_host:
+            self._journal_copy = JournalCopy(lambda have: self.ask("journal", have=have))
         self._deal = self._deal_gpus(config.counts.get(Role.WORKER, 0))
         for role, count in config.counts.items():
             self._monitor.request(role, count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import time
@@ -82,9 +83,9 @@ def _hosts_are_left_as_they_were(request: pytest.FixtureRequest) -> Iterator[Non
         time.sleep(0.05)
 
 
-def _contents(host: Host) -> dict[int | Path, str]:
-    processes: dict[int | Path, str] = {
-        pid: f"process {pid}: {_command(pid)}" for pid in host.pids()
+def _contents(host: Host) -> dict[object, str]:
+    processes: dict[object, str] = {
+        _whose(pid): f"process {pid}: {_command(pid)[:160]}" for pid in host.pids()
     }
     return processes | {
         path: f"file {path.relative_to(host.directory)}"
@@ -94,8 +95,21 @@ def _contents(host: Host) -> dict[int | Path, str]:
     }
 
 
+def _whose(pid: int) -> object:
+    """Return what stands for a process: its agent, so that a task may be restarted, or itself."""
+    command = _command(pid)
+    if command.startswith("sshd: "):
+        return "a session of ssh, which ends with the agent's relay"
+    try:
+        text = Path(f"/proc/{pid}/environ").read_text() + command
+    except OSError:
+        return pid
+    found = re.search(r"TFD_AGENT=(\w{12})\b|\b(\w{12}) (?:start|again)\b", text)
+    return found[1] or found[2] if found else pid
+
+
 def _command(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:160]
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except OSError:
         return "(gone by now)"

@@ -40,6 +40,8 @@ _TICK_SECONDS = 1.0
 _PSS_EVERY_TICKS = 10
 _GPU_EVERY_TICKS = 5
 _EXPIRY_GRACE_SECONDS = 5.0
+#: Seconds of silence after which a connection is lost, whatever the network says: four pings.
+_SILENT_SECONDS = 20.0
 #: Seconds for which an agent without an owner waits for its first cluster.
 _FIRST_SECONDS = 60.0
 #: The session of the process that started this one.
@@ -217,6 +219,7 @@ class Agent(Requests):
             elif cluster.lease is not None and time.time() > cluster.lease:
                 await self.end(cluster, "its lease is over")
         for key, session in list(self._sessions.items()):
+            session.drop_silent(_SILENT_SECONDS)
             if session.is_over:
                 del self._sessions[key]
                 await self._end_owned(session, f"nobody came back for {session.grace:g} s")

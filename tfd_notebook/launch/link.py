@@ -16,6 +16,7 @@ from tfd_notebook.launch import protocol, unixsocket
 from tfd_notebook.launch.client import AgentClient
 
 _CONNECT_SECONDS = 10.0
+_PING_SECONDS = 5.0
 _PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -97,6 +98,7 @@ class Link:
             target=self._serve, args=(channel,), name=f"tfd-link-{agent}", daemon=True
         )
         self._thread.start()
+        threading.Thread(target=self._ping, name=f"tfd-ping-{agent}", daemon=True).start()
         if not self.client.ready.wait(_CONNECT_SECONDS):
             self.close()
             raise AgentLost(f"the agent on {host} did not answer within {_CONNECT_SECONDS:g} s")
@@ -112,6 +114,15 @@ class Link:
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
         self.client.lost("this process has left it")
+
+    def _ping(self) -> None:
+        """Show the agent that this process lives, which a broken network might hide."""
+        body = {"id": 0, "do": "ping"}
+        line = protocol.encode(protocol.Frame(self._host, self.client.id, 0, body))
+        while not self._closed.wait(_PING_SECONDS) and self.client.alive:
+            with contextlib.suppress(OSError):
+                if self._channel is not None:
+                    self._channel.send(line)
 
     def _not_yet(self, data: bytes) -> None:
         raise OSError("not connected")

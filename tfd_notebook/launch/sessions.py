@@ -47,6 +47,7 @@ class Session:
         self.grace = grace
         self.hears: set[str] = set()
         self.away_since: float | None = None
+        self._heard = time.monotonic()
         self._from = host, agent
         self._seq = 0
         self._last_request = 0
@@ -58,6 +59,11 @@ class Session:
         """Whether it has been without a connection for its whole grace time."""
         away = self.away_since
         return away is not None and time.monotonic() - away >= self.grace
+
+    def drop_silent(self, seconds: float) -> None:
+        """Count a connection as lost over which nothing came for so long, not even a ping."""
+        if self._writer is not None and self.grace and time.monotonic() - self._heard > seconds:
+            self._writer.transport.abort()
 
     def send(self, body: dict[str, Any]) -> None:
         """Send a reply or an event; a measurement that nobody fetches is dropped."""
@@ -93,6 +99,7 @@ class Session:
         if self._writer is not None:
             self._writer.close()
         self._writer, self.away_since = writer, None
+        self._heard = time.monotonic()
         whole = since == self._seq or any(seq == since + 1 for seq, _ in self._kept)
         writer.write(_hello(*self._from, whole))
         for seq, frame in self._kept:
@@ -101,6 +108,7 @@ class Session:
         pending: set[asyncio.Future[None]] = set()
         with contextlib.suppress(OSError):
             while line := await reader.readline():
+                self._heard = time.monotonic()
                 frame_in = protocol.decode(line)
                 if frame_in is None or frame_in.body["id"] <= self._last_request:
                     continue

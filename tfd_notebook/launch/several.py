@@ -10,10 +10,11 @@ from typing import Any, Protocol
 from tfd_notebook.errors import LaunchError, PortInUse, TfdError
 from tfd_notebook.launch.base import Node
 from tfd_notebook.launch.host import reach
-from tfd_notebook.spec import Endpoint
+from tfd_notebook.spec import Endpoint, Role
 
 _PORT_TRIES = 8
 _REACH_SECONDS = 15.0
+_DISPATCHER = f"{Role.DISPATCHER}:0"
 
 
 class Tunnels(Protocol):
@@ -54,7 +55,7 @@ class Several(Node):
         self.nodes = tuple(nodes)
         self.host = nodes[0].host
         self.here = all(node.here for node in nodes)
-        self.directory = nodes[place("dispatcher", 0)].directory
+        self.directory = nodes[place(Role.DISPATCHER, 0)].directory
         self._place = place
         self._tunnels = tunnels
         self._where: dict[str, int] = {}
@@ -169,6 +170,9 @@ class Several(Node):
 
     def _do_bury(self, tasks: list[str], timeout: float) -> None:
         self._all("bury", timeout, self._parted(tasks))
+
+    def _do_journal(self, have: dict[str, int], timeout: float) -> Any:
+        return self._of(_DISPATCHER).request("journal", timeout=timeout, have=have)
 
     def _do_gpus(self, timeout: float) -> dict[str, Any]:
         found = self._all("gpus", timeout, {n: {} for n in range(len(self.nodes))})

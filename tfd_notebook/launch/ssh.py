@@ -217,6 +217,7 @@ class _SSHHost(RemoteHost):
         self._python = python
         self._variables = dict(variables)
         self._connection: Any = None
+        self._closed = False
         #: The ports that lead from here to this host, and from it to here.
         self.towards: dict[int, Any] = {}
         self.back: dict[int, Any] = {}
@@ -310,6 +311,9 @@ class _SSHHost(RemoteHost):
                     _loop.soon(listener.close)
 
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(OSError):

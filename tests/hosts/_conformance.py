@@ -1,0 +1,209 @@
+"""What every launcher for other hosts has to do; a test module has one subclass for each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tfd_notebook as tfd
+from tests._waiting import until
+from tests.hosts._hosts import Host, Hosts
+from tfd_notebook import errors
+from tfd_notebook.launch.base import Launcher
+
+#: Makes a launcher for ``north`` and ``east``, with more options.
+Make = Callable[..., Launcher]
+
+#: A process that has a cluster, given as the expression of its launcher.
+OWNER = """
+import sys, tfd_notebook as tfd
+cluster = tfd.Cluster(data_workers=2, name="orphan", launcher={launcher})
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def numbers(cluster: tfd.Cluster, count: int = 100) -> list[int]:
+    """Read so many numbers through the cluster."""
+    import tensorflow as tf
+
+    return sorted(int(x) for x in tf.data.Dataset.range(count).apply(cluster.distribute("dynamic")))
+
+
+def pids_on(host: Host, before: set[int]) -> set[int]:
+    return host.pids() - before
+
+
+def row(cluster: tfd.Cluster, task: str) -> Any:
+    found = cluster.snapshot().task(task)
+    assert found is not None
+    return found
+
+
+class Conformance:
+    """Tests that share one cluster of two hosts, and some that have one of their own.
+
+    The module has fixtures for all of its tests: ``make``, of type `Make`; ``written``, the
+    launcher as an expression with ``tfd`` and {grace}; ``cut``, which ends the channel to
+    ``north``, so that it can come back; and ``shared``, a cluster with two data workers.
+    """
+
+    def test_tasks_run_on_both_hosts_and_serve(self, shared: tfd.Cluster, hosts: Hosts) -> None:
+        assert shared.state == "ready"
+        frame = shared.to_frame()
+        assert set(frame["state"]) == {"ready"}
+        assert frame["host"].nunique() == 2
+        for place, task in enumerate(("dispatcher:0", "data_worker:1")):
+            host = (hosts.north, hosts.east)[place]
+            assert row(shared, task).pid in host.pids()
+        assert numbers(shared) == list(range(100))
+
+    def test_logs_come_from_there(self, shared: tfd.Cluster) -> None:
+        import tensorflow as tf
+
+        def shout(x: Any) -> Any:
+            print("heard", int(x), flush=True)
+            return x
+
+        noisy = tf.data.Dataset.range(4).map(lambda x: tf.numpy_function(shout, [x], tf.int64))
+        list(noisy.apply(shared.distribute("off")))
+        until(lambda: "heard 3" in str(shared.logs("data_worker:1")))
+        assert "heard 3" in str(shared.logs())
+        following = shared.logs("data_worker:0", follow=True)
+        assert any("heard" in line for line in following)
+
+    def test_a_killed_task_comes_back_at_its_port(self, shared: tfd.Cluster) -> None:
+        before = row(shared, "data_worker:1")
+        assert shared.kill("data_worker:1") == before.pid
+        until(lambda: row(shared, "data_worker:1").restarts > before.restarts)
+        until(lambda: shared.state == "ready")
+        after = row(shared, "data_worker:1")
+        assert (after.address, after.host) == (before.address, before.host)
+        assert after.pid != before.pid
+        assert numbers(shared) == list(range(100))
+
+    def test_a_restarted_task_has_its_port(self, shared: tfd.Cluster) -> None:
+        before = row(shared, "data_worker:0")
+        shared.restart("data_worker:0")
+        after = row(shared, "data_worker:0")
+        assert (after.address, after.state) == (before.address, "ready")
+        assert after.pid != before.pid
+
+    def test_it_scales_up_and_down(self, shared: tfd.Cluster) -> None:
+        shared.scale(data_workers=4)
+        assert len(shared.data_workers()) == 4
+        assert numbers(shared) == list(range(100))
+        shared.scale(data_workers=2)
+        assert len(shared.data_workers()) == 2
+        assert numbers(shared) == list(range(100))
+
+    def test_what_blocks_can_be_interrupted(self, shared: tfd.Cluster) -> None:
+        import tensorflow as tf
+
+        endless = iter(tf.data.Dataset.range(10**9).apply(shared.distribute("off")))
+        next(endless)
+        timer = threading.Timer(0.3, shared.interrupt)
+        timer.start()
+        with pytest.raises(errors.Interrupted):
+            deque(endless, maxlen=0)
+        timer.join()
+
+    def test_the_journal_is_read_from_there(self, shared: tfd.Cluster) -> None:
+        import tensorflow as tf
+
+        named = tf.data.Dataset.range(10).apply(shared.distribute("dynamic", job_name="once"))
+        assert sorted(int(x) for x in named) == list(range(10))
+        until(lambda: shared.journal is not None and shared.journal.read().finished("once"))
+        with pytest.raises(errors.FinishedJob, match="once-2"):
+            tf.data.Dataset.range(10).apply(shared.distribute("dynamic", job_name="once"))
+
+    def test_a_flood_of_output_is_cut(self, shared: tfd.Cluster) -> None:
+        import tensorflow as tf
+
+        def flood(x: Any) -> Any:
+            print("x" * 10_000_000, flush=True)
+            print("the end", flush=True)
+            return x
+
+        loud = tf.data.Dataset.range(1).map(lambda x: tf.numpy_function(flood, [x], tf.int64))
+        list(loud.apply(shared.distribute("off")))
+        until(lambda: "earlier output dropped" in str(shared.logs("data_worker:0", lines=100_000)))
+        assert "the end" in str(shared.logs("data_worker:0"))
+
+    def test_a_second_cluster_lives_beside_it(self, shared: tfd.Cluster, make: Make) -> None:
+        with tfd.Cluster(data_workers=1, name="second", launcher=make()) as second:
+            assert numbers(second) == list(range(100))
+            assert numbers(shared) == list(range(100))
+        assert shared.state == "ready"
+
+    def test_a_channel_that_comes_back_has_missed_nothing(
+        self, shared: tfd.Cluster, cut: Callable[[], None]
+    ) -> None:
+        pid = row(shared, "data_worker:0").pid
+        restarts = row(shared, "data_worker:0").restarts
+        # What happens right before and after is told by the next channel.
+        os.kill(pid, signal.SIGKILL)
+        cut()
+        until(lambda: row(shared, "data_worker:0").restarts == restarts + 1)
+        until(lambda: shared.state == "ready")
+        assert row(shared, "data_worker:0").pid != pid
+        assert numbers(shared) == list(range(100))
+        shared.restart("dispatcher:0")
+        assert numbers(shared) == list(range(100))
+
+    def test_a_time_limit_ends_it(self, hosts: Hosts, make: Make) -> None:
+        before = hosts.east.pids()
+        policy = tfd.Policy(time_limit=2.0)
+        cluster = tfd.Cluster(data_workers=2, name="short", launcher=make(), policy=policy)
+        assert cluster.wait_ended(30)
+        until(lambda: not pids_on(hosts.east, before))
+
+    def test_who_does_not_come_back_loses_it(
+        self, hosts: Hosts, written: str, shared: tfd.Cluster
+    ) -> None:
+        before = {host: host.pids() for host in hosts}
+        code = OWNER.format(launcher=written.format(grace=2))
+        owner = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert owner.stdout
+            assert owner.stdout.readline() == "ready\n"
+            assert pids_on(hosts.east, before[hosts.east])
+        finally:
+            owner.kill()
+            owner.communicate()
+        until(lambda: not any(pids_on(host, before[host]) for host in hosts))
+        assert shared.state == "ready"
+
+    def test_a_partition_that_outlasts_the_grace_ends_both_sides(
+        self, hosts: Hosts, make: Make
+    ) -> None:
+        before = hosts.east.pids()
+        cluster = tfd.Cluster(data_workers=2, name="parted", launcher=make(grace=3))
+        hosts.partition(hosts.home, hosts.east)
+        until(lambda: cluster.ended, 90)
+        assert cluster.state == "lost"
+        said = " ".join(notice.what for notice in cluster.snapshot().notices)
+        assert "is lost" in said
+        assert "could not be reached for 3 s" in said
+        until(lambda: not pids_on(hosts.east, before), 60)
+
+    def test_a_wrong_password_or_host_is_one_clear_error(self, make: Make, hosts: Hosts) -> None:
+        hosts.down(hosts.east)
+        began = time.monotonic()
+        with pytest.raises(errors.LaunchError, match="cannot be reached"):
+            tfd.Cluster(data_workers=1, name="nowhere", launcher=make())
+        assert time.monotonic() - began < 60
+        with contextlib.suppress(KeyError):
+            assert "nowhere" not in tfd.clusters()
