@@ -12,8 +12,9 @@ export const PARTS = `
 .tfd-tasks .tfd-toggle[aria-expanded='true']::before { content: '▾'; }
 .tfd-view.tfd-view td.tfd-more { white-space: normal; max-width: none; padding: 2px 0 8px 14px; overflow: visible; }
 .tfd-facts { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 1px 8px; margin: 2px 0 6px; }
-.tfd-facts dt { color: var(--tfd-quiet); }
-.tfd-facts dd { margin: 0; overflow-wrap: anywhere; }
+.tfd-view .tfd-facts > dt, .tfd-view .tfd-facts > dd { float: none; width: auto; margin: 0; padding: 0; font-weight: inherit; }
+.tfd-view .tfd-facts > dt { color: var(--tfd-quiet); }
+.tfd-facts dd { overflow-wrap: anywhere; }
 .tfd-stream { margin: 4px 0; min-width: 0; }
 .tfd-stream .tfd-row > .tfd-cut { max-width: 16em; }
 .tfd-view ul.tfd-notices { list-style: none; margin: 2px 0; padding: 0; }
@@ -40,6 +41,7 @@ export const PARTS = `
 .tfd-compact .tfd-word { display: none; }
 .tfd-view.tfd-compact td, .tfd-view.tfd-compact th { padding-right: 5px; }
 .tfd-view.tfd-compact .tfd-tasks td:first-child { max-width: 9em; }
+.tfd-view.tfd-compact input[type='number'] { width: 4.2em; }
 
 .tfd-chart { margin: 2px 0 4px; min-height: 40px; overflow: hidden; }
 .tfd-chart .uplot { font: inherit; width: min-content; line-height: 1.5; }
@@ -83,7 +85,7 @@ export const PARTS = `
 }
 
 .tfd-lanes { position: relative; max-height: 420px; overflow-x: hidden; overflow-y: auto; border: 1px solid var(--tfd-line); margin: 4px 0; }
-.tfd-lanes canvas { display: block; width: 100%; touch-action: pan-y; cursor: grab; }
+.tfd-lanes canvas { display: block; touch-action: pan-y; cursor: grab; }
 .tfd-lanes canvas:active { cursor: grabbing; }
 .tfd-view .tfd-lanes canvas:focus-visible { outline-offset: -2px; }
 .tfd-tip { min-height: 1.45em; overflow-wrap: anywhere; }
@@ -108,8 +110,9 @@ export const PARTS = `
 .tfd-form .tfd-help { display: block; color: var(--tfd-quiet); overflow-wrap: anywhere; }
 .tfd-form input[type='text'], .tfd-form select { width: 100%; max-width: 24em; }
 @container (max-width: 380px) {
-  .tfd-form { grid-template-columns: minmax(0, 1fr); gap: 2px; }
-  .tfd-form > div { margin-bottom: 5px; }
+  .tfd-form { gap: 2px 8px; }
+  .tfd-form > div { display: contents; }
+  .tfd-form .tfd-help { grid-column: 1 / -1; margin-bottom: 6px; }
 }
 .tfd-view code.tfd-line {
   display: block; margin: 4px 0; padding: 3px 6px; overflow-wrap: anywhere; white-space: pre-wrap;
