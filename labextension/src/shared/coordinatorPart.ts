@@ -121,7 +121,7 @@ function factsOf(row: ICoordinator): [string, string][] {
   }
   if (row.left_s?.length === 3) {
     const [middle, low, high] = row.left_s.map(brief);
-    facts.push(['left', `about ${middle} (${low} to ${high})`]);
+    facts.push(['left', `about ${middle}${low === high ? '' : ` (${low} to ${high})`}`]);
   }
   for (const [word, spans] of [
     ['waited', row.queue_ms],

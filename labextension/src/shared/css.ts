@@ -61,6 +61,9 @@ const BASE = `
   border-color: transparent;
   color: var(--jp-ui-inverse-font-color1, var(--vscode-button-foreground, #fff));
 }
+.tfd-view .tfd-button.tfd-main:hover:not(:disabled) {
+  background: var(--jp-brand-color1, var(--vscode-button-hoverBackground, #1565c0)); filter: brightness(1.12);
+}
 body[data-jp-theme-light='false'] .tfd-view .tfd-button.tfd-main {
   color: var(--jp-layout-color0, #111);
 }

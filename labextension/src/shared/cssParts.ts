@@ -5,6 +5,7 @@ export const PARTS = `
 .tfd-name { font-weight: 600; max-width: 100%; }
 .tfd-limit { margin: 3px 0; padding-left: 8px; border-left: 3px solid var(--tfd-accent); overflow-wrap: anywhere; }
 .tfd-tools { margin: 6px 0 2px; }
+.tfd-tools > form { display: contents; }
 .tfd-spark { display: inline-block; vertical-align: middle; width: 60px; height: 16px; color: var(--tfd-accent); }
 .tfd-spark path { fill: none; stroke: currentColor; stroke-width: 1.3; vector-effect: non-scaling-stroke; }
 .tfd-tasks .tfd-toggle { display: inline-flex; gap: 5px; max-width: 100%; align-items: baseline; }
@@ -38,7 +39,6 @@ export const PARTS = `
 }
 .tfd-compact .tfd-c4, .tfd-compact .tfd-c5,
 .tfd-compact .tfd-w2, .tfd-compact .tfd-w3 { display: none; }
-.tfd-compact .tfd-word { display: none; }
 .tfd-view.tfd-compact td, .tfd-view.tfd-compact th { padding-right: 5px; }
 .tfd-view.tfd-compact .tfd-tasks td:first-child { max-width: 9em; }
 .tfd-view.tfd-compact input[type='number'] { width: 4.2em; }
@@ -95,6 +95,7 @@ export const PARTS = `
 .tfd-holds { display: flex; flex-wrap: wrap; gap: 4px; }
 .tfd-state { font-weight: 600; overflow-wrap: anywhere; }
 
+.tfd-more .tfd-logs { margin-top: 6px; }
 .tfd-log {
   height: 240px; min-height: 60px; resize: vertical; overflow: auto; margin: 4px 0; padding: 2px 0;
   border: 1px solid var(--tfd-line); background: var(--tfd-back); font-family: var(--tfd-mono);
@@ -112,6 +113,7 @@ export const PARTS = `
 @container (max-width: 380px) {
   .tfd-form { gap: 2px 8px; }
   .tfd-form > div { display: contents; }
+  .tfd-form input[type='checkbox'] { justify-self: start; }
   .tfd-form .tfd-help { grid-column: 1 / -1; margin-bottom: 6px; }
 }
 .tfd-view code.tfd-line {

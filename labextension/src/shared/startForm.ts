@@ -187,8 +187,8 @@ export class StartForm implements IView {
     try {
       const done = (await this._link.command('start', { options: this._options() })) as IStarted;
       const verb = done.reused ? 'lives already and is used' : 'was started';
-      const name = done.variable ? `; the variable ${done.variable} is the cluster` : '';
-      const said = `${done.cluster} ${verb}${name}.\nThe same in a cell: ${done.line}`;
+      const where = done.variable ? `; it is in the variable ${done.variable}` : '';
+      const said = `The cluster ${done.cluster} ${verb}${where}.\nThe same in a cell: ${done.line}`;
       this._say(said, 'good');
       if (!this._disposed) {
         this._onStarted(done.cluster, said);

@@ -303,6 +303,6 @@ test('the form is what the kernel says, tells the line, and shows what went wron
     value: { cluster: 'c', variable: 'cluster', line: '%tfd_cluster start', reused: true }
   });
   await settle();
-  expect(started).toHaveBeenCalledWith('c', expect.stringContaining('variable cluster is'));
+  expect(started).toHaveBeenCalledWith('c', expect.stringContaining('in the variable cluster'));
   expect(form.node.textContent).toContain('lives already');
 });
