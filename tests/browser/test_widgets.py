@@ -187,6 +187,14 @@ def test_a_notebook_that_is_opened_again_shows_the_twin(lab: Lab) -> None:
     again = lab.open("twin")
     expect(again.output(1)).to_contain_text("data_worker:0")
     assert again.output(1).locator(".tfd-cluster").count() == 0
+    # The twin's style is not for live views: in the panel, numbers stay at the right.
+    again.evaluate(
+        "w.content.model.sharedModel.insertCell(2, {cell_type: 'code', source: args[0]});",
+        SETUP + start,
+    )
+    again.run(2)
+    number = lab.panel().locator(".tfd-cluster th.tfd-number").first
+    assert number.evaluate("e => getComputedStyle(e).textAlign") == "right"
     lab.picture("reopened", again.output(1))
 
 

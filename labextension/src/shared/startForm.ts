@@ -32,7 +32,7 @@ interface IStarted {
 type Input = HTMLInputElement | HTMLSelectElement;
 
 export class StartForm implements IView {
-  readonly node = h('section', { class: 'tfd-view tfd-start', 'aria-label': 'start a cluster' });
+  readonly node = h('section', { class: 'tfd-live tfd-start', 'aria-label': 'start a cluster' });
   private readonly _banner = h('div', { class: 'tfd-banner', hidden: true });
   private readonly _form = h('form', { novalidate: true });
   private readonly _grid = h('div', { class: 'tfd-form' });

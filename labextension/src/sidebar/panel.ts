@@ -14,7 +14,7 @@ import { clustersOf, type IKernel } from './kernels';
 import type { IClusters } from './tokens';
 
 export class ClustersPanel extends Widget {
-  private readonly _body = h('div', { class: 'tfd-view tfd-lab-panel', tabindex: -1 });
+  private readonly _body = h('div', { class: 'tfd-live tfd-lab-panel', tabindex: -1 });
   private readonly _what = h('p');
   private readonly _next = h('p', { class: 'tfd-quiet' });
   private readonly _empty = h('div', { class: 'tfd-lab-empty' }, this._what, this._next);

@@ -56,7 +56,7 @@ function viewOf(kind: string, cluster: string, link: Link, put: (cluster: string
 }
 
 function note(words: string): IView {
-  const node = h('div', { class: 'tfd-view' }, words);
+  const node = h('div', { class: 'tfd-live' }, words);
   return { node, dispose: () => node.remove() };
 }
 
