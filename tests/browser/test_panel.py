@@ -65,6 +65,7 @@ def test_a_cluster_is_started_from_the_panel_in_the_kernel_of_its_notebook(lab: 
     lab.picture("panel-form", lab.panel())
     button(form, "Start").click()
     expect(part.locator(".tfd-cluster")).to_contain_text("2 of 2 tasks ready", timeout=60_000)
+    expect(part).to_contain_text("The cluster started was started; it is in the variable mine.")
     assert notebook.ask("print(mine.name)") == "started"
     button(part.locator(".tfd-cluster"), "Stop").click()
     yes(lab)
