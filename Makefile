@@ -10,8 +10,9 @@ MAY    := $(if $(filter 0,$(shell id -u)),,-m "not root")
 # The front end: what it is built from, and how its tools are called: with Python's before the
 # system's, because Node comes from there where the system has none.
 FRONT  := $(shell find labextension/src labextension/style labextension/schema \
-	labextension/scripts -type f) labextension/tsconfig.json
+	labextension/scripts -type f) labextension/tsconfig.json labextension/server.json
 LINK   := $(VENV)/share/jupyter/labextensions/tfd-notebook-lab
+SERVER := $(VENV)/etc/jupyter/jupyter_server_config.d/tfd-notebook.json
 NPM    := cd labextension && PATH="$(abspath $(BIN)):$$PATH" npm
 USABLE := import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
 NODE   := const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b > 18) ? 0 : 1)
@@ -103,13 +104,15 @@ $(VENV)/.npm: $(VENV)/.hatch labextension/package.json labextension/package-lock
 	$(NPM) ci --silent
 	@touch $@
 
-# The widgets and the extension, which JupyterLab finds by a link: of an editable install there is
-# nothing but a file about who installed it.
+# The widgets and the extensions, which JupyterLab and its server find by links: an editable install
+# brings none of what is made here, and copies what it brings.
 $(VENV)/.front: $(VENV)/.npm $(FRONT)
 	$(NPM) run --silent build
 	mkdir -p $(LINK:/tfd-notebook-lab=)
 	rm -rf $(LINK)
 	ln -s $(CURDIR)/tfd_notebook/labextension $(LINK)
+	mkdir -p $(dir $(SERVER))
+	ln -sf $(CURDIR)/labextension/server.json $(SERVER)
 	@touch $@
 
 # .venv/.demo, .venv/.test ... stand for the extra of that name being installed.

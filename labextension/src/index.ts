@@ -15,6 +15,7 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { Clusters } from './sidebar/clusters';
 import { addCommands, CommandIDs, confirm } from './sidebar/commands';
 import { Dashboards } from './sidebar/dashboards';
+import { askServer, Detached } from './sidebar/detached';
 import { clusterIcon } from './sidebar/icon';
 import { Kernels } from './sidebar/kernels';
 import { ClustersPanel } from './sidebar/panel';
@@ -54,9 +55,11 @@ const plugin: JupyterFrontEndPlugin<IClusters> = {
     const kernels = new Kernels(app.serviceManager, VERSION);
     const clusters = new Clusters({
       kernels,
+      detached: new Detached(askServer(app.serviceManager.serverSettings)),
       notebooks,
       confirm: question => confirm(question, trans.__('Yes'), trans),
       open: (kernel, cluster) => dashboards.open({ kernel: kernel.id, path: kernel.path, cluster }),
+      show: id => app.shell.activateById(id),
       warn: words => Notification.warning(words, { autoClose: 8000 })
     });
     const dashboards = new Dashboards(app.shell, clusters, trans);

@@ -81,6 +81,8 @@ class Lab:
         self.page.wait_for_function(
             "light => document.body.dataset.jpThemeLight === light", arg=light
         )
+        # JupyterLab covers the page meanwhile.
+        self.page.locator("#jupyterlab-splash").wait_for(state="detached")
 
     def picture(self, name: str, of: Locator | None = None) -> Path:
         """Keep what is seen."""

@@ -65,6 +65,7 @@ def test_a_cluster_is_started_from_the_panel_in_the_kernel_of_its_notebook(lab: 
     lab.picture("panel-form", lab.panel())
     button(form, "Start").click()
     expect(part.locator(".tfd-cluster")).to_contain_text("2 of 2 tasks ready", timeout=60_000)
+    expect(part).to_contain_text("The cluster started was started; it is in the variable mine.")
     assert notebook.ask("print(mine.name)") == "started"
     button(part.locator(".tfd-cluster"), "Stop").click()
     yes(lab)
@@ -120,3 +121,31 @@ def test_an_old_kernel_says_that_clicks_wait_for_the_cell(lab: Lab) -> None:
     # What the kernel says arrives all the same.
     notebook.ask("cluster.join(timeout=30)")
     expect(view).to_contain_text("3 of 3 tasks ready", timeout=30_000)
+
+
+def test_a_detached_cluster_is_taken_up_or_stopped_when_its_kernel_is_gone(lab: Lab) -> None:
+    start = START.replace("NAME", "detached") + "; print(cluster.detach(hours=2))"
+    notebook = lab.notebook("detaches", SETUP, start)
+    notebook.run(0)
+    notebook.run(1)
+    part = kernel_of(lab, "detaches")
+    expect(part.locator(".tfd-cluster")).to_contain_text("detached, stays for 2.0 h")
+    section = lab.panel().get_by_role("region", name="detached clusters")
+    expect(section).to_be_hidden()
+    notebook.restart()
+    expect(section).to_contain_text("2 of 2 tasks ready, local, stays for 2.0 h", timeout=60_000)
+    lab.picture("panel-detached")
+    button(section, "Renew").click()
+    expect(section).to_contain_text("stays for 8.0 h")
+    button(section, "Take up").click()
+    # The panel sees it at once, since the cell loads the package, too.
+    expect(part.locator(".tfd-cluster")).to_contain_text("2 of 2 tasks ready", timeout=60_000)
+    expect(section).to_be_hidden()
+    assert notebook.ask("print(cluster.name, cluster.state)") == "detached ready"
+    notebook.restart()
+    expect(section).to_contain_text("2 of 2 tasks ready", timeout=60_000)
+    button(section, "Stop").click()
+    yes(lab)
+    expect(section).to_be_hidden(timeout=60_000)
+    said = notebook.ask("!tfd list --json")
+    assert said == "[]"

@@ -64,6 +64,10 @@ def test_the_form_starts_a_cluster_and_then_shows_it(lab: Lab) -> None:
     button(form, "Start").click()
     expect(output.locator(".tfd-cluster")).to_contain_text("2 of 2 tasks ready", timeout=90_000)
     expect(output.locator(".tfd-head")).to_contain_text("from-form")
+    expect(output).to_contain_text(
+        "The cluster from-form was started; it is in the variable cluster."
+    )
+    expect(output).to_contain_text("%tfd_cluster start --data-workers 1 --name from-form")
     assert notebook.ask("print(cluster.name, len(cluster.tasks))") == "from-form 2"
     lab.picture("form-started", output)
     notebook.ask("cluster.stop()")
@@ -187,6 +191,14 @@ def test_a_notebook_that_is_opened_again_shows_the_twin(lab: Lab) -> None:
     again = lab.open("twin")
     expect(again.output(1)).to_contain_text("data_worker:0")
     assert again.output(1).locator(".tfd-cluster").count() == 0
+    # The twin's style is not for live views: in the panel, numbers stay at the right.
+    again.evaluate(
+        "w.content.model.sharedModel.insertCell(2, {cell_type: 'code', source: args[0]});",
+        SETUP + start,
+    )
+    again.run(2)
+    number = lab.panel().locator(".tfd-cluster th.tfd-number").first
+    assert number.evaluate("e => getComputedStyle(e).textAlign") == "right"
     lab.picture("reopened", again.output(1))
 
 

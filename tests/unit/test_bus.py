@@ -405,7 +405,9 @@ def test_a_form_starts_what_the_magic_would() -> None:
         assert answer["cluster"] == "formed"
         assert answer["variable"] == "taken_2"
         assert shell.user_ns["taken"] == 3
-        assert "--data-workers=1" in answer["line"]
+        assert answer["line"] == (
+            "%tfd_cluster start --data-workers 1 --launcher fake --name formed --output taken"
+        )
         assert not answer["reused"]
         assert starting.start_by(shell, {"options": values})["reused"]
     finally:

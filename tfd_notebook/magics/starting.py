@@ -116,7 +116,7 @@ def start_by(shell: Any, request: Mapping[str, Any]) -> dict[str, Any]:
         "variable": started.variable,
         "reused": started.reused,
         "said": started.said,
-        "line": " ".join((PROG, *map(shlex.quote, tokens))),
+        "line": " ".join((PROG, *map(_written, tokens))),
     }
 
 
@@ -127,10 +127,12 @@ def tokens_of(options: Any) -> list[str]:
         raise UsageError(f"{options!r} are no options", fix=f"use {', '.join(known)}")
     tokens = []
     for name, value in options.items():
-        kind, _ = known[name]
+        kind, default = known[name]
         option = f"--{name.replace('_', '-')}"
-        # The defaults of the magic, which are not those of the form, need not be said.
-        if value in (None, "", False) or (kind == "count" and value == 0):
+        # What the magic does untold need not be said; of tasks it starts none, whatever the form
+        # begins with.
+        usual = 0 if kind == "count" else default
+        if value in (None, "", False) or value == usual:
             continue
         if kind == "flag":
             tokens.append(option)
@@ -139,3 +141,9 @@ def tokens_of(options: Any) -> list[str]:
         else:
             raise UsageError(f"{name}={value!r} cannot be meant")
     return tokens
+
+
+def _written(token: str) -> str:
+    """Return a word as people write it: ``--workers=2`` is ``--workers 2``."""
+    option, sign, value = token.partition("=")
+    return f"{option} {shlex.quote(value)}" if sign else option

@@ -6,51 +6,42 @@ import { CommandError, type Link } from './link';
 
 const GONE_MS = 8000;
 
-export class Asker {
+type Button = HTMLButtonElement | HTMLInputElement;
+
+export class Teller {
   readonly node = h('div', { class: 'tfd-asked', hidden: true });
 
   private readonly _text = h('span');
   private _timer: ReturnType<typeof setTimeout> | null = null;
   private _turn = 0;
 
-  constructor(
-    private readonly _link: Link,
-    private readonly _cluster: string
-  ) {
+  constructor() {
     this.node.append(this._text);
   }
 
   /**
-   * Have the kernel do something.
+   * Have something done.
    *
    * The buttons are disabled meanwhile. Returns the answer, undefined where there was an error,
    * which is shown here.
    */
-  async run<T = unknown>(
+  async attempt<T>(
     what: string,
-    command: string,
-    args: Record<string, unknown> = {},
-    buttons: readonly (HTMLButtonElement | HTMLInputElement)[] = [],
-    say: (value: T) => string = () => `${what}: done`
+    work: () => Promise<T>,
+    buttons: readonly Button[] = [],
+    say: (value: T) => string = () => `${what}: done`,
+    waits = `${what}: asked …`
   ): Promise<T | undefined> {
     this._turn += 1;
     const turn = this._turn;
-    const beside = this._link.transport.beside;
-    const hint = this._link.transport.hint;
-    this._show(
-      beside
-        ? `${what}: asked …`
-        : `${what}: queued until the cell ends.${hint ? ` At once, in a terminal: ${hint}` : ''}`,
-      'quiet'
-    );
+    this._show(waits, 'quiet');
     // A disabled element loses the focus, which is given back to it afterwards.
     const focused = document.activeElement;
     for (const one of buttons) {
       setBusy(one, true);
     }
     try {
-      const named = this._cluster ? { name: this._cluster, ...args } : args;
-      const value = (await this._link.command(command, named)) as T;
+      const value = await work();
       if (turn === this._turn) {
         this._show(say(value), 'good');
         this._timer = setTimeout(() => (this.node.hidden = true), GONE_MS);
@@ -94,6 +85,37 @@ export class Asker {
     if (tone !== 'quiet') {
       announce(words);
     }
+  }
+}
+
+/** Tells what becomes of the commands of a kernel. */
+export class Asker extends Teller {
+  constructor(
+    private readonly _link: Link,
+    private readonly _cluster: string
+  ) {
+    super();
+  }
+
+  /** Have the kernel do something; see `attempt`. */
+  run<T = unknown>(
+    what: string,
+    command: string,
+    args: Record<string, unknown> = {},
+    buttons: readonly Button[] = [],
+    say: (value: T) => string = () => `${what}: done`
+  ): Promise<T | undefined> {
+    const { beside, hint } = this._link.transport;
+    const named = this._cluster ? { name: this._cluster, ...args } : args;
+    return this.attempt(
+      what,
+      async () => (await this._link.command(command, named)) as T,
+      buttons,
+      say,
+      beside
+        ? undefined
+        : `${what}: queued until the cell ends.${hint ? ` At once, in a terminal: ${hint}` : ''}`
+    );
   }
 }
 

@@ -67,7 +67,9 @@ export class ClusterTools {
     if (insert) {
       row.append(
         button('Insert code', 'put code that uses this cluster into the notebook', () => {
-          insert(`cluster = tfd.clusters()[${JSON.stringify(_cluster)}]`);
+          insert(
+            `import tfd_notebook as tfd\n\ncluster = tfd.clusters()[${JSON.stringify(_cluster)}]`
+          );
         })
       );
     }

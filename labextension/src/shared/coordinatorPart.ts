@@ -1,7 +1,7 @@
 // The coordinator in figures, and its workers.
 
 import { h, Keyed, setAttribute, setCut, setText, show } from './dom';
-import { brief, count, counted, signed, size, tone, whole } from './figures';
+import { brief, count, counted, sign, signed, size, tone, whole } from './figures';
 import type { ICoordinatedWorker, ICoordinator } from './protocol';
 
 const MOST_WORKERS = 50;
@@ -88,7 +88,7 @@ export class CoordinatorPart {
 function fill(element: HTMLElement, row: ICoordinatedWorker): void {
   const words = [
     `worker:${row.index}`,
-    signed(row.state),
+    null,
     row.id === undefined ? '' : String(row.id),
     row.function ?? '',
     row.seconds === undefined ? '' : brief(row.seconds),
@@ -97,8 +97,20 @@ function fill(element: HTMLElement, row: ICoordinatedWorker): void {
     row.lost ? whole(row.lost) : '',
     row.unbuilt ? `${row.built}, ${row.unbuilt} failed` : row.built ? whole(row.built) : ''
   ];
-  words.forEach((text, i) => setCut(element.children[i], text));
-  element.children[1].className = `tfd-${tone(row.state)}`;
+  words.forEach((text, i) => {
+    if (text !== null) {
+      setCut(element.children[i], text);
+    }
+  });
+  const state = element.children[1];
+  if (!state.firstChild) {
+    // Of which a narrow place shows the sign alone.
+    state.append(h('span'), h('span', { class: 'tfd-word' }));
+  }
+  setText(state.children[0], sign(row.state));
+  setText(state.children[1], ` ${row.state}`);
+  setAttribute(state, 'title', row.state);
+  state.className = `tfd-${tone(row.state)}`;
   setAttribute(element.children[6], 'class', `${COLUMNS[6][1]} tfd-bad`);
 }
 
@@ -109,7 +121,7 @@ function factsOf(row: ICoordinator): [string, string][] {
   }
   if (row.left_s?.length === 3) {
     const [middle, low, high] = row.left_s.map(brief);
-    facts.push(['left', `about ${middle} (${low} to ${high})`]);
+    facts.push(['left', `about ${middle}${low === high ? '' : ` (${low} to ${high})`}`]);
   }
   for (const [word, spans] of [
     ['waited', row.queue_ms],

@@ -1,11 +1,12 @@
 // The style sheet of all views, put into the page once. A page of VS Code has no --jp-* variables,
-// others have neither these nor its own.
+// others have neither these nor its own. The HTML views of saved notebooks, which are not ours to
+// change, bring a sheet for .tfd-view: the class here is another one.
 
 import { PARTS } from './cssParts';
 
 const BASE = `
-.tfd-view, .tfd-unseen { box-sizing: border-box; }
-.tfd-view {
+.tfd-live, .tfd-unseen { box-sizing: border-box; }
+.tfd-live {
   --tfd-text: var(--jp-ui-font-color1, var(--vscode-foreground, CanvasText));
   --tfd-quiet: var(--jp-ui-font-color2, var(--vscode-descriptionForeground, GrayText));
   --tfd-back: var(--jp-layout-color1, var(--vscode-editor-background, Canvas));
@@ -26,8 +27,8 @@ const BASE = `
   line-height: 1.45;
   font-variant-numeric: tabular-nums;
 }
-.tfd-view *, .tfd-view *::before { box-sizing: border-box; }
-.tfd-view [hidden] { display: none !important; }
+.tfd-live *, .tfd-live *::before { box-sizing: border-box; }
+.tfd-live [hidden] { display: none !important; }
 .tfd-unseen {
   position: absolute; width: 1px; height: 1px; margin: -1px; overflow: hidden;
   clip-path: inset(50%); white-space: nowrap;
@@ -40,47 +41,50 @@ const BASE = `
 .tfd-good { color: var(--tfd-good); }
 .tfd-warn { color: var(--tfd-warn); }
 .tfd-bad { color: var(--tfd-bad); }
-.tfd-view .tfd-quiet { color: var(--tfd-quiet); }
+.tfd-live .tfd-quiet { color: var(--tfd-quiet); }
 .tfd-cut { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; min-width: 0; }
 .tfd-wrap { overflow-wrap: anywhere; white-space: normal; }
 .tfd-row { display: flex; flex-wrap: wrap; align-items: center; gap: 4px 8px; min-width: 0; }
-.tfd-view .tfd-button, .tfd-view .tfd-link {
+.tfd-live .tfd-button, .tfd-live .tfd-link {
   font: inherit; color: inherit; cursor: pointer; max-width: 100%;
 }
-.tfd-view .tfd-button {
+.tfd-live .tfd-button {
   min-height: 24px; padding: 1px 9px; border-radius: 2px; white-space: nowrap;
   border: 1px solid var(--tfd-line);
   background: var(--jp-layout-color2, var(--vscode-button-secondaryBackground, transparent));
   color: var(--jp-ui-font-color1, var(--vscode-button-secondaryForeground, inherit));
 }
-.tfd-view .tfd-button:hover:not(:disabled) {
+.tfd-live .tfd-button:hover:not(:disabled) {
   background: var(--jp-layout-color3, var(--vscode-button-secondaryHoverBackground, rgba(128,128,128,.25)));
 }
-.tfd-view .tfd-button.tfd-main {
+.tfd-live .tfd-button.tfd-main {
   background: var(--jp-brand-color1, var(--vscode-button-background, #1565c0));
   border-color: transparent;
   color: var(--jp-ui-inverse-font-color1, var(--vscode-button-foreground, #fff));
 }
-body[data-jp-theme-light='false'] .tfd-view .tfd-button.tfd-main {
+.tfd-live .tfd-button.tfd-main:hover:not(:disabled) {
+  background: var(--jp-brand-color1, var(--vscode-button-hoverBackground, #1565c0)); filter: brightness(1.12);
+}
+body[data-jp-theme-light='false'] .tfd-live .tfd-button.tfd-main {
   color: var(--jp-layout-color0, #111);
 }
-.tfd-view .tfd-button[aria-pressed='true'] {
+.tfd-live .tfd-button[aria-pressed='true'] {
   border-color: var(--tfd-accent); box-shadow: inset 0 0 0 1px var(--tfd-accent);
 }
-.tfd-view .tfd-button:disabled { opacity: .5; cursor: default; }
-.tfd-view .tfd-link {
+.tfd-live .tfd-button:disabled { opacity: .5; cursor: default; }
+.tfd-live .tfd-link {
   border: 0; padding: 0; background: none; text-align: left;
   color: var(--jp-content-link-color, var(--vscode-textLink-foreground, var(--tfd-accent)));
 }
-.tfd-view .tfd-link:hover { text-decoration: underline; }
-.tfd-view :focus-visible { outline: 2px solid var(--tfd-accent); outline-offset: 1px; }
-.tfd-view input:not([type='checkbox']), .tfd-view select {
+.tfd-live .tfd-link:hover { text-decoration: underline; }
+.tfd-live :focus-visible { outline: 2px solid var(--tfd-accent); outline-offset: 1px; }
+.tfd-live input:not([type='checkbox']), .tfd-live select {
   font: inherit; min-height: 24px; padding: 1px 5px; max-width: 100%; min-width: 0;
   color: var(--jp-ui-font-color1, var(--vscode-input-foreground, inherit));
   background: var(--tfd-field); border: 1px solid var(--tfd-line); border-radius: 2px;
 }
-.tfd-view select option { color: initial; background: initial; }
-.tfd-view input[type='number'] { width: 5.5em; }
+.tfd-live select option { color: initial; background: initial; }
+.tfd-live input[type='number'] { width: 5.5em; }
 .tfd-labelled { display: inline-flex; align-items: center; gap: 4px; min-width: 0; }
 .tfd-asked { margin: 4px 0; overflow-wrap: anywhere; white-space: pre-line; }
 .tfd-confirm {
@@ -88,25 +92,25 @@ body[data-jp-theme-light='false'] .tfd-view .tfd-button.tfd-main {
   border: 1px solid var(--tfd-line); border-left: 3px solid var(--tfd-warn);
 }
 .tfd-confirm span { overflow-wrap: anywhere; }
-.tfd-view h4 {
+.tfd-live h4 {
   margin: 8px 0 2px; font-size: inherit; font-weight: 600; color: var(--tfd-quiet);
   border-bottom: 1px solid var(--tfd-faint);
 }
-.tfd-view.tfd-view table {
+.tfd-live.tfd-live table {
   border-collapse: collapse; width: 100%; margin: 0; font-size: inherit; color: inherit;
   table-layout: auto; border: 0;
 }
-.tfd-view.tfd-view th, .tfd-view.tfd-view td {
+.tfd-live.tfd-live th, .tfd-live.tfd-live td {
   padding: 2px 8px 2px 0; border: 0; text-align: left; vertical-align: top; white-space: nowrap;
   max-width: 18em; overflow: hidden; text-overflow: ellipsis; line-height: 1.45; background: none;
 }
-.tfd-view.tfd-view th { font-weight: 400; color: var(--tfd-quiet); }
-.tfd-view.tfd-view tr { background: none; }
-.tfd-view.tfd-view .tfd-number { text-align: right; }
-.tfd-view.tfd-view td.tfd-wide { white-space: normal; overflow-wrap: anywhere; width: 40%; max-width: none; }
+.tfd-live.tfd-live th { font-weight: 400; color: var(--tfd-quiet); }
+.tfd-live.tfd-live tr { background: none; }
+.tfd-live.tfd-live .tfd-number { text-align: right; }
+.tfd-live.tfd-live td.tfd-wide { white-space: normal; overflow-wrap: anywhere; width: 40%; max-width: none; }
 .tfd-scroll { overflow-x: auto; scrollbar-width: thin; }
 @media (forced-colors: active) {
-  .tfd-view .tfd-button, .tfd-banner, .tfd-confirm { border-color: CanvasText; }
+  .tfd-live .tfd-button, .tfd-banner, .tfd-confirm { border-color: CanvasText; }
 }
 `;
 

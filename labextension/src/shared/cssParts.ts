@@ -5,18 +5,20 @@ export const PARTS = `
 .tfd-name { font-weight: 600; max-width: 100%; }
 .tfd-limit { margin: 3px 0; padding-left: 8px; border-left: 3px solid var(--tfd-accent); overflow-wrap: anywhere; }
 .tfd-tools { margin: 6px 0 2px; }
+.tfd-tools > form { display: contents; }
 .tfd-spark { display: inline-block; vertical-align: middle; width: 60px; height: 16px; color: var(--tfd-accent); }
 .tfd-spark path { fill: none; stroke: currentColor; stroke-width: 1.3; vector-effect: non-scaling-stroke; }
 .tfd-tasks .tfd-toggle { display: inline-flex; gap: 5px; max-width: 100%; align-items: baseline; }
 .tfd-tasks .tfd-toggle::before { content: '▸'; flex: none; width: .8em; color: var(--tfd-quiet); }
 .tfd-tasks .tfd-toggle[aria-expanded='true']::before { content: '▾'; }
-.tfd-view.tfd-view td.tfd-more { white-space: normal; max-width: none; padding: 2px 0 8px 14px; overflow: visible; }
+.tfd-live.tfd-live td.tfd-more { white-space: normal; max-width: none; padding: 2px 0 8px 14px; overflow: visible; }
 .tfd-facts { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 1px 8px; margin: 2px 0 6px; }
-.tfd-facts dt { color: var(--tfd-quiet); }
-.tfd-facts dd { margin: 0; overflow-wrap: anywhere; }
+.tfd-live .tfd-facts > dt, .tfd-live .tfd-facts > dd { float: none; width: auto; margin: 0; padding: 0; font-weight: inherit; }
+.tfd-live .tfd-facts > dt { color: var(--tfd-quiet); }
+.tfd-facts dd { overflow-wrap: anywhere; }
 .tfd-stream { margin: 4px 0; min-width: 0; }
 .tfd-stream .tfd-row > .tfd-cut { max-width: 16em; }
-.tfd-view ul.tfd-notices { list-style: none; margin: 2px 0; padding: 0; }
+.tfd-live ul.tfd-notices { list-style: none; margin: 2px 0; padding: 0; }
 .tfd-notices li { margin: 2px 0; overflow-wrap: anywhere; }
 .tfd-notices time { color: var(--tfd-quiet); margin-right: 6px; }
 @container (max-width: 760px) {
@@ -26,7 +28,7 @@ export const PARTS = `
   .tfd-c4, .tfd-w2 { display: none; }
 }
 @container (max-width: 420px) {
-  .tfd-view .tfd-word { display: none; }
+  .tfd-live .tfd-word { display: none; }
 }
 @container (max-width: 320px) {
   .tfd-c2, .tfd-w1 { display: none; }
@@ -37,9 +39,9 @@ export const PARTS = `
 }
 .tfd-compact .tfd-c4, .tfd-compact .tfd-c5,
 .tfd-compact .tfd-w2, .tfd-compact .tfd-w3 { display: none; }
-.tfd-compact .tfd-word { display: none; }
-.tfd-view.tfd-compact td, .tfd-view.tfd-compact th { padding-right: 5px; }
-.tfd-view.tfd-compact .tfd-tasks td:first-child { max-width: 9em; }
+.tfd-live.tfd-compact td, .tfd-live.tfd-compact th { padding-right: 5px; }
+.tfd-live.tfd-compact .tfd-tasks td:first-child { max-width: 9em; }
+.tfd-live.tfd-compact input[type='number'] { width: 4.2em; }
 
 .tfd-chart { margin: 2px 0 4px; min-height: 40px; overflow: hidden; }
 .tfd-chart .uplot { font: inherit; width: min-content; line-height: 1.5; }
@@ -76,16 +78,16 @@ export const PARTS = `
 .tfd-gridhost .lm-ScrollBar[data-orientation='vertical'] .lm-ScrollBar-thumb { left: 2px; right: 2px; min-height: 20px; }
 .tfd-gridhost .lm-ScrollBar[data-orientation='horizontal'] .lm-ScrollBar-thumb { top: 2px; bottom: 2px; min-width: 20px; }
 .tfd-details { border: 1px solid var(--tfd-faint); padding: 4px 8px; margin: 4px 0; }
-.tfd-view .tfd-error {
+.tfd-live .tfd-error {
   max-height: 240px; overflow: auto; margin: 4px 0; padding: 4px 8px; white-space: pre-wrap;
   overflow-wrap: anywhere; font-family: var(--tfd-mono); font-size: 12px; line-height: 1.4;
   background: var(--tfd-raised); color: inherit; border: 0;
 }
 
 .tfd-lanes { position: relative; max-height: 420px; overflow-x: hidden; overflow-y: auto; border: 1px solid var(--tfd-line); margin: 4px 0; }
-.tfd-lanes canvas { display: block; width: 100%; touch-action: pan-y; cursor: grab; }
+.tfd-lanes canvas { display: block; touch-action: pan-y; cursor: grab; }
 .tfd-lanes canvas:active { cursor: grabbing; }
-.tfd-view .tfd-lanes canvas:focus-visible { outline-offset: -2px; }
+.tfd-live .tfd-lanes canvas:focus-visible { outline-offset: -2px; }
 .tfd-tip { min-height: 1.45em; overflow-wrap: anywhere; }
 
 .tfd-counts { display: flex; height: 14px; border: 1px solid var(--tfd-line); overflow: hidden; margin: 6px 0 2px; background: var(--tfd-raised); }
@@ -93,6 +95,7 @@ export const PARTS = `
 .tfd-holds { display: flex; flex-wrap: wrap; gap: 4px; }
 .tfd-state { font-weight: 600; overflow-wrap: anywhere; }
 
+.tfd-more .tfd-logs { margin-top: 6px; }
 .tfd-log {
   height: 240px; min-height: 60px; resize: vertical; overflow: auto; margin: 4px 0; padding: 2px 0;
   border: 1px solid var(--tfd-line); background: var(--tfd-back); font-family: var(--tfd-mono);
@@ -108,19 +111,21 @@ export const PARTS = `
 .tfd-form .tfd-help { display: block; color: var(--tfd-quiet); overflow-wrap: anywhere; }
 .tfd-form input[type='text'], .tfd-form select { width: 100%; max-width: 24em; }
 @container (max-width: 380px) {
-  .tfd-form { grid-template-columns: minmax(0, 1fr); gap: 2px; }
-  .tfd-form > div { margin-bottom: 5px; }
+  .tfd-form { gap: 2px 8px; }
+  .tfd-form > div { display: contents; }
+  .tfd-form input[type='checkbox'] { justify-self: start; }
+  .tfd-form .tfd-help { grid-column: 1 / -1; margin-bottom: 6px; }
 }
-.tfd-view code.tfd-line {
+.tfd-live code.tfd-line {
   display: block; margin: 4px 0; padding: 3px 6px; overflow-wrap: anywhere; white-space: pre-wrap;
   font-family: var(--tfd-mono); font-size: 12px; background: var(--tfd-raised); color: inherit;
 }
 
 .tfd-tabs { display: flex; flex-wrap: wrap; gap: 2px; border-bottom: 1px solid var(--tfd-line); margin-bottom: 6px; }
-.tfd-view .tfd-tabs button {
+.tfd-live .tfd-tabs button {
   font: inherit; color: var(--tfd-quiet); background: none; border: 0; padding: 3px 10px;
   border-bottom: 2px solid transparent; cursor: pointer;
 }
-.tfd-view .tfd-tabs button[aria-selected='true'] { color: var(--tfd-text); border-bottom-color: var(--tfd-accent); }
-.tfd-view .tfd-tabs button:focus-visible { outline-offset: -2px; }
+.tfd-live .tfd-tabs button[aria-selected='true'] { color: var(--tfd-text); border-bottom-color: var(--tfd-accent); }
+.tfd-live .tfd-tabs button:focus-visible { outline-offset: -2px; }
 `;

@@ -4,6 +4,8 @@ import type { Link } from './link';
 import { hasEnded, type ICluster } from './protocol';
 
 export const MOST_SECONDS = 600;
+/** Seconds that a timer may be late. */
+const LATE = 4;
 
 export type Series = (number | null)[];
 
@@ -38,11 +40,11 @@ export class History {
             series[at] = known[known.length - 1 - back];
           }
         }
-        series[place] = stream.state === 'running' ? stream.elements_per_s : null;
+        put(series, place, stream.state === 'running' ? stream.elements_per_s : null);
       }
       for (const task of Object.values(cluster.tasks)) {
         if (task.bytes_per_s !== undefined && task.role !== 'dispatcher') {
-          this._series(this.tasks, task.task)[place] = task.bytes_per_s;
+          put(this._series(this.tasks, task.task), place, task.bytes_per_s);
         }
       }
     }
@@ -89,6 +91,18 @@ export class History {
     this.length = 60;
     this.streams.clear();
     this.tasks.clear();
+  }
+}
+
+/** Set a value; seconds before it that a late timer left out get it, too. */
+function put(series: Series, place: number, value: number | null): void {
+  series[place] = value;
+  let known = place - 1;
+  while (known >= 0 && known > place - LATE && series[known] === null) {
+    known -= 1;
+  }
+  if (known >= 0 && series[known] !== null) {
+    series.fill(value, known + 1, place);
   }
 }
 

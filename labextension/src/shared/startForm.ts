@@ -32,7 +32,7 @@ interface IStarted {
 type Input = HTMLInputElement | HTMLSelectElement;
 
 export class StartForm implements IView {
-  readonly node = h('section', { class: 'tfd-view tfd-start', 'aria-label': 'start a cluster' });
+  readonly node = h('section', { class: 'tfd-live tfd-start', 'aria-label': 'start a cluster' });
   private readonly _banner = h('div', { class: 'tfd-banner', hidden: true });
   private readonly _form = h('form', { novalidate: true });
   private readonly _grid = h('div', { class: 'tfd-form' });
@@ -50,7 +50,7 @@ export class StartForm implements IView {
   constructor(
     private readonly _link: Link,
     private readonly _actions: IActions,
-    private readonly _onStarted: (name: string) => void
+    private readonly _onStarted: (name: string, said: string) => void
   ) {
     ensureStyle();
     this._start = h('button', { type: 'submit', class: 'tfd-button tfd-main' }, 'Start');
@@ -86,13 +86,24 @@ export class StartForm implements IView {
     const { readOnly } = this._actions;
     const words = readOnly
       ? 'This site is read-only: clusters are started by code in a notebook.'
-      : linkTrouble(this._link) || (this._link.state === 'ready' ? '' : 'Waiting for the kernel …');
+      : this._trouble();
     setText(this._banner, words);
     show(this._banner, words !== '');
     show(this._form, !words && this._kinds !== null);
     show(this._retry, !words && this._failed);
     if (!words && !this._kinds && !this._asking && !this._failed) {
       void this._ask();
+    }
+  }
+
+  private _trouble(): string {
+    switch (this._link.state) {
+      case 'ready':
+        return '';
+      case 'gone':
+        return 'The kernel has ended, or tells nothing any more. Next: ask for the form again.';
+      default:
+        return linkTrouble(this._link) || 'Waiting for the kernel …';
     }
   }
 
@@ -176,10 +187,11 @@ export class StartForm implements IView {
     try {
       const done = (await this._link.command('start', { options: this._options() })) as IStarted;
       const verb = done.reused ? 'lives already and is used' : 'was started';
-      const name = done.variable ? `; the variable ${done.variable} is the cluster` : '';
-      this._say(`${done.cluster} ${verb}${name}.\nThe same in a cell: ${done.line}`, 'good');
+      const where = done.variable ? `; it is in the variable ${done.variable}` : '';
+      const said = `The cluster ${done.cluster} ${verb}${where}.\nThe same in a cell: ${done.line}`;
+      this._say(said, 'good');
       if (!this._disposed) {
-        this._onStarted(done.cluster);
+        this._onStarted(done.cluster, said);
       }
     } catch (error) {
       this._say(problemText(error), 'bad');
@@ -199,6 +211,10 @@ export class StartForm implements IView {
     this._said.className = `tfd-asked tfd-${tone}`;
     setText(this._said, words);
     show(this._said, words !== '');
+    // The form may be taller than the panel that it is in.
+    if (this._inputs.size && typeof this._said.scrollIntoView === 'function') {
+      this._said.scrollIntoView({ block: 'nearest' });
+    }
     if (tone !== 'quiet') {
       announce(words);
     }
@@ -248,7 +264,9 @@ function lineOf(
   const words = [line];
   for (const [name, { field, input }] of inputs) {
     const value = valueOf(field, input);
-    if (value === null || value === (field.default ?? (field.kind === 'flag' ? false : null))) {
+    // Of tasks the magic starts none that it was not told of, whatever the form begins with.
+    const usual = field.kind === 'count' ? 0 : (field.default ?? null);
+    if (value === null || value === usual) {
       continue;
     }
     const option = `--${name.replace(/_/g, '-')}`;

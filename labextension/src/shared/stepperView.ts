@@ -7,7 +7,7 @@ import { counted, plural, signed, tone } from './figures';
 import type { Link } from './link';
 import { CLOSURE_STATES, type ICluster, type ICoordinator } from './protocol';
 import { colors, type IColors, onTheme } from './theme';
-import { type IActions, View } from './view';
+import { type IActions, linkTrouble, View } from './view';
 
 const MOST_WORKERS = 64;
 /** Which colour of the theme a state has in the bar; others have one of the series. */
@@ -38,6 +38,8 @@ export class StepperView extends View {
   private readonly _workers: Keyed<HTMLButtonElement>;
   private readonly _asker: Asker;
   private _said = '';
+  /** What was seen last of the coordinator, also after it is gone. */
+  private _row: ICoordinator | undefined;
 
   constructor(link: Link, cluster: string, actions: IActions) {
     super(link, cluster, actions, 'tfd-stepper');
@@ -69,7 +71,12 @@ export class StepperView extends View {
         this._step,
         labelled('n', this._count),
         this._steps,
-        labelled('Break on failure', this._break, 'pause when a closure fails')
+        h(
+          'label',
+          { class: 'tfd-labelled', title: 'pause when a closure fails' },
+          this._break,
+          h('span', {}, 'Break on failure')
+        )
       ),
       this._holds
     );
@@ -80,15 +87,16 @@ export class StepperView extends View {
   }
 
   protected draw(seen: ICluster | undefined): void {
-    const row = seen?.coordinator;
-    const steered = row !== undefined && !row.reduced && row.state !== 'stopped';
+    const present = seen?.coordinator;
+    const row = (this._row = present ?? this._row);
+    const steered = present !== undefined && !present.reduced && present.state !== 'stopped';
     show(this._bar, row !== undefined);
     show(this._controls, steered && !this.actions.readOnly);
-    setText(this._state, row ? stateWords(row) : 'There is no coordinator in this cluster.');
+    setText(this._state, this._stateWords(seen));
+    this._state.className = `tfd-state tfd-${present ? tone(present.state) : 'quiet'}`;
     if (!row) {
       return;
     }
-    this._state.className = `tfd-state tfd-${tone(row.state)}`;
     this._countStates(row);
     const paused = row.state === 'paused';
     enable(this._pause, this.alive && !paused);
@@ -104,11 +112,22 @@ export class StepperView extends View {
       this._mark(one, Number(index), row);
     });
     show(this._holds, workers.length > 1);
-    const words = `coordinator ${row.state}`;
+    const words = `coordinator ${present?.state ?? 'ended'}`;
     if (this._said && this._said !== words) {
-      announce(stateWords(row));
+      announce(this._stateWords(seen));
     }
     this._said = words;
+  }
+
+  private _stateWords(seen: ICluster | undefined): string {
+    if (seen?.coordinator) {
+      return stateWords(seen.coordinator);
+    }
+    if (this._row) {
+      return `${signed('stopped')}; this is what was seen last`;
+    }
+    // Otherwise it is said above what is the matter.
+    return seen && !linkTrouble(this.link) ? 'There is no coordinator in this cluster.' : '';
   }
 
   private _countStates(row: ICoordinator): void {

@@ -44,7 +44,7 @@ const WATCHED = [
   'data-vscode-theme-kind'
 ];
 
-/** Read the colours where `node` is; it has the class `tfd-view`, or is in an element that has. */
+/** Read the colours where `node` is; it has the class `tfd-live`, or is in an element that has. */
 export function colors(node: Element): IColors {
   const style = getComputedStyle(node);
   const read = (name: string, otherwise: string) =>

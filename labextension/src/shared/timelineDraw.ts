@@ -32,6 +32,24 @@ export function timeAt(view: IWindow, x: number): number {
   return view.from + ((x - left) / (view.width - left)) * (view.to - view.from);
 }
 
+interface IBox {
+  x: number;
+  y: number;
+  width: number;
+  height: number;
+}
+
+/** Where something of a lane is drawn, at least so many pixels wide. */
+function boxOf(view: IWindow, lane: number, from: number, to: number, least: number): IBox {
+  const x = xOf(view, from);
+  return {
+    x,
+    y: AXIS + lane * view.laneHeight + 2,
+    width: Math.max(xOf(view, to) - x, least),
+    height: Math.max(view.laneHeight - 4, 2)
+  };
+}
+
 export function drawTimeline(
   context: CanvasRenderingContext2D,
   view: IWindow,
@@ -96,11 +114,9 @@ function drawBars(
   now: number,
   seen: IColors
 ): void {
-  const scale = (view.width - leftOf(view)) / (view.to - view.from);
   // Bars thinner than a pixel that lie upon each other are drawn once.
   const drawn = new Int32Array(view.lanes).fill(-1);
   const failures: number[] = [];
-  const barHeight = Math.max(view.laneHeight - 4, 2);
   for (let row = 0; row < table.length; row++) {
     const start = table.dispatched[row];
     const end = endOf(table, row, now);
@@ -108,8 +124,7 @@ function drawBars(
       continue;
     }
     const lane = table.worker[row];
-    const x = xOf(view, start);
-    const width = (end - start) * scale;
+    const { x, y, width, height } = boxOf(view, lane, start, end, 0);
     if (table.state[row] === FAILED) {
       failures.push(row);
     }
@@ -118,9 +133,8 @@ function drawBars(
     }
     drawn[lane] = Math.floor(x + width);
     context.fillStyle = seen.series[table.function[row] % seen.series.length];
-    const y = AXIS + lane * view.laneHeight + 2;
     // A gap of a pixel between bars that touch, where there is room for it.
-    context.fillRect(x, y, Math.max(width > 4 ? width - 1 : width, 1), barHeight);
+    context.fillRect(x, y, Math.max(width > 4 ? width - 1 : width, 1), height);
   }
   for (const row of failures) {
     markFailure(context, view, table, row, now, seen);
@@ -135,10 +149,8 @@ function markFailure(
   now: number,
   seen: IColors
 ): void {
-  const x = xOf(view, table.dispatched[row]);
-  const width = Math.max(xOf(view, endOf(table, row, now)) - x, 3);
-  const y = AXIS + table.worker[row] * view.laneHeight + 2;
-  const height = Math.max(view.laneHeight - 4, 2);
+  const end = endOf(table, row, now);
+  const { x, y, width, height } = boxOf(view, table.worker[row], table.dispatched[row], end, 3);
   context.fillStyle = seen.bad;
   context.fillRect(x, y + height - Math.min(4, height), width, Math.min(4, height));
   if (width > 10 && height > 9) {
@@ -166,10 +178,8 @@ function drawLost(
     if (ended < view.from || dispatched > view.to) {
       continue;
     }
-    const x = xOf(view, Math.max(dispatched, view.from));
-    const width = Math.max(xOf(view, Math.min(ended, view.to)) - x, 3);
-    const y = AXIS + worker * view.laneHeight + 2;
-    const height = Math.max(view.laneHeight - 4, 2);
+    const [from, to] = [Math.max(dispatched, view.from), Math.min(ended, view.to)];
+    const { x, y, width, height } = boxOf(view, worker, from, to, 3);
     context.save();
     context.beginPath();
     context.rect(x, y, width, height);
@@ -193,12 +203,11 @@ function markBar(
   now: number,
   seen: IColors
 ): void {
-  const x = xOf(view, table.dispatched[row]);
-  const width = Math.max(xOf(view, endOf(table, row, now)) - x, 2);
-  const y = AXIS + table.worker[row] * view.laneHeight;
+  const end = endOf(table, row, now);
+  const { x, y, width, height } = boxOf(view, table.worker[row], table.dispatched[row], end, 2);
   context.strokeStyle = seen.text;
   context.lineWidth = 2;
-  context.strokeRect(x - 1, y + 1, width + 2, view.laneHeight - 2);
+  context.strokeRect(x - 1, y - 1, width + 2, height + 2);
 }
 
 /** Ticks at 1, 2 or 5 times a power of ten, as a time of day or as what is between two of them. */
@@ -216,6 +225,9 @@ function drawAxis(context: CanvasRenderingContext2D, view: IWindow, seen: IColor
     const x = Math.round(xOf(view, time));
     context.fillRect(x, AXIS - 5, 1, 5);
     const words = step < 0.001 ? `+${brief(time - view.from)}` : clock(time + step / 1e6, digits);
-    context.fillText(words, x + 3, AXIS / 2 - 1);
+    // Half a time would be read as another one.
+    if (x + 3 + context.measureText(words).width <= view.width) {
+      context.fillText(words, x + 3, AXIS / 2 - 1);
+    }
   }
 }

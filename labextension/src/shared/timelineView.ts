@@ -144,6 +144,8 @@ export class TimelineView extends View {
     if (this._canvas.width !== width || this._canvas.height !== tall) {
       this._canvas.width = width;
       this._canvas.height = tall;
+      // As large as what is drawn, so that it is not stretched before it is drawn anew.
+      this._canvas.style.width = `${view.width}px`;
       this._canvas.style.height = `${height}px`;
     }
     context.setTransform(ratio, 0, 0, ratio, 0, 0);

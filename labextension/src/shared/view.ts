@@ -47,7 +47,7 @@ export abstract class View implements IView {
     className: string
   ) {
     ensureStyle();
-    this.node = h('section', { class: `tfd-view ${className}` }, this._banner, this.body);
+    this.node = h('section', { class: `tfd-live ${className}` }, this._banner, this.body);
     this.onDispose(link.onChange(() => this.refresh()));
   }
 

@@ -4,26 +4,33 @@ import type { INotebookTracker } from '@jupyterlab/notebook';
 import { type ISignal, Signal } from '@lumino/signaling';
 
 import type { IActions } from '../shared/view';
+import type { Detached } from './detached';
 import { insertCode, notebookOf } from './insert';
 import type { IKernel, Kernels } from './kernels';
+import { LOAD } from './reader';
 import { DEFAULTS, type IClusters, type ISettings } from './tokens';
 
 export interface IOptions {
   kernels: Kernels;
+  detached: Detached;
   notebooks: INotebookTracker | null;
   confirm(question: string): Promise<boolean>;
   open(kernel: IKernel, cluster: string): void;
+  /** Bring the notebook of this id to the front. */
+  show(id: string): void;
   warn(words: string): void;
 }
 
 export class Clusters implements IClusters {
   readonly kernels: Kernels;
+  readonly detached: Detached;
 
   private _settings = DEFAULTS;
   private _settingsChanged = new Signal<this, void>(this);
 
   constructor(private readonly _options: IOptions) {
     this.kernels = _options.kernels;
+    this.detached = _options.detached;
   }
 
   get settings(): ISettings {
@@ -50,6 +57,7 @@ export class Clusters implements IClusters {
       actions.insert = code => {
         const panel = notebookOf(notebooks, kernel.id);
         if (panel) {
+          this._options.show(panel.id);
           insertCode(panel, code);
         } else {
           this._options.warn(`${kernel.path} is not open. Next: open it, then insert the code.`);
@@ -60,6 +68,30 @@ export class Clusters implements IClusters {
       actions.open = cluster => open(kernel, cluster);
     }
     return actions;
+  }
+
+  confirm(question: string): Promise<boolean> {
+    return this._options.confirm(question);
+  }
+
+  takeUp(cluster: string): void {
+    const panel = this._options.notebooks?.currentWidget;
+    const id = panel?.sessionContext.session?.kernel?.id;
+    const state = id === undefined ? undefined : this.kernels.find(id)?.reader.state;
+    if (!panel || state === undefined || state === 'foreign' || state === 'ended') {
+      this._options.warn(
+        `No notebook with a Python kernel is in front. Next: open one, then take up ${cluster}.`
+      );
+      return;
+    }
+    const lines = [
+      'import tfd_notebook as tfd',
+      '',
+      `cluster = tfd.attach(${JSON.stringify(cluster)})`
+    ];
+    // The panel sees the clusters of those kernels only that have loaded it.
+    insertCode(panel, [...(state === 'loaded' ? [] : [LOAD]), ...lines].join('\n'), true);
+    this._options.show(panel.id);
   }
 
   open(kernel: IKernel, cluster: string): void {

@@ -46,7 +46,7 @@ export class Dashboard extends Widget {
     this.node.append(
       h(
         'div',
-        { class: 'tfd-view tfd-lab-dashboard', tabindex: -1 },
+        { class: 'tfd-live tfd-lab-dashboard', tabindex: -1 },
         this._missing,
         h('div', { class: 'tfd-lab-columns' }, this._left, this._right)
       )

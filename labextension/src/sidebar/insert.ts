@@ -15,10 +15,13 @@ export function notebookOf(
   return uses(tracker.currentWidget) ? tracker.currentWidget! : tracker.find(uses);
 }
 
-/** Put `code` into a new cell under the active one, which is active then. */
-export function insertCode(panel: NotebookPanel, code: string): void {
+/** Put `code` into a new cell under the active one, which is active then, and run it if asked. */
+export function insertCode(panel: NotebookPanel, code: string, run = false): void {
   const notebook = panel.content;
   NotebookActions.insertBelow(notebook);
   notebook.activeCell?.model.sharedModel.setSource(code);
+  if (run) {
+    void NotebookActions.run(notebook, panel.sessionContext);
+  }
   void NotebookActions.focusActiveCell(notebook, { waitUntilReady: true });
 }

@@ -18,10 +18,13 @@ export class KernelPart {
   private readonly _start: HTMLButtonElement;
   private readonly _load: HTMLButtonElement;
   private readonly _place = h('div', { class: 'tfd-lab-form' });
+  /** What the form said when it had started a cluster; it is gone itself then. */
+  private readonly _started = h('div', { class: 'tfd-lab-words tfd-asked tfd-good', hidden: true });
   private readonly _list = h('div', { class: 'tfd-lab-clusters' });
   private readonly _parts = new Map<HTMLElement, ClusterPart>();
   private readonly _keyed: Keyed<HTMLElement>;
   private _form: StartForm | null = null;
+  private _startedName = '';
 
   constructor(
     readonly kernel: IKernel,
@@ -54,6 +57,7 @@ export class KernelPart {
       head,
       this._words,
       this._place,
+      this._started,
       this._list
     );
     this.update();
@@ -78,6 +82,10 @@ export class KernelPart {
       shown.map(cluster => cluster.name),
       (node, key) => this._parts.get(node)!.update(reader.link.cluster(key)!)
     );
+    const started = reader.link.cluster(this._startedName);
+    if (!loaded || (started && hasEnded(started))) {
+      show(this._started, false);
+    }
     if (!loaded) {
       this._close();
     }
@@ -87,8 +95,18 @@ export class KernelPart {
   start(): void {
     if (!this._form && !this._start.hidden) {
       const { reader } = this.kernel;
-      this._form = new StartForm(reader.link, this._clusters.actions(this.kernel, 'panel'), () =>
-        this._close()
+      show(this._started, false);
+      this._form = new StartForm(
+        reader.link,
+        this._clusters.actions(this.kernel, 'panel'),
+        (name, said) => {
+          this._close();
+          this._startedName = name;
+          setText(this._started, said);
+          show(this._started, true);
+          this._start.focus();
+          this.node.scrollIntoView({ block: 'nearest' });
+        }
       );
       this._place.append(this._form.node);
       this._start.setAttribute('aria-expanded', 'true');

@@ -7,29 +7,34 @@ import { Widget } from '@lumino/widgets';
 import { ensureStyle } from '../shared/css';
 import { h, Keyed, setText, show } from '../shared/dom';
 import type { IFolds } from './clusterPart';
+import { DetachedPart } from './detachedPart';
 import { emptyWords } from './empty';
 import { KernelPart } from './kernelPart';
 import { clustersOf, type IKernel } from './kernels';
 import type { IClusters } from './tokens';
 
 export class ClustersPanel extends Widget {
-  private readonly _body = h('div', { class: 'tfd-view tfd-lab-panel', tabindex: -1 });
+  private readonly _body = h('div', { class: 'tfd-live tfd-lab-panel', tabindex: -1 });
   private readonly _what = h('p');
   private readonly _next = h('p', { class: 'tfd-quiet' });
   private readonly _empty = h('div', { class: 'tfd-lab-empty' }, this._what, this._next);
   private readonly _list = h('div');
+  private readonly _detached: DetachedPart;
   private readonly _parts = new Map<HTMLElement, KernelPart>();
   private readonly _keyed: Keyed<HTMLElement>;
   private readonly _folded = new Set<string>();
   private readonly _foldsChanged = new Signal<this, void>(this);
   private _readOnly: boolean;
+  /** Which clusters the kernels had when it was looked for those that none has. */
+  private _held = '';
 
   constructor(private readonly _clusters: IClusters) {
     super();
     ensureStyle();
     this.addClass('tfd-lab');
     this.addClass('tfd-lab-side');
-    this._body.append(this._empty, this._list);
+    this._detached = new DetachedPart(_clusters.detached, _clusters);
+    this._body.append(this._empty, this._detached.node, this._list);
     this.node.append(this._body);
     this._readOnly = _clusters.settings.readOnly;
     this._keyed = new Keyed(
@@ -43,6 +48,7 @@ export class ClustersPanel extends Widget {
     _clusters.kernels.changed.connect(this.update, this);
     _clusters.kernels.updated.connect(this._onUpdated, this);
     _clusters.settingsChanged.connect(this._onSettings, this);
+    _clusters.detached.changed.connect(this.update, this);
     this.update();
   }
 
@@ -74,6 +80,7 @@ export class ClustersPanel extends Widget {
   override dispose(): void {
     if (!this.isDisposed) {
       this._keyed.update([], () => undefined);
+      this._detached.dispose();
       Signal.clearData(this);
     }
     super.dispose();
@@ -88,9 +95,33 @@ export class ClustersPanel extends Widget {
     this.update();
   }
 
+  protected override onAfterShow(_message: Message): void {
+    this._clusters.detached.watch(this.isVisible);
+  }
+
+  protected override onAfterAttach(_message: Message): void {
+    this._clusters.detached.watch(this.isVisible);
+  }
+
+  protected override onAfterHide(_message: Message): void {
+    this._clusters.detached.watch(false);
+  }
+
+  protected override onBeforeDetach(_message: Message): void {
+    this._clusters.detached.watch(false);
+  }
+
   protected override onUpdateRequest(_message: Message): void {
-    const { kernels, settings } = this._clusters;
+    const { detached, kernels, settings } = this._clusters;
     const all = kernels.all;
+    const held = JSON.stringify(
+      kernels.living().map(({ kernel, cluster }) => [kernel.id, cluster.name, cluster.lease])
+    );
+    if (held !== this._held) {
+      this._held = held;
+      detached.look();
+    }
+    this._detached.update(settings.readOnly);
     // Those that have nothing to show or to offer only count; those that have most come first.
     const rank = (kernel: IKernel) =>
       clustersOf(kernel).length > 0 ? 0 : kernel.reader.state === 'loaded' ? 1 : 2;

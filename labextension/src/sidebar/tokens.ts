@@ -4,6 +4,7 @@ import { Token } from '@lumino/coreutils';
 import type { ISignal } from '@lumino/signaling';
 
 import type { IActions } from '../shared/view';
+import type { Detached } from './detached';
 import type { IKernel, Kernels } from './kernels';
 
 export interface ISettings {
@@ -18,10 +19,14 @@ export const DEFAULTS: ISettings = { readOnly: false, side: 'left', showEnded: t
 
 export interface IClusters {
   readonly kernels: Kernels;
+  readonly detached: Detached;
   readonly settings: ISettings;
   readonly settingsChanged: ISignal<unknown, void>;
   /** What a view of a cluster in this kernel offers; `at` is where it is shown. */
   actions(kernel: IKernel, at: 'panel' | 'tab'): IActions;
+  confirm(question: string): Promise<boolean>;
+  /** Have the notebook in front take up a detached cluster. */
+  takeUp(cluster: string): void;
   /** Open the dashboard of a cluster. */
   open(kernel: IKernel, cluster: string): void;
 }

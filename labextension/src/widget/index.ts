@@ -1,7 +1,7 @@
 // The widget of notebooks, as anywidget renders it.
 
 import { ensureStyle } from '../shared/css';
-import { h } from '../shared/dom';
+import { h, setText, show } from '../shared/dom';
 import type { Link } from '../shared/link';
 import { StartForm } from '../shared/startForm';
 import type { IActions, IView } from '../shared/view';
@@ -15,15 +15,21 @@ function render({ model, el }: { model: IModel; el: HTMLElement }): () => void {
   const { link, release } = useLink(model);
   let view: IView | null = null;
   let shown = '';
+  // What the form said when it had started the cluster that is in its place now.
+  const said = h('div', { class: 'tfd-asked tfd-good', hidden: true });
+  const saying = h('div', { class: 'tfd-live' }, said);
+  el.append(saying);
   const word = (name: string) => {
     const value = model.get(name);
     return typeof value === 'string' ? value : '';
   };
-  const put = (cluster: string) => {
+  const put = (cluster: string, words = '') => {
     const wanted = `${word('view')} ${cluster}`;
     if (wanted !== shown) {
       shown = wanted;
       view?.dispose();
+      setText(said, words);
+      show(said, words !== '');
       view = viewOf(word('view'), cluster, link, put);
       el.append(view.node);
     }
@@ -38,11 +44,17 @@ function render({ model, el }: { model: IModel; el: HTMLElement }): () => void {
     model.off('change:cluster', changed);
     model.off('change:view', changed);
     view?.dispose();
+    saying.remove();
     release();
   };
 }
 
-function viewOf(kind: string, cluster: string, link: Link, put: (cluster: string) => void): IView {
+function viewOf(
+  kind: string,
+  cluster: string,
+  link: Link,
+  put: (cluster: string, said: string) => void
+): IView {
   if (!cluster) {
     return kind === 'start'
       ? new StartForm(link, ACTIONS, put)
@@ -56,7 +68,7 @@ function viewOf(kind: string, cluster: string, link: Link, put: (cluster: string
 }
 
 function note(words: string): IView {
-  const node = h('div', { class: 'tfd-view' }, words);
+  const node = h('div', { class: 'tfd-live' }, words);
   return { node, dispose: () => node.remove() };
 }
 

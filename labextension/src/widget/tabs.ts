@@ -35,7 +35,7 @@ interface ITab {
 }
 
 export class Tabs implements IView {
-  readonly node = h('div', { class: 'tfd-view tfd-tabbed' });
+  readonly node = h('div', { class: 'tfd-live tfd-tabbed' });
   private readonly _list = h('div', { class: 'tfd-tabs', role: 'tablist' });
   private readonly _tabs = new Map<string, ITab>();
   private readonly _buttons: Keyed<HTMLButtonElement>;

@@ -99,6 +99,18 @@ test('a history is filled by what a stream remembers, and has gaps', () => {
   expect(history.start + history.length).toBe(1700);
 });
 
+test('a second that a late timer left out is no gap', () => {
+  const history = new History();
+  const task = { task: 'worker:0', role: 'worker', index: 0, state: 'ready', restarts: 0 };
+  const sample = (second: number, rate?: number) =>
+    history.sample(clusterOf('c', { tasks: { t: { ...task, bytes_per_s: rate } } }), second);
+  sample(1000, 5);
+  sample(1002, 7);
+  sample(1010, 9);
+  expect(history.tasks.get('worker:0')!.slice(-11, -8)).toEqual([5, 7, 7]);
+  expect(history.tasks.get('worker:0')!.slice(-3)).toEqual([null, null, 9]);
+});
+
 test('names and errors with markup stay text', () => {
   const task = {
     task: MARKUP,
@@ -224,6 +236,19 @@ test('the stepper says why it is paused, steps, and holds workers', async () => 
   await settle();
 });
 
+test('the stepper of a coordinator that is gone says so, and shows what was', async () => {
+  kernel.state({ clusters: { c: clusterOf('c', coordinated('paused')) } });
+  const view = put(new StepperView(kernel.link, 'c', ACTIONS));
+  kernel.state({ clusters: { c: { coordinator: null } } }, false);
+  kernel.link.receive({ kind: 'bye' }, []);
+  await settle();
+  expect(view.node.textContent).toContain('The kernel has ended');
+  expect(view.node.textContent).toContain('3 queued, 1 ready');
+  const late = put(new StepperView(kernel.link, 'c', ACTIONS));
+  expect(late.node.textContent).toContain('The kernel has ended');
+  expect(view.node.textContent + late.node.textContent).not.toContain('no coordinator');
+});
+
 test('the form is what the kernel says, tells the line, and shows what went wrong', async () => {
   const started = vi.fn();
   const form = put(new StartForm(kernel.link, ACTIONS, started));
@@ -251,7 +276,7 @@ test('the form is what the kernel says, tells the line, and shows what went wron
   });
   await settle();
   const line = () => form.node.querySelector('code')!.textContent;
-  expect(line()).toBe('%tfd_cluster start');
+  expect(line()).toBe('%tfd_cluster start --data-workers 2');
   expect(form.node.textContent).toContain(`here ${MARKUP}`);
   const [launcher, count, flag, name] =
     form.node.querySelectorAll<HTMLInputElement>('input,select');
@@ -278,6 +303,6 @@ test('the form is what the kernel says, tells the line, and shows what went wron
     value: { cluster: 'c', variable: 'cluster', line: '%tfd_cluster start', reused: true }
   });
   await settle();
-  expect(started).toHaveBeenCalledWith('c');
+  expect(started).toHaveBeenCalledWith('c', expect.stringContaining('in the variable cluster'));
   expect(form.node.textContent).toContain('lives already');
 });

@@ -1,0 +1,150 @@
+// The clusters that no kernel holds, as an extension of the server tells of them.
+
+import { ServerConnection } from '@jupyterlab/services';
+import type { IDisposable } from '@lumino/disposable';
+import { type ISignal, Signal } from '@lumino/signaling';
+
+import { CommandError } from '../shared/link';
+import type { IProblem } from '../shared/protocol';
+
+const FIRST_MS = 1000;
+const LONGEST_MS = 60_000;
+
+export interface IDetached {
+  name: string;
+  state: string;
+  launcher: string;
+  /** How many tasks. */
+  planned: number;
+  observed: number;
+  /** Until when it stays; seconds since the epoch. */
+  lease: number;
+}
+
+/** What there is after `body` was done to the cluster of that name; null if nobody can say. */
+export type Ask = (name?: string, body?: Record<string, unknown>) => Promise<IDetached[] | null>;
+
+export class Detached implements IDisposable {
+  private _clusters: readonly IDetached[] = [];
+  private _changed = new Signal<this, void>(this);
+  private _timer: ReturnType<typeof setTimeout> | undefined;
+  private _pause = FIRST_MS;
+  private _watched = false;
+  private _missing = false;
+  /** Answers to what was asked before the latest one are old. */
+  private _turn = 0;
+  private _isDisposed = false;
+
+  constructor(private readonly _ask: Ask) {}
+
+  get clusters(): readonly IDetached[] {
+    return this._clusters;
+  }
+
+  /** The server has said what there is. */
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  get isDisposed(): boolean {
+    return this._isDisposed;
+  }
+
+  /** Somebody sees what there is, or nobody any longer. */
+  watch(watched: boolean): void {
+    if (watched !== this._watched) {
+      this._watched = watched;
+      clearTimeout(this._timer);
+      if (watched) {
+        this._missing = false; // the server may be another one by now
+        this.look();
+      }
+    }
+  }
+
+  /** Something may be different now: look soon, and less and less often afterwards. */
+  look(): void {
+    this._pause = FIRST_MS;
+    if (this._watched && !this._missing) {
+      void this._look();
+    }
+  }
+
+  async stop(name: string): Promise<void> {
+    await this._do(name, { do: 'stop' });
+  }
+
+  /** Have it stay for so many hours from now. */
+  async renew(name: string, hours: number): Promise<void> {
+    await this._do(name, { do: 'renew', hours });
+  }
+
+  dispose(): void {
+    this._isDisposed = true;
+    this.watch(false);
+    Signal.clearData(this);
+  }
+
+  private async _do(name: string, body: Record<string, unknown>): Promise<void> {
+    try {
+      this._turn += 1;
+      this._take(this._turn, await this._ask(name, body));
+    } finally {
+      this.look();
+    }
+  }
+
+  private async _look(): Promise<void> {
+    const turn = (this._turn += 1);
+    clearTimeout(this._timer);
+    try {
+      this._take(turn, await this._ask());
+    } catch {
+      // The server is away, or has too much to do: what was seen stays until it answers again.
+    }
+    if (turn === this._turn && this._watched && !this._missing) {
+      const again = () => {
+        if (document.hidden) {
+          this._timer = setTimeout(again, LONGEST_MS);
+        } else {
+          void this._look();
+        }
+      };
+      this._timer = setTimeout(again, this._pause);
+      this._pause = Math.min(2 * this._pause, LONGEST_MS);
+    }
+  }
+
+  private _take(turn: number, clusters: IDetached[] | null): void {
+    if (turn === this._turn && !this._isDisposed) {
+      this._missing = clusters === null;
+      this._clusters = clusters ?? [];
+      this._changed.emit();
+    }
+  }
+}
+
+/** Return what asks the server's extension. */
+export function askServer(settings: ServerConnection.ISettings): Ask {
+  return async (name, body) => {
+    const address = `${settings.baseUrl}tfd-notebook/clusters`;
+    const response = await (body
+      ? ServerConnection.makeRequest(
+          `${address}/${encodeURIComponent(name!)}`,
+          { method: 'POST', body: JSON.stringify(body) },
+          settings
+        )
+      : // Whoever looks does not work: servers end themselves where nobody does.
+        ServerConnection.makeRequest(`${address}?no_track_activity=1`, {}, settings));
+    const said = (await response.json().catch(() => null)) as
+      ({ clusters?: IDetached[]; message?: string } & Partial<IProblem>) | null;
+    if (response.ok && Array.isArray(said?.clusters)) {
+      return said.clusters;
+    }
+    if (!body && response.status === 404) {
+      return null;
+    }
+    const what = said?.what ?? said?.message ?? `the server answered ${response.status}`;
+    throw new CommandError({ what, fix: said?.fix });
+  };
+}

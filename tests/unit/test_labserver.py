@@ -1,0 +1,193 @@
+"""The server's extension: who may ask, what is refused, and how an answer is come by."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests._waiting import until
+from tfd_notebook import errors, labserver
+
+TOKEN = "a-token-of-the-test"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the address of the extension in a server without anything else."""
+    home = tmp_path_factory.mktemp("server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    extensions = '{"tfd_notebook.labserver": True, "jupyterlab": False}'
+    with (home / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root"),
+                *("--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}"),
+                *("--ServerApp.port_retries=0", "--ServerApp.base_url=/base/"),
+                *(f"--IdentityProvider.token={TOKEN}", f"--ServerApp.root_dir={home}"),
+                f"--ServerApp.jpserver_extensions={extensions}",
+            ],
+            env=dict(
+                os.environ,
+                JUPYTER_CONFIG_DIR=str(home / "config"),
+                JUPYTER_DATA_DIR=str(home / "data"),
+                JUPYTER_RUNTIME_DIR=str(home / "runtime"),
+            ),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    there = f"http://127.0.0.1:{port}/base/tfd-notebook/clusters"
+    try:
+        until(lambda: process.poll() is not None or reachable(port), 60)
+        assert process.poll() is None, (home / "log").read_text()[-4_000:]
+        yield there
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def reachable(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def ask(address: str, body: Any = None, token: str = TOKEN) -> tuple[int, Any]:
+    """Return the status and what was said; `body` is posted."""
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(address, data)
+    if token:
+        request.add_header("Authorization", f"token {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_where_nothing_is_detached_nothing_is_listed(address: str) -> None:
+    assert ask(address) == (200, {"clusters": []})
+
+
+def test_strangers_are_told_nothing(address: str) -> None:
+    assert ask(address, token="")[0] == 403
+    assert ask(address, token="another")[0] == 403
+    assert ask(f"{address}/c", {"do": "stop"}, token="")[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "status", "what"),
+    [
+        ("c", b"no JSON", 400, "no JSON"),
+        ("c", b"[" * 100_000, 400, "no JSON"),
+        ("c", [], 400, "nothing that can be done"),
+        ("c", {"do": "start"}, 400, "nothing that can be done"),
+        ("c", {"do": ["stop"]}, 400, "nothing that can be done"),
+        ("c", {"do": "renew", "hours": "8"}, 400, "is no number"),
+        ("c", {"do": "renew", "hours": True}, 400, "is no number"),
+        ("c", {"do": "renew", "hours": 0}, 400, "out of range"),
+        ("c", b'{"do": "renew", "hours": NaN}', 400, "out of range"),
+        ("c", {"do": "renew", "hours": 10**400}, 400, "out of range"),
+        ("--help", {"do": "stop"}, 404, "no name of a cluster"),
+        ("c%0A", {"do": "stop"}, 404, "no name of a cluster"),
+        ("c", {"do": "stop"}, 404, "without a kernel"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    address: str, name: str, body: Any, status: int, what: str
+) -> None:
+    got, said = ask(f"{address}/{name}", body)
+    assert got == status
+    assert what in said["what"]
+    assert said["code"].startswith("TFD1")
+    assert set(said) == {"what", "fix", "code"}
+
+
+def test_a_page_of_another_site_changes_nothing(address: str) -> None:
+    # As a browser would send it: with the user's cookie, and without the token of our pages.
+    base = address.removesuffix("tfd-notebook/clusters")
+    login = urllib.request.Request(f"{base}api/me")
+    login.add_header("Authorization", f"token {TOKEN}")
+    request = urllib.request.Request(f"{address}/c", b'{"do": "stop"}')
+    with urllib.request.urlopen(login, timeout=60) as reply:
+        cookies = [cookie.partition(";")[0] for cookie in reply.headers.get_all("Set-Cookie") or []]
+    assert cookies
+    request.add_header("Cookie", "; ".join(cookies))
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=60)
+    with refused.value as error:
+        assert error.code == 403
+        assert "XSRF" in json.load(error)["message"] or "Forbidden" in error.reason
+
+
+def test_the_command_answers_or_says_why_not() -> None:
+    assert json.loads(asyncio.run(labserver.tfd("list", "--json", limit=60))) == []
+    with pytest.raises(errors.StateError, match="no cluster of this user lives") as error:
+        asyncio.run(labserver.tfd("stop", limit=60))
+    assert error.value.fix
+
+
+def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    code = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    monkeypatch.setattr(labserver, "_COMMAND", (sys.executable, "-c", code))
+    began = time.monotonic()
+    with pytest.raises(errors.TimeLimit, match="within 2 s"):
+        asyncio.run(labserver.tfd("list", limit=2))
+    assert time.monotonic() - began < 30
+    assert not Path(f"/proc/{note.read_text()}").exists()
+
+
+def test_only_those_that_no_process_holds_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = {"state": "ready", "launcher": "local", "planned": 2, "observed": 2, "reading": 0}
+    known = [dict(one, name="held", pid=1, lease=2.0), dict(one, name="left", pid=None, lease=3.0)]
+    done = []
+
+    async def tfd(*arguments: str, limit: float) -> str:
+        done.append(arguments)
+        return json.dumps(known)
+
+    monkeypatch.setattr(labserver, "tfd", tfd)
+    monkeypatch.setattr(labserver, "_any_detached", lambda: True)
+    listed = asyncio.run(labserver.unheld())
+    assert [(each["name"], each["lease"]) for each in listed] == [("left", 3.0)]
+    assert "pid" not in listed[0]
+    with pytest.raises(errors.UnknownName, match="without a kernel"):
+        asyncio.run(labserver.act("held", b'{"do": "stop"}'))
+    asyncio.run(labserver.act("left", b'{"do": "renew", "hours": 1.5}'))
+    asyncio.run(labserver.act("left", b'{"do": "stop"}'))
+    assert [each for each in done if each[0] != "list"] == [
+        ("renew", "left", "--hours=1.5"),
+        ("stop", "left"),
+    ]
+
+
+def test_the_server_drives_no_cluster_itself() -> None:
+    code = (
+        "import asyncio, sys; from tfd_notebook import labserver; asyncio.run(labserver.unheld());"
+        "print({'tensorflow', 'grpc', 'pandas', 'tfd_notebook.cluster'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "set()"
+
+
+def test_the_wheel_enables_it() -> None:
+    said = json.loads((Path(__file__).parents[2] / "labextension" / "server.json").read_text())
+    assert said["ServerApp"]["jpserver_extensions"] == {labserver.__name__: True}
+    assert labserver._jupyter_server_extension_points() == [{"module": labserver.__name__}]
