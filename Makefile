@@ -34,6 +34,7 @@ test: lint $(VENV)/.front ## lint, then all tests: unit, integration, notebooks 
 	# In a process of their own: once it has connected to a cluster it never is as it was before.
 	$(BIN)/pytest tests/coordinator
 	$(BIN)/pytest tests/browser
+	$(BIN)/pytest $(MAY) tests/hosts
 
 lint: $(VENV)/.test $(VENV)/.npm ## ruff, mypy and the layers; eslint, prettier and tsc
 	$(BIN)/ruff check
