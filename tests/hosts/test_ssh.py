@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import tfd_notebook as tfd
-from tests.hosts._conformance import Conformance, Make
+from tests.hosts._conformance import Conformance, Make, numbers
 from tests.hosts._hosts import Hosts
 from tests.hosts._sshd import Sshds
 from tfd_notebook import errors
@@ -83,10 +83,7 @@ class TestSSH(Conformance):
         self, hosts: Hosts, make: Make
     ) -> None:
         with tfd.Cluster(data_workers=2, name="plain", launcher=make(secure=False)) as cluster:
-            import tensorflow as tf
-
-            data = tf.data.Dataset.range(10).apply(cluster.distribute("dynamic"))
-            assert sorted(int(x) for x in data) == list(range(10))
+            assert numbers(cluster) == list(range(100))
             where, _, port = cluster.snapshot().task("data_worker:1").address.rpartition(":")  # type: ignore[union-attr]
             assert where == hosts.east.address
             there = [sys.executable, "-c", KNOCK, where, port]

@@ -222,6 +222,7 @@ class Agent(Requests):
             session.drop_silent(_SILENT_SECONDS)
             if session.is_over:
                 del self._sessions[key]
+                self._idle_since = min(self._idle_since, time.monotonic())
                 await self._end_owned(session, f"nobody came back for {session.grace:g} s")
         if self._stays and not self.clusters:
             here = any(session.away_since is None for session in self._sessions.values())

@@ -57,7 +57,7 @@ class Detached:
 
     def _connect(self) -> SocketChannel:
         try:
-            return SocketChannel(self.directory / SOCKET)
+            return SocketChannel.to(self.directory / SOCKET)
         except (FileNotFoundError, ConnectionRefusedError):
             raise StateError(f"the agent of cluster {self.name!r} has ended") from None
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from tfd_notebook.errors import TfdError
+from tfd_notebook.launch import runtime
 
 
 class JournalCopy:
@@ -26,7 +28,10 @@ class JournalCopy:
 
     def __init__(self, fetch: Callable[[dict[str, int]], dict[str, str]]) -> None:
         self._fetch = fetch
-        self._temporary = tempfile.TemporaryDirectory(prefix="tfd-journal-")
+        # Named after this process, so that it is known as left over when that was killed.
+        self._temporary = tempfile.TemporaryDirectory(
+            prefix=f"{os.getpid()}.journal-", dir=runtime.runtime_dir()
+        )
         self.directory = self._temporary.name
         self._have: dict[str, int] = {}
 

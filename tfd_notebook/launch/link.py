@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tfd_notebook.errors import AgentLost, LaunchError, TfdError
 from tfd_notebook.launch import protocol, unixsocket
@@ -34,32 +34,46 @@ class Channel(Protocol):
 
 
 class SocketChannel:
-    """A channel to the socket of an agent on this host.
+    """A channel over a socket of this host.
 
     Parameters
     ----------
-    path : Path
-
-    Raises
-    ------
-    OSError
+    connected : socket.socket
+        It becomes the channel's.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._socket = unixsocket.connect(path, _CONNECT_SECONDS)
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
         self._socket.settimeout(None)
+        self._file = connected.makefile("rb")
+        self._reading = threading.Lock()
+
+    @classmethod
+    def to(cls, path: Path) -> SocketChannel:
+        """Return a channel to the socket of an agent on this host, or raise OSError."""
+        return cls(unixsocket.connect(path, _CONNECT_SECONDS))
 
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
 
     def lines(self) -> Iterator[bytes]:
-        with contextlib.suppress(OSError), self._socket.makefile("rb") as file:
-            yield from file
-        self._socket.close()
+        while True:
+            with self._reading:
+                try:
+                    line = self._file.readline()
+                except (OSError, ValueError):  # it is closed
+                    return
+            if not line:
+                return
+            yield line
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+        # Whoever waits for a line has got the end now.
+        with self._reading:
+            self._file.close()
+        self._socket.close()
 
 
 class Link:
@@ -110,6 +124,8 @@ class Link:
         """End the session: the agent need not wait for it."""
         self._closed.set()
         if self._channel is not None:
+            with contextlib.suppress(OSError):
+                self._channel.send(self._line("bye"))
             self._channel.close()
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
@@ -117,12 +133,16 @@ class Link:
 
     def _ping(self) -> None:
         """Show the agent that this process lives, which a broken network might hide."""
-        body = {"id": 0, "do": "ping"}
-        line = protocol.encode(protocol.Frame(self._host, self.client.id, 0, body))
+        line = self._line("ping")
         while not self._closed.wait(_PING_SECONDS) and self.client.alive:
             with contextlib.suppress(OSError):
                 if self._channel is not None:
                     self._channel.send(line)
+
+    def _line(self, do: str, arguments: dict[str, Any] | None = None) -> bytes:
+        """Return a word of the session itself, which is never answered."""
+        body = {"id": 0, "do": do, "arguments": arguments or {}}
+        return protocol.encode(protocol.Frame(self._host, self.client.id, 0, body))
 
     def _not_yet(self, data: bytes) -> None:
         raise OSError("not connected")
@@ -130,9 +150,8 @@ class Link:
     def _greeted(self) -> Channel:
         channel = self._connect()
         asked = {"session": self._session, "since": self.client.seq, "grace": self._grace}
-        body = {"id": 0, "do": "hello", "arguments": asked}
         try:
-            channel.send(protocol.encode(protocol.Frame(self._host, self.client.id, 0, body)))
+            channel.send(self._line("hello", asked))
             self._channel = channel
             self.client.resume(channel.send)
         except BaseException:
@@ -155,7 +174,11 @@ class Link:
     def _come_back(self) -> Channel | None:
         """Return the next channel; None when the agent is lost for good."""
         since = time.monotonic()
-        told = False
+        self._tell(
+            "warning",
+            f"the connection to {self._host} is lost; its tasks go on for {self._grace:g} s, and "
+            "it is tried again",
+        )
         for attempt in range(10**9):
             if self._closed.wait(_PAUSES[min(attempt, len(_PAUSES) - 1)]):
                 return None
@@ -172,29 +195,17 @@ class Link:
                         "tasks have ended, or end by themselves"
                     )
                     return None
-                if not told:
-                    told = True
-                    self.client.tell_all(
-                        {
-                            "event": "notice",
-                            "severity": "warning",
-                            "what": f"the connection to {self._host} is lost ({error}); its tasks "
-                            f"go on for {self._grace:g} s, and it is tried again",
-                            "task": None,
-                            "fix": None,
-                        }
-                    )
             else:
-                if told:
-                    self.client.tell_all(
-                        {
-                            "event": "notice",
-                            "severity": "info",
-                            "what": f"the connection to {self._host} is back after "
-                            f"{time.monotonic() - since:.0f} s",
-                            "task": None,
-                            "fix": None,
-                        }
-                    )
+                self._tell(
+                    "info",
+                    f"the connection to {self._host} is back after "
+                    f"{time.monotonic() - since:.0f} s",
+                )
                 return channel
         return None
+
+    def _tell(self, severity: str, what: str) -> None:
+        """Give a sentence to all clusters that hear of this agent."""
+        self.client.tell_all(
+            {"event": "notice", "severity": severity, "what": what, "task": None, "fix": None}
+        )

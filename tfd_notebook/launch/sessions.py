@@ -110,6 +110,8 @@ class Session:
             while line := await reader.readline():
                 self._heard = time.monotonic()
                 frame_in = protocol.decode(line)
+                if frame_in is not None and frame_in.body.get("do") == "bye":
+                    self.grace = 0.0
                 if frame_in is None or frame_in.body["id"] <= self._last_request:
                     continue
                 self._last_request = frame_in.body["id"]

@@ -20,7 +20,7 @@ class Leftover:
     Parameters
     ----------
     agent : str
-        Id of the agent that it belonged to; empty for the socket of a process.
+        Id of the agent that it belonged to; empty for what belonged to a process.
     pid : int, optional
         The process; None for a directory or socket.
     what : str
@@ -70,12 +70,13 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
         found.append(Leftover(agent, None, str(directory)))
         if not dry_run:
             runtime.remove(directory)
-    for path in runtime.runtime_dir().glob("*.sock"):
-        # Another process may have the pid by now, and listen there.
-        if path.stem.isdecimal() and runtime.process_start(int(path.stem)) is None:
+    for path in runtime.runtime_dir().glob("*.*"):
+        # The socket of a process, or a directory. Another process may have the pid by now.
+        pid = path.name.partition(".")[0]
+        if pid.isdecimal() and runtime.process_start(int(pid)) is None:
             found.append(Leftover("", None, str(path)))
             if not dry_run:
-                path.unlink(missing_ok=True)
+                runtime.remove(path) if path.is_dir() else path.unlink(missing_ok=True)
     return tuple(found)
 
 
