@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tfd_notebook import cluster as here
 from tfd_notebook import control, errors, spec, views
 from tfd_notebook.cluster import Cluster
 from tfd_notebook.configure import configure
+from tfd_notebook.gpus import Deal
 from tfd_notebook.lasting import check_hours
-from tfd_notebook.launch import detached
+from tfd_notebook.launch import base, detached, foreign
+from tfd_notebook.spec import Policy, Role
 
 
 class Clusters(dict[str, Cluster]):
@@ -58,13 +60,18 @@ def everywhere() -> list[dict[str, Any]]:
     return found
 
 
-def attach(name: str, *, connect: bool = True) -> Cluster:
-    """Take over a cluster that outlives its kernel.
+def attach(
+    target: str | Mapping[str, Iterable[str]], name: str | None = None, *, connect: bool = True
+) -> Cluster:
+    """Take over a cluster that outlives its kernel, or use one that somebody else runs.
 
     Parameters
     ----------
-    name : str
-        Of a cluster that `Cluster.detach` or ``--detach`` let stay.
+    target : str, mapping or tf.train.ClusterSpec
+        The name of a cluster that `Cluster.detach` or ``--detach`` let stay; or
+        ``"grpc://host:port"`` of a dispatcher; or the jobs of a ClusterSpec.
+    name : str, optional
+        How a foreign cluster is called here. Default ``"foreign"``.
     connect : bool
         Whether this process shall be able to coordinate its workers. Default true; false is for
         one that only looks at it or ends it.
@@ -72,8 +79,10 @@ def attach(name: str, *, connect: bool = True) -> Cluster:
     Returns
     -------
     Cluster
-        Whole: it can be read from, scaled and stopped. It stays detached, so this process's end
-        does not end it. The one that this process has already, where it has it.
+        A detached one is whole: it can be read from, scaled and stopped, and this process's end
+        does not end it. The one that this process has already, where it has it. A foreign one can
+        be watched, read from and coordinated; it is never started, changed or ended, and `stop`
+        only lets go of it.
 
     Raises
     ------
@@ -81,7 +90,12 @@ def attach(name: str, *, connect: bool = True) -> Cluster:
         No such cluster is detached.
     NameTaken
         This process has another one of that name.
+    LaunchError
+        Nobody answers at the address.
     """
+    if not isinstance(target, str) or "://" in target or ":" in target:
+        return _foreign(target, name or "foreign", connect)
+    name = target
     living = here.clusters().get(name)
     if living is not None and living.detached:
         return living
@@ -91,13 +105,47 @@ def attach(name: str, *, connect: bool = True) -> Cluster:
         about = next((one["about"] for one in said if one["name"] == name), None)
         if not about:
             raise errors.UnknownName(f"cluster {name!r} has just ended", fix="tfd.clusters()")
+        config = spec.unpack(about["config"])
         made = Cluster._attached(
-            spec.unpack(about["config"]),
+            config,
+            base.launcher(config.launcher, config.options),
             lambda one: detached.adopt(link, name, one._monitor.take),
         )
     except BaseException:
         link.close()
         raise
+    if connect:
+        made._connect_to_present()
+    return made
+
+
+def _foreign(target: Any, name: str, connect: bool) -> Cluster:
+    jobs = target if isinstance(target, (str, Mapping)) else target.as_dict()
+    launcher = foreign.Foreign(target=jobs)
+    counts: dict[Role, int] = {}
+    for task in foreign.addresses_of(jobs):
+        role = Role(task.partition(":")[0])
+        counts[role] = counts.get(role, 0) + 1
+    config = spec.ClusterConfig(
+        name, launcher.name, counts, Policy(recycle=False), options=launcher.options
+    )
+
+    def adopt(one: Cluster) -> tuple[foreign.ForeignNode, dict[str, Any]]:
+        node = foreign.ForeignNode(jobs, name, one._monitor.take)
+        seen = [event["task"].partition(":")[0] for event in node.first]
+        fleet: dict[str, Any] = {
+            "counts": {role: seen.count(role) for role in seen},
+            "deal": vars(Deal()),
+            "static": [],
+            "work_dir": None,
+        }
+        about = {"fleet": fleet, "used": True}
+        return node, {"about": about, "lease": None, "left": None, "tasks": node.first}
+
+    living = here.clusters().get(name)
+    if living is not None and living.config == config:
+        return living
+    made = Cluster._attached(config, launcher, adopt)
     if connect:
         made._connect_to_present()
     return made

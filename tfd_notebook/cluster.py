@@ -200,7 +200,10 @@ class Cluster(Lasting):
 
     @classmethod
     def _attached(
-        cls, config: ClusterConfig, adopt: Callable[[Cluster], tuple[base.Node, Mapping[str, Any]]]
+        cls,
+        config: ClusterConfig,
+        launcher: base.Launcher,
+        adopt: Callable[[Cluster], tuple[base.Node, Mapping[str, Any]]],
     ) -> Cluster:
         """Return a cluster whose tasks run already; `adopt` finds them, and has it told of them."""
         with _clusters_lock:
@@ -210,7 +213,7 @@ class Cluster(Lasting):
                     fix="stop or leave that one first",
                 )
             made = object.__new__(cls)
-            made._make(config, base.launcher(config.launcher, config.options))
+            made._make(config, launcher)
             _clusters[config.name] = made
         with made._lock:
             made._begin()
@@ -435,6 +438,8 @@ class Cluster(Lasting):
             with contextlib.suppress(errors.TfdError):
                 stream.stop()
         self._let_go()
+        if state == "stopped" and self._fleet.is_foreign:
+            state = "left"
         if state == "left":
             self._fleet.leave()
         else:

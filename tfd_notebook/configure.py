@@ -8,6 +8,7 @@ from typing import Any
 from tfd_notebook import errors, gpus
 from tfd_notebook.fleet import check_roles
 from tfd_notebook.launch import base
+from tfd_notebook.launch.policy import limits
 from tfd_notebook.spec import SERVER_ROLES, ClusterConfig, Policy, Role, Service, count_name
 
 _OPTIONS = (
@@ -65,7 +66,17 @@ def configure(name: str | None, options: Mapping[str, Any]) -> tuple[ClusterConf
         gpus=gpus.check(options.get("gpus", "auto")),
     )
     check_roles(launcher, config.counts)
+    wish = config.gpus
+    asked = 0 if isinstance(wish, str) else sum(_each(wish, config.counts))
+    limits().check_cluster(launcher.name, sum(config.counts.values()), asked, tuple(config.allow))
     return config, launcher
+
+
+def _each(wish: tuple[int, ...] | Mapping[str, int], counts: Mapping[Role, int]) -> Iterable[int]:
+    """How many GPUs are asked for."""
+    if isinstance(wish, Mapping):
+        return (count * counts.get(Role(role), 0) for role, count in wish.items())
+    return (len(wish),)
 
 
 def _counts(options: Mapping[str, Any]) -> dict[Role, Any]:

@@ -23,6 +23,7 @@
     │   └── Interrupted       TFD307  iteration was cancelled
     ├── TimeLimit             TFD400  a wait reached its limit (also a TimeoutError)
     ├── Unsupported           TFD500  this platform or version cannot do it
+    ├── Refused               TFD501  the administrator's policy does not allow it
     └── CoordinatorError      TFD600  scheduling closures
         ├── PausedError       TFD601  a wait would never end: the coordinator is paused
         ├── ValueGone         TFD602  nobody holds that RemoteValue any more
@@ -51,6 +52,7 @@ __all__ = [
     "PausedError",
     "PipelineError",
     "PortInUse",
+    "Refused",
     "StartTimeout",
     "StateError",
     "TasksMissing",
@@ -240,6 +242,12 @@ class TimeLimit(TfdError, TimeoutError):
     """A wait reached the limit it was given."""
 
     code = "TFD400"
+
+
+class Refused(TfdError):
+    """The policy of this host's administrator does not allow it."""
+
+    code = "TFD501"
 
 
 class Unsupported(TfdError):

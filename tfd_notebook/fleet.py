@@ -11,6 +11,7 @@ from typing import Any
 from tfd_notebook import errors, gpus, settings
 from tfd_notebook.launch import base, proxies
 from tfd_notebook.launch.journal_copy import JournalCopy
+from tfd_notebook.launch.policy import limits
 from tfd_notebook.monitor import Monitor
 from tfd_notebook.settings import JOBS
 from tfd_notebook.snapshot import TaskRow
@@ -59,6 +60,11 @@ class Fleet:
         return self._node is not None and self._node.here
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether somebody else runs the tasks."""
+        return self._launcher.name == "foreign"
+
+    @property
     def gives_gpus(self) -> bool:
         """Whether tasks of this cluster see GPUs."""
         return bool(self._deal.workers or self._deal.evaluator)
@@ -87,6 +93,9 @@ class Fleet:
     def scale(self, counts: Mapping[Role, int]) -> None:
         """Have so many tasks of these roles; return when new ones are ready."""
         wanted = dict(counts)
+        limits().check_cluster(
+            self._config.launcher, sum({**self._monitor.planned, **wanted}.values()), 0, ()
+        )
         if wanted.get(Role.DATA_WORKER) and not self.rows_of(Role.DISPATCHER):
             wanted[Role.DISPATCHER] = 1
         check_roles(self._launcher, wanted)
@@ -351,6 +360,7 @@ class Fleet:
         found = self.ask("gpus")
         numbers = [gpu["index"] for gpu in found["gpus"]]
         dealt = gpus.deal(wish, workers, evaluators, numbers, found["why"])
+        limits().check_gpus(len(dealt.workers) + len(dealt.evaluator))
         if found["hidden"] and wish == "auto":
             self._monitor.notice(
                 "warning",

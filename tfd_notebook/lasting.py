@@ -11,6 +11,7 @@ from typing import Any
 
 from tfd_notebook import errors
 from tfd_notebook.launch import base, detached
+from tfd_notebook.launch.policy import limits
 from tfd_notebook.spec import Role, pack
 from tfd_notebook.training import Training
 
@@ -80,6 +81,7 @@ class Lasting(Training):
 
     def _hold(self, hours: float, renew: bool) -> float:
         check_hours(hours)
+        limits().check_lease(hours)
         with self._lock:
             self._must_run()
             if not renew and not self.detached:

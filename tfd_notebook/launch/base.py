@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
 from tfd_notebook.errors import StateError, UnknownName, Unsupported, UsageError
+from tfd_notebook.launch import profiles
 from tfd_notebook.spec import SERVER_ROLES, ClusterConfig, Role
 
 ENTRY_POINTS = "tfd_notebook.launchers"
@@ -162,7 +163,7 @@ class Launcher(ABC):
 
 
 def launcher(kind: str | Launcher, options: Mapping[str, Any] | None = None) -> Launcher:
-    """Return the launcher of that name, or the object itself.
+    """Return the launcher or profile of that name, or the object itself.
 
     Parameters
     ----------
@@ -185,11 +186,19 @@ def launcher(kind: str | Launcher, options: Mapping[str, Any] | None = None) -> 
         raise UsageError(f"launcher={kind!r} is neither a name nor a Launcher")
     found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if kind not in found:
+        profile = profiles.find(kind)
+        if profile is not None and profile.launcher in found:
+            try:
+                return launcher(profile.launcher, {**profile.options, **(options or {})})
+            except TypeError as error:
+                raise UsageError(f"the profile {profile.path}: {error}") from None
         near = difflib.get_close_matches(kind, found, n=1)
         raise UnknownName(
             f"there is no launcher {kind!r}",
             fix=(f"did you mean {near[0]!r}? " if near else "")
-            + f"launchers here: {', '.join(sorted(found))}",
+            + f"launchers here: {', '.join(sorted(found))}; profiles are files in "
+            f"{profiles.user_directory()}"
+            + (f", and {profile.path} means {profile.launcher!r}" if profile else ""),
         )
     loaded = found[kind].load()(**(options or {}))
     assert isinstance(loaded, Launcher)

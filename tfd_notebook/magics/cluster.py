@@ -284,11 +284,17 @@ def _stop(options: argparse.Namespace) -> None:
 
 
 def _kinds(options: argparse.Namespace) -> views.Table:
-    from tfd_notebook.launch import base
+    from tfd_notebook.launch import base, profiles
 
     return views.Table(
         (views.Column("launcher"), views.Column("where the tasks run", note=True)),
-        [(views.Cell(name), views.Cell(kind.summary)) for name, kind in base.kinds().items()],
+        [
+            *((views.Cell(name), views.Cell(kind.summary)) for name, kind in base.kinds().items()),
+            *(
+                (views.Cell(name), views.Cell(f"{profile.launcher}, as {profile.path} says"))
+                for name, profile in profiles.profiles().items()
+            ),
+        ],
         label="launchers",
         empty="no launcher is installed",
     )

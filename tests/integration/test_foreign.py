@@ -1,0 +1,134 @@
+"""Clusters that somebody else runs: bare TensorFlow servers in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+import tfd_notebook as tfd
+from tests._waiting import until
+from tfd_notebook import errors
+from tfd_notebook.launch import foreign
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+# The worker is a process of its own, to be killed.
+SERVERS = """
+import os, subprocess, sys
+import tensorflow as tf
+service = tf.data.experimental.service
+dispatcher = service.DispatchServer()
+worker = '''
+import sys
+import tensorflow as tf
+service = tf.data.experimental.service
+worker = service.WorkerServer(service.WorkerConfig(dispatcher_address=sys.argv[1]))
+print("up", flush=True)
+sys.stdin.read()
+'''
+address = dispatcher.target.partition("://")[2]
+child = subprocess.Popen([sys.executable, "-c", worker, address], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(dispatcher.target, child.pid, flush=True)
+sys.stdin.read()
+child.kill()
+child.wait()
+os._exit(0)
+"""
+
+
+@dataclass
+class Theirs:
+    target: str
+    worker: int
+
+
+@pytest.fixture
+def theirs() -> Iterator[Theirs]:
+    pipe = subprocess.PIPE
+    servers = subprocess.Popen([sys.executable, "-c", SERVERS], stdin=pipe, stdout=pipe, text=True)
+    try:
+        assert servers.stdout
+        target, worker = servers.stdout.readline().split()
+        yield Theirs(target, int(worker))
+    finally:
+        servers.communicate(timeout=30)
+
+
+def test_a_dispatcher_of_somebody_else_is_watched_and_read(theirs: Theirs) -> None:
+    import tensorflow as tf
+
+    cluster = tfd.attach(theirs.target, "theirs")
+    try:
+        assert (cluster.name, cluster.state) == ("theirs", "ready")
+        until(lambda: len(cluster.tasks) == 2)
+        assert [task.name for task in cluster.tasks] == ["dispatcher:0", "data_worker:0"]
+        assert cluster.dispatcher.target.endswith(theirs.target.rpartition(":")[2])
+        numbers = tf.data.Dataset.range(10).apply(cluster.distribute("dynamic"))
+        assert sorted(int(x) for x in numbers) == list(range(10))
+        stream = cluster.stream(tf.data.Dataset.range(20).apply(cluster.distribute("off"))).start()
+        assert stream.wait(elements=20, timeout=30)
+        assert tfd.attach(theirs.target, "theirs") is cluster
+        for change in (
+            lambda: cluster.scale(data_workers=2),
+            lambda: cluster.restart("data_worker:0"),
+            lambda: cluster.kill("data_worker:0"),
+            cluster.detach,
+        ):
+            with pytest.raises(errors.Unsupported, match="'theirs'"):
+                change()
+        python = tf.data.Dataset.range(3).map(lambda x: tf.numpy_function(abs, [x], tf.int64))
+        with pytest.raises(errors.Unsupported, match="Python functions"):
+            python.apply(cluster.distribute("dynamic"))
+        os.kill(theirs.worker, signal.SIGKILL)
+        until(lambda: cluster.snapshot().task("data_worker:0").state == "lost")  # type: ignore[union-attr]
+        with pytest.raises(errors.NoWorkers):
+            list(tf.data.Dataset.range(10).apply(cluster.distribute("dynamic")))
+    finally:
+        cluster.stop()
+    assert cluster.state == "left"
+    # It lives on, whatever we did.
+    again = tfd.attach(theirs.target, "theirs")
+    assert again.snapshot().task("dispatcher:0").state == "ready"  # type: ignore[union-attr]
+    again.stop()
+
+
+def test_what_does_not_answer_is_an_error_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        with pytest.raises(errors.LaunchError, match=r"dispatcher:0 at localhost:\d+"):
+            tfd.attach(f"grpc://localhost:{taken.getsockname()[1]}")
+        taken.listen()
+    assert not tfd.clusters()
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("grpc://localhost", "is no address"),
+        ("grpc://localhost:99999", "is no address"),
+        ({"wroker": ["a:1"]}, "no job 'wroker'"),
+        ({"worker": []}, "without tasks"),
+        ({"worker": ["a"]}, "is no address"),
+    ],
+)
+def test_bad_targets_are_named(target: object, said: str) -> None:
+    with pytest.raises(errors.UsageError, match=said):
+        tfd.attach(target)  # type: ignore[arg-type]
+
+
+def test_jobs_are_read_in_all_their_forms() -> None:
+    spec = {"worker": {1: "b:2", 0: "a:1"}, "ps": ["c:3"], "chief": ["[::1]:4"]}
+    assert foreign.addresses_of(spec) == {
+        "worker:1": "b:2",
+        "worker:0": "a:1",
+        "ps:0": "c:3",
+        "chief:0": "[::1]:4",
+    }

@@ -1,0 +1,120 @@
+"""Profiles of launchers, and the administrator's policy."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import tfd_notebook as tfd
+from tfd_notebook import errors
+from tfd_notebook.launch import base, policy, profiles
+from tfd_notebook.magics.cluster import _kinds
+
+
+@pytest.fixture(autouse=True)
+def _own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(profiles, "SYSTEM", tmp_path / "etc")
+    for directory in (tmp_path / "home/tfd_notebook", tmp_path / "etc"):
+        directory.mkdir(parents=True)
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o644)
+    return path
+
+
+def test_a_profile_is_a_launcher_by_name(tmp_path: Path) -> None:
+    write(tmp_path / "etc/box.toml", 'launcher = "local"\nallow = ["10.0.0.0/8"]')
+    found = base.launcher("box")
+    assert (found.name, found.allow) == ("local", ("10.0.0.0/8",))
+    # The user's own comes first.
+    write(tmp_path / "home/tfd_notebook/box.toml", 'launcher = "fake"\ngpus = [0, 1]')
+    with tfd.Cluster(data_workers=1, launcher="box", name="boxed") as cluster:
+        assert cluster.snapshot().launcher == "fake"
+    import argparse
+
+    assert "box" in _kinds(argparse.Namespace()).text()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("launcher = ", "cannot be read"),
+        ("hosts = ['a']", "names no launcher"),
+        ('launcher = "fake"\nspeed = 3', "unexpected keyword argument 'speed'"),
+    ],
+)
+def test_a_bad_profile_is_named(tmp_path: Path, text: str, said: str) -> None:
+    write(tmp_path / "home/tfd_notebook/bad.toml", text)
+    with pytest.raises(errors.UsageError, match=said) as told:
+        base.launcher("bad")
+    assert "bad.toml" in str(told.value)
+
+
+def test_without_a_profile_the_places_are_named(tmp_path: Path) -> None:
+    with pytest.raises(errors.UnknownName, match="profiles are files in"):
+        base.launcher("nowhere")
+    write(tmp_path / "etc/far.toml", 'launcher = "teleport"')
+    with pytest.raises(errors.UnknownName, match="means 'teleport'"):
+        base.launcher("far")
+
+
+POLICY = """# what may be started here
+tasks = 3
+gpus = 1
+lease_hours = 2
+launchers = ["fake"]
+allow = ["10.1.0.0/16"]
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can own a policy")
+@pytest.mark.root
+class TestPolicy:
+    @pytest.fixture(autouse=True)
+    def _policy(self, tmp_path: Path) -> None:
+        write(tmp_path / "etc/policy.toml", POLICY)
+
+    def refused(self, said: str, line: str, **options: object) -> None:
+        with pytest.raises(errors.Refused, match=said) as told:
+            tfd.Cluster(name="refused", **{"launcher": "fake", **options})
+        assert f"policy.toml, {line}" in str(told.value)
+        assert "refused" not in tfd.clusters()
+
+    def test_what_is_too_much_is_refused_with_file_and_line(self) -> None:
+        self.refused("4 tasks are too many", "line 2: tasks = 3", data_workers=3)
+        self.refused("2 GPUs are too many", "line 3: gpus = 1", workers=2, gpus=[0, 1])
+        self.refused("launcher 'local' is not", "line 5: launchers", launcher="local")
+        self.refused(
+            "opened to 10.0.0.0/8", "line 6", launcher=tfd.launchers.Fake(allow="10.0.0.0/8")
+        )
+
+    def test_gpus_that_come_by_themselves_and_scaling_count_too(self) -> None:
+        self.refused("2 GPUs", "line 3", workers=2, launcher=tfd.launchers.Fake(gpus=(0, 1)))
+        with tfd.Cluster(data_workers=1, launcher="fake", name="small") as cluster:
+            with pytest.raises(errors.Refused, match="4 tasks"):
+                cluster.scale(data_workers=3)
+            with pytest.raises(errors.Refused, match="3 hours is too long"):
+                cluster.detach(3)
+            assert len(cluster.tasks) == 2
+
+    def test_what_is_allowed_is_started(self) -> None:
+        allowed = tfd.launchers.Fake(allow="10.1.2.0/24")
+        with tfd.Cluster(data_workers=2, launcher=allowed, name="fits") as cluster:
+            assert cluster.detach(2)
+
+    def test_one_that_others_can_write_limits_nothing(self, tmp_path: Path) -> None:
+        (tmp_path / "etc/policy.toml").chmod(0o666)
+        with pytest.warns(UserWarning, match="must belong to root"):
+            assert policy.limits() == policy.Limits()
+
+    @pytest.mark.parametrize("text", ["tasks = -1", "colour = 3", 'allow = ["x"]', "tasks ="])
+    def test_one_that_cannot_be_understood_starts_nothing(self, tmp_path: Path, text: str) -> None:
+        write(tmp_path / "etc/policy.toml", text)
+        with pytest.raises(errors.UsageError, match=r"policy\.toml"):
+            tfd.Cluster(launcher="fake", name="refused")
+        assert "refused" not in tfd.clusters()

@@ -1,0 +1,148 @@
+"""What an administrator allows on a host: limits in a file that only root can write.
+
+``/etc/tfd_notebook/policy.toml``::
+
+    tasks = 32                      # most tasks of one cluster
+    gpus = 4                        # most GPUs of one cluster
+    lease_hours = 48                # longest lease of a detached cluster
+    launchers = ["local", "ssh"]    # others are refused
+    allow = ["10.0.0.0/8"]          # networks to which ports may be opened; [] for none
+
+What is not there is not limited. A refusal quotes file and line.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfd_notebook.errors import Refused, UsageError
+from tfd_notebook.launch import profiles
+
+_NUMBERS = ("tasks", "gpus", "lease_hours")
+_LISTS = ("launchers", "allow")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a policy file says; None where it says nothing.
+
+    Parameters
+    ----------
+    tasks, gpus : int, optional
+    lease_hours : float, optional
+    launchers, allow : tuple of str, optional
+    path : Path, optional
+        The file; None where there is none.
+    """
+
+    tasks: int | None = None
+    gpus: int | None = None
+    lease_hours: float | None = None
+    launchers: tuple[str, ...] | None = None
+    allow: tuple[str, ...] | None = None
+    path: Path | None = None
+
+    def check_cluster(self, launcher: str, tasks: int, gpus: int, allow: Sequence[str]) -> None:
+        """Raise Refused unless a cluster may be like this.
+
+        Parameters
+        ----------
+        launcher : str
+            The launcher's own name.
+        tasks, gpus : int
+            How many it asks for; GPUs that are dealt out by themselves do not count here.
+        allow : sequence of str
+            Networks that shall come in.
+        """
+        if self.launchers is not None and launcher not in self.launchers:
+            raise self._refusal("launchers", f"launcher {launcher!r} is not allowed here")
+        if self.tasks is not None and tasks > self.tasks:
+            raise self._refusal("tasks", f"{tasks} tasks are too many for one cluster")
+        self.check_gpus(gpus)
+        if self.allow is None:
+            return
+        allowed = [ipaddress.ip_network(network) for network in self.allow]
+        for network in allow:
+            wanted = ipaddress.ip_network(network, strict=False)
+            if not any(_within(wanted, one) for one in allowed):
+                raise self._refusal("allow", f"ports must not be opened to {network}")
+
+    def check_gpus(self, count: int) -> None:
+        """Raise Refused if a cluster must not have so many GPUs."""
+        if self.gpus is not None and count > self.gpus:
+            raise self._refusal("gpus", f"{count} GPUs are too many for one cluster")
+
+    def check_lease(self, hours: float) -> None:
+        """Raise Refused if a lease must not be so long."""
+        if self.lease_hours is not None and hours > self.lease_hours:
+            raise self._refusal("lease_hours", f"a lease of {hours:g} hours is too long")
+
+    def _refusal(self, key: str, what: str) -> Refused:
+        assert self.path is not None
+        for number, line in enumerate(self.path.read_text().splitlines(), 1):
+            if re.match(rf"\s*{key}\s*=", line):
+                where = f"{self.path}, line {number}: {line.strip()}"
+                break
+        else:
+            where = str(self.path)
+        return Refused(f"{what} ({where})", fix="ask for less, or ask who administers this host")
+
+
+def limits(path: Path | None = None) -> Limits:
+    """Return what the host's policy says.
+
+    Parameters
+    ----------
+    path : Path, optional
+        Default: ``/etc/tfd_notebook/policy.toml``. A file that others than root can write limits
+        nothing, and a warning says so.
+
+    Raises
+    ------
+    UsageError
+        The file cannot be understood: nothing is started then.
+    """
+    path = path or profiles.SYSTEM / profiles.POLICY
+    try:
+        info = path.stat()
+    except OSError:
+        return Limits()
+    if info.st_uid != 0 or info.st_mode & 0o022:
+        warnings.warn(
+            f"{path} limits nothing: it must belong to root and be writable by nobody else",
+            UserWarning,
+            stacklevel=3,
+        )
+        return Limits()
+    said = profiles.read_toml(path, "policy", _ASK)
+    for key, value in said.items():
+        if not _is_good(key, value):
+            raise UsageError(f"the policy {path} says {key} = {value!r}", fix=_ASK)
+    lists = {key: tuple(said.pop(key)) for key in _LISTS if key in said}
+    return Limits(**{**said, **lists}, path=path)
+
+
+_ASK = "ask who administers this host"
+
+
+def _is_good(key: str, value: Any) -> bool:
+    if key in _NUMBERS:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+    if key not in _LISTS or not isinstance(value, list):
+        return False
+    if not all(isinstance(one, str) for one in value):
+        return False
+    try:
+        return key != "allow" or bool([ipaddress.ip_network(one) for one in value] or True)
+    except ValueError:
+        return False
+
+
+def _within(inner: Any, outer: Any) -> bool:
+    return bool(inner.version == outer.version and inner.subnet_of(outer))

@@ -1,0 +1,109 @@
+"""Launchers with their options, under a name: files of the user and of the host's administrator.
+
+``~/.config/tfd_notebook/NAME.toml``, or ``/etc/tfd_notebook/NAME.toml``, makes ``launcher="NAME"``
+mean a launcher with options::
+
+    launcher = "ssh"
+    hosts = ["ada@one", "ada@two"]
+    python = "venv/bin/python"
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfd_notebook.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+#: Where an administrator's files are.
+SYSTEM = Path("/etc/tfd_notebook")
+#: The file there that limits what may be started; it is no profile.
+POLICY = "policy.toml"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A launcher with options.
+
+    Parameters
+    ----------
+    name : str
+    launcher : str
+        The launcher's own name.
+    options : mapping
+        What it is made with.
+    path : Path
+        The file that says so.
+    """
+
+    name: str
+    launcher: str
+    options: dict[str, Any] = field(default_factory=dict)
+    path: Path = Path()
+
+
+def user_directory() -> Path:
+    """Return where the user's profiles are: ``tfd_notebook`` in ``XDG_CONFIG_HOME``."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    return Path(base) / "tfd_notebook"
+
+
+def profiles() -> dict[str, Profile]:
+    """Return all profiles by name; the user's come before the administrator's.
+
+    Raises
+    ------
+    UsageError
+        A file cannot be read as one; the error names it.
+    """
+    return {path.stem: read(path) for path in _files()}
+
+
+def find(name: str) -> Profile | None:
+    """Return the profile of that name, None where there is none; other files are not read."""
+    for directory in (user_directory(), SYSTEM):
+        path = directory / f"{name}.toml"
+        if os.sep not in name and path.name != POLICY and path.is_file():
+            return read(path)
+    return None
+
+
+def read(path: Path) -> Profile:
+    """Return what a file says.
+
+    Raises
+    ------
+    UsageError
+    """
+    fix = f'write launcher = "ssh" and its options into {path}'
+    said = read_toml(path, "profile", fix)
+    launcher = said.pop("launcher", None)
+    if not isinstance(launcher, str):
+        raise UsageError(f"the profile {path} names no launcher", fix=fix)
+    return Profile(path.stem, launcher, said, path)
+
+
+def read_toml(path: Path, what: str, fix: str) -> dict[str, Any]:
+    """Return what a file in TOML says, or raise UsageError, which names the file."""
+    try:
+        said: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"the {what} {path} cannot be read: {error}", fix=fix) from None
+    return said
+
+
+def _files() -> Iterator[Path]:
+    # The later ones take the names of the earlier.
+    for directory in (SYSTEM, user_directory()):
+        for path in sorted(directory.glob("*.toml")):
+            if path.name != POLICY:
+                yield path
