@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tfd_notebook import cluster as here
@@ -17,8 +17,23 @@ from tfd_notebook.launch import base, detached, foreign
 from tfd_notebook.spec import Policy, Role
 
 
-class Clusters(dict[str, Cluster]):
+class Clusters(Mapping[str, Cluster]):
     """The clusters that this process holds, by name; it shows all of this user's."""
+
+    def __init__(self, held: dict[str, Cluster]) -> None:
+        self._held = held
+
+    def __getitem__(self, name: str) -> Cluster:
+        return self._held[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __repr__(self) -> str:
+        return repr(self._held)
 
     @property
     def everywhere(self) -> views.Table:
@@ -39,7 +54,7 @@ def clusters() -> Clusters:
     Returns
     -------
     Clusters
-        A dict of str to `Cluster`, whose ``everywhere`` is the table of all.
+        A mapping of str to `Cluster`, whose ``everywhere`` is the table of all.
     """
     return Clusters(here.clusters())
 
