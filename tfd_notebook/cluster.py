@@ -99,27 +99,27 @@ class Cluster(Lasting):
                 f"if_exists={if_exists!r} is not known", fix="use reuse, replace or error"
             )
         config, launcher = configure(name, options)
-        with _clusters_lock:
-            living = clusters().get(config.name)
-            if living is not None and living._ending:
-                living.stop()  # waits until it has ended
-                living = None
-            if living is not None:
-                if if_exists == "replace":
-                    living.stop()
-                elif if_exists == "error" or living._config != config:
-                    raise errors.NameTaken(
-                        f"a cluster {config.name!r} lives already"
-                        + (", with another specification" if living._config != config else ""),
-                        fix="scale that one (cluster.scale, %tfd_cluster scale), stop it, pass "
-                        'if_exists="replace", or give this one another name=',
-                    )
-                else:
+        stopped: Cluster | None = None
+        while True:
+            with _clusters_lock:
+                living = clusters().get(config.name)
+                if living is None or living is stopped:
+                    made = super().__new__(cls)
+                    made._make(config, launcher)
+                    _clusters[config.name] = made
+                    return made
+                if not living._ending and if_exists != "replace":
+                    if if_exists == "error" or living._config != config:
+                        raise errors.NameTaken(
+                            f"a cluster {config.name!r} lives already"
+                            + (", with another specification" if living._config != config else ""),
+                            fix="scale that one (cluster.scale, %tfd_cluster scale), stop it, pass "
+                            'if_exists="replace", or give this one another name=',
+                        )
                     return living
-            made = super().__new__(cls)
-            made._make(config, launcher)
-            _clusters[config.name] = made
-            return made
+            # Without the lock: whoever ends it needs it, too.
+            living.stop()
+            stopped = living
 
     def __init__(
         self,

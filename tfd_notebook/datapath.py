@@ -168,7 +168,7 @@ class DataPath:
         return self._fleet.on_this_host
 
     def data_workers(self) -> tuple[TaskRow, ...]:
-        """The data workers that have not ended, by index; without rates."""
+        """The data workers that have not ended, by index."""
         rows = (row for row in self._monitor.rows() if row.role is Role.DATA_WORKER)
         living = (row for row in rows if not row.state.ended)
         return tuple(sorted(living, key=lambda row: row.index))

@@ -208,13 +208,10 @@ class Monitor:
     def tasks(self) -> tuple[TaskRow, ...]:
         """Return the tasks as they are now, in their order, with their rates."""
         with self._changed:
-            return tuple(
-                replace(row, bytes_per_s=self._rate(row.task))
-                for row in sorted(self._rows.values(), key=lambda r: (_ORDER[r.role], r.index))
-            )
+            return tuple(sorted(self._rows.values(), key=lambda r: (_ORDER[r.role], r.index)))
 
     def rows(self) -> tuple[TaskRow, ...]:
-        """Return the tasks as they are now, without rates."""
+        """Return the tasks as they are now, in no order."""
         with self._changed:
             return tuple(self._rows.values())
 
@@ -313,12 +310,13 @@ class Monitor:
             values = {
                 name: value for name in _MEASURED if (value := getattr(event, name)) is not None
             }
-            self._rows[event.task] = replace(row, **values)
             if event.bytes_sent is not None:
                 history = self._sent.setdefault(event.task, deque(maxlen=60))
                 if history and event.bytes_sent < history[-1][1]:
                     history.clear()
                 history.append((event.time, event.bytes_sent))
+            # Here and not when somebody looks: rows are looked at ten times as often.
+            self._rows[event.task] = replace(row, **values, bytes_per_s=self._rate(event.task))
             self._touch()
 
     def _rate(self, task: str) -> float | None:

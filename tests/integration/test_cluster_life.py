@@ -150,6 +150,8 @@ def test_streams_beside_a_dataset_of_the_same_name() -> None:
         second = cluster.stream(endless, name="train").start()
         assert first.state == "stopped"
         assert list(cluster.streams) == [second.name]
+        # TensorFlow cannot be stopped while it opens an iterator: that thread would be left.
+        assert second.wait(elements=1, timeout=30)
         with pytest.raises(UnknownName):
             cluster.logs("train")
 

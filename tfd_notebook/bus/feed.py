@@ -109,7 +109,7 @@ class Feed:
     ) -> Any:
         """Return what `encode` makes of a value; the same object while the value is the same."""
         before, made = self._kept.get((cluster, name), (None, None))
-        if made is None or value != before:
+        if made is None or (value is not before and value != before):
             made = encode(value)
             self._kept[(cluster, name)] = value, made
         return made
