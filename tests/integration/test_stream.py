@@ -201,6 +201,7 @@ def test_a_checkpoint_keeps_what_is_buffered(tmp_path, consumers):
     with Stream(dataset, consumers, buffer=4) as stream:
         reader = iter(stream)
         begin = [int(next(reader)["x"]) for _ in range(10)]
+        until(lambda: stream.elements > 10)
         stream.checkpoint(str(tmp_path / "position"))
         assert int(next(reader)["x"]) == begin[-1] + 1
     rest = Stream(dataset, consumers).restore(str(tmp_path / "position"))

@@ -158,10 +158,10 @@ class Agent(Requests):
                 traceback.print_exc()
             session.send({"re": body["id"], "ok": False, "error": protocol.pack_error(error)})
 
-    def tell(self, cluster: str, body: dict[str, Any]) -> None:
-        """Tell everybody who hears of `cluster`."""
+    def tell(self, cluster: str, body: dict[str, Any], but: Session | None = None) -> None:
+        """Tell everybody who hears of `cluster`, but for one."""
         for session in self._sessions.values():
-            if cluster in session.hears:
+            if cluster in session.hears and session is not but:
                 session.send(body)
 
     def write_state(self) -> None:

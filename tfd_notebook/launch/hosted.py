@@ -13,6 +13,7 @@ from tfd_notebook.spec import STOP_ORDER, Policy, TaskState
 
 if TYPE_CHECKING:
     from tfd_notebook.launch.requests import Requests
+    from tfd_notebook.launch.sessions import Session
     from tfd_notebook.launch.supervise import Supervised
 
 
@@ -44,6 +45,8 @@ class HostedCluster:
         self.opened = time.monotonic()
         #: Until when (seconds since the epoch) it stays without an owner; None: not at all.
         self.lease: float | None = None
+        #: Who asked for its end, and needs not be told of it.
+        self.ended_by: Session | None = None
         self.directory = agent.directory / name
         self.directory.mkdir(mode=0o700, exist_ok=True)
         self._agent = agent
@@ -127,5 +130,6 @@ class HostedCluster:
             await asyncio.gather(*(task.stop() for task in ending))
         self.tasks.clear()
         self.retired.clear()
-        self._agent.tell(self.name, {"event": "ended", "cluster": self.name, "reason": reason})
+        body = {"event": "ended", "cluster": self.name, "reason": reason}
+        self._agent.tell(self.name, body, but=self.ended_by)
         runtime.remove(self.directory)

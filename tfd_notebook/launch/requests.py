@@ -45,8 +45,8 @@ class Requests:
         """Keep the file by which leftovers can be told from strangers."""
         raise NotImplementedError
 
-    def tell(self, cluster: str, body: dict[str, Any]) -> None:
-        """Tell everybody who hears of `cluster`."""
+    def tell(self, cluster: str, body: dict[str, Any], but: Session | None = None) -> None:
+        """Tell everybody who hears of `cluster`, but for one."""
         raise NotImplementedError
 
     async def end(self, cluster: HostedCluster, reason: str) -> None:
@@ -184,8 +184,7 @@ class Requests:
 
     async def do_close(self, session: Session, cluster: str) -> None:
         hosted = self._cluster(cluster)
-        # Who asks for it needs not be told.
-        session.hears.discard(cluster)
+        hosted.ended_by = session
         await self.end(hosted, "it was stopped from another process")
 
     def _cluster(self, name: str) -> HostedCluster:
