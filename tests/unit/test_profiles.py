@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -72,7 +71,6 @@ allow = ["10.1.0.0/16"]
 """
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can own a policy")
 @pytest.mark.root
 class TestPolicy:
     @pytest.fixture(autouse=True)

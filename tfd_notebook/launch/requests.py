@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ BY_SESSION = ("open", "adopt", "leave", "close")
 _JOURNAL_BYTES = 4_000_000
 
 
-class Requests:
+class Requests(ABC):
     """The part of an agent that does what it is asked."""
 
     id: str
@@ -41,17 +42,17 @@ class Requests:
     processes: processes.Processes
     door: Door
 
+    @abstractmethod
     def write_state(self) -> None:
         """Keep the file by which leftovers can be told from strangers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tell(self, cluster: str, body: dict[str, Any], but: Session | None = None) -> None:
         """Tell everybody who hears of `cluster`, but for one."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def end(self, cluster: HostedCluster, reason: str) -> None:
         """End a cluster, and say why to whoever hears of it."""
-        raise NotImplementedError
 
     async def do_preload(
         self, environment: dict[str, str], path: list[str] | None = None

@@ -59,6 +59,7 @@ export class Link {
 
   private _seq = -1;
   private _synced = false;
+  private _ending = -1;
   private _told = 0;
   private _listeners = new Set<() => void>();
   private _scheduled = false;
@@ -188,6 +189,12 @@ export class Link {
     this._changed();
   }
 
+  /** The kernel ends, and another one takes its place; it may still greet on its way out. */
+  restarts(): void {
+    this._ending = this.pid;
+    this.gone();
+  }
+
   /** Say goodbye. */
   dispose(): void {
     if (this.state === 'ready') {
@@ -198,6 +205,9 @@ export class Link {
   }
 
   private _greeted({ protocol, version, pid, known, unknown }: IHello): void {
+    if (pid === this._ending) {
+      return;
+    }
     const restarted = this.pid !== 0 && pid !== this.pid;
     const before = this.state;
     this.kernelProtocol = protocol;

@@ -173,6 +173,7 @@ export class KernelReader implements IDisposable, ITransport {
 
   private _onStatus(_: unknown, status: Kernel.Status): void {
     if (status === 'restarting' || status === 'autorestarting') {
+      this.link.restarts();
       this._onRestart();
     } else if (status === 'dead') {
       this._onEnd();

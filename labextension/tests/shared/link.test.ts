@@ -52,6 +52,17 @@ test('a restarted kernel is greeted again; what was asked of the old one fails',
   expect(kernel.of('hello')).toHaveLength(2);
 });
 
+test('what a kernel says on its way out does not count', () => {
+  const pid = kernel.link.pid;
+  kernel.state({ clusters: { a: clusterOf('a') } });
+  kernel.link.restarts();
+  kernel.greet({ pid });
+  expect(kernel.link.state).toBe('gone');
+  kernel.greet({ pid: pid + 1, known: undefined });
+  expect(kernel.link.state).toBe('ready');
+  expect(kernel.link.clusters).toEqual([]);
+});
+
 test('a kernel of another version is told apart', async () => {
   kernel.greet({ protocol: 2, version: '9.0' });
   kernel.state({ clusters: { a: clusterOf('a') } });
