@@ -7,6 +7,8 @@ BIN    := $(VENV)/bin
 PYTHONS := python3 python3.13 python3.12 python3.11 python3.10
 # What only root may do (mount, network namespaces) is left out for everybody else.
 MAY    := $(if $(filter 0,$(shell id -u)),,-m "not root")
+IF_ROOT := $(if $(MAY),: only root may run:,)
+NBVAL  := --nbval --nbval-current-env --nbval-sanitize-with tests/notebooks/sanitize.cfg
 # The front end: what it is built from, and how its tools are called: with Python's before the
 # system's, because Node comes from there where the system has none.
 FRONT  := $(shell find labextension/src labextension/style labextension/schema \
@@ -29,12 +31,12 @@ demo: $(VENV)/.demo ## train on real images through a tf.data service, in the te
 test: lint $(VENV)/.front ## lint, then all tests: unit, integration, notebooks and front end
 	$(NPM) run --silent test
 	$(NPM) run --silent size
-	$(BIN)/pytest $(MAY) --nbval --nbval-current-env --nbval-sanitize-with tests/notebooks/sanitize.cfg \
-		tests/unit tests/integration tests/conformance notebooks
+	$(BIN)/pytest $(MAY) $(NBVAL) tests/unit tests/integration tests/conformance notebooks
 	# In a process of their own: once it has connected to a cluster it never is as it was before.
 	$(BIN)/pytest tests/coordinator
 	$(BIN)/pytest tests/browser
-	$(BIN)/pytest $(MAY) tests/hosts
+	$(IF_ROOT) $(BIN)/pytest -n 2 --dist loadfile tests/hosts --ignore tests/hosts/test_coordinator_hosts.py
+	$(IF_ROOT) $(BIN)/pytest tests/hosts/test_coordinator_hosts.py
 
 lint: $(VENV)/.test $(VENV)/.npm ## ruff, mypy and the layers; eslint, prettier and tsc
 	$(BIN)/ruff check
@@ -117,7 +119,9 @@ $(VENV)/.front: $(VENV)/.npm $(FRONT)
 	@touch $@
 
 # .venv/.demo, .venv/.test ... stand for the extra of that name being installed.
+# What it copies must not go through the link of the front end, into the sources.
 $(VENV)/.%: $(VENV)/.hatch pyproject.toml constraints.txt
+	@if [ -L $(LINK) ]; then rm -f $(LINK) $(VENV)/.front tfd_notebook/labextension/install.json; fi
 	SKIP_JUPYTER_BUILDER=1 $(BIN)/python -m pip install --quiet --no-build-isolation \
 		--constraint constraints.txt --editable '.[$*]'
 	@touch $@

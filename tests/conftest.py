@@ -34,8 +34,9 @@ _WATCHED = (_BASE / "tmp", _BASE / "run")
 _OUTER_ENVIRONMENT = dict(os.environ)
 #: Threads of pyzmq and of IPython that live until the process ends, by class.
 _FOREIGN_THREADS = ("GarbageCollectorThread", "HistorySavingThread")
-#: Those of the agents and of the browser's driver, by the beginning of their names.
-_LASTING_THREADS = ("tfd-agent", "asyncio_")
+#: Those of the agents and of the browser's driver, by the beginning of their names, and the one
+#: for Ctrl-C: where an iterator ends in a background thread, it stays until the next one.
+_LASTING_THREADS = ("tfd-agent", "asyncio_", "tfd-ctrl-c")
 #: Threads of a coordinator, which a shared cluster may make anew.
 _COORDINATORS_THREADS = ("WorkerClosureProcessingLoop", "WorkerPreemptionHandler")
 _failed = pytest.StashKey[bool]()
@@ -85,6 +86,15 @@ def no_coordinator() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Cluster, "_connect_early", lambda self: None)
         yield
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take away what tells a process that it runs in a job or cloud, and every proxy."""
+    systems = ("SLURM", "SM_", "TF_CONFIG", "TPU_", "KUBE", "GCE_", "CUDA", "GOOGLE", "CLOUDSDK")
+    for name in list(os.environ):
+        if name.startswith(systems) or name.lower() in ("http_proxy", "https_proxy"):
+            monkeypatch.delenv(name)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -167,9 +177,14 @@ class Leftovers:
                 if not (shared and t.name.startswith(_COORDINATORS_THREADS))
             ),
             *(f"process {p.pid}: {_command(p)}" for p in self._new_processes(shared)),
-            *(f"port {port}" for port in sorted(_sockets() - self._sockets) if self.own_ports),
+            *(f"port {port}" for port in sorted(self._ports()) if self.own_ports),
             *(f"file {path}" for path in sorted(_files() - self._files)),
         ]
+
+    def _ports(self) -> set[int]:
+        # What makes this process a coordinator opens a port until the process ends.
+        connecting = sys.modules.get("tfd_notebook._compat.connecting")
+        return _sockets() - self._sockets - {connecting.server_port() if connecting else None}
 
     def _new_processes(self, shared: bool) -> Iterator[psutil.Process]:
         for process in _processes() - self._processes:

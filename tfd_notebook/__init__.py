@@ -16,8 +16,10 @@ from tfd_notebook.version import VERSION
 if TYPE_CHECKING:
     from tfd_notebook import errors as errors
     from tfd_notebook import launchers as launchers
+    from tfd_notebook import resolvers as resolvers
     from tfd_notebook.attaching import attach as attach
     from tfd_notebook.attaching import clusters as clusters
+    from tfd_notebook.checkup import doctor as doctor
     from tfd_notebook.cluster import Cluster as Cluster
     from tfd_notebook.coordinate.loop import Work as Work
     from tfd_notebook.coordinate.loop import training_loop as training_loop
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from tfd_notebook.data.servers import DataWorker as DataWorker
     from tfd_notebook.data.servers import Dispatcher as Dispatcher
     from tfd_notebook.data.stream import Stream as Stream
+    from tfd_notebook.detection import Resolution as Resolution
+    from tfd_notebook.detection import resolve as resolve
+    from tfd_notebook.elsewhere import RemoteKernel as RemoteKernel
     from tfd_notebook.limit import Limit as Limit
     from tfd_notebook.limit import compare as compare
     from tfd_notebook.spec import Policy as Policy
@@ -38,15 +43,20 @@ _HOMES = {
     "Dispatcher": "data.servers",
     "Limit": "limit",
     "Policy": "spec",
+    "RemoteKernel": "elsewhere",
+    "Resolution": "detection",
     "Service": "spec",
     "Stream": "data.stream",
     "Work": "coordinate.loop",
     "attach": "attaching",
     "clusters": "attaching",
     "compare": "limit",
+    "doctor": "checkup",
     "errors": "",
     "explain": "data.explain",
     "launchers": "",
+    "resolve": "detection",
+    "resolvers": "",
     "training_loop": "coordinate.loop",
 }
 
@@ -56,6 +66,8 @@ __all__ = [
     "Dispatcher",
     "Limit",
     "Policy",
+    "RemoteKernel",
+    "Resolution",
     "Service",
     "Stream",
     "Work",
@@ -63,9 +75,12 @@ __all__ = [
     "attach",
     "clusters",
     "compare",
+    "doctor",
     "errors",
     "explain",
     "launchers",
+    "resolve",
+    "resolvers",
     "training_loop",
 ]
 
@@ -111,6 +126,8 @@ def unload_ipython_extension(ipython: Any) -> None:
     if "tfd_notebook.bus.hub" in sys.modules:
         sys.modules["tfd_notebook.bus.hub"].await_end(2.0)
     magics.unload_ipython_extension(ipython)
+    if "tfd_notebook.magics.resolve" in sys.modules:
+        sys.modules["tfd_notebook.magics.resolve"].close()
     for living in clusters().values():
         living.leave()
     local.shutdown()
@@ -126,9 +143,9 @@ def _show_to_panels(shell: Any) -> None:
     from tfd_notebook.bus import comm
 
     def commands() -> Any:
-        from tfd_notebook.magics import starting
+        from tfd_notebook.magics import resolve, starting
 
-        return starting.commands(shell)
+        return {**starting.commands(shell), **resolve.commands(shell)}
 
     comm.attach(shell, commands)
 

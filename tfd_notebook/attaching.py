@@ -8,23 +8,28 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tfd_notebook import cluster as here
-from tfd_notebook import control, errors, spec, views
+from tfd_notebook import commands, control, errors, spec, views
 from tfd_notebook.cluster import Cluster
 from tfd_notebook.configure import configure
-from tfd_notebook.gpus import Deal
+from tfd_notebook.dealing import Deal
 from tfd_notebook.lasting import check_hours
 from tfd_notebook.launch import base, detached, foreign
+from tfd_notebook.launch.away import Away
 from tfd_notebook.spec import Policy, Role
 
 
 class Clusters(Mapping[str, Cluster]):
-    """The clusters that this process holds, by name; it shows all of this user's."""
+    """The clusters that this process holds, by name; it shows all of this user's.
+
+    A name finds those of kernels elsewhere, too, which are seen and steered here.
+    """
 
     def __init__(self, held: dict[str, Cluster]) -> None:
         self._held = held
 
     def __getitem__(self, name: str) -> Cluster:
-        return self._held[name]
+        held: Cluster = {**commands.living(), **self._held}[name]
+        return held
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._held)
@@ -62,21 +67,28 @@ def clusters() -> Clusters:
 def everywhere() -> list[dict[str, Any]]:
     """Return all clusters of this user on this host, as `tfd_notebook.views.brief` gives them.
 
-    Each has a ``pid``, of the process that holds it; None for a detached one that none holds.
+    Each has a ``pid``, of the process that holds it; None for a detached one that none holds, and
+    for that an ``agent``: the process that looks after it, which tells those of one name apart.
     """
     found = control.clusters()
     held = {one["name"] for one in found if one["lease"] is not None}
     for where in detached.detached():
-        if where.name in held:
-            continue
         # One that ends just now, or does not answer, must not hide the others.
         with contextlib.suppress(errors.TfdError):
-            found += [_brief(one) for one in detached.briefs(where) if one["name"] == where.name]
+            for one in _briefs(where):
+                # Of a kernel that was killed the agent learns later than others. One on other hosts
+                # is not asked.
+                if not (one.pop("heard", True) and one["name"] in held):
+                    found.append(one)
     return found
 
 
 def attach(
-    target: str | Mapping[str, Iterable[str]], name: str | None = None, *, connect: bool = True
+    target: str | Mapping[str, Iterable[str]],
+    name: str | None = None,
+    *,
+    connect: bool = True,
+    agent: int | None = None,
 ) -> Cluster:
     """Take over a cluster that outlives its kernel, or use one that somebody else runs.
 
@@ -90,6 +102,9 @@ def attach(
     connect : bool
         Whether this process shall be able to coordinate its workers. Default true; false is for
         one that only looks at it or ends it.
+    agent : int, optional
+        The process of its agent, as ``tfd list`` shows it; where several detached clusters have
+        the name.
 
     Returns
     -------
@@ -112,22 +127,21 @@ def attach(
         return _foreign(target, name or "foreign", connect)
     name = target
     living = here.clusters().get(name)
-    if living is not None and living.detached:
+    if living is not None and living.detached and agent is None:
         return living
-    link = find(name).link()
+    reached = find(name, agent).reach()
     try:
-        said = link.client.request("clusters", 10.0)
-        about = next((one["about"] for one in said if one["name"] == name), None)
+        about = next((one["about"] for one in reached.clusters() if one["name"] == name), None)
         if not about:
             raise errors.UnknownName(f"cluster {name!r} has just ended", fix="tfd.clusters()")
         config = spec.unpack(about["config"])
         made = Cluster._attached(
             config,
             base.launcher(config.launcher, config.options),
-            lambda one: detached.adopt(link, name, one._monitor.take),
+            lambda one: reached.adopt(config, one._monitor.take),
         )
     except BaseException:
-        link.close()
+        reached.close()
         raise
     if connect:
         made._connect_to_present()
@@ -135,6 +149,11 @@ def attach(
 
 
 def _foreign(target: Any, name: str, connect: bool) -> Cluster:
+    if not isinstance(target, (str, Mapping)) and not hasattr(target, "as_dict"):
+        raise errors.UsageError(
+            f"target={target!r} is no cluster",
+            fix='a name, "grpc://host:port" of a dispatcher, or {"worker": ["host:port"]}',
+        )
     jobs = target if isinstance(target, (str, Mapping)) else target.as_dict()
     launcher = foreign.Foreign(target=jobs)
     counts: dict[Role, int] = {}
@@ -150,7 +169,7 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
         seen = [event["task"].partition(":")[0] for event in node.first]
         fleet: dict[str, Any] = {
             "counts": {role: seen.count(role) for role in seen},
-            "deal": vars(Deal()),
+            "deal": Deal().pack(),
             "static": [],
             "work_dir": None,
         }
@@ -206,7 +225,7 @@ def is_detached(name: str) -> bool:
     return any(one.name == name for one in detached.detached())
 
 
-def find(name: str) -> detached.Detached:
+def find(name: str, agent: int | None = None) -> detached.Detached | Away:
     """Return where a detached cluster is.
 
     Raises
@@ -217,14 +236,23 @@ def find(name: str) -> detached.Detached:
         There are several.
     """
     known = detached.detached()
-    found = [one for one in known if one.name == name]
+    found = [one for one in known if one.name == name and agent in (None, one.pid)]
     if len(found) == 1:
         return found[0]
     if found:
+        # One on other hosts has no agent here, and is the one that is left when these are stopped.
+        pids = [one.pid for one in found if one.pid is not None]
         raise errors.UsageError(
             f"{len(found)} detached clusters are called {name!r}",
-            fix="stop one by its agent: tfd stop --pid "
-            + " or ".join(str(one.pid) for one in found),
+            fix=f"name its agent, which is one of {', '.join(map(str, pids))}: "
+            f"tfd.attach({name!r}, agent={pids[0]}), tfd stop {name} --pid {pids[0]}"
+            if pids
+            else "stop one in the process that holds it",
+        )
+    if name in commands.living():
+        raise errors.UnknownName(
+            f"no detached cluster is called {name!r}",
+            fix=f"this process has it already: tfd.clusters()[{name!r}]",
         )
     names = [one.name for one in known]
     near = difflib.get_close_matches(name, names, n=1)
@@ -235,7 +263,34 @@ def find(name: str) -> detached.Detached:
     )
 
 
-def _brief(said: Mapping[str, Any]) -> dict[str, Any]:
+def _briefs(where: detached.Detached | Away) -> list[dict[str, Any]]:
+    """Return a detached cluster in a few words; hosts are not asked just for a list."""
+    if isinstance(where, Away):
+        return [
+            {
+                "name": where.name,
+                "state": "detached",
+                "launcher": where.launcher,
+                "planned": where.planned,
+                "observed": None,
+                "reading": 0,
+                "lease": where.lease,
+                "pid": None,
+                "agent": None,
+            }
+        ]
+    reached = where.reach()
+    try:
+        return [
+            {**_brief(one, where.pid), "heard": one["heard"]}
+            for one in reached.clusters(5.0)
+            if one["name"] == where.name
+        ]
+    finally:
+        reached.close()
+
+
+def _brief(said: Mapping[str, Any], agent: int) -> dict[str, Any]:
     about = said["about"]
     planned = sum(about["fleet"]["counts"].values()) if about else len(said["tasks"])
     observed = said["tasks"].count("ready")
@@ -248,4 +303,5 @@ def _brief(said: Mapping[str, Any]) -> dict[str, Any]:
         "reading": 0,
         "lease": said["lease"],
         "pid": None,
+        "agent": agent,
     }

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook import control, errors, hooks
+from tfd_notebook import commands, control, errors, hooks
 from tfd_notebook.configure import configure
+from tfd_notebook.data.host import Surroundings
 from tfd_notebook.handles import ClusterDispatcher, Task
 from tfd_notebook.lasting import Lasting
 from tfd_notebook.launch import base
@@ -172,17 +173,26 @@ class Cluster(Lasting):
                     f"cluster {self.name!r} is {self.state} and cannot be started again",
                     fix="make a new one with tfd.Cluster(...)",
                 )
+            self._surroundings = Surroundings.now()
             self._begin()
             self._say_if_another_is_detached()
             try:
                 self._fleet.bring_up()
-                if self._ending:  # by another thread, which could not end what was not there yet
-                    self._fleet.close(_STOP_SECONDS)
+                if self._ending:
                     raise errors.LaunchError(f"cluster {self.name!r} was stopped while it started")
                 if self.policy.time_limit is not None:
                     self._monitor.expires = time.time() + self.policy.time_limit
-            except BaseException:
+            except BaseException as error:
+                ended = self._ending
                 self._end("failed")
+                if ended:  # what came up since then is not to stay
+                    self._fleet.close(_STOP_SECONDS)
+                    if isinstance(error, errors.TfdError):
+                        why = [notice.what for notice in self._monitor.snapshot().notices][-1:]
+                        raise errors.LaunchError(
+                            f"cluster {self.name!r} ended while it started"
+                            + "".join(f": {what}" for what in why)
+                        ) from None
                 raise
             self._connect_to_present()
             self._monitor.set_state("ready")
@@ -429,10 +439,10 @@ class Cluster(Lasting):
             self._ending, self._ender = True, threading.current_thread()
         if state not in ("lost", "left"):
             self._monitor.set_state("stopping")
+        kind = errors.AgentLost if state == "lost" else errors.Interrupted
+        why = f": {self._monitor.why_lost}" if state == "lost" else ""
         self._consumers.cancel_all(
-            errors.Interrupted(
-                f"cluster {self.name!r} is {state}", fix="make a new one: tfd.Cluster(...)"
-            )
+            kind(f"cluster {self.name!r} is {state}{why}", fix="make a new one: tfd.Cluster(...)")
         )
         for stream in self._streams.values():
             with contextlib.suppress(errors.TfdError):
@@ -449,7 +459,7 @@ class Cluster(Lasting):
         with _clusters_lock:
             if _clusters.get(self.name) is self:
                 del _clusters[self.name]
-            last = not clusters()
+            last = not commands.living()
         if last:
             control.stop()
         self._has_ended.set()

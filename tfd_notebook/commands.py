@@ -21,19 +21,44 @@ __all__ = ["COMMANDS", "answer", "error_from", "is_quick", "living", "perform"]
 
 #: Seconds that a step may keep its caller waiting; what has not ended then goes on.
 _STEP_SECONDS = 5.0
+#: Seconds for what is done in another kernel.
+_ASK_SECONDS = 300.0
+#: What belongs to how a request came, and not to the request.
+_ENVELOPE = ("kind", "client", "ask", "command", "name")
 
 Request = Mapping[str, Any]
 
 
+#: What has clusters of other kernels to show, by kind.
+_elsewhere: dict[str, Callable[[], Mapping[str, Any]]] = {}
+
+
 def living() -> dict[str, Cluster]:
-    """Return the clusters of this process that have not ended, by name."""
+    """Return the clusters that have not ended, by name: of this process, and seen through it."""
+    found: dict[str, Any] = {}
+    for seen in tuple(_elsewhere.values()):
+        found.update(seen())
     # Nobody can have made a cluster before its module was imported, which takes a while; where
     # another thread imports it now, this waits.
-    if "tfd_notebook.cluster" not in sys.modules:
-        return {}
-    from tfd_notebook.cluster import clusters
+    if "tfd_notebook.cluster" in sys.modules:
+        from tfd_notebook.cluster import clusters
 
-    return clusters()
+        found.update(clusters())
+    return found
+
+
+def see_elsewhere(kind: str, clusters: Callable[[], Mapping[str, Any]]) -> None:
+    """Have clusters of other kernels be seen, too; they are asked where they are.
+
+    Parameters
+    ----------
+    kind : str
+    clusters : callable
+        Returns them by name. Each has ``snapshot()``, ``has_coordinator``,
+        ``present_coordinator()``, and ``ask(command, timeout, **arguments)``, which performs a
+        request there.
+    """
+    _elsewhere[kind] = clusters
 
 
 def perform(request: Any) -> Any:
@@ -48,7 +73,7 @@ def perform(request: Any) -> Any:
         ``detach(name, hours)`` and ``renew(name, hours)``, which answer until when it stays; of a
         coordinator ``pause(name, who)``, ``resume(name)``, ``step(name, count, wait)``,
         ``cancel(name, id)``, ``break_on(name, failure)``, ``hold(name, worker, held)`` and
-        ``value(name, id)``.
+        ``value(name, id)``; ``doctor(name)``, without a name of the whole process; ``support()``.
 
     Raises
     ------
@@ -58,6 +83,11 @@ def perform(request: Any) -> Any:
     command = request.get("command") if isinstance(request, Mapping) else None
     if not isinstance(command, str) or command not in COMMANDS:
         raise errors.UsageError(f"the request has none of the commands {', '.join(COMMANDS)}")
+    if command not in ("list", "snapshot", "support"):
+        there = living().get(str(request.get("name")))
+        if there is not None and hasattr(there, "ask"):
+            arguments = {k: v for k, v in request.items() if k not in _ENVELOPE}
+            return there.ask(command, _ASK_SECONDS, **arguments)
     return COMMANDS[command](request)
 
 
@@ -165,6 +195,20 @@ def _interrupt(request: Request) -> Any:
     _cluster(request).interrupt()
 
 
+def _doctor(request: Request) -> Any:
+    from tfd_notebook import checkup
+
+    if request.get("name") is None:
+        return checkup.everything().records()
+    return checkup.doctor(_cluster(request)).records()
+
+
+def _support(request: Request) -> Any:
+    from tfd_notebook.checkup import support
+
+    return support.of_process()
+
+
 # Coordinators
 
 
@@ -221,6 +265,8 @@ COMMANDS: dict[str, Callable[[Request], Any]] = {
     "restart": _restart,
     "kill": _kill,
     "interrupt": _interrupt,
+    "doctor": _doctor,
+    "support": _support,
     "detach": _detach,
     "renew": _renew,
     "pause": _pause,
@@ -231,7 +277,7 @@ COMMANDS: dict[str, Callable[[Request], Any]] = {
     "hold": _hold,
     "value": _value,
 }
-_QUICK = frozenset(COMMANDS) - {"stop", "scale", "restart"}
+_QUICK = frozenset(COMMANDS) - {"stop", "scale", "restart", "doctor", "support"}
 
 
 # What a request says
@@ -255,8 +301,8 @@ def _number(request: Request, name: str, default: int, *, least: int, most: int)
 def _hours(request: Request) -> float:
     value = request.get("hours", 8.0)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise errors.UsageError(f"hours={value!r} is no number")
-    return float(value)
+        raise errors.UsageError(f"hours={str(value)[:100]!r} is no number")
+    return value
 
 
 def _key(request: Request) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tfd_notebook import errors, gpus
+from tfd_notebook import dealing, errors
 from tfd_notebook.fleet import check_roles
 from tfd_notebook.launch import base
 from tfd_notebook.launch.policy import limits
@@ -63,7 +63,7 @@ def configure(name: str | None, options: Mapping[str, Any]) -> tuple[ClusterConf
         preload=(preload,) if isinstance(preload, str) else tuple(preload),
         allow=launcher.allow,
         options=launcher.options,
-        gpus=gpus.check(options.get("gpus", "auto")),
+        gpus=dealing.check(options.get("gpus", "auto")),
     )
     check_roles(launcher, config.counts)
     wish = config.gpus

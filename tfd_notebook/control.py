@@ -185,10 +185,15 @@ def call(pid: int, request: Mapping[str, Any], timeout: float = 10.0) -> Any:
     return reply["value"]
 
 
-def clusters(timeout: float = 10.0) -> list[dict[str, Any]]:
-    """Return all clusters of this user, as `tfd_notebook.views.brief` gives them, with ``pid``."""
+def clusters(timeout: float = 10.0, but: int | None = None) -> list[dict[str, Any]]:
+    """Return all clusters of this user, as `tfd_notebook.views.brief` gives them, with ``pid``.
+
+    The process `but` is not asked.
+    """
     found: list[dict[str, Any]] = []
     for pid in processes():
+        if pid == but:
+            continue
         # One that has just ended, or does not answer, must not hide the others.
         with contextlib.suppress(errors.UnknownName, errors.TimeLimit):
             found += [dict(one, pid=pid) for one in call(pid, {"command": "list"}, timeout)]

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from tfd_notebook import errors
 from tfd_notebook.data import service
 from tfd_notebook.data.consumers import Consumers
-from tfd_notebook.data.host import Registered, ServiceHost
+from tfd_notebook.data.host import Registered, ServiceHost, Surroundings
 from tfd_notebook.data.journal import Journal
 from tfd_notebook.fleet import DISPATCHER, Fleet
 from tfd_notebook.launch.base import Launcher
+from tfd_notebook.limit import Limit
 from tfd_notebook.monitor import Monitor
 from tfd_notebook.snapshot import Snapshot, TaskRow
 from tfd_notebook.spec import ClusterConfig, Policy, Role
@@ -22,6 +23,9 @@ from tfd_notebook.spec import ClusterConfig, Policy, Role
 if TYPE_CHECKING:
     from tfd_notebook.data.stream import Stream
 
+
+#: Bytes that must be free beside the journal for its own records.
+_SPARE_BYTES = 100_000
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -54,6 +58,7 @@ class DataPath:
         self._fleet = Fleet(config, launcher, self._monitor)
         self._journal: Journal | None = None
         self._registered: dict[str, Registered] = {}
+        self._surroundings: Surroundings | None = None
         self._streams: dict[str, Stream] = {}
         #: The name that a stream got, by the name that was asked for.
         self._stream_names: dict[str, str] = {}
@@ -167,11 +172,48 @@ class DataPath:
         """Whether the data workers live on this host."""
         return self._fleet.on_this_host
 
+    @property
+    def surroundings(self) -> Surroundings | None:
+        """What the tasks know of this process; None where another one started them."""
+        return self._surroundings
+
+    @property
+    def reconnects(self) -> Mapping[str, int]:
+        """How often the connection to each host was lost and came back."""
+        return dict(self._monitor.reconnects)
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """Modules and op libraries that each task loads before its server starts."""
+        return self._config.preload
+
+    @property
+    def limit(self) -> Limit:
+        """What limits the consumer that reads now; of several, the one that was served last."""
+        from tfd_notebook.data.live import NOTHING
+
+        latest = self._consumers.latest()
+        return latest.live.limit if latest is not None else NOTHING
+
     def data_workers(self) -> tuple[TaskRow, ...]:
         """The data workers that have not ended, by index."""
         rows = (row for row in self._monitor.rows() if row.role is Role.DATA_WORKER)
         living = (row for row in rows if not row.state.ended)
         return tuple(sorted(living, key=lambda row: row.index))
+
+    def check_room(self, needed: int) -> None:
+        """Raise WorkDirError unless so many bytes can be written beside the dispatcher's journal.
+
+        TensorFlow's dispatcher takes a definition that it could not write for an empty dataset.
+        """
+        free = self._fleet.room()
+        if free is not None and free < needed + _SPARE_BYTES:
+            raise errors.WorkDirError(
+                f"the disk with the dispatcher's journal ({self._fleet.work_dir} on "
+                f"{self._fleet.row(DISPATCHER).host}) has {free / 1e6:.1f} MB left",
+                task=DISPATCHER,
+                fix="make room there, or start the cluster with another Service(work_dir=...)",
+            )
 
     def install_functions(self, functions: Mapping[str, str], blob: bytes) -> None:
         """Give every present and future data worker Python functions."""
@@ -192,7 +234,10 @@ class DataPath:
 
     def _must_run(self) -> None:
         if self.state not in ("ready", "degraded", "starting"):
-            fix = "cluster.start()" if self.state == "new" else "make a new one: tfd.Cluster(...)"
+            fix = {
+                "new": "cluster.start()",
+                "left": "tfd.attach(...) takes it up again",
+            }.get(self.state, "make a new one: tfd.Cluster(...)")
             raise errors.StateError(f"cluster {self.name!r} is {self.state}", fix=fix)
 
     def _must_serve(self) -> None:

@@ -13,6 +13,7 @@
     │   ├── TensorFlowMissing TFD201  no TensorFlow where one is needed
     │   ├── StartTimeout      TFD202  not ready within the time limit
     │   └── AgentLost         TFD203  the agent that looks after the tasks is gone
+    ├── RemoteError           TFD204  a kernel elsewhere, or the source that it was given
     ├── DataError             TFD300  the data path
     │   ├── NoWorkers         TFD301  no data worker is there to serve
     │   ├── DataLoss          TFD302  elements were lost and cannot be delivered
@@ -24,10 +25,16 @@
     ├── TimeLimit             TFD400  a wait reached its limit (also a TimeoutError)
     ├── Unsupported           TFD500  this platform or version cannot do it
     ├── Refused               TFD501  the administrator's policy does not allow it
-    └── CoordinatorError      TFD600  scheduling closures
-        ├── PausedError       TFD601  a wait would never end: the coordinator is paused
-        ├── ValueGone         TFD602  nobody holds that RemoteValue any more
-        └── TasksMissing      TFD603  a worker or parameter server does not answer
+    ├── CoordinatorError      TFD600  scheduling closures
+    │   ├── PausedError       TFD601  a wait would never end: the coordinator is paused
+    │   ├── ValueGone         TFD602  nobody holds that RemoteValue any more
+    │   └── TasksMissing      TFD603  a worker or parameter server does not answer
+    └── ResolveError          TFD700  finding out which tasks a cluster has
+        ├── NotThere          TFD701  what should tell of the cluster is not there
+        ├── Malformed         TFD702  what tells of the cluster cannot be read, or be meant
+        ├── NoTasks           TFD703  a group or job without any task that could be used
+        ├── AccessDenied      TFD704  credentials are missing, expired or not sufficient
+        └── NoAnswer          TFD705  the system that knows the cluster fails, or does not answer
 
 Every error carries ``code``, ``what`` (what happened), ``task`` (to which task, or ``None``)
 and ``fix`` (the next step); its text is the three of them in one line or two.
@@ -38,6 +45,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 __all__ = [
+    "AccessDenied",
     "AgentLost",
     "CoordinatorError",
     "DataError",
@@ -46,13 +54,19 @@ __all__ = [
     "FinishedJob",
     "Interrupted",
     "LaunchError",
+    "Malformed",
     "NameTaken",
+    "NoAnswer",
+    "NoTasks",
     "NoWorkers",
     "NotSerializable",
+    "NotThere",
     "PausedError",
     "PipelineError",
     "PortInUse",
     "Refused",
+    "RemoteError",
+    "ResolveError",
     "StartTimeout",
     "StateError",
     "TasksMissing",
@@ -238,10 +252,52 @@ class TasksMissing(CoordinatorError):
     code = "TFD603"
 
 
+class ResolveError(TfdError):
+    """Finding out which tasks a cluster has, and where they are."""
+
+    code = "TFD700"
+
+
+class NotThere(ResolveError):
+    """What should tell of the cluster is not there: no such step, group, file or variable."""
+
+    code = "TFD701"
+
+
+class Malformed(ResolveError):
+    """What tells of the cluster cannot be read, or cannot be meant."""
+
+    code = "TFD702"
+
+
+class NoTasks(ResolveError):
+    """A group or job has no task that could be used."""
+
+    code = "TFD703"
+
+
+class AccessDenied(ResolveError):
+    """Credentials are missing, have expired, or do not suffice."""
+
+    code = "TFD704"
+
+
+class NoAnswer(ResolveError):
+    """The system that knows the cluster fails, or does not answer."""
+
+    code = "TFD705"
+
+
 class TimeLimit(TfdError, TimeoutError):
     """A wait reached the limit it was given."""
 
     code = "TFD400"
+
+
+class RemoteError(TfdError):
+    """A kernel elsewhere, or the source that it was given to run."""
+
+    code = "TFD204"
 
 
 class Refused(TfdError):

@@ -54,14 +54,13 @@ class TaskChanged(Event):
 
 @dataclass(frozen=True)
 class TaskMeasured(Event):
-    """What a task uses: CPU in percent of one core, memory in MB, bytes served, GPUs in words."""
+    """What a task uses: CPU in percent of one core, memory in MB, bytes served."""
 
     task: str
     cpu_percent: float | None = None
     rss_mb: float | None = None
     pss_mb: float | None = None
     bytes_sent: int | None = None
-    gpu: str | None = None
 
 
 @dataclass(frozen=True)

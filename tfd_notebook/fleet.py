@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfd_notebook import errors, gpus, settings
-from tfd_notebook.launch import base, proxies
+from tfd_notebook import dealing, errors, settings
+from tfd_notebook.launch import base, proxies, sockets
 from tfd_notebook.launch.journal_copy import JournalCopy
 from tfd_notebook.launch.policy import limits
 from tfd_notebook.monitor import Monitor
@@ -43,7 +45,7 @@ class Fleet:
         self._launcher = launcher
         self._monitor = monitor
         self._node: base.Node | None = None
-        self._deal = gpus.Deal()
+        self._deal = dealing.Deal()
         #: The worker addresses that the dispatcher was given for static sharding.
         self._static: tuple[str, ...] = ()
         self._journal_copy: JournalCopy | None = None
@@ -67,7 +69,7 @@ class Fleet:
     @property
     def gives_gpus(self) -> bool:
         """Whether tasks of this cluster see GPUs."""
-        return bool(self._deal.workers or self._deal.evaluator)
+        return self._deal.gives
 
     @property
     def journal_copy(self) -> JournalCopy:
@@ -83,15 +85,22 @@ class Fleet:
         if note := proxies.bypass():
             self._monitor.notice("info", note)
         (self._node,) = self._launcher.connect(config, self._monitor.take)
-        if not self.on_this_host:
-            self._journal_copy = JournalCopy(lambda have: self.ask("journal", have=have))
+        self._keep_journal()
         self._deal = self._deal_gpus(config.counts.get(Role.WORKER, 0))
         for role, count in config.counts.items():
             self._monitor.request(role, count)
         self._add({role: range(n) for role, n in config.counts.items()}, config.policy.minimum)
 
+    def _keep_journal(self) -> None:
+        if not self.on_this_host:
+            self._journal_copy = JournalCopy(lambda have: self.ask("journal", have=have))
+
     def scale(self, counts: Mapping[Role, int]) -> None:
         """Have so many tasks of these roles; return when new ones are ready."""
+        if self.is_foreign:
+            raise errors.Unsupported(
+                f"cluster {self._config.name!r} is not ours to scale", fix="ask who runs it"
+            )
         wanted = dict(counts)
         limits().check_cluster(
             self._config.launcher, sum({**self._monitor.planned, **wanted}.values()), 0, ()
@@ -101,7 +110,7 @@ class Fleet:
         check_roles(self._launcher, wanted)
         if Role.WORKER in wanted:
             if self.rows_of(Role.WORKER):
-                self._deal.check(wanted[Role.WORKER])
+                self._check_gpus(wanted[Role.WORKER])
             else:
                 self._deal = self._deal_gpus(wanted[Role.WORKER])
         missing: dict[Role, list[int]] = {}
@@ -137,10 +146,14 @@ class Fleet:
         if self._journal_copy is not None:
             self._journal_copy.close()
         if self._node is not None:
+            rows = [row for role in JOBS for row in self.rows_of(role) if row.pid != os.getpid()]
             self._node.close(timeout)
+            sockets.hang_up(row.address for row in rows if row.address)
 
     def leave(self) -> None:
         """Have no more to do with the tasks, which go on; never raises."""
+        if self._journal_copy is not None:
+            self._journal_copy.close()
         if self._node is not None:
             self._node.leave()
 
@@ -148,7 +161,7 @@ class Fleet:
         """Return what `adopt` needs besides the tasks, as JSON values."""
         return {
             "counts": {str(role): count for role, count in self._monitor.planned.items()},
-            "deal": vars(self._deal),
+            "deal": self._deal.pack(),
             "static": list(self._static),
             "work_dir": self.work_dir,
         }
@@ -165,7 +178,8 @@ class Fleet:
             The events that say how each of them is.
         """
         self._node = node
-        self._deal = gpus.Deal.unpack(about["deal"])
+        self._keep_journal()
+        self._deal = dealing.Deal.unpack(about["deal"])
         self._static = tuple(about["static"])
         self.work_dir = about["work_dir"]
         for role, count in about["counts"].items():
@@ -344,36 +358,59 @@ class Fleet:
             "host": self._launcher.host_of(role),
             "port": self._config.service.port if role is Role.DISPATCHER else 0,
             "settings": {},
-            "gpus": list(self._deal.of(role, index)),
+            "gpus": list(self._deal.of(role, index, self._place_of)),
         }
 
-    def _deal_gpus(self, workers: int) -> gpus.Deal:
-        """Deal out the GPUs of the tasks' host to so many workers."""
+    def _place_of(self, role: str, index: int) -> int:
+        assert self._node is not None
+        return self._node.place_of(role, index)
+
+    def _deal_gpus(self, workers: int) -> dealing.Deal:
+        """Deal out the GPUs of the tasks' hosts to so many workers."""
         wish, evaluators = self._config.gpus, self._config.counts.get(Role.EVALUATOR, 0)
         if wish == () or (wish == "auto" and (not workers or self.in_process)):
-            return gpus.Deal()
+            return dealing.Deal()
         if self.in_process:
             raise errors.Unsupported(
                 "tasks inside this process cannot be given GPUs: it has one view of them",
                 fix='leave gpus out, or use launcher="local"',
             )
-        found = self.ask("gpus")
-        numbers = [gpu["index"] for gpu in found["gpus"]]
-        dealt = gpus.deal(wish, workers, evaluators, numbers, found["why"])
-        limits().check_gpus(len(dealt.workers) + len(dealt.evaluator))
-        if found["hidden"] and wish == "auto":
-            self._monitor.notice(
-                "warning",
-                f"there seem to be GPUs, but the workers get none: {found['why']}",
-                fix="mend that, or write gpus=0 if it is meant",
+        assert self._node is not None
+        there = self._node.gpus()
+        for one in there:
+            # In the order of the hosts; who sees which, and what they do, their agents tell.
+            self._monitor.take_gpus(one["host"], one["gpus"])
+        found = [
+            dealing.Found(
+                one["host"],
+                tuple(gpu["index"] for gpu in one["gpus"]),
+                one["why"],
+                one["hidden"],
             )
-        if dealt.left:
-            self._monitor.notice(
-                "info",
-                f"{len(numbers)} GPUs do not divide evenly between {workers} workers: nobody gets "
-                + ", ".join(map(str, dealt.left)),
-            )
+            for one in there
+        ]
+        dealt = dealing.deal(wish, workers, evaluators, found, self._place_of)
+        limits().check_gpus(dealt.count(workers, evaluators, self._place_of))
+        for host, share in zip(found, dealt.shares or [dealing.Share()] * len(found), strict=True):
+            if host.hidden and wish == "auto":
+                self._monitor.notice(
+                    "warning",
+                    f"there seem to be GPUs{share.on}, but the workers get none: {host.why}",
+                    fix="mend that, or write gpus=0 if it is meant",
+                )
+            if share.left:
+                self._monitor.notice(
+                    "info",
+                    f"each worker gets {dealt.each} of the {len(host.gpus)} GPUs{share.on}, all "
+                    f"alike: nobody gets {', '.join(map(str, share.left))}",
+                )
         return dealt
+
+    def _check_gpus(self, workers: int) -> None:
+        """Raise an error unless there are GPUs for so many workers beside those that run."""
+        self._deal.check(workers, self._place_of)
+        evaluators = self._config.counts.get(Role.EVALUATOR, 0)
+        limits().check_gpus(self._deal.count(workers, evaluators, self._place_of))
 
     def _await_ready(self, tasks: list[str], minimum: int | None = None) -> None:
         """Wait until `minimum` (default: all) of `tasks` are ready, or that is hopeless."""
@@ -410,17 +447,27 @@ class Fleet:
         while not self._monitor.wait(settled, min(_TALK_SECONDS, deadline - time.monotonic())):
             if time.monotonic() >= deadline:
                 return False
-            ready = {
-                row.task: row.address
-                for row in self._monitor.rows()
-                if row.state is TaskState.READY
-            }
             # Once is a task that ends just now, twice the same is a fact.
-            said = "; ".join(self._node.cut_off(ready))
+            said = "; ".join(self.cut_off())
             if said and said == before:
                 raise errors.LaunchError(said, fix="let these hosts talk, then start again")
             before = said
         return True
+
+    def room(self) -> int | None:
+        """Return how many bytes are free for the dispatcher's journal; None where it has none."""
+        if self.work_dir is None:
+            return None
+        if self.on_this_host:
+            return shutil.disk_usage(self.work_dir).free
+        return int(self.ask("room"))
+
+    def cut_off(self) -> list[str]:
+        """Say which hosts cannot reach which tasks that are ready; takes some seconds."""
+        ready = {
+            row.task: row.address for row in self._monitor.rows() if row.state is TaskState.READY
+        }
+        return [] if self._node is None else self._node.cut_off(ready)
 
     def _last_words(self, task: str) -> str:
         with contextlib.suppress(errors.TfdError):

@@ -1,4 +1,4 @@
-"""Who sees which GPUs of a host: found by NVML, dealt out evenly to the workers, and measured.
+"""The GPUs of this host: found by NVML, measured, and shown to a process or hidden from it.
 
 NVML comes with NVIDIA's driver and is asked through the package ``nvidia-ml-py``, which is
 optional. A GPU is called by its number in ``nvidia-smi``.
@@ -8,178 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import glob
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tfd_notebook.errors import TfdError, Unsupported, UsageError
-from tfd_notebook.spec import Role, check_count
-
-#: What a user may ask for, once `check` has looked at it.
-Wish = str | tuple[int, ...] | Mapping[str, int]
-
-_DEALT_TO = (Role.WORKER, Role.EVALUATOR)
-_FIX = 'write gpus="auto", 0 (none), [0, 1] (these) or {"worker": 1} (so many to each)'
-
-
-def check(wish: Any) -> Wish:
-    """Return what ``Cluster(gpus=...)`` means: ``"auto"``, numbers of GPUs, or how many to each.
-
-    Raises
-    ------
-    UsageError
-    """
-    if isinstance(wish, str) and wish == "auto":
-        return "auto"
-    if isinstance(wish, int) and not isinstance(wish, bool) and wish == 0:
-        return ()
-    if isinstance(wish, Mapping):
-        for role, count in wish.items():
-            if role not in _DEALT_TO:
-                raise UsageError(
-                    f"gpus={dict(wish)!r}: a {role} gets no GPU",
-                    fix="name worker or evaluator only: other tasks do not compute",
-                )
-            check_count(f"gpus[{str(role)!r}]", count)
-        return {str(role): count for role, count in wish.items()}
-    if isinstance(wish, Iterable) and not isinstance(wish, (str, bytes)):
-        numbers = tuple(wish)
-        for number in numbers:
-            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-                raise UsageError(f"gpus={wish!r}: {number!r} is no number of a GPU", fix=_FIX)
-            if numbers.count(number) > 1:
-                raise UsageError(
-                    f"gpus={wish!r}: GPU {number} is there twice",
-                    fix="name each GPU once: tasks cannot share one",
-                )
-        return numbers
-    raise UsageError(f"gpus={wish!r} cannot be meant", fix=_FIX)
-
-
-@dataclass(frozen=True)
-class Deal:
-    """Which GPUs each task sees.
-
-    Parameters
-    ----------
-    each : int
-        How many each worker sees.
-    workers : tuple of int
-        Those of the workers, in the order in which they are dealt out.
-    evaluator : tuple of int
-        Those of the evaluator.
-    left : tuple of int
-        Those that nobody gets because they do not divide evenly.
-    """
-
-    each: int = 0
-    workers: tuple[int, ...] = ()
-    evaluator: tuple[int, ...] = ()
-    left: tuple[int, ...] = ()
-
-    @classmethod
-    def unpack(cls, packed: Mapping[str, Any]) -> Deal:
-        """Return the one whose fields, as JSON values, are `packed`."""
-        lists = {name: tuple(packed[name]) for name in ("workers", "evaluator", "left")}
-        return cls(each=packed["each"], **lists)
-
-    def of(self, role: Role, index: int) -> tuple[int, ...]:
-        """Return the GPUs that a task sees."""
-        if role is Role.EVALUATOR:
-            return self.evaluator
-        if role is not Role.WORKER:
-            return ()
-        return self.workers[index * self.each : (index + 1) * self.each]
-
-    def check(self, workers: int) -> None:
-        """Raise UsageError unless there is enough for so many workers."""
-        if workers * self.each > len(self.workers):
-            raise UsageError(
-                f"{workers} workers need {workers * self.each} GPUs, {self.each} each as those "
-                f"that run, and there are {len(self.workers)} for workers",
-                fix=f"make a new cluster with workers={workers}: a worker that runs keeps its GPUs",
-            )
-
-
-def deal(wish: Wish, workers: int, evaluators: int, found: Sequence[int], why: str = "") -> Deal:
-    """Deal out the GPUs of a host.
-
-    TensorFlow's strategies want the same number at every worker. Parameter servers, dispatcher
-    and data workers see none, the evaluator only what is asked for it.
-
-    Parameters
-    ----------
-    wish : "auto", tuple of int or mapping of str to int
-        As `check` returns it.
-    workers, evaluators : int
-        How many there shall be.
-    found : sequence of int
-        The GPUs that may be used.
-    why : str
-        Why there are none, where that is known.
-
-    Raises
-    ------
-    UsageError
-        They do not go round, or not evenly.
-    Unsupported
-        Some are asked for by name, and it cannot be known which there are.
-    """
-    asked = 0
-    if isinstance(wish, Mapping):
-        each, rest = wish.get(str(Role.WORKER), 0), wish.get(str(Role.EVALUATOR), 0)
-        asked = workers * each + evaluators * rest
-    elif not isinstance(wish, str):
-        asked = len(wish)
-    if asked and not found:
-        raise Unsupported(
-            f"gpus={wish if isinstance(wish, Mapping) else list(wish)} cannot be given: "
-            + (why or "there is no GPU"),
-            fix="use gpus=0 for the processor alone",
-        )
-    if isinstance(wish, Mapping):
-        return _deal_by_number(each, rest * evaluators, workers, found)
-    if isinstance(wish, str):
-        if not found or not workers:
-            return Deal()
-        if workers > len(found):
-            raise UsageError(
-                f"{_gpus(len(found))} cannot be dealt out to {workers} workers, and TensorFlow "
-                "wants all workers alike",
-                fix=f"use gpus=0, or no more than {len(found)} of them",
-            )
-        each = len(found) // workers
-        return Deal(each, tuple(found[: each * workers]), left=tuple(found[each * workers :]))
-    if missing := [gpu for gpu in wish if gpu not in found]:
-        raise UsageError(
-            f"gpus={list(wish)!r}: there is no GPU {missing[0]}",
-            fix=f"the GPUs here are {', '.join(map(str, found))}",
-        )
-    if wish and (not workers or len(wish) % workers):
-        raise UsageError(
-            f"{_gpus(len(wish))} cannot be dealt out evenly to {workers} workers, and TensorFlow "
-            "wants all workers alike",
-            fix="name as many GPUs as there are workers, or a multiple",
-        )
-    return Deal(len(wish) // workers if wish else 0, wish)
-
-
-def _deal_by_number(each: int, evaluator: int, workers: int, found: Sequence[int]) -> Deal:
-    needed = workers * each + evaluator
-    if needed > len(found):
-        raise UsageError(
-            f"{workers} workers with {_gpus(each)} each"
-            + (f" and an evaluator with {evaluator}" if evaluator else "")
-            + f" need {needed}, and there are {len(found)}",
-            fix="ask for fewer, or have fewer workers",
-        )
-    # The evaluator takes the last ones, so that workers may come.
-    cut = len(found) - evaluator
-    return Deal(each, tuple(found[:cut]), tuple(found[cut:]))
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'' if count == 1 else 's'}"
+from tfd_notebook.errors import TfdError, Unsupported
 
 
 def environment(gpus: Sequence[int]) -> dict[str, str]:
@@ -228,7 +61,9 @@ def find(environment: Mapping[str, str]) -> dict[str, Any]:
     visible = found if setting is None else _visible(found, setting)
     why = "" if visible else "there is no GPU"
     if found and not visible:
-        why = f"CUDA_VISIBLE_DEVICES={setting} hides {_gpus(len(found))}"
+        why = (
+            f"CUDA_VISIBLE_DEVICES={setting} hides {len(found)} GPU{'' if len(found) == 1 else 's'}"
+        )
     return {"gpus": [asdict(gpu) for gpu in visible], "why": why, "hidden": False}
 
 
@@ -284,28 +119,31 @@ class Meter:
         self._nvml: Any = None
         self._gone = False
 
-    def read(self, gpus: Sequence[int]) -> str | None:
-        """Return use and memory of some GPUs in words; None where that cannot be known.
+    def read(self, gpus: Sequence[int]) -> dict[int, dict[str, float]]:
+        """Return the figures of some GPUs by number; without those that cannot be known.
 
-        The figures are those of the whole GPU, whoever uses it; a GB is 10**9 bytes.
+        Returns
+        -------
+        dict of int to dict
+            ``used`` bytes of memory, and ``use_percent``, the share of time in which the GPU
+            computed, where it tells; both are of the whole GPU, whoever uses it.
         """
         if self._nvml is None and not self._gone:
             try:
                 self._nvml = _nvml()
             except TfdError:
                 self._gone = True
-        if self._gone:
-            return None
-        try:
-            return "; ".join(f"{gpu}: {self._figures(gpu)}" for gpu in gpus)
-        except self._nvml.NVMLError:
-            return None
+        found: dict[int, dict[str, float]] = {}
+        if not self._gone:
+            for gpu in gpus:
+                with contextlib.suppress(self._nvml.NVMLError):
+                    found[gpu] = self._figures(gpu)
+        return found
 
-    def _figures(self, gpu: int) -> str:
+    def _figures(self, gpu: int) -> dict[str, float]:
         handle = self._nvml.nvmlDeviceGetHandleByIndex(gpu)
-        memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
-        said = f"{memory.used / 1e9:.1f} of {memory.total / 1e9:.0f} GB"
+        figures: dict[str, float] = {"used": int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)}
         # Some virtual GPUs do not tell how busy they are.
         with contextlib.suppress(self._nvml.NVMLError):
-            said = f"{self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu} %, {said}"
-        return said
+            figures["use_percent"] = int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+        return figures

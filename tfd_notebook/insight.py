@@ -31,6 +31,21 @@ class Insight(DataPath):
         """Return the tasks as a DataFrame; its columns are `tfd_notebook.snapshot.TASK_COLUMNS`."""
         return self.snapshot().to_frame()
 
+    def gpus(self) -> Table:
+        """Return the table of the GPUs that tasks may be given, also of those that no task sees.
+
+        Returns
+        -------
+        Table
+            It shows itself, and its ``to_frame()`` is a DataFrame with the columns
+            `tfd_notebook.snapshot.GPU_COLUMNS`: host, number, name, the task that sees it, and
+            use and memory of the whole GPU, whoever uses it. Empty where no worker or evaluator
+            could be given any.
+        """
+        from tfd_notebook import views
+
+        return views.gpus_table(self.snapshot().gpus)
+
     def subscribe(self, subscriber: Callable[[Snapshot], None]) -> Callable[[], None]:
         """Call `subscriber` with a fresh snapshot about twice a second, from another thread.
 
@@ -84,14 +99,6 @@ class Insight(DataPath):
             At most about 64 kB of text, and the offset behind it.
         """
         return self._fleet.log_from(task, offset, lines)
-
-    @property
-    def limit(self) -> Limit:
-        """What limits the consumer that reads now; of several, the one that was served last."""
-        from tfd_notebook.data.live import NOTHING
-
-        latest = self._consumers.latest()
-        return latest.live.limit if latest is not None else NOTHING
 
     def limits(self, name: str | None = None) -> tuple[tuple[float, Limit], ...]:
         """Return what limited a consumer in the last hour.

@@ -33,7 +33,7 @@ _COMMAND = (sys.executable, "-m", "tfd_notebook")
 _LOOK_SECONDS = 20.0
 _ACT_SECONDS = 90.0
 _MOST_HOURS = 24.0 * 365
-_FIELDS = ("name", "state", "launcher", "planned", "observed", "lease")
+_FIELDS = ("name", "state", "launcher", "planned", "observed", "lease", "agent")
 _STATUS = {
     errors.UnknownName: 404,
     errors.StateError: 409,
@@ -93,8 +93,9 @@ async def unheld() -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        With ``name``, ``state``, ``launcher``, ``planned`` and ``observed`` (numbers of tasks) and
-        ``lease`` (until when it stays, in seconds since the epoch).
+        With ``name``, ``state``, ``launcher``, ``planned`` and ``observed`` (numbers of tasks),
+        ``lease`` (until when it stays, in seconds since the epoch) and ``agent``, the process that
+        looks after it.
 
     Raises
     ------
@@ -114,7 +115,8 @@ async def act(name: str, body: bytes) -> list[dict[str, Any]]:
     ----------
     name : str
     body : bytes
-        JSON: ``{"do": "stop"}`` or ``{"do": "renew", "hours": 8}``.
+        JSON: ``{"do": "stop"}`` or ``{"do": "renew", "hours": 8}``, and ``"agent"``, a number,
+        where several have the name.
 
     Raises
     ------
@@ -125,8 +127,8 @@ async def act(name: str, body: bytes) -> list[dict[str, Any]]:
     TfdError
         It could not be done.
     """
-    arguments = _arguments(name, body)
-    if all(one["name"] != name for one in await unheld()):
+    arguments, agent = _arguments(name, body)
+    if not any(one["name"] == name and agent in (None, one["agent"]) for one in await unheld()):
         raise errors.UnknownName(
             f"no detached cluster {name!r} is without a kernel",
             fix="it has ended, or a kernel has taken it up: look there",
@@ -182,7 +184,8 @@ def _any_detached() -> bool:
     return bool(detached())
 
 
-def _arguments(name: str, body: bytes) -> tuple[str, ...]:
+def _arguments(name: str, body: bytes) -> tuple[tuple[str, ...], int | None]:
+    """Return the words of the command ``tfd``, and the agent that is meant."""
     try:
         asked = json.loads(body)
     except (ValueError, RecursionError):
@@ -194,8 +197,12 @@ def _arguments(name: str, body: bytes) -> tuple[str, ...]:
     # Nothing that could be taken for an option.
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,63}", name):
         raise errors.UnknownName(f"{name[:100]!r} is no name of a cluster")
+    agent = asked.get("agent")
+    if agent is not None and (isinstance(agent, bool) or not isinstance(agent, int)):
+        raise errors.UsageError(f"agent={str(agent)[:100]!r} is no number")
+    words = (name,) if agent is None else (name, f"--pid={agent}")
     if asked["do"] == "stop":
-        return "stop", name
+        return ("stop", *words), agent
     hours = asked.get("hours", 8.0)
     if isinstance(hours, bool) or not isinstance(hours, (int, float)):
         raise errors.UsageError(f"hours={str(hours)[:100]!r} is no number")
@@ -204,7 +211,7 @@ def _arguments(name: str, body: bytes) -> tuple[str, ...]:
             f"hours={str(hours)[:20]} is out of range",
             fix=f"use more than 0 and up to {_MOST_HOURS:g}",
         )
-    return "renew", name, f"--hours={hours:g}"
+    return ("renew", *words, f"--hours={hours:g}"), agent
 
 
 def _error(complaint: str) -> errors.TfdError:

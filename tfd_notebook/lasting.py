@@ -22,9 +22,13 @@ def check_hours(hours: object) -> None:
     """Raise UsageError unless a cluster can stay for so many hours."""
     if isinstance(hours, bool) or not isinstance(hours, (int, float)):
         raise errors.UsageError(f"hours={hours!r} is no number")
-    if not (math.isfinite(hours) and 0 < hours <= _MOST_HOURS):
+    try:
+        number = float(hours)
+    except OverflowError:
+        number = math.inf  # or less than any number, which is as wrong
+    if not 0 < number <= _MOST_HOURS:
         raise errors.UsageError(
-            f"hours={hours:g} is out of range", fix=f"use more than 0 and up to {_MOST_HOURS:g}"
+            f"hours={number:g} is out of range", fix=f"use more than 0 and up to {_MOST_HOURS:g}"
         )
 
 

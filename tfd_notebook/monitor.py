@@ -8,22 +8,26 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from tfd_notebook.data.consumers import Consumers
 from tfd_notebook.events import Event, EventLog, Notice, TaskChanged, TaskMeasured
-from tfd_notebook.snapshot import CoordinatorRow, Snapshot, TaskRow
+from tfd_notebook.snapshot import CoordinatorRow, GpuRow, Snapshot, TaskRow
 from tfd_notebook.spec import ClusterConfig, Role, TaskState
 
 log = logging.getLogger("tfd_notebook")
 
 _TICK_SECONDS = 0.5
 _RATE_SECONDS = 5.0
-_MEASURED = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent", "gpu")
+_MEASURED = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent")
+_ENDED = ("stopped", "failed", "lost", "left")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+#: Why nothing is known of a task at the moment.
+_AWAY = "the connection to its host is lost"
 _ORDER = {role: position for position, role in enumerate(Role)}
 
 #: What a task that dies takes with it.
@@ -54,6 +58,8 @@ class Monitor:
         #: Sees the coordinator; takes the tasks.
         self.coordinator: Callable[[tuple[TaskRow, ...]], CoordinatorRow | None] = lambda _: None
         self._rows: dict[str, TaskRow] = {}
+        #: The GPUs of each host, the hosts in the order in which they are to be shown.
+        self._gpus: dict[str, tuple[GpuRow, ...]] = {}
         self._sent: dict[str, deque[tuple[float, int]]] = {}
         self._changed = threading.Condition()
         self._version = 0
@@ -65,9 +71,13 @@ class Monitor:
         self.events = EventLog()
         self.journal_bytes: int | None = None
         self.expires: float | None = None
+        #: How often the connection to a host came back.
+        self.reconnects: Counter[str] = Counter()
         self.lease: float | None = None
         #: Why the cluster has ended without this process; empty where it has not.
         self.over = ""
+        #: Why its tasks are out of reach for good; empty while they are not.
+        self.why_lost = ""
         self._thread: threading.Thread | None = None
 
     # What comes in
@@ -138,6 +148,8 @@ class Monitor:
         elif kind == "measure":
             known = ("task", *_MEASURED)
             self._measured(TaskMeasured(**{k: body[k] for k in known if k in body}))
+        elif kind == "gpus":
+            self.take_gpus(body.get("host") or "localhost", body["gpus"])
         elif kind == "notice":
             self.notice(body["severity"], body["what"], task=body["task"], fix=body["fix"])
         elif kind == "lease":
@@ -147,6 +159,10 @@ class Monitor:
         elif kind == "ended":
             self.over = body["reason"]
             self.notice("warning", f"it has ended: {self.over}")
+        elif kind == "away":
+            self._away(body["host"], body["grace"])
+        elif kind == "back":
+            self._back(body["host"], body["seconds"])
         elif kind == "lost":
             self._lost(body["reason"])
 
@@ -157,6 +173,27 @@ class Monitor:
         notice = Notice(severity=severity, what=what, task=task, fix=fix)
         self._append(notice)
         log.log(_LEVELS[severity], "%s: %s", self._config.name, notice)
+
+    def take_gpus(self, host: str, found: Iterable[Mapping[str, Any]]) -> None:
+        """Note the GPUs of a host, as JSON values: the fields of `gpus.Gpu`, and what they do."""
+        rows = tuple(
+            GpuRow(
+                host,
+                one["index"],
+                one.get("name", ""),
+                one.get("task", ""),
+                one.get("use_percent"),
+                *(None if one.get(key) is None else one[key] / 1e6 for key in ("used", "memory")),
+            )
+            for one in found
+        )
+        with self._changed:
+            self._gpus[host] = rows
+            for name in {gpu.task for gpu in rows} & set(self._rows):
+                if self._rows[name].pid is not None:
+                    words = "; ".join(gpu.words for gpu in rows if gpu.task == name and gpu.words)
+                    self._rows[name] = replace(self._rows[name], gpu=words)
+            self._touch()
 
     def forget(self, task: str) -> None:
         """Drop the row of a task that shall not exist any more."""
@@ -195,6 +232,7 @@ class Monitor:
                 state=state,
                 tasks=tasks,
                 streams=streams,
+                gpus=() if state in _ENDED else tuple(chain.from_iterable(self._gpus.values())),
                 planned=dict(self._planned),
                 requested=dict(self._requested),
                 observed=observed,
@@ -327,12 +365,37 @@ class Monitor:
         (began, first), (ended, last) = recent[0], recent[-1]
         return (last - first) / (ended - began) if ended > began else None
 
+    def _away(self, host: str, grace: float) -> None:
+        tasks = self._mark(host, "", _AWAY)
+        self.notice(
+            "warning",
+            f"the connection to {host} is lost: its tasks ({', '.join(tasks)}) go on for "
+            f"{grace:g} s, and it is tried again",
+        )
+
+    def _back(self, host: str, seconds: float) -> None:
+        self.reconnects[host] += 1
+        tasks = self._mark(host, _AWAY, "")
+        self.notice(
+            "info", f"the connection to {host} is back after {seconds:.0f} s ({', '.join(tasks)})"
+        )
+
+    def _mark(self, host: str, before: str, reason: str) -> list[str]:
+        """Give the tasks of a host another reason, where it was `before`; return their names."""
+        with self._changed:
+            tasks = [row for row in self._rows.values() if row.host == host]
+            for row in tasks:
+                if row.reason == before and not row.state.ended:
+                    self._rows[row.task] = replace(row, reason=reason)
+            self._touch()
+        return [row.task for row in tasks]
+
     def _lost(self, reason: str) -> None:
         with self._changed:
             for name, row in self._rows.items():
                 if not row.state.ended:
                     self._rows[name] = replace(row, state=TaskState.LOST, reason=reason, pid=None)
-            self._state = "lost"
+            self._state, self.why_lost = "lost", reason
             self._touch()
         self.notice("error", reason, fix="start the cluster again")
 

@@ -94,6 +94,15 @@ class Probe:
         """Whether a TensorFlow server answered."""
         return self.state == "alive"
 
+    @property
+    def task(self) -> str | None:
+        """The name that a tf.distribute server gives itself, such as ``"worker:0"``."""
+        for device in self.devices:
+            parts = dict(part.split(":", 1) for part in device.name.split("/") if ":" in part)
+            if "job" in parts and "task" in parts:
+                return f"{parts['job']}:{parts['task']}"
+        return None
+
 
 class Prober:
     """Asks the same addresses again and again, over connections that it keeps.
@@ -328,6 +337,9 @@ def _unavailable(text: str) -> tuple[State, str]:
         return "foreign", f"something that is no gRPC server answers: {_last(text)}"
     if "Connection refused" in text:
         return "refused", "connection refused: nothing listens there"
+    if "lookup failed" in text:
+        why = text.rpartition(": ")[2].rstrip("]")
+        return "unreachable", f"the address of the host is not known: {why}"
     return "unreachable", _last(text)
 
 

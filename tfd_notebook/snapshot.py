@@ -46,6 +46,9 @@ STREAM_COLUMNS = (
 )
 
 
+GPU_COLUMNS = ("host", "index", "name", "task", "use_percent", "used_mb", "memory_mb")
+
+
 @dataclass(frozen=True)
 class TaskRow:
     """One task as it is seen now.
@@ -72,6 +75,43 @@ class TaskRow:
     restarts: int = 0
     bytes_sent: int | None = None
     bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """One GPU that tasks of the cluster may be given.
+
+    Parameters
+    ----------
+    host : str
+        How a person calls its host.
+    index : int
+        Its number there, as ``nvidia-smi`` counts.
+    name : str
+        What the driver calls it, such as ``"NVIDIA H100 80GB HBM3"``.
+    task : str
+        The task of this cluster that sees it, empty where none does.
+    use_percent : float, optional
+        Share of the last second in which it computed, for whomever; None while unknown.
+    used_mb, memory_mb : float, optional
+        How much of its memory is used, by whomever, and how much there is, in MB (10**6 bytes).
+    """
+
+    host: str
+    index: int
+    name: str = ""
+    task: str = ""
+    use_percent: float | None = None
+    used_mb: float | None = None
+    memory_mb: float | None = None
+
+    @property
+    def words(self) -> str:
+        """Number, use and memory, such as ``0: 35 %, 2.1 of 80 GB``; a GB is 10**9 bytes."""
+        said = [] if self.use_percent is None else [f"{self.use_percent:.0f} %"]
+        if self.used_mb is not None and self.memory_mb is not None:
+            said.append(f"{self.used_mb / 1e3:.1f} of {self.memory_mb / 1e3:.0f} GB")
+        return f"{self.index}: {', '.join(said)}" if said else ""
 
 
 @dataclass(frozen=True)
@@ -214,6 +254,8 @@ class Snapshot:
     tasks : tuple of TaskRow
         Dispatcher first, then by role and index.
     streams : tuple of StreamRow
+    gpus : tuple of GpuRow
+        Those that tasks may be given, by host and number, also those that no task sees.
     planned, requested, observed : mapping of Role to int
         Tasks that the user wants, that the launcher was asked for, and that answered a probe.
     events : tuple of Event
@@ -236,6 +278,7 @@ class Snapshot:
     state: str
     tasks: tuple[TaskRow, ...] = ()
     streams: tuple[StreamRow, ...] = ()
+    gpus: tuple[GpuRow, ...] = ()
     planned: Mapping[Role, int] = field(default_factory=dict)
     requested: Mapping[Role, int] = field(default_factory=dict)
     observed: Mapping[Role, int] = field(default_factory=dict)
@@ -261,6 +304,10 @@ class Snapshot:
     def streams_frame(self) -> pd.DataFrame:
         """Return the consumers as a DataFrame with the columns `STREAM_COLUMNS`."""
         return _frame(self.streams, STREAM_COLUMNS)
+
+    def gpus_frame(self) -> pd.DataFrame:
+        """Return the GPUs as a DataFrame with the columns `GPU_COLUMNS`."""
+        return _frame(self.gpus, GPU_COLUMNS)
 
 
 def _frame(rows: tuple[object, ...], columns: tuple[str, ...]) -> pd.DataFrame:

@@ -243,7 +243,7 @@ class ClusterConfig:
     options : mapping of str to JSON values
         What the launcher was given.
     gpus : "auto", tuple of int or mapping of str to int
-        Who sees which GPUs, as `tfd_notebook.gpus.check` returns it.
+        Who sees which GPUs, as `tfd_notebook.dealing.check` returns it.
     """
 
     name: str

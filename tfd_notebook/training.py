@@ -16,13 +16,13 @@ from tfd_notebook.spec import ClusterConfig, Role
 
 if TYPE_CHECKING:
     from tfd_notebook.coordinate.coordinator import Coordinator
-    from tfd_notebook.coordinate.resolver import OwnResolver
+    from tfd_notebook.resolving.own import OwnResolver
 
 _PROBE_SECONDS = 5.0
 #: Seconds for a coordinator that was stopped to find the worker that it had lost.
 _CALM_SECONDS = 20.0
-_NO_KERAS = "Keras 3 cannot train, evaluate or predict under ParameterServerStrategy"
-_KERAS_2 = (
+NO_KERAS = "Keras 3 cannot train, evaluate or predict under ParameterServerStrategy"
+KERAS_2 = (
     "use Keras 2: pip install tf-keras, and set TF_USE_LEGACY_KERAS=1 before TensorFlow is "
     "imported; or train with functions of your own, see docs/coordinator.md"
 )
@@ -56,10 +56,10 @@ class Training(Insight):
         --------
         tf.distribute.cluster_resolver.ClusterResolver
         """
-        from tfd_notebook.coordinate.resolver import OwnResolver
+        from tfd_notebook.resolving.own import OwnResolver
 
         self._must_run()
-        return OwnResolver(self._fleet.cluster_spec, self._connected)
+        return OwnResolver(self._fleet.cluster_spec, self._connected, self.name)
 
     def strategy(self, *args: Any, **options: Any) -> Any:
         """Return a fresh ``ParameterServerStrategy`` on this cluster.
@@ -313,7 +313,7 @@ class Training(Insight):
         self._let_go()
         self._variables = made = []
         connecting.watch_variables(strategy, lambda one: made.append(_sized(one)))
-        connecting.refuse_keras(strategy, lambda: errors.Unsupported(_NO_KERAS, fix=_KERAS_2))
+        connecting.refuse_keras(strategy, lambda: errors.Unsupported(NO_KERAS, fix=KERAS_2))
         if not coordinator.full:
             self._monitor.notice(
                 "warning",

@@ -95,10 +95,23 @@ class Upkeep:
         """Say a word when somebody waits long for data, once for each wait."""
         stuck = set(self._consumers.stuck(self._hang_seconds))
         for name in stuck - self._stuck:
-            states = ", ".join(f"{row.task} {row.state}" for row in self._monitor.rows())
-            self._monitor.notice(
-                "warning",
-                f"{name!r} has waited {self._hang_seconds:g} s for data ({states})",
-                fix="%tfd_cluster status shows why; Ctrl-C or cluster.interrupt() ends the wait",
-            )
+            if self._fleet.on_this_host:
+                self._say_stuck(name)
+            else:
+                # Hosts that are asked may take their time, and this thread has none.
+                threading.Thread(
+                    target=self._say_stuck, args=(name,), name="tfd-stuck", daemon=True
+                ).start()
         self._stuck = stuck
+
+    def _say_stuck(self, name: str) -> None:
+        why = "; ".join(self._fleet.cut_off())
+        if name not in self._consumers.stuck(self._hang_seconds):
+            return
+        states = ", ".join(f"{row.task} {row.state}" for row in self._monitor.rows())
+        self._monitor.notice(
+            "warning",
+            f"{name!r} has waited {self._hang_seconds:g} s for data "
+            + (f"({states}): {why}" if why else f"({states})"),
+            fix="%tfd_cluster status shows why; Ctrl-C or cluster.interrupt() ends the wait",
+        )

@@ -27,6 +27,7 @@ import { VERSION } from './sidebar/version';
 const DOMAIN = 'tfd_notebook';
 const PLUGIN = 'tfd-notebook-lab:plugin';
 const FOLDED = 'tfd-notebook-lab:folded';
+const PANEL = 'tfd-notebook-panel';
 const RANK = 550;
 
 const plugin: JupyterFrontEndPlugin<IClusters> = {
@@ -60,12 +61,13 @@ const plugin: JupyterFrontEndPlugin<IClusters> = {
       confirm: question => confirm(question, trans.__('Yes'), trans),
       open: (kernel, cluster) => dashboards.open({ kernel: kernel.id, path: kernel.path, cluster }),
       show: id => app.shell.activateById(id),
+      showPanel: () => app.shell.activateById(PANEL),
       warn: words => Notification.warning(words, { autoClose: 8000 })
     });
     const dashboards = new Dashboards(app.shell, clusters, trans);
 
     const panel = new ClustersPanel(clusters);
-    panel.id = 'tfd-notebook-panel';
+    panel.id = PANEL;
     panel.title.icon = clusterIcon;
     panel.title.caption = trans.__('TFD clusters');
     panel.node.setAttribute('role', 'region');

@@ -149,3 +149,47 @@ def test_a_detached_cluster_is_taken_up_or_stopped_when_its_kernel_is_gone(lab: 
     expect(section).to_be_hidden(timeout=60_000)
     said = notebook.ask("!tfd list --json")
     assert said == "[]"
+
+
+GPUS = """
+hosts = {
+    "ada@one": range(2),
+    "a-user-with-a-long-name@a-host-with-a-long-name.department.example.org": range(4),
+}
+launcher = tfd.launchers.Fake(gpus=hosts)
+cluster = tfd.Cluster(workers=2, launcher=launcher, name="gpus")
+launcher.nodes[0].use_gpus("ada@one", use_percent=[97, 35], used=[70e9, 3e9])
+launcher.nodes[0].use_gpus(list(hosts)[1], use_percent=[100, 8, 0, None], used=[80e9, 5e9, 0, None])
+cluster
+"""
+
+
+def test_gpus_of_several_hosts_are_in_one_strip(lab: Lab) -> None:
+    notebook = lab.notebook("gpus", SETUP, GPUS, "%tfd_cluster status --live")
+    notebook.run(0)
+    notebook.run(1)
+    notebook.run(2)
+    part = kernel_of(lab, "gpus")
+    for strip in (part.locator(".tfd-gpus"), *map(notebook.output, (1, 2))):
+        strip.scroll_into_view_if_needed()  # a live view is drawn where it is seen
+        expect(strip).to_contain_text("6 on 2 hosts, 2 free, 48 % busy, 158.0 of 400 GB used")
+        for words in (
+            "GPU 1 of ada@one (Imaginary 80GB), seen by worker:0: 35 % busy, 3.0 of 80 GB used",
+            "department.example.org (Imaginary 80GB), seen by no task: use unknown",
+        ):
+            expect(strip.get_by_role("img", name=words)).to_have_count(1)
+    lab.page.evaluate("window.jupyterapp.shell._hsplitPanel.setRelativeSizes([250, 1150])")
+    strip = part.locator(".tfd-gpus")
+    until(lambda: strip.evaluate("e => e.getBoundingClientRect().width") < 250)
+    strip.scroll_into_view_if_needed()
+    assert strip.evaluate("e => e.scrollWidth <= e.clientWidth")
+    lab.picture("gpus-panel", lab.panel())
+    lab.picture("gpus", notebook.output(2))
+    lab.picture("gpus-twin", notebook.output(1))
+    try:
+        lab.theme("JupyterLab Dark")
+        lab.picture("gpus-panel-dark", lab.panel())
+        lab.picture("gpus-dark", notebook.output(2))
+        lab.picture("gpus-twin-dark", notebook.output(1))
+    finally:
+        lab.theme("JupyterLab Light")

@@ -76,6 +76,30 @@ with tfd.Cluster(workers=1, ps=1, name="later") as cluster:
 """
 
 
+#: The data service first, then a coordinator, in one process.
+DATA_FIRST = """
+import tensorflow as tf
+import tfd_notebook as tfd
+
+with tfd.Cluster(data_workers=1, name="data") as cluster:
+    dataset = tf.data.Dataset.range(10).map(lambda x: 2 * x).apply(cluster.distribute("off"))
+    assert len(list(dataset)) == 10
+with tfd.Cluster(workers=1, ps=1, name="later") as cluster:
+    coordinator = cluster.coordinator()
+    assert coordinator.schedule(tf.function(lambda: tf.constant(7))).fetch() == 7
+"""
+
+
+def test_what_was_read_before_is_not_complained_of() -> None:
+    loud = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    said = subprocess.run(
+        [sys.executable, "-c", DATA_FIRST], env=loud, capture_output=True, text=True, timeout=120
+    )
+    assert said.returncode == 0, said.stderr
+    assert "Started server" in said.stderr  # errors would be seen, too
+    assert "'__wrapped__" not in said.stderr
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_what_was_made_before_the_first_cluster_is_told_of(before: bool) -> None:
     done = subprocess.run(

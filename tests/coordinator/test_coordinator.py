@@ -513,6 +513,7 @@ class TestResolver:
     def test_contract(self, cluster: tfd.Cluster) -> None:
         resolver = cluster.resolver
         assert isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver)
+        assert isinstance(resolver, tfd.resolvers.OwnResolver)
         spec = resolver.cluster_spec()
         assert sorted(spec.jobs) == ["chief", "ps", "worker"]  # this process is connected
         address = spec.task_address("worker", 1)

@@ -191,7 +191,7 @@ class Conformance:
         finally:
             owner.kill()
             owner.communicate()
-        until(lambda: not any(pids_on(host, before[host]) for host in hosts))
+        until(lambda: not any(pids_on(host, before[host]) for host in hosts), 60)
         sweep.sweep()  # what the killed process could not remove
         assert shared.state == "ready"
 

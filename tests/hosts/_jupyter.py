@@ -17,6 +17,7 @@ from typing import Any
 from tests._waiting import until
 from tests.hosts._authority import Authority
 from tests.hosts._hosts import Host, Hosts
+from tests.hosts._services import Servers
 
 PORT = 8888
 _START_SECONDS = 60.0
@@ -170,10 +171,8 @@ class Server:
             return False
 
 
-class Jupyters:
+class Jupyters(Servers[Server]):
     """Servers at two hosts, by the names of the hosts; more of them are started by `started`.
-
-    A context manager: the servers run until its end.
 
     Attributes
     ----------
@@ -181,33 +180,12 @@ class Jupyters:
     """
 
     def __init__(self, hosts: Hosts, directory: Path, *names: str) -> None:
-        self._hosts = hosts
         self._directory = directory
         self.authority = Authority(directory / "authority")
-        self._all = {name: Server(hosts[name], directory / name, self.authority) for name in names}
-
-    def __iter__(self) -> Iterator[Server]:
-        return iter(self._all.values())
-
-    def __getitem__(self, name: str) -> Server:
-        return self._all[name]
-
-    def __enter__(self) -> Jupyters:
-        for server in self:
-            server.launch()
-        self._hosts.services.extend(self)
-        try:
-            for server in self:
-                server.wait_ready()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for server in self:
-            self._hosts.services.remove(server)
-            server.stop()
+        super().__init__(
+            hosts,
+            {name: Server(hosts[name], directory / name, self.authority) for name in names},
+        )
 
     @contextlib.contextmanager
     def started(self, host: Host, port: int = PORT + 1, **settings: Any) -> Iterator[Server]:

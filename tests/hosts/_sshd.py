@@ -8,11 +8,15 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import tfd_notebook as tfd
 from tests._waiting import until
 from tests.hosts._hosts import Host, Hosts
+from tests.hosts._services import Servers
 
 PORT = 22
 _CONFIG = """\
@@ -152,10 +156,8 @@ class Sshd:
         return self.host_key in scan.stdout
 
 
-class Sshds:
+class Sshds(Servers[Sshd]):
     """The servers of all hosts, by the names of the hosts, and what a client needs for them.
-
-    A context manager: the servers run until its end.
 
     Attributes
     ----------
@@ -170,7 +172,6 @@ class Sshds:
     """
 
     def __init__(self, hosts: Hosts, directory: Path) -> None:
-        self._hosts = hosts
         self.client_key = directory / "client_key"
         self.stranger_key = directory / "stranger_key"
         self.known_hosts = directory / "known_hosts"
@@ -178,7 +179,9 @@ class Sshds:
         for key in (self.client_key, self.stranger_key):
             make_key(key)
         authorized = Path(f"{self.client_key}.pub")
-        self._all = {host.name: Sshd(host, directory / host.name, authorized) for host in hosts}
+        super().__init__(
+            hosts, {host.name: Sshd(host, directory / host.name, authorized) for host in hosts}
+        )
         self.known_hosts.write_text(
             "".join(f"{name},{s.address} {s.host_key}\n" for name, s in self._all.items())
         )
@@ -189,28 +192,18 @@ class Sshds:
             sections.append(f"Host {name} {server.address}\n{''.join(lines)}")
         self.config.write_text("".join(sections))
 
-    def __iter__(self) -> Iterator[Sshd]:
-        return iter(self._all.values())
+    def label(self, host: str) -> str:
+        """Return how a launcher calls a host."""
+        return f"root@{self[host].address}"
 
-    def __getitem__(self, name: str) -> Sshd:
-        return self._all[name]
-
-    def __enter__(self) -> Sshds:
-        for server in self:
-            server.launch()
-        self._hosts.services.extend(self)
-        try:
-            for server in self:
-                server.wait_ready()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for server in self:
-            self._hosts.services.remove(server)
-            server.stop()
+    def launcher(self, *hosts: str, **options: Any) -> tfd.launchers.SSH:
+        """Return a launcher for these hosts, with this Python there unless told otherwise."""
+        return tfd.launchers.SSH(
+            [self.label(host) for host in hosts],
+            key=str(self.client_key),
+            known_hosts=str(self.known_hosts),
+            **{"python": sys.executable, **options},
+        )
 
     def command(self, host: str, *words: str, key: Path | None = None) -> list[str]:
         """Return the command line of ``ssh`` for a command at a host, with the key if given.

@@ -13,6 +13,7 @@ import pytest
 
 from tests.hosts._hosts import Host, Hosts
 from tests.hosts._jupyter import Jupyters
+from tests.hosts._slurm import Slurm
 from tests.hosts._sshd import Sshds
 
 _SETTLE_SECONDS = 5.0
@@ -45,9 +46,16 @@ def jupyter(hosts: Hosts, _directory: Path) -> Iterator[Jupyters]:
 
 
 @pytest.fixture(scope="module")
+def slurm(hosts: Hosts, _directory: Path) -> Iterator[Slurm]:
+    """Return a Slurm whose controller is at ``north``, with a node on each host."""
+    with Slurm(hosts, _directory / "slurm") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
 def _directory() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="services-")).resolve()
-    for service in ("ssh", "jupyter"):
+    for service in ("ssh", "jupyter", "slurm"):
         (path / service).mkdir()
     yield path
     shutil.rmtree(path)
@@ -100,6 +108,8 @@ def _whose(pid: int) -> object:
     command = _command(pid)
     if command.startswith("sshd: "):
         return "a session of ssh, which ends with the agent's relay"
+    if "ipykernel_launcher" in command:
+        return "a kernel; which of them should be there, the server is asked"
     try:
         text = Path(f"/proc/{pid}/environ").read_text() + command
     except OSError:

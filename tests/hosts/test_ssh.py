@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,9 @@ import psutil
 import pytest
 
 import tfd_notebook as tfd
-from tests.hosts._conformance import Conformance, Make, numbers
+from tests import _nvml
+from tests._waiting import until
+from tests.hosts._conformance import Conformance, Make, numbers, row
 from tests.hosts._hosts import Hosts
 from tests.hosts._sshd import Sshds
 from tfd_notebook import errors
@@ -53,9 +57,9 @@ def written(sshd: Sshds, labels: list[str]) -> str:
 def cut(hosts: Hosts) -> Callable[[], None]:
     def cut() -> None:
         for pid in hosts.north.pids():
-            name = " ".join(psutil.Process(pid).cmdline())
-            if name.startswith("sshd: root"):
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.Error):  # one session ends with another
+                if " ".join(psutil.Process(pid).cmdline()).startswith("sshd: root"):
+                    os.kill(pid, signal.SIGKILL)
 
     return cut
 
@@ -69,6 +73,11 @@ def shared(make: Make) -> Iterator[tfd.Cluster]:
         yield cluster
 
 
+TELL = """
+import os
+with open("/run/seen", "a") as file:
+    print(os.environ["CUDA_VISIBLE_DEVICES"], file=file)
+"""
 KNOCK = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
 
 
@@ -108,6 +117,33 @@ class TestSSH(Conformance):
             tfd.Cluster(data_workers=1, name="changed", launcher=make())
         assert shared.state == "ready"
 
+    def test_the_process_with_the_connections_may_die(self, make: Make, labels: list[str]) -> None:
+        """Another one takes its place, with all tunnels."""
+
+        def holding() -> set[psutil.Process]:
+            mine = psutil.Process().children()
+            return {child for child in mine if "sshclient" in " ".join(child.cmdline())}
+
+        others = holding()
+        with tfd.Cluster(data_workers=2, name="held", launcher=make()) as cluster:
+            (process,) = holding() - others
+            process.kill()
+            said = "is back after"
+            until(lambda: len([n for n in cluster.snapshot().notices if said in n.what]) == 2)
+            assert numbers(cluster) == list(range(100))
+        until(lambda: holding() == others)
+
+    def test_a_key_with_a_passphrase_is_named(
+        self, make: Make, labels: list[str], tmp_path: Path
+    ) -> None:
+        locked = str(tmp_path / "locked")
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "word", "-f", locked], check=True
+        )
+        with pytest.raises(errors.LaunchError, match="Passphrase") as told:
+            tfd.Cluster(data_workers=1, name="locked", launcher=make(key=locked))
+        assert labels[0] in told.value.what
+
     @pytest.mark.parametrize(
         ("options", "said"),
         [
@@ -124,6 +160,39 @@ class TestSSH(Conformance):
         with pytest.raises(errors.LaunchError, match=said):
             tfd.Cluster(data_workers=1, name="wrong", launcher=make(**options))
         assert "wrong" not in tfd.clusters()
+
+    def test_workers_get_gpus_of_their_own_host_and_all_are_seen(
+        self, hosts: Hosts, make: Make, labels: list[str], tmp_path: Path
+    ) -> None:
+        _nvml.write_module(tmp_path)
+        (tmp_path / "tell.py").write_text(TELL)
+        _nvml.write_gpus(hosts.north.directory / "gpus", (10, 10**9), (20, 0))
+        _nvml.write_gpus(hosts.east.directory / "gpus", *[(30, 3 * 10**9)] * 4)
+        there = {"PYTHONPATH": str(tmp_path), _nvml.VARIABLE: "/run/gpus"}
+        launcher = make(variables=there)
+        with pytest.raises(errors.UsageError, match=f"needs 3, and there are 2 on {labels[0]}"):
+            tfd.Cluster(workers=2, name="gpus", launcher=launcher, gpus={"worker": 3})
+        with tfd.Cluster(workers=2, name="gpus", launcher=launcher, preload=["tell"]) as cluster:
+            for host in (hosts.north, hosts.east):
+                assert (host.directory / "seen").read_text() == "0,1\n"
+            assert [notice.what for notice in cluster.snapshot().notices] == [
+                f"each worker gets 2 of the 4 GPUs on {labels[1]}, all alike: nobody gets 2, 3"
+            ]
+            until(lambda: cluster.gpus().to_frame().use_percent.notna().all())
+            held = ["worker:0", "worker:0", "worker:1", "worker:1", "", ""]
+            until(lambda: list(cluster.gpus().to_frame().task) == held)
+            frame = cluster.gpus().to_frame()
+            assert list(frame.host) == [labels[0]] * 2 + [labels[1]] * 4
+            assert list(frame["index"]) == [0, 1, 0, 1, 2, 3]
+            assert list(frame.use_percent) == [10, 20, 30, 30, 30, 30]
+            assert list(frame.used_mb) == [1000, 0, 3000, 3000, 3000, 3000]
+            assert row(cluster, "worker:1").gpu == "0: 30 %, 3.0 of 80 GB; 1: 30 %, 3.0 of 80 GB"
+            with pytest.raises(errors.UsageError, match=f"2 workers on {labels[0]} need 4 GPUs"):
+                cluster.scale(workers=3)
+            _nvml.write_gpus(hosts.north.directory / "gpus", (99, 10**9), (20, 0))
+            until(lambda: cluster.gpus().to_frame().use_percent[0] == 99)
+            cluster.scale(workers=1)
+            until(lambda: list(cluster.gpus().to_frame().task) == ["worker:0"] * 2 + [""] * 4)
 
     def test_no_secret_is_in_any_log(self, hosts: Hosts, sshd: Sshds, make: Make) -> None:
         secret = "S3CRET-that-nobody-shall-see"

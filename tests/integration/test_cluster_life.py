@@ -162,7 +162,7 @@ def test_a_disk_that_fills_up_is_named(tmp_path: Path) -> None:
 
     small = tmp_path / "small"
     small.mkdir()
-    options = ["-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)]
+    options = ["-t", "tmpfs", "-o", "size=400k", "tmpfs", str(small)]
     subprocess.run(["mount", *options], check=True)
     try:
         full = tfd.Service(work_dir=str(small))

@@ -84,6 +84,7 @@ def test_a_dispatcher_of_somebody_else_is_watched_and_read(theirs: Theirs) -> No
         ):
             with pytest.raises(errors.Unsupported, match="'theirs'"):
                 change()
+        assert (cluster.state, len(cluster.tasks)) == ("ready", 2)
         python = tf.data.Dataset.range(3).map(lambda x: tf.numpy_function(abs, [x], tf.int64))
         with pytest.raises(errors.Unsupported, match="Python functions"):
             python.apply(cluster.distribute("dynamic"))
@@ -117,6 +118,7 @@ def test_what_does_not_answer_is_an_error_at_once() -> None:
         ({"wroker": ["a:1"]}, "no job 'wroker'"),
         ({"worker": []}, "without tasks"),
         ({"worker": ["a"]}, "is no address"),
+        (42, "is no cluster"),
     ],
 )
 def test_bad_targets_are_named(target: object, said: str) -> None:

@@ -224,6 +224,40 @@ def test_two_of_one_name_are_refused_and_blocks_let_go(stays: tfd.Cluster) -> No
     cli("stop", "stays")
 
 
+# As two do that are detached at the same moment.
+TWIN = """
+import tfd_notebook as tfd
+from tfd_notebook.lasting import Lasting
+Lasting._must_be_only_one = lambda self: None
+tfd.Cluster(name="twin").detach(1)
+"""
+
+
+def test_two_of_one_name_are_told_apart_by_their_agents() -> None:
+    for process in [subprocess.Popen([sys.executable, "-c", TWIN]) for _ in range(2)]:
+        assert process.wait(60) == 0
+    one, other = (where.pid for where in detached.detached())
+    listed = json.loads(cli("list", "--json"))
+    assert [(each["name"], each["pid"], each["agent"]) for each in listed] == [
+        ("twin", None, one),
+        ("twin", None, other),
+    ]
+    assert f"agent {other}" in cli("list")
+    with pytest.raises(errors.UsageError, match=rf"agent={one}\).*tfd stop twin --pid {one}"):
+        tfd.attach("twin")
+    assert f"twin (detached, agent {other})" in cli("stop", "twin", status=2)
+    cluster = tfd.attach("twin", agent=other)
+    records = tfd.clusters().everywhere.records()
+    assert [(each["pid"], each.get("agent")) for each in records] == [
+        (os.getpid(), None),
+        (None, one),
+    ]
+    assert "is stopped" in cli("stop", "twin", "--pid", str(one))
+    assert cluster.state == "ready"
+    assert [where.pid for where in detached.detached()] == [other]
+    cluster.stop()
+
+
 def test_a_cluster_that_does_not_exist_is_named(stays: tfd.Cluster) -> None:
     with pytest.raises(errors.UnknownName, match="did you mean 'stays'"):
         tfd.attach("stay")

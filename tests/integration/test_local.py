@@ -1,5 +1,6 @@
 """The local launcher with real processes: who dies, who comes back, what is left."""
 
+import contextlib
 import logging
 import os
 import re
@@ -320,6 +321,25 @@ def test_where_forking_is_impossible_tasks_are_spawned():
     assert done.stdout == "ready ['dispatcher:0', 'data_worker:0']\n"
 
 
+def test_packages_that_start_threads_when_imported_are_left_to_the_tasks(tmp_path):
+    # Keras imports pandas where there is one, and pandas pyarrow, which starts threads.
+    (tmp_path / "pandas.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    code = (
+        "import tfd_notebook as tfd\n"
+        "with tfd.Cluster(data_workers=1, name='threads') as cluster: print(cluster.state)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout == "ready\n", done.stderr
+
+
 def test_ctrl_c_during_the_start_ends_it_and_leaves_nothing():
     code = (
         "import os, signal, threading\n"
@@ -346,6 +366,31 @@ def test_a_full_work_dir_is_named(tmp_path):
             tfd.Cluster(name="full", service=tfd.Service(work_dir=str(full)))
     finally:
         subprocess.run(["umount", str(full)], check=True)
+
+
+@pytest.mark.root
+def test_a_work_dir_that_fills_up_is_named(tmp_path):
+    """TensorFlow's dispatcher would deliver nothing at all, and call that the end."""
+    import tensorflow as tf
+
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], check=True)
+    try:
+        settings = tfd.Service(work_dir=str(disk))
+        with tfd.Cluster(data_workers=1, name="filling", service=settings) as cluster:
+            numbers = tf.data.Dataset.range(10)
+            assert len(list(numbers.apply(cluster.distribute("off")))) == 10
+            filler = disk / "filler"
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while file.write(b"x" * 65536):
+                    pass
+            with pytest.raises(errors.WorkDirError, match=f"{disk}.* has 0.0 MB left"):
+                numbers.apply(cluster.distribute("off"))
+            filler.unlink()
+            assert len(list(numbers.apply(cluster.distribute("off")))) == 10
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_a_start_that_is_broken_off_does_no_harm_to_the_next() -> None:

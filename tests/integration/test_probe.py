@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests._waiting import until
 from tfd_notebook.launch.sockets import hold_port
 from tfd_notebook.probe import Prober, dispatcher_workers, probe, probe_many, worker_tasks
 
@@ -77,11 +78,18 @@ def test_members(ports: list[int], pids: list[int]) -> None:
     assert worker_tasks(address(ports[1])) == ()
 
 
+def _stopped(pid: int) -> bool:
+    threads = Path(f"/proc/{pid}/task").glob("*/stat")
+    return all(path.read_text().rpartition(")")[2].split()[0] == "T" for path in threads)
+
+
 def test_a_stopped_process_is_hung(ports: list[int], pids: list[int]) -> None:
     with Prober() as prober:
         for port, pid in zip(ports, pids, strict=True):
             assert prober.probe(address(port)).alive
             os.kill(pid, signal.SIGSTOP)
+            # Each of its threads stops when it is next scheduled.
+            until(lambda: _stopped(pid))  # noqa: B023 - waited for here
             assert prober.probe(address(port), timeout=0.3).state == "hung"
             assert probe(address(port), timeout=0.3).state == "hung"
             os.kill(pid, signal.SIGCONT)

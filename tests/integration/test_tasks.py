@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 import tfd_notebook as tfd
+from tests import _nvml
 from tests._waiting import until
 from tfd_notebook.errors import StateError
 from tfd_notebook.launch import local
@@ -293,29 +294,6 @@ def test_inside_a_kernel_they_end_with_it() -> None:
     assert said["data"] == "ready"
 
 
-PYNVML = """
-class NVMLError(Exception):
-    pass
-def nvmlInit():
-    pass
-nvmlShutdown = nvmlInit
-def nvmlDeviceGetCount():
-    return 4
-def nvmlDeviceGetHandleByIndex(index):
-    return index
-def nvmlDeviceGetName(handle):
-    return "Imaginary"
-def nvmlDeviceGetUUID(handle):
-    return f"GPU-{handle}"
-class nvmlDeviceGetMemoryInfo:
-    used, total = 2_100_000_000, 80_000_000_000
-    def __init__(self, handle):
-        pass
-class nvmlDeviceGetUtilizationRates:
-    gpu = 35
-    def __init__(self, handle):
-        pass
-"""
 TELL = """
 import json, os
 seen = {name: value for name, value in os.environ.items() if name.startswith(("CUDA_", "TF_"))}
@@ -328,7 +306,7 @@ import tfd_notebook as tfd
 
 before = dict(os.environ)
 with tfd.Cluster(
-    workers=2, ps=1, data_workers=1, preload=["tell"], name="gpus",
+    workers=2, evaluator=True, data_workers=1, preload=["tell"], name="gpus",
     gpus={"worker": 1, "evaluator": 0},
 ) as cluster:
     cluster._monitor.wait(lambda rows: sum(bool(row.gpu) for row in rows.values()) == 2, 30)
@@ -339,18 +317,20 @@ print(json.dumps(shown))
 
 
 def test_gpus_reach_their_tasks(tmp_path: Path) -> None:
-    (tmp_path / "pynvml.py").write_text(PYNVML)
+    _nvml.write_module(tmp_path)
+    _nvml.write_gpus(tmp_path / "gpus", *[(35, 2_100_000_000)] * 4)
     (tmp_path / "tell.py").write_text(TELL)
     shown = run(
         f"import os; os.chdir({str(tmp_path)!r})\n{DEAL}",
         PYTHONPATH=str(tmp_path),
         CUDA_VISIBLE_DEVICES="3,1",
+        **{_nvml.VARIABLE: str(tmp_path / "gpus")},
     )
     figures = "35 %, 2.1 of 80 GB"
     assert shown == {
         "dispatcher:0": "",
         "data_worker:0": "",
-        "ps:0": "",
+        "evaluator:0": "",
         "worker:0": f"3: {figures}",
         "worker:1": f"1: {figures}",
     }

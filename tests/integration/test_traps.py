@@ -26,7 +26,7 @@ from tfd_notebook.spec import TaskState
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(60),
+    pytest.mark.timeout(150),
     pytest.mark.filterwarnings("ignore:.shuffle=True.", "ignore:Your input ran out of data"),
 ]
 

@@ -22,7 +22,7 @@ from tests._patch import Tree, merged, tree_of
 from tests._steered import Steered
 from tests._waiting import until
 from tfd_notebook import bus, errors
-from tfd_notebook.bus import hub
+from tfd_notebook.bus import hub, session
 from tfd_notebook.bus.columns import COLUMNS, ColumnFeed
 from tfd_notebook.bus.feed import Feed, difference
 from tfd_notebook.bus.presence import Presences
@@ -31,7 +31,14 @@ from tfd_notebook.closures.store import CANCELLED, EPOCH, FAILED, READY, STATES,
 from tfd_notebook.cluster import Cluster
 from tfd_notebook.events import Notice
 from tfd_notebook.magics import starting
-from tfd_notebook.snapshot import CoordinatedRow, CoordinatorRow, Snapshot, StreamRow, TaskRow
+from tfd_notebook.snapshot import (
+    CoordinatedRow,
+    CoordinatorRow,
+    GpuRow,
+    Snapshot,
+    StreamRow,
+    TaskRow,
+)
 from tfd_notebook.spec import Role, TaskState
 
 
@@ -78,6 +85,36 @@ def test_rows_that_did_not_change_are_not_sent() -> None:
     patch = feed.patch([replace(seen, tasks=rows[:2], state="degraded")])
     assert patch["clusters"]["c"]["tasks"] == {"data_worker:2": None}
     assert feed.patch([]) == {"clusters": {"c": None}}
+
+
+def test_gpus_are_rows_by_host_and_number() -> None:
+    feed, seen = Feed(), snapshot(state="starting")
+    assert "gpus" not in feed.whole([seen])["clusters"]["c"]
+    two = (GpuRow("one", 0, task="worker:0", use_percent=7.0), GpuRow("two", 0, memory_mb=1e4))
+    patch = feed.patch([replace(seen, gpus=two)])["clusters"]["c"]
+    assert patch == {
+        "gpus": {
+            "one 0": {"host": "one", "index": 0, "task": "worker:0", "use_percent": 7.0},
+            "two 0": {"host": "two", "index": 0, "memory_mb": 10_000.0},
+        }
+    }
+    freed = (replace(two[0], task=""), two[1])
+    patch = feed.patch([replace(seen, gpus=freed)])["clusters"]["c"]
+    assert patch == {"gpus": {"one 0": {"task": None}}}
+    assert feed.patch([seen])["clusters"]["c"] == {"gpus": None}
+
+
+def test_gpus_of_a_cluster_in_which_nothing_is_done_come_to_rest() -> None:
+    feed = Feed()
+
+    def told(use: float, used: float) -> Any:
+        return feed.patch([snapshot(gpus=(GpuRow("one", 0, "", "", use, used),))])
+
+    told(50.0, 900.0)
+    row = told(20.0, 950.0)["clusters"]["c"]["gpus"]["one 0"]
+    assert row == {"use_percent": 20.0}
+    assert told(30.0, 1000.0) == {}
+    assert told(0.0, 2000.0)["clusters"]["c"]["gpus"]["one 0"] == {"use_percent": 0.0}
 
 
 def test_a_cluster_in_which_nothing_is_done_says_nothing() -> None:
@@ -306,16 +343,19 @@ def test_commands_are_checked_and_answered(panel: Browser, cluster: Cluster) -> 
     assert panel.asks("stop", name="shown")["value"] == "stopped"
 
 
-def test_who_is_behind_gets_no_more_until_it_tells(panel: Browser, cluster: Cluster) -> None:
+def test_who_is_behind_gets_no_more_until_it_tells(
+    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_MOST_UNSEEN", 5)
     panel.says("hello", tells=True)
     until(lambda: panel.got("state"))
     rows = iter(range(10_000))
 
     def change() -> bool:
         cluster._monitor.notice("info", f"news {next(rows)}")
-        return len(panel.got("state")) >= 50
+        return len(panel.got("state")) >= 5
 
-    until(change, 30)
+    until(change)
     count = len(panel.got("state"))
     cluster._monitor.notice("info", "not heard")
     assert panel.asks("list")["value"]  # it still obeys

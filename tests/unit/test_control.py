@@ -10,6 +10,7 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,8 +26,11 @@ ME = os.getpid()
 
 
 @pytest.fixture(autouse=True)
-def _own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / "run"))
+def _own_runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # The path of a socket is short: `tmp_path` may be too long for one.
+    with tempfile.TemporaryDirectory() as directory:
+        monkeypatch.setenv("TFD_RUNTIME_DIR", f"{directory}/run")
+        yield
 
 
 @pytest.fixture
@@ -191,3 +195,22 @@ def test_credentials_have_the_size_that_is_read() -> None:
     with one, other:
         packed = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 64)
     assert struct.unpack("3i", packed) == (ME, os.getuid(), os.getgid())
+
+
+@pytest.mark.parametrize("command", ["detach", "renew"])
+@pytest.mark.parametrize(
+    "hours", [10**400, -(10**400), float("nan"), float("inf"), 0, -1], ids=lambda n: str(n)[:5]
+)
+def test_hours_of_any_size_are_refused_in_a_sentence(
+    listening: Path, command: str, hours: float
+) -> None:
+    with pytest.raises(errors.UsageError, match=r"out of range\nNext: use more than 0"):
+        control.call(ME, {"command": command, "name": "here", "hours": hours})
+    with pytest.raises(errors.UsageError, match="out of range"):
+        getattr(clusters()["here"], command)(hours)
+
+
+@pytest.mark.parametrize("hours", ["8", True, None, [8]])
+def test_hours_that_are_no_number_are_refused(listening: Path, hours: Any) -> None:
+    with pytest.raises(errors.UsageError, match="is no number"):
+        control.call(ME, {"command": "detach", "name": "here", "hours": hours})

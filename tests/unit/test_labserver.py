@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests._waiting import until
+from tests._jupyter import serving
 from tfd_notebook import errors, labserver
 
 TOKEN = "a-token-of-the-test"
@@ -27,42 +25,12 @@ TOKEN = "a-token-of-the-test"
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the address of the extension in a server without anything else."""
     home = tmp_path_factory.mktemp("server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    extensions = '{"tfd_notebook.labserver": True, "jupyterlab": False}'
-    with (home / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root"),
-                *("--ServerApp.ip=127.0.0.1", f"--ServerApp.port={port}"),
-                *("--ServerApp.port_retries=0", "--ServerApp.base_url=/base/"),
-                *(f"--IdentityProvider.token={TOKEN}", f"--ServerApp.root_dir={home}"),
-                f"--ServerApp.jpserver_extensions={extensions}",
-            ],
-            env=dict(
-                os.environ,
-                JUPYTER_CONFIG_DIR=str(home / "config"),
-                JUPYTER_DATA_DIR=str(home / "data"),
-                JUPYTER_RUNTIME_DIR=str(home / "runtime"),
-            ),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    there = f"http://127.0.0.1:{port}/base/tfd-notebook/clusters"
-    try:
-        until(lambda: process.poll() is not None or reachable(port), 60)
-        assert process.poll() is None, (home / "log").read_text()[-4_000:]
-        yield there
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
-def reachable(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    with serving(
+        *("jupyter_server", home, TOKEN, f"--ServerApp.root_dir={home}"),
+        "--ServerApp.base_url=/base/",
+        '--ServerApp.jpserver_extensions={"tfd_notebook.labserver": True, "jupyterlab": False}',
+    ) as port:
+        yield f"http://127.0.0.1:{port}/base/tfd-notebook/clusters"
 
 
 def ask(address: str, body: Any = None, token: str = TOKEN) -> tuple[int, Any]:
@@ -102,6 +70,7 @@ def test_strangers_are_told_nothing(address: str) -> None:
         ("c", {"do": "renew", "hours": 0}, 400, "out of range"),
         ("c", b'{"do": "renew", "hours": NaN}', 400, "out of range"),
         ("c", {"do": "renew", "hours": 10**400}, 400, "out of range"),
+        ("c", {"do": "stop", "agent": "1"}, 400, "is no number"),
         ("--help", {"do": "stop"}, 404, "no name of a cluster"),
         ("c%0A", {"do": "stop"}, 404, "no name of a cluster"),
         ("c", {"do": "stop"}, 404, "without a kernel"),
@@ -154,7 +123,11 @@ def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_only_those_that_no_process_holds_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     one = {"state": "ready", "launcher": "local", "planned": 2, "observed": 2, "reading": 0}
-    known = [dict(one, name="held", pid=1, lease=2.0), dict(one, name="left", pid=None, lease=3.0)]
+    known = [
+        dict(one, name="held", pid=1, lease=2.0),
+        dict(one, name="left", pid=None, lease=3.0, agent=11),
+        dict(one, name="left", pid=None, lease=4.0, agent=12),
+    ]
     done = []
 
     async def tfd(*arguments: str, limit: float) -> str:
@@ -164,14 +137,16 @@ def test_only_those_that_no_process_holds_are_listed(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(labserver, "tfd", tfd)
     monkeypatch.setattr(labserver, "_any_detached", lambda: True)
     listed = asyncio.run(labserver.unheld())
-    assert [(each["name"], each["lease"]) for each in listed] == [("left", 3.0)]
+    assert [(each["name"], each["lease"]) for each in listed] == [("left", 3.0), ("left", 4.0)]
     assert "pid" not in listed[0]
     with pytest.raises(errors.UnknownName, match="without a kernel"):
         asyncio.run(labserver.act("held", b'{"do": "stop"}'))
-    asyncio.run(labserver.act("left", b'{"do": "renew", "hours": 1.5}'))
+    with pytest.raises(errors.UnknownName, match="without a kernel"):
+        asyncio.run(labserver.act("left", b'{"do": "stop", "agent": 13}'))
+    asyncio.run(labserver.act("left", b'{"do": "renew", "hours": 1.5, "agent": 12}'))
     asyncio.run(labserver.act("left", b'{"do": "stop"}'))
     assert [each for each in done if each[0] != "list"] == [
-        ("renew", "left", "--hours=1.5"),
+        ("renew", "left", "--pid=12", "--hours=1.5"),
         ("stop", "left"),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,9 @@ START = "start --launcher fake --data-workers 2"
 
 
 @pytest.fixture
-def shell() -> Iterator[InteractiveShell]:
+def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+    # Nothing here runs a task: TensorFlow need not be imported for one.
+    monkeypatch.setenv("TFD_PRELOAD", "off")
     made = InteractiveShell()
     magics.load_ipython_extension(made)
     yield made
@@ -246,7 +249,12 @@ def test_loading_imports_nothing_heavy() -> None:
         "print({'tensorflow', 'pandas', 'grpc', 'ipywidgets'} & set(sys.modules))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code],
+        env=dict(os.environ, TFD_PRELOAD="off"),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     assert done.stdout.strip() == "set()"
 

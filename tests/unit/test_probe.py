@@ -6,13 +6,14 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import grpc
 import pytest
 
+from tests.unit._grpc import STATUS, Server, fails
 from tfd_notebook import wire
 from tfd_notebook.errors import DataError, DispatcherLost, NoWorkers, TimeLimit, UsageError
 from tfd_notebook.probe import (
@@ -25,49 +26,10 @@ from tfd_notebook.probe import (
     worker_tasks,
 )
 
-STATUS = "/tensorflow.WorkerService/GetStatus"
 VERSION = "/tensorflow.data.DispatcherService/GetVersion"
 WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
 UPDATE = "/tensorflow.data.DispatcherService/WorkerUpdate"
 TASKS = "/tensorflow.data.WorkerService/GetWorkerTasks"
-
-Answer = Callable[[bytes, grpc.ServicerContext], bytes]
-
-
-class Server(grpc.GenericRpcHandler):
-    """A gRPC server with the given answers, which notes what it was asked."""
-
-    def __init__(self, answers: dict[str, bytes | Answer], port: int = 0) -> None:
-        self.answers = answers
-        self.asked: list[str] = []
-        self._pool = ThreadPoolExecutor(2)
-        self._server = grpc.server(self._pool, handlers=(self,))
-        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
-        self.address = f"127.0.0.1:{self.port}"
-        self._server.start()
-
-    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        self.asked.append(call.method)
-        answer = self.answers.get(call.method)
-        if answer is None:
-            return None
-        return grpc.unary_unary_rpc_method_handler(
-            answer if callable(answer) else lambda request, context: answer
-        )
-
-    def stop(self) -> None:
-        self._server.stop(None).wait()
-        self._pool.shutdown()
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-
-def fails(code: grpc.StatusCode, text: str) -> Answer:
-    return lambda request, context: context.abort(code, text)
 
 
 @contextmanager
@@ -151,6 +113,13 @@ def test_nothing_there() -> None:
     found = probe(f"127.0.0.1:{free_port()}")
     assert (found.state, found.kind) == ("refused", None)
     assert "refused" in found.reason
+
+
+def test_a_name_that_nobody_knows() -> None:
+    found = probe("nobody.invalid:1")
+    assert found.state == "unreachable"
+    assert found.reason.startswith("the address of the host is not known: ")
+    assert len(found.reason) < 80
 
 
 def test_hung_keeps_to_the_limit() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,6 @@ def test_a_profile_is_a_launcher_by_name(tmp_path: Path) -> None:
     write(tmp_path / "home/tfd_notebook/box.toml", 'launcher = "fake"\ngpus = [0, 1]')
     with tfd.Cluster(data_workers=1, launcher="box", name="boxed") as cluster:
         assert cluster.snapshot().launcher == "fake"
-    import argparse
-
     assert "box" in _kinds(argparse.Namespace()).text()
 
 
@@ -52,6 +51,8 @@ def test_a_bad_profile_is_named(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(errors.UsageError, match=said) as told:
         base.launcher("bad")
     assert "bad.toml" in str(told.value)
+    # It is in nobody's way who does not use it.
+    assert "bad" in _kinds(argparse.Namespace()).text()
 
 
 def test_without_a_profile_the_places_are_named(tmp_path: Path) -> None:

@@ -95,3 +95,28 @@ def test_another_version_is_refused_by_both_numbers():
     client.feed(frame({"event": "hello", "version": 99, "pid": 1}))
     with pytest.raises(errors.AgentLost, match=r"99.*1"):
         client.request("x", 1)
+
+
+def test_a_host_may_have_spaces_in_its_name():
+    line = protocol.encode(protocol.Frame("nice -n 10", "agent", 1, {"id": 1}))
+    found = protocol.decode(line)
+    assert found is not None
+    assert (found.host, found.agent, found.body) == ("nice_-n_10", "agent", {"id": 1})
+
+
+def test_an_agent_that_has_forgotten_a_session_is_asked_how_all_is():
+    asked, told = [], []
+    client = AgentClient("agent", "host", lambda line: asked.append(protocol.decode(line).body))
+    client.listen("c", told.append)
+    hello = {"event": "hello", "version": protocol.VERSION, "pid": 1}
+    client.feed(frame({**hello, "whole": True}))
+    assert asked == []
+    client.feed(frame({**hello, "whole": False}))
+    assert [(one["do"], one["arguments"]) for one in asked] == [("adopt", {"cluster": "c"})]
+    event = {"event": "task", "cluster": "c"}
+    client.feed(frame({"re": asked[0]["id"], "ok": True, "value": {"tasks": [event], "lease": 9}}))
+    assert told == [event, {"event": "lease", "cluster": "c", "until": 9}]
+    client.feed(frame({**hello, "whole": False}))
+    unknown = protocol.pack_error(errors.StateError("no such cluster"))
+    client.feed(frame({"re": asked[1]["id"], "ok": False, "error": unknown}))
+    assert told[2]["event"] == "ended"

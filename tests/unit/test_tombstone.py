@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -116,10 +118,23 @@ def test_stands_and_falls(port: int) -> None:
 
 
 def test_port_that_is_taken() -> None:
-    with hold_port() as held:
-        port = held.getsockname()[1]
-        with pytest.raises(PortInUse), Tombstone({port: "gone"}, hosts=["192.0.2.1"]):
-            pass
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
+        port = taken.getsockname()[1]
+        for allow in (None, ()):
+            with pytest.raises(PortInUse), Tombstone({port: "gone"}, allow=allow):
+                pass
+
+
+def test_at_all_addresses_or_at_loopback_only(port: int) -> None:
+    def answers(address: str) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((address, port), 5):
+            return True
+        return False
+
+    with Tombstone({port: "gone"}):
+        assert [answers("127.0.0.1"), answers("127.0.0.2")] == [True, False]
+    with Tombstone({port: "gone"}, allow=()):
+        assert [answers("127.0.0.1"), answers("127.0.0.2")] == [True, True]
 
 
 def test_new_work_does_not_fail_the_job(port: int) -> None:

@@ -17,7 +17,7 @@ from tfd_notebook.bus import PROTOCOL
 from tfd_notebook.cluster import Cluster
 from tfd_notebook.errors import UsageError
 from tfd_notebook.events import Notice
-from tfd_notebook.snapshot import Snapshot, StreamRow, TaskRow
+from tfd_notebook.snapshot import GpuRow, Snapshot, StreamRow, TaskRow
 from tfd_notebook.spec import Role, TaskState
 from tfd_notebook.views import _figures as figures
 
@@ -278,3 +278,71 @@ def test_where_no_widget_can_be_shown_its_twins_are(cluster: Cluster) -> None:
     bundle, _ = view._repr_mimebundle_()
     assert set(bundle) == {"text/plain", "text/html"}
     view.close()
+
+
+def gpus(count: int, *, hosts: int = 1, name: str = "ada@host") -> tuple[GpuRow, ...]:
+    """Return GPUs of which each worker sees two, but for the last two of each host."""
+    each = count // hosts
+    return tuple(
+        GpuRow(
+            f"{name}{host}",
+            index,
+            "Imaginary",
+            f"worker:{index // 2}" if index < each - 2 else "",
+            100.0 * index / each,
+            1e4 * (index % 9),
+            80_000.0,
+        )
+        for host in range(hosts)
+        for index in range(each)
+    )
+
+
+def test_gpus_are_shown_by_host_with_their_tasks() -> None:
+    seen = snapshot(worker(0), gpus=(*gpus(4), GpuRow("ada@two", 0)))
+    shown = views.text(seen)
+    line = next(line for line in shown.splitlines() if "ada@host0" in line)
+    assert line.split() == [
+        *("ada@host0", "0-3", "▁▃▅▆", "38", "%", "▁▂▃▄", "60.0", "of", "320", "GB"),
+        *("worker:0", "0-1,", "free", "2-3"),
+    ]
+    assert next(line for line in shown.splitlines() if "ada@two" in line).split() == [
+        *("ada@two", "0", "·", "·", "free", "0")
+    ]
+    page = views.html(seen)
+    for words in (
+        "GPU 1 of ada@host0 (Imaginary), seen by worker:0: 25 % busy, 10.0 of 80 GB used",
+        "GPU 2 of ada@host0 (Imaginary), seen by no task: 50 % busy, 20.0 of 80 GB used",
+        "GPU 0 of ada@two, seen by no task: use unknown",
+    ):
+        assert f'role="img" aria-label="{words}"' in page
+    assert "5 on 2 hosts, 3 free, 38 % busy, 60.0 of 320 GB used" in Balance(page).text
+
+
+@pytest.mark.parametrize(("count", "hosts"), [(1, 1), (8, 2), (64, 8), (64, 1), (1000, 125)])
+@pytest.mark.parametrize("width", [60, 110])
+def test_any_number_of_gpus_has_its_place(count: int, hosts: int, width: int) -> None:
+    seen = snapshot(gpus=gpus(count, hosts=hosts, name="user@" + "long-" * 12))
+    shown = views.text(seen, width)
+    assert max(map(figures.columns_of, shown.splitlines())) <= width
+    # A line for every 16 of a host, and below it one with its tasks where there is no room.
+    assert sum(line.startswith("user@") for line in shown.splitlines()) == min(
+        hosts * -(-count // hosts // 16), 32
+    )
+    page = Balance(views.html(seen))
+    assert f"{count} on {hosts} hosts" in page.text or hosts == 1
+    assert views.html(seen).count('role="img"') == min(count, 256)
+    assert ("744 more GPUs" in shown) is (count == 1000)
+
+
+def test_without_gpus_there_is_no_strip() -> None:
+    assert "GPU" not in views.text(BUSY)
+    assert '<div class="tfd-gpus' not in views.html(BUSY)
+    assert repr(views.gpus_table(())) == "no GPU is known that the tasks could be given"
+
+
+def test_names_of_gpus_and_hosts_are_escaped() -> None:
+    seen = snapshot(gpus=(GpuRow(ESCAPE, 0, ESCAPE, ESCAPE),))
+    page = views.html(seen)
+    assert "script" not in Balance(page).names
+    assert "\x1b" not in views.text(seen)

@@ -18,6 +18,8 @@ from tfd_notebook._compat import executors
 from tfd_notebook.errors import StateError
 
 JOB = "chief"
+#: Functions that TensorFlow makes of single operations, for the devices of this process only.
+_WRAPPED = "__wrapped__"
 #: Seconds for a failure handler to come to its end.
 _STOP_SECONDS = 1.0
 #: Seconds for it to be through with a worker that was lost.
@@ -85,6 +87,8 @@ def send_functions() -> None:
     """
     here = context.context()
     for name in here.list_function_names():
+        if name.startswith(_WRAPPED):
+            continue  # no other task calls these, and each would be complained of
         definition = here.get_function_def(name)
         # What is known already is not sent, so it is forgotten first.
         here.remove_function(name)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from tfd_notebook.snapshot import CoordinatorRow, Snapshot, TaskRow
+from tfd_notebook.snapshot import CoordinatorRow, GpuRow, Snapshot, TaskRow
 
 Tree = dict[str, Any]
 
@@ -14,7 +14,7 @@ Tree = dict[str, Any]
 _NOTICES = 50
 #: What varies by itself; of a cluster in which nothing is done it is not worth a message.
 _MEASURES = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent", "bytes_per_s", "gpu")
-_DIGITS = {"cpu_percent": 0, "rss_mb": 0, "pss_mb": 0, "bytes_per_s": 0}
+_DIGITS = {"cpu_percent": 0, "rss_mb": 0, "pss_mb": 0, "bytes_per_s": 0, "used_mb": 0}
 _FIGURES = 4
 
 
@@ -89,6 +89,10 @@ class Feed:
                 lambda all_: list(map(encoded, all_)),
             ),
         }
+        if seen.gpus:
+            tree["gpus"] = {
+                f"{row.host} {row.index}": self._gpu(seen.name, row, quiet) for row in seen.gpus
+            }
         if seen.expires is not None:
             tree["expires"] = seen.expires
         if seen.lease is not None:
@@ -103,6 +107,17 @@ class Feed:
             known = {name: getattr(before, name) for name in _MEASURES}
             row = replace(row, **{name: value for name, value in known.items() if value})
         return self._encoded(cluster, row.task, row)
+
+    def _gpu(self, cluster: str, row: GpuRow, quiet: bool) -> Any:
+        name = f"gpu {row.host} {row.index}"
+        before, _ = self._kept.get((cluster, name), (None, None))
+        if before is not None and quiet:
+            # It may sink to rest, which comes to an end, but not go up and down for ever.
+            for figure in ("use_percent", "used_mb"):
+                known = (getattr(before, figure), getattr(row, figure))
+                if None not in known:
+                    row = replace(row, **{figure: min(known)})
+        return self._encoded(cluster, name, row)
 
     def _encoded(
         self, cluster: str, name: str, value: Any, encode: Callable[[Any], Any] = encoded

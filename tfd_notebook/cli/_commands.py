@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import time
@@ -10,9 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tfd_notebook import attaching, views
+from tfd_notebook.cli import _doctor
 from tfd_notebook.cli import _places as places
 from tfd_notebook.cli._screen import Screen
+from tfd_notebook.detection import resolve
+from tfd_notebook.detection.asking import read_options
+from tfd_notebook.detection.resolution import check_seconds
 from tfd_notebook.errors import StateError, UnknownName, UsageError
+from tfd_notebook.magics import resolve as resolving
 from tfd_notebook.magics.options import (
     add_detach_option,
     add_hours_option,
@@ -21,6 +27,7 @@ from tfd_notebook.magics.options import (
 )
 from tfd_notebook.magics.parsing import Command, CommandLine, Parser
 from tfd_notebook.magics.stepper import number_and_name
+from tfd_notebook.sightings import as_json
 
 _STOP_SECONDS = 60.0
 _FOLLOW_SECONDS = 0.5
@@ -43,6 +50,10 @@ def command_line() -> CommandLine:
         Command("resume", "let a paused coordinator go on", _resume, places.add_arguments),
         Command("step", "let the next closures run while paused", _step, _step_args),
         Command("cancel", "cancel a closure that is queued or runs", _cancel, _cancel_args),
+        Command("resolve", "find a cluster and look at its tasks", _resolve, _resolve_args),
+        Command("doctor", "what is wrong, or will be", _doctor.run, _doctor.arguments),
+        Command("why", "what a code means", _doctor.why, _doctor.why_arguments),
+        Command("support", "write an archive for a ticket", _doctor.support, _doctor.file_argument),
         Command("sweep", "end what dead kernels left behind", _sweep, _sweep_args),
     )
     return CommandLine(
@@ -154,7 +165,7 @@ def _logs(options: argparse.Namespace) -> int:
     while True:
         try:
             said = place.ask("logs", **request)
-        except UnknownName:
+        except (UnknownName, StateError):
             if request.get("offset") is None:
                 raise
             return 0  # the cluster ended while it was followed
@@ -244,6 +255,38 @@ def _cancel(options: argparse.Namespace) -> int:
         raise UsageError("which closure?", fix="add its id, as tfd watch and %tfd_values show it")
     cancelled = places.find(options).ask("cancel", id=key)
     print(f"closure {key} " + ("is cancelled" if cancelled else "had ended before"))
+    return 0
+
+
+# Clusters that somebody else runs
+
+
+def _resolve_args(parser: Parser) -> None:
+    resolving.add_options(parser)
+    _json_args(parser)
+
+
+def _resolve(options: argparse.Namespace) -> int:
+    found = resolve(options.resolver, **read_options(options.set))
+    if options.watch is None:
+        look = found.last
+        told = json.dumps(as_json(look))
+        print(told if options.json else views.look_text(look, Screen().width))
+        return 0
+    check_seconds(options.watch)
+    end = time.monotonic() + options.watch
+    with Screen(redraw=not options.json) as screen, contextlib.closing(found):
+        gist = None
+        while not screen.leaving:
+            look, before = found.glance(), gist
+            gist = views.look_gist(look)
+            if not options.json:
+                screen.show(views.look_text(look, screen.width), gist)
+            elif gist != before:
+                print(json.dumps(as_json(look)), flush=True)
+            if (left := end - time.monotonic()) <= 0:
+                break
+            screen.wait(min(1.0, left))
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from tfd_notebook import attaching, commands, control
@@ -18,11 +19,15 @@ class Place:
     name : str
     pid : int, optional
         The process that holds it; None for a detached one that no process holds.
+    agent : int, optional
+        The process of the agent of such a one.
     """
 
-    def __init__(self, name: str, pid: int | None) -> None:
+    def __init__(self, name: str, pid: int | None, agent: int | None = None) -> None:
         self.name = name
         self._pid = pid
+        self._agent = agent
+        self._held = False
 
     def ask(self, command: str, timeout: float = 10.0, **arguments: Any) -> Any:
         """Have a command of `tfd_notebook.commands` done, and return its answer.
@@ -35,7 +40,9 @@ class Place:
         if self._pid is not None:
             return control.call(self._pid, request, timeout)
         # This process holds it from the first question until its own end.
-        attaching.attach(self.name, connect=False)
+        if not self._held:
+            attaching.attach(self.name, connect=False, agent=self._agent)
+            self._held = True
         return commands.perform(request)
 
 
@@ -47,7 +54,7 @@ def add_arguments(parser: Parser) -> None:
 
 def add_pid(parser: Parser) -> None:
     """Add what tells clusters of one name apart."""
-    parser.add_argument("--pid", type=int, help="its process, where two have a cluster NAME")
+    parser.add_argument("--pid", type=int, help="its process or agent, where two are called NAME")
 
 
 def find(options: argparse.Namespace) -> Place:
@@ -62,11 +69,12 @@ def find(options: argparse.Namespace) -> Place:
     found = [
         one
         for one in known
-        if options.name in (None, one["name"]) and options.pid in (None, one["pid"])
+        if options.name in (None, one["name"])
+        and options.pid in (None, one["pid"], one.get("agent"))
     ]
     if len(found) == 1:
-        return Place(found[0]["name"], found[0]["pid"])
-    said = ", ".join(f"{one['name']} ({_where(one['pid'])})" for one in found or known)
+        return Place(found[0]["name"], found[0]["pid"], found[0].get("agent"))
+    said = ", ".join(f"{one['name']} ({_where(one)})" for one in found or known)
     if found:
         raise UsageError("several clusters could be meant", fix=f"add NAME or --pid: {said}")
     if options.name is None and options.pid is None:
@@ -79,5 +87,7 @@ def find(options: argparse.Namespace) -> Place:
     )
 
 
-def _where(pid: int | None) -> str:
-    return "detached" if pid is None else f"process {pid}"
+def _where(one: Mapping[str, Any]) -> str:
+    if one["pid"] is not None:
+        return f"process {one['pid']}"
+    return f"detached, agent {one['agent']}" if one["agent"] else "detached"

@@ -60,6 +60,7 @@ def prepare(host: ServiceHost, dataset: Any, mode: str) -> pipeline.Pipeline:
             stacklevel=4,
         )
     _check_travels(host, found, dataset, tf)
+    host.check_room(found.size)
     if found.tokens and not host.service_in_process:
         host.install_functions(*functions.pack(found.tokens))
     if mode in STATIC:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
+from tfd_notebook.launch import modules
+from tfd_notebook.limit import Limit
 from tfd_notebook.snapshot import TaskRow
 from tfd_notebook.spec import Policy
 
@@ -24,10 +28,35 @@ class Registered:
         Negative where it is not known.
     splits : int, optional
         Into how many its source is cut; None where that is not known.
+    read : weakref.ref of tf.data.Dataset, optional
+        What reads it, while somebody holds that.
     """
 
     cardinality: int
     splits: int | None
+    read: weakref.ref[Any] | None = None
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What tasks share with this process as it was when their cluster started.
+
+    Parameters
+    ----------
+    directory : str
+    environment : mapping of str to str
+    modules : mapping of str to float
+        When the file of each loaded module of the user had changed last.
+    """
+
+    directory: str
+    environment: Mapping[str, str] = field(repr=False)
+    modules: dict[str, float] = field(repr=False)
+
+    @classmethod
+    def now(cls) -> Surroundings:
+        """Return those of now."""
+        return cls(os.getcwd(), dict(os.environ), modules.loaded())
 
 
 class ServiceHost(Protocol):
@@ -63,8 +92,23 @@ class ServiceHost(Protocol):
     def service_on_this_host(self) -> bool:
         """Whether all data workers live on this host."""
 
+    @property
+    def surroundings(self) -> Surroundings | None:
+        """What the tasks know of this process; None where another one started them."""
+
+    @property
+    def preload(self) -> tuple[str, ...]:
+        """Modules and op libraries that each task loads before its server starts."""
+
+    @property
+    def limit(self) -> Limit:
+        """What limits the consumer that reads now."""
+
     def data_workers(self) -> tuple[TaskRow, ...]:
         """The data workers that have not ended, by index."""
+
+    def check_room(self, needed: int) -> None:
+        """Raise WorkDirError unless so many bytes can be written beside the journal."""
 
     def install_functions(self, functions: Mapping[str, str], blob: bytes) -> None:
         """Give every present and future data worker the Python functions in `blob`.

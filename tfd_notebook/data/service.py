@@ -7,6 +7,7 @@ choose defaults for where consumer and workers run, and leave a dataset that is 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import weakref
 from collections.abc import Callable
@@ -113,9 +114,7 @@ def distribute(
                 )
             )
         )
-        host.registered[graph.service_id(read)] = Registered(
-            cardinality if found.keeps_count else -1, splits_of(dataset)
-        )
+        key = graph.service_id(read)
         if (
             reading.mode == "DYNAMIC"
             and found.keeps_count
@@ -130,8 +129,12 @@ def distribute(
         compressed = compression_of(compression, host.service_on_this_host) is not None
         # Stages that count for themselves, such as batch, give each worker a last one of its own.
         expected = cardinality if reading.mode == "OFF" or found.keeps_count else -1
-        delivery = Delivery(weakref.ref(host), expected, reading.mode, job_name)
+        endless = reading.needs_infinite is not None
+        delivery = Delivery(weakref.ref(host), expected, reading.mode, job_name, endless)
         read._tfd_service = ServiceUse(delivery, dataset, compressed, again)
+        host.registered[key] = Registered(
+            cardinality if found.keeps_count else -1, splits_of(dataset), weakref.ref(read)
+        )
         return watch(read, host.consumers, checks.listed_as(job_name), before)
 
     return apply
@@ -255,6 +258,7 @@ def from_dataset_id(
     read._tfd_service = ServiceUse(
         Delivery(weakref.ref(host), known.cardinality, reading.mode, job_name)
     )
+    host.registered[plain_id] = dataclasses.replace(known, read=weakref.ref(read))
     return watch(read, host.consumers, checks.listed_as(job_name), before)
 
 

@@ -37,12 +37,15 @@ class Delivery:
     mode : str
         One of `tfd_notebook.wire.SHARDING_POLICIES`.
     job_name : str, optional
+    endless : bool
+        Whether it is read in a way that needs a dataset without an end.
     """
 
     host: weakref.ref[ServiceHost]
     cardinality: int
     mode: str
     job_name: str | None
+    endless: bool = False
 
     def account(self, delivered: int) -> str:
         """Return in words how a pass that delivered so many elements differs from the dataset."""

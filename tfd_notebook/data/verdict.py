@@ -37,8 +37,8 @@ _LEAST_CPU = 0.15
 #: Processors below which a worker does nothing.
 _IDLE_CPU = 0.01
 #: Processor seconds, in workers and consumer together, that a gRPC transfer takes.
-_TRANSFER_PER_BYTE = 4e-9
-_TRANSFER_PER_ELEMENT = 300e-6
+TRANSFER_PER_BYTE = 4e-9
+TRANSFER_PER_ELEMENT = 300e-6
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _typical(seen: Measured, used: float) -> float:
     """Return what an element costs besides its transfer, where nobody has measured it."""
     if not seen.rate:
         return 0.0
-    transfer = _TRANSFER_PER_BYTE * seen.bytes / seen.elements + _TRANSFER_PER_ELEMENT
+    transfer = TRANSFER_PER_BYTE * seen.bytes / seen.elements + TRANSFER_PER_ELEMENT
     return max(0.0, used / seen.rate - transfer)
 
 

@@ -25,10 +25,10 @@ from typing import Any
 
 import psutil
 
-from tfd_notebook import gpus
 from tfd_notebook.errors import TfdError, TimeLimit
 from tfd_notebook.launch import processes, protocol, runtime
 from tfd_notebook.launch.hosted import HostedCluster
+from tfd_notebook.launch.metering import Metering
 from tfd_notebook.launch.requests import BY_SESSION, Requests
 from tfd_notebook.launch.sessions import Door, Session, own_pipes
 from tfd_notebook.launch.supervise import Supervised
@@ -38,7 +38,6 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK_SECONDS = 1.0
 _PSS_EVERY_TICKS = 10
-_GPU_EVERY_TICKS = 5
 _EXPIRY_GRACE_SECONDS = 5.0
 #: Seconds of silence after which a connection is lost, whatever the network says: four pings.
 _SILENT_SECONDS = 20.0
@@ -63,7 +62,7 @@ class Agent(Requests):
         self.door = Door(directory, self.host, agent_id, self._answer, self._sessions)
         self._stays = owner is None
         self._measured: dict[int, psutil.Process] = {}
-        self._meter = gpus.Meter()
+        self._metering = Metering(self.tell)
         self._idle_since = time.monotonic() + (_FIRST_SECONDS if owner is None else 0.0)
         self._done = asyncio.Event()
 
@@ -164,6 +163,10 @@ class Agent(Requests):
             if cluster in session.hears and session is not but:
                 session.send(body)
 
+    def is_heard(self, cluster: str) -> bool:
+        """Whether anybody hears of `cluster`."""
+        return any(cluster in session.hears for session in self._sessions.values())
+
     def write_state(self) -> None:
         """Keep the file by which leftovers can be told from strangers."""
         state = {
@@ -193,6 +196,7 @@ class Agent(Requests):
                 for task in cluster.tasks.values()
                 if task.state in (TaskState.READY, TaskState.HUNG)
             ]
+            self._metering.tick(self.clusters.values(), tick)
             # A tick that comes late (a suspended machine, a starved agent) proves nothing.
             await asyncio.gather(
                 *(
@@ -200,6 +204,8 @@ class Agent(Requests):
                     for position, task in enumerate(tasks)
                 )
             )
+            for cluster in self.clusters.values():
+                cluster.trim_logs()
             await self._end_what_is_over()
             idle = not self.clusters and time.monotonic() - self._idle_since
             if idle > processes.IDLE_SECONDS:
@@ -211,10 +217,10 @@ class Agent(Requests):
             # A child of the kernel that inherited the pipe hides its end.
             await self._owner_left()
         for cluster in list(self.clusters.values()):
-            limit = cluster.policy.time_limit
-            open_for = time.monotonic() - cluster.opened
+            limit, since = cluster.policy.time_limit, cluster.ready_since
+            ready_for = 0.0 if since is None else time.monotonic() - since
             # The kernel ends its cluster itself, and earlier, unless it is busy or frozen.
-            if limit is not None and open_for > limit + _EXPIRY_GRACE_SECONDS:
+            if limit is not None and ready_for > limit + _EXPIRY_GRACE_SECONDS:
                 await self.end(cluster, f"the time limit of {limit:g} s is over")
             elif cluster.lease is not None and time.time() > cluster.lease:
                 await self.end(cluster, "its lease is over")
@@ -247,12 +253,11 @@ class Agent(Requests):
             if silent > task._cluster.policy.hang_seconds:
                 task.hang(silent, silence)
         measured = self._measure(process.pid, tick % _PSS_EVERY_TICKS == 0)
+        if (rss := measured.get("rss_mb")) is not None:
+            task.limit_memory(rss)
         if stats is not None:
             measured["bytes_sent"] = stats["bytes_sent"]
             task.keep_connections(dict(stats["connections"]))
-        if task.spec.gpus and tick % _GPU_EVERY_TICKS == 0:
-            measured["gpu"] = await asyncio.to_thread(self._meter.read, task.spec.gpus)
-        task.trim_log()
         cluster = task._cluster.name
         self.tell(
             cluster, {"event": "measure", "cluster": cluster, "task": task.spec.name, **measured}
@@ -297,16 +302,19 @@ def main() -> None:
     """Be an agent: ``TFD_AGENT`` is its id, ``TFD_OWNER`` the pid of its parent, if it has one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    # A parent that ends before it can be listened to is found to be gone by the first look.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     owner = int(os.environ["TFD_OWNER"]) if "TFD_OWNER" in os.environ else None
+    directory = Path(json.loads(os.environ["TFD_AGENT_DIR"]))
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         if owner is not None:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
             if os.getppid() != owner:
+                runtime.remove(directory)
                 return
     agent_id = os.environ[runtime.AGENT_VARIABLE]
-    directory = Path(json.loads(os.environ["TFD_AGENT_DIR"]))
 
     async def run() -> None:
         # A probe of a hung task holds its thread for a second.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
@@ -68,6 +68,21 @@ class Node(ABC):
         TfdError
             What the agent answered, AgentLost if it is gone, TimeLimit if it does not answer.
         """
+
+    def gpus(self) -> list[dict[str, Any]]:
+        """Ask which GPUs may be used.
+
+        Returns
+        -------
+        list of dict
+            For each host, in the order in which `place_of` counts them, what
+            `tfd_notebook.gpus.find` returns, and ``host``: how a person calls it.
+        """
+        return [{"host": self.label or "localhost", **self.request("gpus")}]
+
+    def place_of(self, role: str, index: int) -> int:
+        """Return the position of the host that a task runs on, or would."""
+        return 0
 
     def cut_off(self, tasks: Mapping[str, str]) -> list[str]:
         """Say which hosts of the cluster cannot reach which of these tasks, and why.
@@ -160,6 +175,30 @@ class Launcher(ABC):
         on_event : callable
             Called from any thread with each event of the cluster's tasks.
         """
+
+    def again(self, cluster: str, agents: Sequence[str]) -> Any:
+        """Return a way to the agents of a cluster that stays on other hosts.
+
+        Parameters
+        ----------
+        cluster : str
+        agents : sequence of str
+            Ids of the agents.
+
+        Returns
+        -------
+        tfd_notebook.launch.away.Reached
+
+        Raises
+        ------
+        AgentLost
+            One of them has ended; the others were told to.
+        LaunchError
+            A host cannot be reached.
+        Unsupported
+            Tasks of this launcher are never on other hosts.
+        """
+        raise Unsupported(f"launcher {self.name!r} has no agents on other hosts")
 
 
 def launcher(kind: str | Launcher, options: Mapping[str, Any] | None = None) -> Launcher:

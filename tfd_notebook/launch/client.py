@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable
@@ -150,6 +151,8 @@ class AgentClient:
                     f"(protocol {body['version']}) and this kernel's is {VERSION} "
                     f"({protocol.VERSION}): both need the same"
                 )
+            elif not body["whole"]:
+                self._hear_again()
             self.ready.set()
         elif body["event"] == "stays":
             self.stays = True
@@ -158,6 +161,29 @@ class AgentClient:
                 listener = self._listeners.get(body["cluster"])
             if listener is not None:
                 listener(body)
+
+    def _hear_again(self) -> None:
+        """Learn how all is now, since the agent does not know any more what was missed."""
+        self.seq = 0
+        with self._lock:
+            listeners = dict(self._listeners)
+        for name, listener in listeners.items():
+
+            def heard(
+                asked: concurrent.futures.Future[Any], name: str = name, tell: OnEvent = listener
+            ) -> None:
+                error = asked.exception()
+                if error is None:
+                    found = asked.result()
+                    for event in found["tasks"]:
+                        tell(event)
+                    tell({"event": "lease", "cluster": name, "until": found["lease"]})
+                elif not isinstance(error, AgentLost):  # of that all are told
+                    reason = "it ended while the way to its host was lost"
+                    tell({"event": "ended", "cluster": name, "reason": reason})
+
+            with contextlib.suppress(AgentLost):
+                self.submit("adopt", cluster=name).add_done_callback(heard)
 
     def lost(self, reason: str) -> None:
         """Note that the channel ended: every waiting request fails, every cluster is told."""

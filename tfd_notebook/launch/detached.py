@@ -1,4 +1,4 @@
-"""Agents of this host that outlive their kernels, and the clusters in their care."""
+"""Clusters that outlive their kernels, and the agents in whose care they are."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any
 
 from tfd_notebook.errors import StateError
 from tfd_notebook.launch import runtime
+from tfd_notebook.launch.away import Away, Reached, away
 from tfd_notebook.launch.base import OnEvent
 from tfd_notebook.launch.client import AgentNode
 from tfd_notebook.launch.link import Link, SocketChannel
 from tfd_notebook.launch.sessions import SOCKET
+from tfd_notebook.spec import ClusterConfig
 
 
 @dataclass(frozen=True)
 class Detached:
-    """A cluster that stays without a kernel.
+    """A cluster on this host that stays without a kernel.
 
     Parameters
     ----------
@@ -38,8 +40,8 @@ class Detached:
     pid: int
     directory: Path
 
-    def link(self) -> Link:
-        """Return a session with the agent.
+    def reach(self) -> Reached:
+        """Return a way to the agent.
 
         Raises
         ------
@@ -48,7 +50,7 @@ class Detached:
         """
         try:
             # An agent on this host is there, or has ended and all with it.
-            return Link(self.agent, "localhost", self._connect, grace=60.0)
+            return _ReachedHere(Link(self.agent, "localhost", self._connect, grace=60.0))
         except OSError as error:
             raise StateError(
                 f"the agent of cluster {self.name!r} cannot be reached: {error.strerror or error}",
@@ -62,22 +64,26 @@ class Detached:
             raise StateError(f"the agent of cluster {self.name!r} has ended") from None
 
 
-def detached() -> tuple[Detached, ...]:
-    """Return the clusters of this user on this host that have a lease, by name.
+def detached() -> tuple[Detached | Away, ...]:
+    """Return the clusters that this user let stay, here and from here on other hosts, by name.
 
-    Reads the agents' state files and asks nobody.
+    Reads files and asks nobody.
     """
-    found = []
+    found: list[Detached | Away] = [*away()]
+    # Of a cluster with agents elsewhere some may be here: a server or sshd of this very host.
+    parts = {agent for one in found if isinstance(one, Away) for agent in one.agents}
     for directory, state in runtime.agent_states():
         pid, clusters = state.get("pid", 0), state.get("clusters")
         if not isinstance(clusters, dict) or not runtime.runs(pid, state.get("start")):
+            continue
+        if state.get("agent") in parts:
             continue
         found += [
             Detached(name, lease, str(state["agent"]), pid, directory)
             for name, lease in clusters.items()
             if isinstance(lease, (int, float)) and lease > time.time()
         ]
-    return tuple(sorted(found, key=lambda one: (one.name, one.agent)))
+    return tuple(sorted(found, key=lambda one: (one.name, one.pid or 0)))
 
 
 class LinkedNode(AgentNode):
@@ -98,18 +104,20 @@ class LinkedNode(AgentNode):
         self._link.close()
 
 
-def adopt(link: Link, cluster: str, on_event: OnEvent) -> tuple[LinkedNode, dict[str, Any]]:
-    """Hear of a cluster from now on; return its node and what the agent says of it."""
-    link.client.listen(cluster, on_event)
-    found = link.client.request("adopt", 30.0, cluster=cluster)
-    return LinkedNode(link, cluster, found["directory"]), found
+class _ReachedHere:
+    """A session with an agent on this host."""
 
+    def __init__(self, link: Link) -> None:
+        self._link = link
 
-def briefs(where: Detached, timeout: float = 5.0) -> list[dict[str, Any]]:
-    """Return what the agent says of each of its clusters, in a few words."""
-    link = where.link()
-    try:
-        said: list[dict[str, Any]] = link.client.request("clusters", timeout)
+    def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
+        said: list[dict[str, Any]] = self._link.client.request("clusters", timeout)
         return said
-    finally:
-        link.close()
+
+    def adopt(self, config: ClusterConfig, on_event: OnEvent) -> tuple[LinkedNode, dict[str, Any]]:
+        self._link.client.listen(config.name, on_event)
+        found = self._link.client.request("adopt", 30.0, cluster=config.name)
+        return LinkedNode(self._link, config.name, found["directory"]), found
+
+    def close(self) -> None:
+        self._link.close()

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfd_notebook.errors import UnknownName
 from tfd_notebook.launch.base import Launcher, Node, OnEvent, no_lease
 from tfd_notebook.spec import ClusterConfig, Role, TaskState
+
+_GPU = "Imaginary 80GB"
+_GPU_BYTES = 80_000_000_000
 
 
 class Fake(Launcher):
@@ -20,8 +24,9 @@ class Fake(Launcher):
 
     Parameters
     ----------
-    gpus : tuple of int
-        The GPUs that its hosts seem to have. Default: none.
+    gpus : tuple of int, or mapping of str to tuple of int
+        The GPUs that its host seems to have, or those of several hosts, by name: tasks go round
+        these in turn. Default: none.
     **options
         Those of every `Launcher`.
 
@@ -36,9 +41,12 @@ class Fake(Launcher):
     roles: ClassVar[frozenset[Role]] = frozenset(Role)
     offered: ClassVar[bool] = False
 
-    def __init__(self, *, gpus: tuple[int, ...] = (), **options: Any) -> None:
+    def __init__(
+        self, *, gpus: Sequence[int] | Mapping[str, Sequence[int]] = (), **options: Any
+    ) -> None:
         super().__init__(**options)
-        self._gpus = gpus
+        hosts = gpus if isinstance(gpus, Mapping) else {"localhost": gpus}
+        self._gpus = {host: tuple(numbers) for host, numbers in hosts.items()}
         self.nodes: list[FakeNode] = []
 
     def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
@@ -54,7 +62,7 @@ class FakeNode(Node):
     directory = ""
 
     def __init__(
-        self, config: ClusterConfig, on_event: OnEvent, gpus: tuple[int, ...] = ()
+        self, config: ClusterConfig, on_event: OnEvent, gpus: Mapping[str, tuple[int, ...]]
     ) -> None:
         self._cluster = config.name
         self._on_event = on_event
@@ -62,7 +70,7 @@ class FakeNode(Node):
         self.tasks: dict[str, dict[str, Any]] = {}
         self.installed: list[str] = []
         self.settings: dict[str, dict[str, Any]] = {}
-        self.gpus = gpus
+        self._gpus = gpus
         self.dealt: dict[str, list[int]] = {}
         self.about: dict[str, Any] = {}
         self.leased = False
@@ -92,6 +100,42 @@ class FakeNode(Node):
             }
         )
 
+    def gpus(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "host": host,
+                "gpus": [{"index": i, "name": _GPU, "memory": _GPU_BYTES} for i in numbers],
+                "why": "" if numbers else "there is no GPU",
+                "hidden": False,
+            }
+            for host, numbers in self._gpus.items()
+        ]
+
+    def place_of(self, role: str, index: int) -> int:
+        return index % len(self._gpus)
+
+    def use_gpus(self, host: str, **figures: Sequence[float | None]) -> None:
+        """Send what the GPUs of a host do: ``use_percent`` and ``used`` bytes, one for each."""
+        position = list(self._gpus).index(host)
+        held = {
+            gpu: name
+            for name, numbers in self.dealt.items()
+            for gpu in numbers
+            if self.place_of("", int(name.partition(":")[2])) == position
+        }
+        known = [
+            {
+                "index": gpu,
+                "name": _GPU,
+                "memory": _GPU_BYTES,
+                "task": held.get(gpu, ""),
+                **{name: values[place] for name, values in figures.items()},
+            }
+            for place, gpu in enumerate(self._gpus[host])
+        ]
+        body = {"event": "gpus", "cluster": self._cluster, "host": host, "gpus": known}
+        self._on_event(body)
+
     def measure(self, task: str, **measured: Any) -> None:
         """Send a measurement of `task`: ``cpu_percent``, ``rss_mb``, ``bytes_sent``, ..."""
         self._on_event({"event": "measure", "cluster": self._cluster, "task": task, **measured})
@@ -103,20 +147,15 @@ class FakeNode(Node):
             name = f"{packed['role']}:{packed['index']}"
             held[name] = f"localhost:{packed['port'] or 50_000 + pid % 10_000}"
             self.dealt[name] = packed["gpus"]
+            host = list(self._gpus)[self.place_of(packed["role"], packed["index"])]
             self.tasks[name] = {
                 "address": held[name],
                 "pid": pid,
                 "restarts": 0,
                 "open_to": "this host",
+                "host": host if len(self._gpus) > 1 else "",
             }
         return held
-
-    def _do_gpus(self) -> dict[str, Any]:
-        return {
-            "gpus": [{"index": index} for index in self.gpus],
-            "why": "" if self.gpus else "there is no GPU",
-            "hidden": False,
-        }
 
     def _do_start(self, tasks: dict[str, dict[str, Any]]) -> None:
         for name, settings in tasks.items():

@@ -8,6 +8,7 @@ server can end, or be replaced, without its tasks.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -18,9 +19,11 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 _LENGTH = struct.Struct("!Q")
+_PR_SET_PDEATHSIG = 1
 _MADV_DONTNEED = 4
 
 
@@ -85,13 +88,19 @@ def _be_task(request: dict[str, Any], fds: list[int]) -> None:
 def main() -> None:
     """Serve fork requests until the agent closes the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        # While TensorFlow is imported it would not see that the channel has ended.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(os.environ["TFD_FORK_OWNER"]):
+            return
     channel = socket.socket(fileno=int(os.environ["TFD_FORK_FD"]))
     began = time.monotonic()
     gc.disable()  # looking for garbage is a fifth of the time that the import takes
     try:
-        import tensorflow as tf
+        with _hidden("pandas", "pyarrow"):
+            import tensorflow as tf
 
-        from tfd_notebook.launch import task  # noqa: F401 - loaded here, used after the fork
+            from tfd_notebook.launch import task  # noqa: F401 - loaded here, used after the fork
     except ImportError as error:
         _answer(channel, {"error": str(error)})
         return
@@ -105,6 +114,21 @@ def main() -> None:
     )
     while (received := _receive_request(channel)) is not None:
         _answer(channel, {"pid": _fork_task(channel, *received)})
+
+
+@contextlib.contextmanager
+def _hidden(*names: str) -> Iterator[None]:
+    """Let imports of these modules fail meanwhile.
+
+    Keras looks whether pandas is there, pandas whether pyarrow is, and pyarrow starts threads when
+    it is imported, which a fork would lose. A task that uses them imports them itself.
+    """
+    sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]
 
 
 def _let_go_of_files() -> None:

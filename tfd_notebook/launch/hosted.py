@@ -7,8 +7,11 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook.errors import UnknownName
+from tfd_notebook.errors import StateError, UnknownName
 from tfd_notebook.launch import runtime
+from tfd_notebook.launch.policy import limits
+from tfd_notebook.launch.stunnel import TunnelEnd
+from tfd_notebook.launch.supervise import trim_log
 from tfd_notebook.spec import STOP_ORDER, Policy, TaskState
 
 if TYPE_CHECKING:
@@ -41,8 +44,16 @@ class HostedCluster:
         self.functions: list[bytes] = []
         self.tasks: dict[str, Supervised] = {}
         self.retired: dict[str, Supervised] = {}
+        #: What the administrator of this host allows.
+        self.limits = limits()
+        #: The GPUs of this host that its tasks may be given, each with the fields of `gpus.Gpu`.
+        self.gpus: list[dict[str, Any]] = []
+        #: The task that sees each of them, as it was told last; None before that.
+        self.held: dict[int, str] | None = None
         self.processes = agent.processes
-        self.opened = time.monotonic()
+        self._tunnels: TunnelEnd | None = None
+        #: When (monotonic) its time limit begins to count: with its first task that is ready.
+        self.ready_since: float | None = None
         #: Until when (seconds since the epoch) it stays without an owner; None: not at all.
         self.lease: float | None = None
         #: Who asked for its end, and needs not be told of it.
@@ -60,8 +71,42 @@ class HostedCluster:
             )
         return self.tasks[name]
 
+    @property
+    def tunnels(self) -> TunnelEnd:
+        """The host's end of the cluster's tunnels, or StateError where it has none."""
+        if self._tunnels is None:
+            raise StateError(f"cluster {self.name!r} has no tunnels here")
+        return self._tunnels
+
+    async def open_tunnels(self, trust: list[str], credentials: dict[str, str]) -> dict[str, Any]:
+        """Open this host's end with these credentials; one that is open only trusts some more."""
+        if self._tunnels is None:
+            end = TunnelEnd(self.directory / "tunnels", self.processes, self.notice, **credentials)
+            try:
+                await end.open(trust)
+            except BaseException:
+                end.close()
+                raise
+            self._tunnels = end
+        else:
+            self._tunnels.let_in(trust)
+        return {"port": self.tunnels.port, "name": self.tunnels.name, "trust": self.tunnels.trust}
+
+    def trim_logs(self) -> None:
+        """Keep what processes say from filling the disk."""
+        for task in self.tasks.values():
+            trim_log(task.log)
+        if self._tunnels is not None:
+            self._tunnels.trim()
+
+    def gpu_holders(self) -> dict[int, str]:
+        """Return the names of the tasks that see a GPU, by its number."""
+        return {gpu: task.spec.name for task in self.tasks.values() for gpu in task.spec.gpus}
+
     def task_changed(self, task: Supervised, log: tuple[str, ...]) -> None:
         """Tell whoever hears of this cluster what has become of a task."""
+        if task.state is TaskState.READY and self.ready_since is None:
+            self.ready_since = time.monotonic()
         self._agent.tell(self.name, {**self._event(task), "log": list(log)})
         self._agent.write_state()
 
@@ -130,6 +175,8 @@ class HostedCluster:
             await asyncio.gather(*(task.stop() for task in ending))
         self.tasks.clear()
         self.retired.clear()
+        if self._tunnels is not None:
+            self._tunnels.close()
         body = {"event": "ended", "cluster": self.name, "reason": reason}
         self._agent.tell(self.name, body, but=self.ended_by)
         runtime.remove(self.directory)

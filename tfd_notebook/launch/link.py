@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from tfd_notebook.errors import AgentLost, LaunchError, TfdError
+from tfd_notebook.errors import LaunchError, TfdError
 from tfd_notebook.launch import protocol, unixsocket
 from tfd_notebook.launch.client import AgentClient
 
 _CONNECT_SECONDS = 10.0
 _PING_SECONDS = 5.0
+#: For how long a farewell may be on its way, over a network that may be broken.
+_BYE_SECONDS = 2.0
 _PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -115,7 +117,11 @@ class Link:
         threading.Thread(target=self._ping, name=f"tfd-ping-{agent}", daemon=True).start()
         if not self.client.ready.wait(_CONNECT_SECONDS):
             self.close()
-            raise AgentLost(f"the agent on {host} did not answer within {_CONNECT_SECONDS:g} s")
+            # Not an AgentLost: it may be slow, or asleep, and all that it looks after is there.
+            raise LaunchError(
+                f"the agent on {host} did not answer within {_CONNECT_SECONDS:g} s",
+                fix="the host may be overloaded or asleep: try again",
+            )
         if self.client.why_lost:
             self.close()
             raise LaunchError(self.client.why_lost)
@@ -123,11 +129,14 @@ class Link:
     def close(self) -> None:
         """End the session: the agent need not wait for it."""
         self._closed.set()
+        elsewhere = self._thread is not threading.current_thread()
         if self._channel is not None:
             with contextlib.suppress(OSError):
                 self._channel.send(self._line("bye"))
+                if elsewhere:
+                    self._thread.join(_BYE_SECONDS)
             self._channel.close()
-        if self._thread is not threading.current_thread():
+        if elsewhere:
             self._thread.join(5.0)
         self.client.lost("this process has left it")
 
@@ -160,6 +169,13 @@ class Link:
         return channel
 
     def _serve(self, channel: Channel) -> None:
+        try:
+            self._carry(channel)
+        except BaseException as error:  # nobody would hear of anything any more
+            self.client.lost(f"{self._host}: {type(error).__name__}: {error}")
+            raise
+
+    def _carry(self, channel: Channel) -> None:
         while True:
             for line in channel.lines():
                 self.client.feed(line)
@@ -174,11 +190,7 @@ class Link:
     def _come_back(self) -> Channel | None:
         """Return the next channel; None when the agent is lost for good."""
         since = time.monotonic()
-        self._tell(
-            "warning",
-            f"the connection to {self._host} is lost; its tasks go on for {self._grace:g} s, and "
-            "it is tried again",
-        )
+        self.client.tell_all({"event": "away", "host": self._host, "grace": self._grace})
         for attempt in range(10**9):
             if self._closed.wait(_PAUSES[min(attempt, len(_PAUSES) - 1)]):
                 return None
@@ -196,16 +208,12 @@ class Link:
                     )
                     return None
             else:
-                self._tell(
-                    "info",
-                    f"the connection to {self._host} is back after "
-                    f"{time.monotonic() - since:.0f} s",
-                )
+                if self._closed.is_set():  # meanwhile, and over the channel before
+                    with contextlib.suppress(OSError):
+                        channel.send(self._line("bye"))
+                    channel.close()
+                    return None
+                seconds = time.monotonic() - since
+                self.client.tell_all({"event": "back", "host": self._host, "seconds": seconds})
                 return channel
         return None
-
-    def _tell(self, severity: str, what: str) -> None:
-        """Give a sentence to all clusters that hear of this agent."""
-        self.client.tell_all(
-            {"event": "notice", "severity": severity, "what": what, "task": None, "fix": None}
-        )

@@ -60,6 +60,32 @@ class Local(Launcher):
         return (AgentNode.open(client, config, on_event, surroundings),)
 
 
+def helper(config: ClusterConfig, on_event: OnEvent) -> AgentNode:
+    """Have this kernel's agent do here what a cluster on other hosts needs.
+
+    Parameters
+    ----------
+    config : ClusterConfig
+    on_event : callable
+        Gets what there is to say, and a warning when the agent ends.
+    """
+
+    def heard(body: dict[str, Any]) -> None:
+        if body["event"] == "lost":
+            body = {
+                "event": "notice",
+                "cluster": config.name,
+                "severity": "error",
+                "what": f"this kernel's own agent has ended, and its tunnels: {body['reason']}",
+                "task": None,
+                "fix": "start the cluster again",
+            }
+        if body["event"] == "notice":
+            on_event(body)
+
+    return AgentNode.open(_agent().client, config, heard, _surroundings(config.env))
+
+
 def preload() -> bool:
     """Start importing TensorFlow for tasks in the background; return whether that was done.
 

@@ -3,12 +3,16 @@
 ``/etc/tfd_notebook/policy.toml``::
 
     tasks = 32                      # most tasks of one cluster
+    memory_gb = 16                  # most memory of one task (10**9 bytes)
     gpus = 4                        # most GPUs of one cluster
     lease_hours = 48                # longest lease of a detached cluster
     launchers = ["local", "ssh"]    # others are refused
     allow = ["10.0.0.0/8"]          # networks to which ports may be opened; [] for none
 
-What is not there is not limited. A refusal quotes file and line.
+What is not there is not limited. A refusal quotes file and line. Memory is limited by the agent of
+the host that the task runs on, by the policy of that host: once a second it looks at what a ready
+task's process holds (rss, which counts what it shares with others, too), and ends the process when
+that is more. The task is restarted like one that died.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Any
 from tfd_notebook.errors import Refused, UsageError
 from tfd_notebook.launch import profiles
 
-_NUMBERS = ("tasks", "gpus", "lease_hours")
+_NUMBERS = ("tasks", "memory_gb", "gpus", "lease_hours")
 _LISTS = ("launchers", "allow")
 
 
@@ -35,13 +39,14 @@ class Limits:
     Parameters
     ----------
     tasks, gpus : int, optional
-    lease_hours : float, optional
+    memory_gb, lease_hours : float, optional
     launchers, allow : tuple of str, optional
     path : Path, optional
         The file; None where there is none.
     """
 
     tasks: int | None = None
+    memory_gb: float | None = None
     gpus: int | None = None
     lease_hours: float | None = None
     launchers: tuple[str, ...] | None = None
@@ -83,15 +88,25 @@ class Limits:
         if self.lease_hours is not None and hours > self.lease_hours:
             raise self._refusal("lease_hours", f"a lease of {hours:g} hours is too long")
 
-    def _refusal(self, key: str, what: str) -> Refused:
+    def too_much_memory(self, megabytes: float) -> str:
+        """Say why a task must not hold so much; empty where it may."""
+        if self.memory_gb is None or megabytes <= self.memory_gb * 1e3:
+            return ""
+        held = f"it held {megabytes / 1e3:.2f} GB of memory"
+        return f"{held}, more than a task may ({self.quote('memory_gb')})"
+
+    def quote(self, key: str) -> str:
+        """Return the line of the file that sets `key`, with its place."""
         assert self.path is not None
         for number, line in enumerate(self.path.read_text().splitlines(), 1):
             if re.match(rf"\s*{key}\s*=", line):
-                where = f"{self.path}, line {number}: {line.strip()}"
-                break
-        else:
-            where = str(self.path)
-        return Refused(f"{what} ({where})", fix="ask for less, or ask who administers this host")
+                return f"{self.path}, line {number}: {line.strip()}"
+        return str(self.path)
+
+    def _refusal(self, key: str, what: str) -> Refused:
+        return Refused(
+            f"{what} ({self.quote(key)})", fix="ask for less, or ask who administers this host"
+        )
 
 
 def limits(path: Path | None = None) -> Limits:

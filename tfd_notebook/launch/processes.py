@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +202,30 @@ class Processes:
             theirs.close()
             os.close(descriptor)
 
+    def run(
+        self, module: str, environment: Mapping[str, str], log: Path, fds: Iterable[int] = ()
+    ) -> tuple[int, asyncio.Future[int]]:
+        """Run ``main()`` of a module of this package; return its pid, and its status to come.
+
+        Parameters
+        ----------
+        module : str
+        environment : mapping of str to str
+            On top of this process's own.
+        log : Path
+            What it says is appended there.
+        fds : iterable of int
+            Descriptors that it inherits.
+        """
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            pid = _popen(python(module), {**os.environ, **environment}, tuple(fds), descriptor)
+        finally:
+            os.close(descriptor)
+        # Nobody has waited for it yet; what is known of that pid is of an earlier one.
+        self._ended.pop(pid, None)
+        return pid, self._wait(pid)
+
     def _spawn(self, request: dict[str, Any], control: int, log: int) -> int:
         environment = dict(
             request["environment"],
@@ -283,6 +307,7 @@ class _ForkServer:
         environment = dict(
             environment,
             TFD_FORK_FD=str(theirs.fileno()),
+            TFD_FORK_OWNER=str(os.getpid()),
             TFD_SYS_PATH=json.dumps(path),
             # Without it NumPy's BLAS starts a thread at import, and a fork would not be safe.
             OPENBLAS_NUM_THREADS="1",
@@ -330,7 +355,7 @@ class _ForkServer:
                 chunk = await asyncio.wait_for(loop.sock_recv(self._channel, 1 << 16), timeout)
                 if not chunk:
                     raise LaunchError(
-                        "the fork server ended", fix="see its log: tfd doctor names the file"
+                        "the fork server ended", fix="tfd support takes its log along"
                     )
                 line += chunk
         except asyncio.TimeoutError:

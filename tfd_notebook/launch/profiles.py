@@ -57,15 +57,18 @@ def user_directory() -> Path:
     return Path(base) / "tfd_notebook"
 
 
-def profiles() -> dict[str, Profile]:
-    """Return all profiles by name; the user's come before the administrator's.
+def profiles() -> dict[str, Profile | UsageError]:
+    """Return all profiles by name, and in the place of one that cannot be read its error.
 
-    Raises
-    ------
-    UsageError
-        A file cannot be read as one; the error names it.
+    The user's come before the administrator's.
     """
-    return {path.stem: read(path) for path in _files()}
+    found: dict[str, Profile | UsageError] = {}
+    for path in _files():
+        try:
+            found[path.stem] = read(path)
+        except UsageError as error:
+            found[path.stem] = error
+    return found
 
 
 def find(name: str) -> Profile | None:

@@ -29,7 +29,7 @@ class Frame:
     Parameters
     ----------
     host : str
-        The host that the agent runs on, without spaces.
+        The host that the agent runs on; spaces in it become underscores on the way.
     agent : str
         Id of the agent.
     seq : int
@@ -47,7 +47,8 @@ class Frame:
 def encode(frame: Frame) -> bytes:
     """Return `frame` as one line."""
     body = json.dumps(frame.body, separators=(",", ":")).encode()
-    head = f"{frame.host} {frame.agent} {frame.seq} {len(body)} ".encode()
+    host = "_".join(frame.host.split()) or "_"
+    head = f"{host} {frame.agent} {frame.seq} {len(body)} ".encode()
     return _MAGIC + head + body + b"\n"
 
 

@@ -18,7 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tfd_notebook.errors import LaunchError, TfdError, WorkDirError
+import psutil
+
+from tfd_notebook.errors import AgentLost, LaunchError, TfdError, WorkDirError
 from tfd_notebook.launch import processes, protocol, runtime, unixsocket
 from tfd_notebook.launch.host import identity, tensorflow_version
 from tfd_notebook.launch.sessions import SOCKET
@@ -28,12 +30,14 @@ from tfd_notebook.version import VERSION
 GREETING = "TFDHELLO "
 _START_SECONDS = 30.0
 _LEAST_BYTES = 50_000_000
+#: How far above this process sshd may be: shells, and what they wrap around a command.
+_PARENTS = 5
 
-#: Runs `main`, or says what is missing for that; to be run by the host's Python.
-BOOTSTRAP = """
+#: Runs a module's `main`, or says what is missing for that; see `bootstrap`.
+_BOOTSTRAP = """
 import json, sys
 try:
-    from tfd_notebook.launch.relay import main
+    from tfd_notebook.launch.{module} import main
 except ImportError as error:
     have = None
     try:
@@ -41,70 +45,111 @@ except ImportError as error:
         have = version("tfd-notebook")
     except Exception:
         pass
-    said = {"missing": str(error), "package": have, "python": sys.version.split()[0],
-            "executable": sys.executable}
+    said = dict(missing=str(error), package=have, python=sys.version.split()[0],
+                executable=sys.executable)
     print("TFDHELLO " + json.dumps(said), flush=True)
 else:
-    main()
+    main({arguments})
 """
+
+
+def bootstrap(module: str, *arguments: str) -> str:
+    """Return code for the host's Python that runs ``main`` of one of the modules here."""
+    return _BOOTSTRAP.format(module=module, arguments=", ".join(map(repr, arguments)))
 
 
 def main() -> None:
     """Greet, then carry lines both ways until one side ends.
 
-    The first argument is the agent's id, the second ``start`` or ``again``.
+    The first argument is the agent's id, the second ``start`` or ``again``. A third one, ``ssh``,
+    says that this process is what a session of ssh is for.
     """
-    agent, how = sys.argv[1:3]
+    agent, how, *way = sys.argv[1:]
+    by_ssh = way == ["ssh"]
     # What others print must not come between the lines.
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    said: dict[str, Any] = {
-        "package": VERSION,
-        "python": sys.version.split()[0],
-        "executable": sys.executable,
-        "tensorflow": tensorflow_version(),
-        "identity": identity(),
-        "way": os.environ.get("SSH_CONNECTION", ""),
-    }
+    # Where no session was made for this, the variable is of whoever is logged in.
+    said = describe(os.environ.get("SSH_CONNECTION", "") if by_ssh else "")
     try:
-        peer = _reach(agent, start=how == "start")
+        peer, started = _reach(agent, start=how == "start")
     except TfdError as error:
         said["error"] = protocol.pack_error(error)
         out.write(GREETING.encode() + json.dumps(said).encode() + b"\n")
         return
     out.write(GREETING.encode() + json.dumps(said).encode() + b"\n")
-    inward = threading.Thread(target=_carry_in, args=(peer,), daemon=True)
+    inward = threading.Thread(target=_carry_in, args=(peer, started), daemon=True)
     inward.start()
     with contextlib.suppress(OSError):
         while data := peer.recv(1 << 16):
             view = memoryview(data)
             while view:
                 view = view[out.write(view) :]
+    if by_ssh:
+        _end_way()
     os._exit(0)
 
 
-def _carry_in(peer: socket.socket) -> None:
+def _end_way() -> None:
+    """End the session of ssh that this process runs in, with what it forwards.
+
+    The agent has done with it, perhaps because its other end has been silent: sshd would keep it
+    for hours then, and the ports of its tunnels, which the next session needs.
+    """
+    with contextlib.suppress(psutil.Error):
+        for parent in psutil.Process().parents()[:_PARENTS]:
+            if parent.name().startswith("sshd"):  # its own session; further up is what listens
+                parent.terminate()
+                return
+
+
+def _carry_in(peer: socket.socket, started: subprocess.Popen[bytes] | None) -> None:
     with contextlib.suppress(OSError):
         while data := os.read(0, 1 << 16):
             peer.sendall(data)
+            started = None
+    if started is not None:
+        # Not a word came after the greeting: this host is not as it should be.
+        started.terminate()
+        started.wait()
     # The way has ended; the agent counts from now on.
     os._exit(0)
 
 
-def _reach(agent: str, start: bool) -> socket.socket:
+def describe(way: str) -> dict[str, Any]:
+    """Return what this host says of itself; `way` is how it is reached, as sshd writes it."""
+    return {
+        "package": VERSION,
+        "python": sys.version.split()[0],
+        "executable": sys.executable,
+        "tensorflow": tensorflow_version(),
+        "identity": identity(),
+        "way": way,
+    }
+
+
+def reach(agent: str, start: bool) -> socket.socket:
     """Return a connection to the agent, which is started if that is wished."""
+    peer, process = _reach(agent, start)
+    if process is not None:
+        process.returncode = 0  # it outlives this process, which never waits for it
+    return peer
+
+
+def _reach(agent: str, start: bool) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
+    """Return a connection to the agent, and its process if that was wished and started here."""
     directory = runtime.runtime_dir() / f"agent-{agent}"
-    if start and not directory.exists():
-        _start(agent)
+    process = _start(agent) if start and not directory.exists() else None
     deadline = time.monotonic() + _START_SECONDS
     while True:
         try:
             peer = unixsocket.connect(directory / SOCKET, 10.0)
             peer.settimeout(None)
-            return peer
+            return peer, process
         except OSError as error:
-            if not directory.exists() or not start:
-                raise LaunchError(
+            gone = isinstance(error, (FileNotFoundError, ConnectionRefusedError))
+            if not directory.exists() or (gone and not start):
+                raise AgentLost(
                     f"the agent {agent} has ended on {socket.gethostname()}",
                     fix="start the cluster again",
                 ) from None
@@ -117,12 +162,12 @@ def _reach(agent: str, start: bool) -> socket.socket:
             time.sleep(0.02)
 
 
-def _start(agent: str) -> None:
+def _start(agent: str) -> subprocess.Popen[bytes]:
     try:
         directory = runtime.new_agent_dir(agent)
         _check_room(directory)
         with (directory / "agent.log").open("ab") as log:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 processes.python("agent"),
                 env=dict(
                     os.environ,
@@ -135,7 +180,6 @@ def _start(agent: str) -> None:
                 stderr=log,
                 start_new_session=True,
             )
-        process.returncode = 0  # it outlives this process, which never waits for it
     except OSError as error:
         raise WorkDirError(
             f"{socket.gethostname()} cannot hold what runs there: {error}",

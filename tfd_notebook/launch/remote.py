@@ -4,97 +4,42 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import ipaddress
-import json
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from tfd_notebook.errors import LaunchError, TensorFlowMissing, TfdError, UsageError
-from tfd_notebook.launch import protocol, proxies, relay
+from tfd_notebook.errors import (
+    AgentLost,
+    LaunchError,
+    StartTimeout,
+    TfdError,
+    UsageError,
+)
+from tfd_notebook.launch import local, proxies, relay, tls
+from tfd_notebook.launch.away import Record
 from tfd_notebook.launch.base import ALL_ROLES, Launcher, Node, OnEvent
 from tfd_notebook.launch.client import AgentNode
-from tfd_notebook.launch.host import identity, tensorflow_version
+from tfd_notebook.launch.greeting import Greeting, read_greeting
 from tfd_notebook.launch.link import Channel, Link
+from tfd_notebook.launch.reached import ReachedHosts
 from tfd_notebook.launch.several import Several, Tunnels
 from tfd_notebook.spec import ClusterConfig, Role
-from tfd_notebook.version import VERSION
 
 
-@dataclass(frozen=True)
-class Greeting:
-    """What a host says of itself before anything else; see `tfd_notebook.launch.relay`."""
+def join_agent(agent: str, start: bool) -> list[str]:
+    """Return what Python is to be given on a host, so that its pipes lead to an agent there.
 
-    package: str
-    python: str
-    executable: str
-    tensorflow: str | None
-    identity: str
-    way: str
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it shares its ports with this process."""
-        return self.identity == identity()
-
-
-def read_greeting(label: str, lines: Iterator[bytes]) -> Greeting:
-    """Return what a host says of itself; what comes before, such as a banner, is passed over.
-
-    Raises
-    ------
-    LaunchError
-        It cannot run an agent, or said nothing of the kind.
+    Parameters
+    ----------
+    agent : str
+        Its id.
+    start : bool
+        Whether to start it.
     """
-    seen = []
-    for line in lines:
-        text = line.decode(errors="replace").rstrip()
-        if text.startswith(relay.GREETING):
-            return _understood(label, json.loads(text.removeprefix(relay.GREETING)))
-        seen.append(text)
-    said = "; ".join(text for text in seen[-3:] if text)
-    raise LaunchError(
-        f"no agent could be started on {label}" + (f": it said {said!r}" if said else ""),
-        fix="python= must name its Python that has tfd-notebook and TensorFlow",
-    )
-
-
-def _understood(label: str, said: Mapping[str, Any]) -> Greeting:
-    python = f"its Python {said['python']} ({said['executable']})"
-    if "missing" in said:
-        have = said["package"]
-        raise LaunchError(
-            f"{label}: {python} has tfd-notebook {have} and this kernel {VERSION}"
-            if have
-            else f"{label}: {python} has no tfd-notebook: {said['missing']}",
-            fix=f'pip install "tfd-notebook[tensorflow]=={VERSION}" there, or name another Python',
-        )
-    if "error" in said:
-        raise protocol.unpack_error(said["error"])
-    if said["package"] != VERSION:
-        raise LaunchError(
-            f"{label}: {python} has tfd-notebook {said['package']} and this kernel {VERSION}",
-            fix=f"pip install tfd-notebook=={VERSION} there",
-        )
-    if said["tensorflow"] is None:
-        raise TensorFlowMissing(
-            f"{label}: {python} has no TensorFlow",
-            fix='pip install "tfd-notebook[tensorflow]" there, or name another Python',
-        )
-    mine = tensorflow_version()
-    if mine is not None and _series(mine) != _series(said["tensorflow"]):
-        raise LaunchError(
-            f"{label}: {python} has TensorFlow {said['tensorflow']} and this kernel {mine}: "
-            "they do not understand each other for certain",
-            fix="install the same there and here",
-        )
-    return Greeting(**{name: said[name] for name in Greeting.__dataclass_fields__})
-
-
-def _series(version: str) -> list[str]:
-    return version.split(".")[:2]
+    return ["-u", "-c", relay.bootstrap("relay"), agent, "start" if start else "again"]
 
 
 class RemoteHost:
@@ -122,6 +67,22 @@ class RemoteHost:
             It never will be.
         """
 
+    def greet(self, channel: Channel, again: bool = False) -> None:
+        """Hear what the host says of itself, first of all; see `join_agent`.
+
+        Raises
+        ------
+        LaunchError
+            It cannot run an agent.
+        OSError
+            It has greeted before, `again` says, and the connection broke at once.
+        """
+        self.greeting = read_greeting(self.label, channel.lines(), again)
+
+    def warnings(self, grace: float) -> list[str]:
+        """Return what may become of the way to it, in sentences; `grace` as for the launcher."""
+        return []
+
     def close(self) -> None:
         """Let go of what outlasts a channel."""
 
@@ -137,7 +98,8 @@ class RemoteLauncher(Launcher):
         Which hosts run the tasks of a role, by label. Default: the dispatcher and everything of
         which there is one on the first host, all else in turn.
     secure : bool
-        Whether tasks reach each other through encrypted tunnels only.
+        Whether tasks reach each other through encrypted tunnels only, so that nothing else listens
+        for other hosts. Default false. Each host needs stunnel for it, and this one, too.
     **options
         Those of every `Launcher`.
     """
@@ -172,11 +134,20 @@ class RemoteLauncher(Launcher):
     def hosts(self) -> list[RemoteHost]:
         """Return the hosts, in order; nothing is connected yet."""
 
-    def tunnels(self, hosts: Sequence[RemoteHost]) -> Tunnels:
+    def tunnels(
+        self, nodes: Sequence[RemoteNode], config: ClusterConfig, on_event: OnEvent
+    ) -> Tunnels:
         """Return what makes tasks reach each other where that is to be encrypted."""
-        raise UsageError(
-            f"launcher {self.name!r} has no tunnels of its own", fix="leave secure=True out"
-        )
+        here = None
+        if not any(node.here for node in nodes):
+            here = local.helper(config, on_event)
+        ends = [(node, node.identity, self.address_of(node.remote)) for node in nodes]
+        try:
+            return tls.TLSTunnels(ends, here)
+        except BaseException:
+            if here is not None:
+                here.close()
+            raise
 
     def surroundings(self, config: ClusterConfig) -> dict[str, Any]:
         """Return what tasks on a host get besides what its own sessions have."""
@@ -184,26 +155,51 @@ class RemoteLauncher(Launcher):
 
     def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
         hosts = self.hosts()
-        links: dict[int, Link] = {}
+        links, errors = self._reach_all(hosts, [None] * len(hosts))
+        reached = ReachedHosts(self, hosts, links)
         try:
-            with concurrent.futures.ThreadPoolExecutor(len(hosts), "tfd-hosts") as pool:
-                made = [pool.submit(self._reach, host) for host in hosts]
-            for position, one in enumerate(made):
-                if one.exception() is None:
-                    links[position] = one.result()
-            for one in made:
-                one.result()
+            if errors:
+                raise errors[0]
             return (self._join(hosts, links, config, on_event),)
         except BaseException:
-            for link in links.values():
-                link.close()
-            for host in hosts:
-                host.close()
+            reached.close()
             raise
 
-    def _reach(self, host: RemoteHost) -> Link:
-        agent = uuid.uuid4().hex[:12]
-        started = False
+    def again(self, cluster: str, agents: Sequence[str]) -> ReachedHosts:
+        hosts = self.hosts()
+        links, errors = self._reach_all(hosts, agents)
+        reached = ReachedHosts(self, hosts, links)
+        for error in errors:
+            if isinstance(error, AgentLost):
+                # Nobody could use what is left of it on the other hosts.
+                reached.end(cluster)
+                raise error
+        if errors:
+            reached.close()
+            raise errors[0]
+        return reached
+
+    def _reach_all(
+        self, hosts: Sequence[RemoteHost], agents: Sequence[str | None]
+    ) -> tuple[list[Link], list[BaseException]]:
+        """Return the sessions with the agents that could be reached, and why others could not."""
+        pool = concurrent.futures.ThreadPoolExecutor(len(hosts), "tfd-hosts")
+        made = list(map(pool.submit, [self._reach] * len(hosts), hosts, agents))
+        try:
+            concurrent.futures.wait(made)
+        except BaseException:  # Ctrl-C, which does not end what was begun
+            for host, one in zip(hosts, made, strict=True):
+                one.add_done_callback(functools.partial(_let_go, host))
+            raise
+        finally:
+            pool.shutdown(wait=False)
+        errors = [error for one in made if (error := one.exception()) is not None]
+        return [one.result() for one in made if one.exception() is None], errors
+
+    def _reach(self, host: RemoteHost, agent: str | None) -> Link:
+        """Return a session with an agent, a new one where none is named."""
+        started = agent is not None
+        agent = agent or uuid.uuid4().hex[:12]
 
         def connect() -> Channel:
             nonlocal started
@@ -220,33 +216,77 @@ class RemoteLauncher(Launcher):
 
     def _join(
         self,
-        hosts: list[RemoteHost],
-        links: Mapping[int, Link],
+        hosts: Sequence[RemoteHost],
+        links: Sequence[Link],
         config: ClusterConfig,
         on_event: OnEvent,
     ) -> Several:
-        addresses = [self.address_of(host) for host in hosts]
-        proxies.bypass([address for address in addresses if address != "localhost"])
+        """Return the hosts of a new cluster."""
+        addresses = self._advertise(hosts, links)
         let_in = () if self._secure else self._let_in(hosts, addresses)
         nodes = []
-        for position, host in enumerate(hosts):
-            client = links[position].client
-            client.host = addresses[position]
-            client.request("preload", config.policy.start_timeout, environment=dict(config.env))
-            nodes.append(
-                RemoteNode.open_at(
-                    links[position], host, config, on_event, self.surroundings(config), let_in
-                )
-            )
-        tunnels = self.tunnels(hosts) if self._secure else None
-        return Several(nodes, self._placer([host.label for host in hosts], config), tunnels)
+        self._preload(hosts, links, config)
+        for host, link in zip(hosts, links, strict=True):
+            surroundings = self.surroundings(config)
+            nodes.append(RemoteNode.open_at(link, host, config, on_event, surroundings, let_in))
+            for what in host.warnings(self._grace):
+                body = {"event": "notice", "severity": "warning", "task": None, "fix": None}
+                on_event({**body, "cluster": config.name, "what": what})
+        return self._together(nodes, config, on_event)
+
+    def _preload(
+        self, hosts: Sequence[RemoteHost], links: Sequence[Link], config: ClusterConfig
+    ) -> None:
+        """Have all hosts import TensorFlow, beside each other."""
+        asked = [link.client.submit("preload", environment=dict(config.env)) for link in links]
+        for host, one in zip(hosts, asked, strict=True):
+            try:
+                one.result(config.policy.start_timeout)
+            except concurrent.futures.TimeoutError:
+                raise StartTimeout(
+                    f"{host.label} did not import TensorFlow within "
+                    f"{config.policy.start_timeout:g} s",
+                    fix="tfd.Policy(start_timeout=...) gives it longer",
+                ) from None
+            except TfdError as error:
+                raise _named(error, host) from None
+
+    def rejoin(
+        self,
+        hosts: Sequence[RemoteHost],
+        links: Sequence[Link],
+        config: ClusterConfig,
+        on_event: OnEvent,
+    ) -> Several:
+        """Return the hosts of a cluster that lives; see `ReachedHosts`."""
+        self._advertise(hosts, links)
+        nodes = []
+        for host, link in zip(hosts, links, strict=True):
+            link.client.listen(config.name, _from_host(host, on_event))
+            found = link.client.request("adopt", 30.0, cluster=config.name)
+            nodes.append(RemoteNode(link, host, config.name, found["directory"]))
+        return self._together(nodes, config, on_event)
+
+    def _together(
+        self, nodes: Sequence[RemoteNode], config: ClusterConfig, on_event: OnEvent
+    ) -> Several:
+        place = self._placer([node.label for node in nodes], config)
+        tunnels = self.tunnels(nodes, config, on_event) if self._secure else None
+        record = Record(config.name, self.name, self.options, [node.agent for node in nodes])
+        return Several(nodes, place, tunnels, record)
+
+    def _advertise(self, hosts: Sequence[RemoteHost], links: Sequence[Link]) -> list[str]:
+        """Settle under which address the tasks of each host are known."""
+        addresses = ["localhost" if self._secure else self.address_of(host) for host in hosts]
+        proxies.bypass([address for address in addresses if address != "localhost"])
+        for link, address in zip(links, addresses, strict=True):
+            link.client.host = address
+        return addresses
 
     def address_of(self, host: RemoteHost) -> str:
-        """Return the address under which the peers of a host's tasks reach them."""
-        if self._secure:
-            return "localhost"
+        """Return the address at which a host is reached by its peers."""
         assert host.greeting is not None
-        # Where ssh's connection arrived: an address that is reached from here.
+        # Where the connection from here arrived.
         way = host.greeting.way.split()
         return way[2] if len(way) == 4 else host.label.rpartition("@")[2]
 
@@ -281,6 +321,29 @@ class RemoteLauncher(Launcher):
         return place
 
 
+def _named(error: TfdError, host: RemoteHost) -> TfdError:
+    """Return an error that says on which host it came about."""
+    if host.label not in error.what:
+        error.what = f"{host.label}: {error.what}"
+    return error
+
+
+def _let_go(host: RemoteHost, made: concurrent.futures.Future[Link]) -> None:
+    """End a session that nobody waits for any more, as soon as it has begun."""
+    if made.exception() is None:
+        made.result().close()
+    host.close()
+
+
+def _from_host(host: RemoteHost, on_event: OnEvent) -> OnEvent:
+    """Return what takes the events of a host, and says where they come from."""
+
+    def heard(body: dict[str, Any]) -> None:
+        on_event({**body, "host": host.label})
+
+    return heard
+
+
 class RemoteNode(AgentNode):
     """A cluster's part on an agent of another host."""
 
@@ -290,7 +353,9 @@ class RemoteNode(AgentNode):
         assert host.greeting is not None
         self.here = host.greeting.is_here
         self._link = link
-        self._remote = host
+        self.remote = host
+        self.identity = host.greeting.identity
+        self.agent = link.client.id
         #: Networks that may connect to its tasks.
         self.let_in: tuple[str, ...] = ()
 
@@ -305,11 +370,7 @@ class RemoteNode(AgentNode):
         allow: Sequence[str],
     ) -> RemoteNode:
         """Have the agent of a host take in a new cluster."""
-
-        def from_host(body: dict[str, Any]) -> None:
-            on_event({**body, "host": host.label})
-
-        link.client.listen(config.name, from_host)
+        link.client.listen(config.name, _from_host(host, on_event))
         directory = link.client.request(
             "open",
             30.0,
@@ -331,11 +392,9 @@ class RemoteNode(AgentNode):
         try:
             return super().request(do, timeout=timeout, **arguments)
         except TfdError as error:
-            if self.label not in error.what:
-                error.what = f"{self.label}: {error.what}"
-            raise
+            raise _named(error, self.remote) from None
 
     def _last(self, do: str, timeout: float) -> None:
         super()._last(do, timeout)
         self._link.close()
-        self._remote.close()
+        self.remote.close()

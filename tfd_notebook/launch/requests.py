@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import os
+import shutil
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -51,6 +52,10 @@ class Requests(ABC):
         """Tell everybody who hears of `cluster`, but for one."""
 
     @abstractmethod
+    def is_heard(self, cluster: str) -> bool:
+        """Whether anybody hears of `cluster`."""
+
+    @abstractmethod
     async def end(self, cluster: HostedCluster, reason: str) -> None:
         """End a cluster, and say why to whoever hears of it."""
 
@@ -71,6 +76,12 @@ class Requests(ABC):
         self.owned[cluster] = session
         session.hears.add(cluster)
         self.write_state()
+        if hosted.limits.memory_gb is not None:
+            hosted.notice(
+                "info",
+                f"each task may hold {hosted.limits.memory_gb:g} GB of memory "
+                f"({hosted.limits.quote('memory_gb')})",
+            )
         return str(hosted.directory)
 
     async def do_describe(self, cluster: str, about: dict[str, Any]) -> None:
@@ -88,12 +99,12 @@ class Requests(ABC):
     async def do_adopt(self, session: Session, cluster: str) -> dict[str, Any]:
         hosted = self._cluster(cluster)
         session.hears.add(cluster)
-        limit = hosted.policy.time_limit
+        limit, since = hosted.policy.time_limit, hosted.ready_since
         return {
             "about": hosted.about,
             "directory": str(hosted.directory),
             "lease": hosted.lease,
-            "left": None if limit is None else limit - (time.monotonic() - hosted.opened),
+            "left": None if limit is None or since is None else limit + since - time.monotonic(),
             "tasks": hosted.told(),
         }
 
@@ -107,6 +118,7 @@ class Requests(ABC):
                 "lease": cluster.lease,
                 "about": cluster.about,
                 "tasks": [task["state"] for task in cluster.told()],
+                "heard": self.is_heard(cluster.name),
             }
             for cluster in self.clusters.values()
         ]
@@ -138,11 +150,28 @@ class Requests(ABC):
         for name in tasks:
             hosted.tasks.pop(name).release()
 
+    async def do_open_tunnels(
+        self, cluster: str, trust: list[str], credentials: dict[str, str]
+    ) -> dict[str, Any]:
+        return await self._cluster(cluster).open_tunnels(trust, credentials)
+
+    async def do_serve_tunnel(self, cluster: str, port: int) -> None:
+        self._cluster(cluster).tunnels.serve(port)
+
+    async def do_lead_tunnel(self, cluster: str, port: int, to: str, host: str) -> None:
+        self._cluster(cluster).tunnels.lead(port, to, host)
+
+    async def do_close_tunnel(self, cluster: str, port: int) -> None:
+        self._cluster(cluster).tunnels.let_go(port)
+
     async def do_reach(self, cluster: str, addresses: dict[str, str]) -> dict[str, tuple[str, str]]:
         return await asyncio.to_thread(reach, addresses)
 
     async def do_gpus(self, cluster: str) -> dict[str, Any]:
-        return await asyncio.to_thread(gpus.find, self._cluster(cluster).environment)
+        hosted = self._cluster(cluster)
+        found = await asyncio.to_thread(gpus.find, hosted.environment)
+        hosted.gpus, hosted.held = found["gpus"], None
+        return found
 
     async def do_start(self, cluster: str, tasks: dict[str, dict[str, Any]]) -> None:
         hosted = self._cluster(cluster)
@@ -192,6 +221,10 @@ class Requests(ABC):
         if name not in self.clusters:
             raise StateError(f"this agent hosts no cluster {name!r}")
         return self.clusters[name]
+
+    async def do_room(self, cluster: str) -> int:
+        work_dir = self._cluster(cluster).task("dispatcher:0").settings["work_dir"]
+        return (await asyncio.to_thread(shutil.disk_usage, work_dir)).free
 
     async def do_journal(self, cluster: str, have: dict[str, int]) -> dict[str, str]:
         """Return what the dispatcher's journal has that is new to a reader on another host.

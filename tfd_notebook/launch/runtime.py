@@ -89,7 +89,11 @@ def runs(pid: object, started: object) -> bool:
 
 def write_state(directory: Path, state: dict[str, Any]) -> None:
     """Write the agent's state file, atomically and readable by its user only."""
-    target = directory / STATE_FILE
+    write_private(directory / STATE_FILE, state)
+
+
+def write_private(target: Path, state: dict[str, Any]) -> None:
+    """Write a file of JSON, atomically and readable by this user only."""
     temporary = target.with_suffix(".new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:

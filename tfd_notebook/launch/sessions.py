@@ -111,7 +111,9 @@ class Session:
                 self._heard = time.monotonic()
                 frame_in = protocol.decode(line)
                 if frame_in is not None and frame_in.body.get("do") == "bye":
+                    # Whoever said so waits until this end is closed: then it has arrived.
                     self.grace = 0.0
+                    break
                 if frame_in is None or frame_in.body["id"] <= self._last_request:
                     continue
                 self._last_request = frame_in.body["id"]

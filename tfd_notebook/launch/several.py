@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import concurrent.futures
 import ipaddress
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from tfd_notebook.errors import LaunchError, PortInUse, TfdError
+from tfd_notebook.launch.away import Record
 from tfd_notebook.launch.base import Node
 from tfd_notebook.launch.host import reach
 from tfd_notebook.spec import Endpoint, Role
 
 _PORT_TRIES = 8
-_REACH_SECONDS = 15.0
+_REACH_SECONDS = 8.0
+_GPUS_SECONDS = 30.0
+#: For how long tunnels of a process that was killed may still be there.
+_REOPEN_SECONDS = 20.0
 _DISPATCHER = f"{Role.DISPATCHER}:0"
 
 
@@ -32,6 +37,9 @@ class Tunnels(Protocol):
     def close(self, port: int) -> None:
         """Let go of it everywhere; never raises."""
 
+    def end(self) -> None:
+        """Let go of what is this process's own, when it has no more to do with the cluster."""
+
 
 class Several(Node):
     """The hosts of one cluster.
@@ -44,13 +52,16 @@ class Several(Node):
         Takes role and index of a task, returns the position of its host among `nodes`.
     tunnels : Tunnels, optional
         Where tasks reach each other through tunnels.
+    record : Record
+        By which another process finds the cluster when it stays.
     """
 
     def __init__(
         self,
         nodes: Sequence[Node],
         place: Callable[[str, int], int],
-        tunnels: Tunnels | None = None,
+        tunnels: Tunnels | None,
+        record: Record,
     ) -> None:
         self.nodes = tuple(nodes)
         self.host = nodes[0].host
@@ -60,6 +71,7 @@ class Several(Node):
         self._tunnels = tunnels
         self._where: dict[str, int] = {}
         self._ports: dict[str, int] = {}
+        self._record = record
 
     def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
         handler = getattr(self, f"_do_{do}", None)
@@ -67,16 +79,20 @@ class Several(Node):
             return handler(timeout=timeout, **arguments)
         if "task" in arguments:
             return self._of(arguments["task"]).request(do, timeout=timeout, **arguments)
-        return self._all(do, timeout, dict.fromkeys(range(len(self.nodes)), arguments))[0]
+        return self._everywhere(do, timeout, arguments)[0]
 
     def close(self, timeout: float = 10.0) -> None:
         self._each(lambda node: node.close(timeout))
-        for port in self._ports.values():
-            if self._tunnels is not None:
-                self._tunnels.close(port)
+        self._end_tunnels()
+        self._record.forget()
 
     def leave(self) -> None:
         self._each(lambda node: node.leave())
+        self._end_tunnels()
+
+    def _end_tunnels(self) -> None:
+        if self._tunnels is not None:
+            self._tunnels.end()
 
     def adopt(self, told: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
         """Learn where the tasks are: the host's position, and an event of each of its tasks."""
@@ -84,8 +100,28 @@ class Several(Node):
             self._where[event["task"]] = position
             if self._tunnels is not None:
                 port = Endpoint.parse(event["address"]).port
-                self._tunnels.open(port, position)
+                self._reopen(self._tunnels, port, position)
                 self._ports[event["task"]] = port
+
+    def _reopen(self, tunnels: Tunnels, port: int, position: int) -> None:
+        """Open tunnels that another process had, as soon as they have ended with it."""
+        deadline = time.monotonic() + _REOPEN_SECONDS
+        while True:
+            try:
+                return tunnels.open(port, position)
+            except PortInUse as error:
+                if time.monotonic() > deadline:
+                    raise PortInUse(
+                        error.what, fix="another process may hold the cluster: leave it there first"
+                    ) from None
+                time.sleep(0.2)
+
+    def gpus(self) -> list[dict[str, Any]]:
+        found = self._all("gpus", _GPUS_SECONDS, {n: {} for n in range(len(self.nodes))})
+        return [{"host": self.nodes[n].label, **one} for n, one in found.items()]
+
+    def place_of(self, role: str, index: int) -> int:
+        return self._place(role, index)
 
     def cut_off(self, tasks: Mapping[str, str]) -> list[str]:
         known = {name: self._where[name] for name in tasks if name in self._where}
@@ -94,12 +130,23 @@ class Several(Node):
             for position in range(len(self.nodes))
             if (far := {name: tasks[name] for name in known if known[name] != position})
         }
-        found = {
-            self.nodes[position].label: seen
-            for position, seen in self._all("reach", _REACH_SECONDS, asked).items()
-        }
-        if not self.here:
-            found["this kernel"] = reach(tasks)
+        found = {}
+        silent = {}
+        with concurrent.futures.ThreadPoolExecutor(len(asked) + 1, "tfd-hosts") as pool:
+            own = None if self.here else pool.submit(reach, tasks)
+            answers = {
+                self.nodes[position].label: pool.submit(
+                    self.nodes[position].request, "reach", timeout=_REACH_SECONDS, **arguments
+                )
+                for position, arguments in asked.items()
+            }
+            if own is not None:
+                found["this kernel"] = own.result()
+            for label, answer in answers.items():
+                try:
+                    found[label] = answer.result()
+                except TfdError as error:
+                    silent[label] = error.what
         said: dict[tuple[str, str], str] = {}
         for who, seen in found.items():
             for name, (why, source) in seen.items():
@@ -109,6 +156,8 @@ class Several(Node):
                         f"{who} cannot reach {target.label} ({name} at {tasks[name]}: {why})"
                         + self._whose_fault(target, source)
                     )
+        for who, why in silent.items():
+            said.setdefault(("this kernel", who), why)
         return list(said.values())
 
     def _whose_fault(self, target: Node, source: str) -> str:
@@ -123,6 +172,16 @@ class Several(Node):
         )
 
     # Requests that concern several tasks
+
+    def _do_lease(self, seconds: float, renew: bool, timeout: float) -> float:
+        asked = {"seconds": seconds, "renew": renew}
+        until: float = min(self._everywhere("lease", timeout, asked).values())
+        self._record.keep(until)
+        return until
+
+    def _do_describe(self, about: dict[str, Any], timeout: float) -> None:
+        self._everywhere("describe", timeout, {"about": about})
+        self._record.plan(sum(about["fleet"]["counts"].values()))
 
     def _do_hold(self, tasks: list[dict[str, Any]], timeout: float) -> dict[str, str]:
         held: dict[str, str] = {}
@@ -174,19 +233,8 @@ class Several(Node):
     def _do_journal(self, have: dict[str, int], timeout: float) -> Any:
         return self._of(_DISPATCHER).request("journal", timeout=timeout, have=have)
 
-    def _do_gpus(self, timeout: float) -> dict[str, Any]:
-        found = self._all("gpus", timeout, {n: {} for n in range(len(self.nodes))})
-        return {
-            "gpus": [dict(gpu, node=n) for n, one in found.items() for gpu in one["gpus"]],
-            "why": "; ".join(
-                f"{self.nodes[n].label}: {one['why']}" for n, one in found.items() if one["why"]
-            ),
-            "hidden": any(one["hidden"] for one in found.values()),
-        }
-
-    def place_of(self, role: str, index: int) -> int:
-        """Return the position of the host that a task runs on, or would."""
-        return self._place(role, index)
+    def _do_room(self, timeout: float) -> Any:
+        return self._of(_DISPATCHER).request("room", timeout=timeout)
 
     # How it is done
 
@@ -199,6 +247,9 @@ class Several(Node):
         for name in tasks:
             parts.setdefault(self._where.get(name, 0), {"tasks": []})["tasks"].append(name)
         return parts
+
+    def _everywhere(self, do: str, timeout: float, arguments: Mapping[str, Any]) -> dict[int, Any]:
+        return self._all(do, timeout, dict.fromkeys(range(len(self.nodes)), arguments))
 
     def _all(
         self, do: str, timeout: float, parts: Mapping[int, Mapping[str, Any]]

@@ -136,6 +136,38 @@ def close_to_strangers(port: int, allow: Iterable[str] = ()) -> str:
     return ", ".join(["this host", *map(str, allowed)])
 
 
+def hang_up(addresses: Iterable[str]) -> int:
+    """End this process's connections to addresses where nobody will answer any more.
+
+    Where a host vanished, TCP waits for it for a quarter of an hour, and with it closures, and the
+    destructors of functions, in whatever thread they run.
+
+    Parameters
+    ----------
+    addresses : iterable of str
+        ``"host:port"``.
+
+    Returns
+    -------
+    int
+        How many were ended.
+    """
+    gone = set()
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        with contextlib.suppress(OSError):
+            for found in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
+                gone.add(found[4][:2])
+    ended = 0
+    for _, sock in _own_sockets():
+        with contextlib.suppress(OSError):  # it is not connected, or not any more
+            host, port = sock.getpeername()[:2]
+            if (host.removeprefix("::ffff:"), port) in gone:  # IPv4 through a socket of IPv6
+                sock.shutdown(socket.SHUT_RDWR)
+                ended += 1
+    return ended
+
+
 class SentBytes:
     """Counts the bytes that this process has sent over the connections accepted at a port.
 

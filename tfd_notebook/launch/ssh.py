@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import importlib.util
 import json
@@ -12,17 +13,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from tfd_notebook.errors import TfdError, Unsupported, UsageError
-from tfd_notebook.launch import processes, relay
+from tfd_notebook.errors import AgentLost, TfdError, Unsupported, UsageError
+from tfd_notebook.launch import processes
 from tfd_notebook.launch.client import AgentClient
 from tfd_notebook.launch.link import Channel, SocketChannel
-from tfd_notebook.launch.remote import RemoteHost, RemoteLauncher, read_greeting
+from tfd_notebook.launch.remote import RemoteHost, RemoteLauncher, RemoteNode, join_agent
 from tfd_notebook.launch.several import Tunnels
 
+if TYPE_CHECKING:
+    from tfd_notebook.launch.base import OnEvent
+    from tfd_notebook.spec import ClusterConfig
+
 #: Seconds that the process with the connections has for one of them, and a little more.
-CONNECT_SECONDS = 25.0
+CONNECT_SECONDS = 45.0
 _GREETING_SECONDS = 60.0
 _CLOSE_SECONDS = 5.0
 
@@ -48,10 +53,11 @@ class SSH(RemoteLauncher):
     variables : mapping of str to str, optional
         Environment variables for the agent itself, such as ``TFD_RUNTIME_DIR``. They stand on its
         command line: no secrets.
-    secure : bool
+    secure : bool or "tls"
         Whether all that tasks say to each other goes through the encrypted connections, so that
-        nothing listens for other hosts. Default true. With false the tasks' ports are open to
-        exactly the cluster's hosts.
+        nothing listens for other hosts. Default true. With ``"tls"`` it goes from host to host
+        through tunnels of stunnel, and not by way of this one. With false the tasks' ports are open
+        to exactly the cluster's hosts.
     grace, place, host, allow
         See `RemoteLauncher` and `Launcher`.
     """
@@ -68,10 +74,13 @@ class SSH(RemoteLauncher):
         known_hosts: str | None = None,
         directory: str | None = None,
         variables: Mapping[str, str] | None = None,
-        secure: bool = True,
+        secure: bool | str = True,
         **options: Any,
     ) -> None:
-        super().__init__(secure=secure, **options)
+        if secure not in (True, False, "tls"):
+            raise UsageError(f"secure={secure!r} is none of True, False and 'tls'")
+        super().__init__(secure=bool(secure), **options)
+        self._by_tls = secure == "tls"
         self._hosts = tuple(hosts.split(",")) if isinstance(hosts, str) else tuple(hosts)
         if not self._hosts or not all(self._hosts):
             raise UsageError(
@@ -89,6 +98,7 @@ class SSH(RemoteLauncher):
     def options(self) -> dict[str, Any]:
         return {
             **super().options,
+            **({"secure": "tls"} if self._by_tls else {}),
             "hosts": list(self._hosts),
             "python": self._python if isinstance(self._python, str) else dict(self._python),
             "key": list(self._keys),
@@ -134,7 +144,12 @@ class SSH(RemoteLauncher):
     def surroundings(self, config: Any) -> dict[str, Any]:
         return {**super().surroundings(config), "directory": self._directory}
 
-    def tunnels(self, hosts: Sequence[RemoteHost]) -> Tunnels:
+    def tunnels(
+        self, nodes: Sequence[RemoteNode], config: ClusterConfig, on_event: OnEvent
+    ) -> Tunnels:
+        if self._by_tls:
+            return super().tunnels(nodes, config, on_event)
+        hosts = [node.remote for node in nodes]
         return _SSHTunnels([host for host in hosts if isinstance(host, _SSHHost)])
 
 
@@ -147,6 +162,9 @@ class _Client:
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: AgentClient
         self._fds: socket.socket
+        #: What leads to which host, by its label: a process that takes the place of one that died
+        #: has to be told.
+        self._tunnels: dict[str, set[tuple[str, int]]] = {}
 
     def connect(self, label: str, where: dict[str, Any], command: list[str]) -> socket.socket:
         """Return a socket joined to a command on a host.
@@ -164,27 +182,52 @@ class _Client:
             ours, theirs = socket.socketpair()
             with theirs:
                 socket.send_fds(self._fds, [b"x"], [theirs.fileno()])
-            asked = self._requests.submit("connect", label=label, where=where, command=command)
+            asked = self._requests.submit(
+                "connect",
+                label=label,
+                where=where,
+                command=command,
+                tunnels=sorted(self._tunnels.get(label, ())),
+            )
         try:
             failed = asked.result(CONNECT_SECONDS)
             if failed:
                 raise OSError(failed)
+        except concurrent.futures.TimeoutError:
+            ours.close()
+            raise OSError(f"silent for {CONNECT_SECONDS:g} s") from None
+        except AgentLost as error:  # of this process: another one can be started
+            ours.close()
+            raise OSError(error.what) from None
         except BaseException:
             ours.close()
             raise
         return ours
 
-    def ask(self, do: str, **arguments: Any) -> None:
-        """Have something done with the tunnels of a host."""
-        self._requests.request(do, CONNECT_SECONDS, **arguments)
+    def tunnel(self, label: str, kind: str, port: int) -> None:
+        """Have a tunnel to a host, now and over each connection that comes after this one."""
+        with self._lock:
+            self._tunnels.setdefault(label, set()).add((kind, port))
+        self._requests.request("tunnel", CONNECT_SECONDS, label=label, kind=kind, port=port)
+
+    def let_go(self, label: str, port: int) -> None:
+        """End the tunnels to a host at `port`."""
+        with self._lock:
+            self._tunnels.get(label, set()).difference_update({("here", port), ("there", port)})
+        self._requests.request("let_go", CONNECT_SECONDS, label=label, port=port)
 
     def close(self) -> None:
         """Need it no more; when no host does, all connections end."""
         with self._lock:
             self._users -= 1
-            if self._users > 0 or self._process is None:
-                return
-            process, self._process = self._process, None
+            if self._users == 0:
+                self._end()
+
+    def _end(self) -> None:
+        """Have no process, after one that may have died."""
+        process, self._process = self._process, None
+        if process is None:
+            return
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
@@ -197,6 +240,7 @@ class _Client:
         self._fds.close()
 
     def _start(self) -> None:
+        self._end()
         started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         # The thread that starts it lives as long as it does: with that thread it would end, too.
         self._thread = threading.Thread(
@@ -256,13 +300,13 @@ class _SSHHost(RemoteHost):
         self._closed = False
 
     def connect(self, agent: str, start: bool) -> Channel:
-        words = [*self._command, "-u", "-c", relay.BOOTSTRAP, agent, "start" if start else "again"]
+        words = [*self._command, *join_agent(agent, start), "ssh"]
         channel = SocketChannel(self.client.connect(self.label, self._where, words))
         # A host that never says anything is not waited for.
         watch = threading.Timer(_GREETING_SECONDS, channel.close)
         watch.start()
         try:
-            self.greeting = read_greeting(self.label, channel.lines())
+            self.greet(channel, again=not start)
         except BaseException:
             channel.close()
             raise
@@ -288,12 +332,12 @@ class _SSHTunnels:
         try:
             # Here comes first: the others' tunnels lead through it.
             if not target.greeting.is_here:
-                target.client.ask("tunnel", label=target.label, kind="here", port=port)
+                target.client.tunnel(target.label, "here", port)
             for other in self._hosts:
                 assert other.greeting is not None
                 shares = other.greeting.identity == target.greeting.identity
                 if not shares and not other.greeting.is_here:
-                    other.client.ask("tunnel", label=other.label, kind="there", port=port)
+                    other.client.tunnel(other.label, "there", port)
         except BaseException:
             self.close(port)
             raise
@@ -301,4 +345,7 @@ class _SSHTunnels:
     def close(self, port: int) -> None:
         for host in self._hosts:
             with contextlib.suppress(TfdError):
-                host.client.ask("let_go", label=host.label, port=port)
+                host.client.let_go(host.label, port)
+
+    def end(self) -> None:
+        """Nothing is left: they ended with the connections."""

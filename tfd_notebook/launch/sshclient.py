@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 import asyncssh
@@ -24,10 +25,13 @@ from tfd_notebook.launch import protocol
 from tfd_notebook.launch.sessions import own_pipes
 from tfd_notebook.launch.task import end_with
 
+#: Seconds to log in, and as many for the command.
 CONNECT_SECONDS = 20.0
 #: Seconds between two signs of life, and how many may be missed.
 _ALIVE_SECONDS, _ALIVE_MISSED = 5.0, 3
 _SAID_BYTES = 4000
+#: Seconds between two attempts to have a tunnel again, whose port an old session may still hold.
+_AGAIN_SECONDS = 1.0
 
 
 class _Connection:
@@ -38,12 +42,10 @@ class _Connection:
         self._where = where
         self._ssh: Any = None
         self._tunnels: dict[tuple[str, int], Any] = {}
-        self._carrying: set[asyncio.Future[Any]] = set()
+        self._working: set[asyncio.Future[Any]] = set()
 
     async def connect(self, command: list[str], peer: socket.socket) -> str:
         """Connect afresh, and join `peer` with a command there; return why it cannot be reached."""
-        wanted = list(self._tunnels)
-        self._tunnels.clear()
         if self._ssh is not None:
             self._ssh.abort()
         try:
@@ -55,7 +57,9 @@ class _Connection:
                 ),
                 CONNECT_SECONDS,
             )
-            process = await self._ssh.create_process(shlex.join(command), encoding=None)
+            process = await asyncio.wait_for(
+                self._ssh.create_process(shlex.join(command), encoding=None), CONNECT_SECONDS
+            )
         except asyncssh.HostKeyNotVerifiable as error:
             raise LaunchError(
                 f"{self.label}: its host key is not the one in known_hosts, or not there: "
@@ -67,15 +71,36 @@ class _Connection:
                 f"{self.label} refuses the login: {error.reason}",
                 fix=f"does `ssh {self.label}` work without a password? key= names another key",
             ) from None
+        except ValueError as error:  # a key with a passphrase, ~/.ssh/config that is not understood
+            raise LaunchError(
+                f"{self.label}: the login cannot be prepared: {error}",
+                fix=f"does `ssh {self.label}` work without a question? key= names another key",
+            ) from None
         except (asyncssh.Error, OSError, asyncio.TimeoutError) as error:
             return getattr(error, "reason", "") or str(error) or f"silent for {CONNECT_SECONDS:g} s"
-        carrying = asyncio.ensure_future(_carry(process, peer))
-        self._carrying.add(carrying)
-        carrying.add_done_callback(self._carrying.discard)
-        for kind, port in wanted:
-            with contextlib.suppress(TfdError):
-                await self.tunnel(kind, port)
+        self._beside(_carry(process, peer))
+        for kind, port in self._tunnels:
+            self._beside(self._again(self._ssh, kind, port))
         return ""
+
+    def want(self, tunnels: Iterable[tuple[str, int]]) -> None:
+        """Have these tunnels, too, as soon as there is a connection."""
+        for kind, port in tunnels:
+            self._tunnels.setdefault((kind, port), None)
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+        working = asyncio.ensure_future(work)
+        self._working.add(working)
+        working.add_done_callback(self._working.discard)
+
+    async def _again(self, ssh: Any, kind: str, port: int) -> None:
+        """Have a tunnel in a new connection, too, for as long as that is the present one."""
+        while self._ssh is ssh and (kind, port) in self._tunnels:
+            try:
+                await self.tunnel(kind, port)
+                return
+            except PortInUse:
+                await asyncio.sleep(_AGAIN_SECONDS)
 
     async def tunnel(self, kind: str, port: int) -> None:
         """Have `port` of this host lead to that of the other (``here``), or back (``there``)."""
@@ -83,13 +108,16 @@ class _Connection:
         self._tunnels[kind, port] = None  # wanted, also by the next connection
         try:
             listener = await make("localhost", port, "localhost", port)
-        except (asyncssh.Error, OSError) as error:
+        except (asyncssh.Error, asyncssh.ChannelListenError, OSError) as error:
             raise PortInUse(
                 f"port {port} cannot be taken for a tunnel to {self.label}: "
                 f"{getattr(error, 'reason', '') or error}",
                 fix="its sshd must allow forwarding (AllowTcpForwarding), or use secure=False",
             ) from None
-        self._tunnels[kind, port] = listener
+        if (kind, port) in self._tunnels:
+            self._tunnels[kind, port] = listener
+        else:
+            listener.close()  # nobody wants it any more
 
     def let_go(self, port: int) -> None:
         """End the tunnels at `port`."""
@@ -140,11 +168,14 @@ class _Client:
         self._fds = fds
         self._hosts: dict[str, _Connection] = {}
 
-    async def do_connect(self, label: str, where: dict[str, Any], command: list[str]) -> str:
+    async def do_connect(
+        self, label: str, where: dict[str, Any], command: list[str], tunnels: list[tuple[str, int]]
+    ) -> str:
         # Handed over before the request was written.
         _, descriptors, _, _ = socket.recv_fds(self._fds, 1, 1)
         peer = socket.socket(fileno=descriptors[0])
         host = self._hosts.setdefault(label, _Connection(label, where))
+        host.want(tunnels)
         try:
             failed = await host.connect(command, peer)
         except BaseException:

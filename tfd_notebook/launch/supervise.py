@@ -17,7 +17,7 @@ from tfd_notebook.errors import StartTimeout, TfdError
 from tfd_notebook.launch import sockets
 from tfd_notebook.launch.processes import Process
 from tfd_notebook.launch.tombstone import Tombstone
-from tfd_notebook.spec import SERVER_ROLES, Role, TaskSpec, TaskState
+from tfd_notebook.spec import SERVER_ROLES, Endpoint, Role, TaskSpec, TaskState
 
 if TYPE_CHECKING:
     from tfd_notebook.launch.hosted import HostedCluster
@@ -63,6 +63,8 @@ class Supervised:
         self.silent_since: float | None = None
         self._prober = probe.Prober()
         self._deaths = 0
+        #: Why the process was ended for what it holds; empty where it was not.
+        self._condemned = ""
         self._asked = False
         self._wake = asyncio.Event()
         self.open_to = ""
@@ -163,6 +165,12 @@ class Supervised:
             if self._cluster.policy.on_hang == "restart" and self.process is not None:
                 self.process.kill()
 
+    def limit_memory(self, megabytes: float) -> None:
+        """End the process if it holds more than the administrator allows."""
+        self._condemned = self._cluster.limits.too_much_memory(megabytes)
+        if self._condemned and self.process is not None:
+            self.process.kill()
+
     def keep_connections(self, descriptors: Mapping[int, int]) -> None:
         """Keep connections of the process from ending with it, where that helps its peers.
 
@@ -176,17 +184,6 @@ class Supervised:
         self.silent_since = None
         if self.state is TaskState.HUNG:
             self._enter(TaskState.READY, "answers again")
-
-    def trim_log(self) -> None:
-        """Keep a flood of output from filling the disk: only the latest part stays."""
-        with contextlib.suppress(OSError):
-            if self.log.stat().st_size > _LOG_LIMIT:
-                kept, _ = read_log(self.log, _LOG_KEPT)
-                # The task appends (O_APPEND), so it goes on at the new end.
-                with self.log.open("r+b") as file:
-                    file.truncate(0)
-                with self.log.open("ab") as file:
-                    file.write(b"[earlier output dropped]\n" + kept)
 
     @property
     def kind(self) -> probe.Kind:
@@ -313,11 +310,13 @@ class Supervised:
             self._tombstone.close()
             self._tombstone = None
         if message is not None:
+            at = Endpoint.parse(self.address).host
             self._tombstone = Tombstone(
                 {self.port: message},
                 dispatcher=self.settings.get("dispatcher_address"),
                 on_loss=on_loss,
                 workers={self.port: self.address},
+                allow=None if at == "localhost" else self._cluster.allow,
             )
             try:
                 self._tombstone.start()
@@ -346,7 +345,8 @@ class Supervised:
 
     def _why_ended(self, kills_before: int) -> str:
         assert self.process is not None
-        return why_ended(self.process.ended.result(), _oom_kills() > kills_before)
+        condemned, self._condemned = self._condemned, ""
+        return condemned or why_ended(self.process.ended.result(), _oom_kills() > kills_before)
 
     def _enter(self, state: TaskState, reason: str = "", log: tuple[str, ...] = ()) -> None:
         self.state, self.reason = state, reason
@@ -392,6 +392,18 @@ def read_log(path: Path, size: int, offset: int | None = None) -> tuple[bytes, i
         data = file.read(size)
         return (data if end <= size else data.partition(b"\n")[2]), end
     return b"", 0
+
+
+def trim_log(path: Path) -> None:
+    """Keep a flood of output from filling the disk: only the latest part stays."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > _LOG_LIMIT:
+            kept, _ = read_log(path, _LOG_KEPT)
+            # Whoever writes there appends (O_APPEND), and so goes on at the new end.
+            with path.open("r+b") as file:
+                file.truncate(0)
+            with path.open("ab") as file:
+                file.write(b"[earlier output dropped]\n" + kept)
 
 
 def last_lines(path: Path, count: int) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfd_notebook.errors import LaunchError, TfdError
-from tfd_notebook.launch import protocol, servers, sockets
+from tfd_notebook.launch import modules, protocol, servers, sockets
 from tfd_notebook.spec import Role
 
 _PR_SET_PDEATHSIG = 1
@@ -90,20 +90,14 @@ class _Task:
         """Install Python functions; return the user's modules that are stale here."""
         from tfd_notebook._compat import pyfunc
 
-        stale = [
-            name
-            for name, seen in self._modules.items()
-            if (now := _changed_at(name)) is not None and now > seen
-        ]
+        stale = modules.stale(self._modules)
         pyfunc.install(base64.b64decode(blob))
         self._note_modules()
         return stale
 
     def _note_modules(self) -> None:
         """Remember how old the files of the user's modules are that are loaded now."""
-        for name in [name for name in sys.modules if name not in self._modules]:
-            if (changed := _changed_at(name)) is not None:
-                self._modules[name] = changed
+        self._modules = {**modules.loaded(), **self._modules}
 
     def start(
         self, role: str, port: int, settings: dict[str, Any], allow: list[str]
@@ -154,20 +148,6 @@ def _prepare(request: Mapping[str, Any]) -> None:
                 task=request["name"],
                 fix="name a module on sys.path or the path of an op library",
             ) from error
-
-
-_INSTALLED = (sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(protocol.__file__)))
-
-
-def _changed_at(module: str) -> float | None:
-    """When the file of a module of the user changed; None for modules that were installed."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if not file or file.startswith(_INSTALLED):
-        return None
-    try:
-        return os.stat(file).st_mtime
-    except OSError:
-        return None
 
 
 def _name_process(name: str) -> None:

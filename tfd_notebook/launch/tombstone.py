@@ -15,10 +15,14 @@ import grpc
 
 from tfd_notebook import probe, wire
 from tfd_notebook.errors import PortInUse, StateError, TfdError
+from tfd_notebook.launch import sockets
 
 _WORKER = "/tensorflow.data.WorkerService/"
 _PROCESS_TASK = f"{_WORKER}ProcessTask"
 _GET_ELEMENT = f"{_WORKER}GetElement"
+
+_LOOPBACK = ("127.0.0.1", "[::1]")
+_EVERYWHERE = ("0.0.0.0", "[::]")
 
 #: With these, a worker that joins late or not at all has no share of the data that others lack.
 _SHARED_OUT_AT_RUN_TIME = ("off", "dynamic")
@@ -52,8 +56,9 @@ class Tombstone:
     workers : mapping of int to str, optional
         The address that the dispatcher knows the worker of each port by. Default
         ``"localhost:PORT"``.
-    hosts : iterable of str
-        Addresses to listen at. Default: loopback, IPv4 and IPv6.
+    allow : iterable of str, optional
+        Networks that are answered besides this host, at all of its addresses; None: at loopback
+        only.
 
     Raises
     ------
@@ -69,14 +74,14 @@ class Tombstone:
         dispatcher: str | None = None,
         on_loss: str = "raise",
         workers: Mapping[int, str] | None = None,
-        hosts: Iterable[str] = ("127.0.0.1", "[::1]"),
+        allow: Iterable[str] | None = None,
     ) -> None:
         self._ports = dict(ports)
         self._code = grpc.StatusCode[code]
         self._dispatcher = dispatcher
         self._on_loss = on_loss
         self._workers = dict(workers or {})
-        self._hosts = tuple(hosts)
+        self._allow = None if allow is None else tuple(allow)
         self._servers: list[Any] = []
         self._pool: ThreadPoolExecutor | None = None
 
@@ -113,12 +118,14 @@ class Tombstone:
         answers = _Answers(self._code, text, accept, self._on_loss == "warn")
         server = grpc.server(self._pool, handlers=(answers,), options=(("grpc.so_reuseport", 1),))
         bound = 0
-        for host in self._hosts:
+        for host in _LOOPBACK if self._allow is None else _EVERYWHERE:
             with contextlib.suppress(RuntimeError):  # no IPv6 here, or the port is taken
                 bound += bool(server.add_insecure_port(f"{host}:{port}"))
         if not bound:
             raise PortInUse(f"nothing can answer for the lost task at port {port}: it is taken")
         server.start()
+        if self._allow is not None:
+            sockets.close_to_strangers(port, self._allow)
         return server
 
     def _accept(self, worker: str) -> Callable[[int], None] | None:

@@ -29,9 +29,11 @@ _HOMES = {
     "tfd_join": ("stepper", "join"),
     "tfd_cancel": ("stepper", "cancel"),
     "tfd_values": ("stepper", "values"),
+    "tfd_kernel": ("elsewhere", "command_line"),
+    "tfd_resolve": ("resolve", "command_line"),
 }
 #: Those that may stand over a cell, too.
-_OVER_CELLS = ("tfd_schedule",)
+_OVER_CELLS = ("tfd_kernel", "tfd_schedule")
 #: As in "%tfd_cluster st", "c = %tfd_cluster st" and, with automagic, "tfd_cluster st".
 _LINE = re.compile(rf"(?:^|=)\s*%{{0,2}}({'|'.join(_HOMES)})\s+(.*)$")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,6 +16,9 @@ from tfd_notebook.magics.options import add_hours_option, add_scale_options, sca
 from tfd_notebook.magics.parsing import Command, CommandLine, Parser
 from tfd_notebook.spec import Role
 from tfd_notebook.widgets import VIEWS
+
+#: As in host:port, grpc://host:port and [::1]:port.
+_ADDRESS = re.compile(r"(?:grpc://)?(?:\[[^\]]+\]|[\w.-]+):\d+")
 
 
 def command_line(shell: Any) -> CommandLine:
@@ -39,6 +43,7 @@ def command_line(shell: Any) -> CommandLine:
         Command("attach", "take up a cluster that outlives kernels", _Attach(shell), _attach_args),
         Command("detach", "let a cluster outlive this kernel", _lasting("detach"), _lasting_args),
         Command("renew", "have a detached cluster stay longer", _lasting("renew"), _lasting_args),
+        Command("doctor", "what is wrong, or will be", _Doctor(shell), _doctor_args),
         Command("stop", "stop a cluster and all its tasks", _stop, _stop_args),
         Command("kinds", "the launchers that exist here", _kinds),
     )
@@ -269,6 +274,32 @@ def _lasting(command: str) -> Callable[[argparse.Namespace], None]:
     return run
 
 
+def _doctor_args(parser: Parser) -> None:
+    parser.add_argument(
+        "cluster",
+        nargs="*",
+        metavar="TARGET",
+        help="a cluster's name, HOST:PORT, or a dataset or resolver of the notebook "
+        "(default: all of this kernel)",
+    )
+
+
+class _Doctor:
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def __call__(self, options: argparse.Namespace) -> Any:
+        from tfd_notebook.checkup import doctor
+
+        words = " ".join(options.cluster)
+        if not words:
+            return doctor()
+        if words in living.living() or _ADDRESS.fullmatch(words):
+            return doctor(words)
+        kind = "a dataset, a resolver or a cluster"
+        return doctor(living.evaluate(self._shell, words, kind))
+
+
 def _stop_args(parser: Parser) -> None:
     _name_args(parser)
     parser.add_argument("--all", action="store_true", help="stop every cluster of this kernel")
@@ -290,11 +321,15 @@ def _kinds(options: argparse.Namespace) -> views.Table:
         (views.Column("launcher"), views.Column("where the tasks run", note=True)),
         [
             *((views.Cell(name), views.Cell(kind.summary)) for name, kind in base.kinds().items()),
-            *(
-                (views.Cell(name), views.Cell(f"{profile.launcher}, as {profile.path} says"))
-                for name, profile in profiles.profiles().items()
-            ),
+            *((views.Cell(name), _says(profile)) for name, profile in profiles.profiles().items()),
         ],
         label="launchers",
         empty="no launcher is installed",
     )
+
+
+def _says(profile: Any) -> Any:
+    """Return what a profile means, or why it cannot be read."""
+    if isinstance(profile, UsageError):
+        return views.Cell(profile.what)
+    return views.Cell(f"{profile.launcher}, as {profile.path} says")

@@ -9,6 +9,7 @@ from typing import Any
 
 from IPython.core.completer import SimpleCompletion
 
+from tfd_notebook.detection import makers
 from tfd_notebook.magics import living
 from tfd_notebook.magics.parsing import CommandLine, SingleCommand
 
@@ -85,6 +86,7 @@ def _sources(shell: Any) -> dict[str, Callable[[], Iterable[str]]]:
         "function": lambda: _functions(shell.user_ns),
         "state": _states,
         "id": _unfinished,
+        "resolver": lambda: makers.CHOICES,
     }
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from tfd_notebook.snapshot import Snapshot
 from tfd_notebook.views._coordinator import coordinator_bundle, counted, values_table
 from tfd_notebook.views._figures import gist
+from tfd_notebook.views._findings import findings_table
+from tfd_notebook.views._gpus import gpus_table
 from tfd_notebook.views._html import html
 from tfd_notebook.views._lists import (
     brief,
@@ -14,6 +16,15 @@ from tfd_notebook.views._lists import (
     forecast_table,
     jobs_table,
     streams_table,
+)
+from tfd_notebook.views._looks import (
+    changes_table,
+    look_bundle,
+    look_gist,
+    look_html,
+    look_text,
+    rules_table,
+    sightings_table,
 )
 from tfd_notebook.views._table import Cell, Column, Table
 from tfd_notebook.views._text import text
@@ -27,14 +38,23 @@ __all__ = [
     "Table",
     "View",
     "brief",
+    "changes_table",
     "clusters_table",
     "coordinator_bundle",
     "counted",
+    "findings_table",
     "forecast_table",
     "gist",
+    "gpus_table",
     "html",
     "jobs_table",
+    "look_bundle",
+    "look_gist",
+    "look_html",
+    "look_text",
     "mimebundle",
+    "rules_table",
+    "sightings_table",
     "streams_table",
     "text",
     "values_table",

@@ -27,15 +27,20 @@ _SIGNS = {
     "finished": "✓",
     "failed": "✗",
     "lost": "∅",
+    "alive": "●",
+    "refused": "✗",
+    "unreachable": "∅",
+    "foreign": "✗",
+    "mismatch": "≠",
     "info": "·",
     "warning": "▲",
     "error": "✗",
 }
 
 _TONES = {
-    "good": ("ready", "running", "fetching", "finished"),
+    "good": ("ready", "running", "fetching", "finished", "alive"),
     "warn": ("hung", "degraded", "restarting", "retrying", "warning"),
-    "bad": ("failed", "lost", "error"),
+    "bad": ("failed", "lost", "error", "refused", "unreachable", "foreign", "mismatch"),
 }
 _TONE_OF = {state: tone for tone, states in _TONES.items() for state in states}
 
@@ -130,6 +135,11 @@ def sparkline(values: Sequence[float], length: int = 20) -> str:
     if top <= 0:
         return _BLOCKS[0] * len(shown)
     return "".join(_BLOCKS[round(max(value, 0.0) / top * 7)] for value in shown)
+
+
+def block(percent: float | None) -> str:
+    """Return a block as high as a share in percent; a dot for None."""
+    return "·" if percent is None else _BLOCKS[round(min(max(percent, 0.0), 100.0) / 100 * 7)]
 
 
 def clean(text: str) -> str:

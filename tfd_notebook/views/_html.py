@@ -8,6 +8,7 @@ from tfd_notebook.snapshot import Snapshot
 from tfd_notebook.views import _figures as figures
 from tfd_notebook.views import _parts as parts
 from tfd_notebook.views._coordinator import coordinator_html
+from tfd_notebook.views._gpus import strip_html
 from tfd_notebook.views._style import wrap
 from tfd_notebook.views._table import html_table
 
@@ -24,6 +25,7 @@ def html(snapshot: Snapshot) -> str:
         + html_table(parts.ROLE_COLUMNS, parts.role_rows(snapshot), "tasks by role")
         + html_table(parts.TASK_COLUMNS, tasks, "tasks")
         + _quiet(more_tasks)
+        + strip_html(snapshot.gpus)
         + (coordinator_html(snapshot.coordinator) if snapshot.coordinator else "")
         + html_table(parts.STREAM_COLUMNS, streams, "streams and datasets")
         + _quiet(more_streams)

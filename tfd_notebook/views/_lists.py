@@ -45,16 +45,16 @@ def brief(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def clusters_table(briefs: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table of what `brief` gives, each with a ``pid`` where it is known."""
+    """Return the table of what `brief` gives, each with its ``pid`` or ``agent``."""
     rows = [
         (
             Cell(str(one["name"])),
             state_cell(str(one["state"])),
             Cell(str(one["launcher"])),
-            Cell(f"{one['observed']} of {one['planned']}"),
+            Cell(f"{'?' if one['observed'] is None else one['observed']} of {one['planned']}"),
             Cell(str(one["reading"])),
             Cell(_stays(one.get("lease"))),
-            Cell(str(one.get("pid") or "")),
+            Cell(f"agent {one['agent']}" if one.get("agent") else str(one.get("pid") or "")),
         )
         for one in briefs
     ]

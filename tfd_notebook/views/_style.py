@@ -26,6 +26,21 @@ border-bottom:1px solid var(--jp-border-color2,rgba(128,128,128,.4))}
 .tfd-view .tfd-warn{color:var(--jp-warn-color1,var(--vscode-charts-orange,inherit))}
 .tfd-view .tfd-bad{color:var(--jp-error-color1,var(--vscode-charts-red,inherit));font-weight:600}
 .tfd-view .tfd-quiet{color:var(--jp-ui-font-color2,inherit)}
+.tfd-view .tfd-gpus{margin:.45em 0}
+.tfd-view .tfd-gpuhost{display:flex;flex-wrap:wrap;gap:.15em .8em;margin:.2em 0;
+align-items:flex-end}
+.tfd-view .tfd-gpuname{flex:0 0 14em;max-width:100%;overflow:hidden;text-overflow:ellipsis;
+white-space:nowrap}
+.tfd-view .tfd-gputask{min-width:0;max-width:100%}
+.tfd-view .tfd-gputask>div{display:flex;flex-wrap:wrap;gap:3px}
+.tfd-view .tfd-gpu{display:flex;flex-wrap:wrap;justify-content:space-between;width:5.3em;
+padding:0 3px 3px;gap:2px 0;border:1px solid var(--jp-border-color1,rgba(128,128,128,.6));
+border-radius:2px;line-height:1.35}
+.tfd-view .tfd-free .tfd-gpu{border-style:dashed}
+.tfd-view .tfd-gpu>span:first-child{color:var(--jp-ui-font-color2,inherit)}
+.tfd-view .tfd-gpu i{flex:0 0 auto;height:0;max-width:100%;margin-right:100%;
+border-top:4px solid var(--jp-brand-color1,currentColor)}
+.tfd-view .tfd-gpu i.tfd-memory{border-top:3px double currentColor}
 .tfd-view ul{list-style:none;margin:.3em 0 0;padding:0}
 .tfd-view li{overflow-wrap:anywhere}
 """.replace("\n", "").replace(".tfd-view", ".tfd-view.tfd-view")

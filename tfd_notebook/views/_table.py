@@ -194,6 +194,8 @@ class Table:
         The rows as JSON values; their words by default.
     foot : str
         A sentence below the rows.
+    names : sequence of str
+        The names in `records`, for a DataFrame without a row to have columns, too.
     """
 
     def __init__(
@@ -205,6 +207,7 @@ class Table:
         empty: str,
         records: list[dict[str, Any]] | None = None,
         foot: str = "",
+        names: Sequence[str] = (),
     ) -> None:
         self.columns = tuple(columns)
         self.rows = tuple(tuple(row) for row in rows)
@@ -212,6 +215,7 @@ class Table:
         self.empty = empty
         self.foot = foot
         self._records = records
+        self._names = list(names) or None
 
     def records(self) -> list[dict[str, Any]]:
         """Return the rows as dictionaries of JSON values."""
@@ -224,7 +228,7 @@ class Table:
         """Return the rows as a DataFrame."""
         import pandas as pd
 
-        return pd.DataFrame.from_records(self.records())
+        return pd.DataFrame.from_records(self.records(), columns=self._names)
 
     def text(self, width: int = 110) -> str:
         """Return the table as text, at most `width` columns wide where that is possible."""

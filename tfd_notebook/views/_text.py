@@ -9,6 +9,7 @@ from tfd_notebook.snapshot import Snapshot
 from tfd_notebook.views import _figures as figures
 from tfd_notebook.views import _parts as parts
 from tfd_notebook.views._coordinator import coordinator_text
+from tfd_notebook.views._gpus import strip_text
 from tfd_notebook.views._table import Column, Row, text_table
 
 
@@ -36,6 +37,8 @@ def text(snapshot: Snapshot, width: int | None = None) -> str:
     streams, more_streams = parts.stream_rows(snapshot)
     lines += _table(parts.ROLE_COLUMNS, parts.role_rows(snapshot), "", width)
     lines += _table(parts.TASK_COLUMNS, tasks, more_tasks, width)
+    if snapshot.gpus:
+        lines += ["", *strip_text(snapshot.gpus, width)]
     if snapshot.coordinator is not None:
         lines += ["", *coordinator_text(snapshot.coordinator, width)]
     lines += _table(parts.STREAM_COLUMNS, streams, more_streams, width)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tfd_notebook.cluster import Cluster
 
-__all__ = ["VIEWS", "Live", "StartForm", "close_all", "live"]
+__all__ = ["VIEWS", "Live", "ResolveForm", "StartForm", "close_all", "live"]
 
 #: What a widget can show of a cluster.
 VIEWS = ("cluster", "throughput", "values", "timeline", "stepper")
@@ -143,7 +143,28 @@ class Live(_Shown):
         super().__init__(view, lambda: views.mimebundle(cluster.snapshot()), cluster)
 
 
-class StartForm(_Shown):
+class _Form(_Shown):
+    """A form of a few commands, one of which gets a cluster that is followed from then on."""
+
+    #: What is shown, and the command that answers with a cluster.
+    _view, _gets = "", ""
+
+    def __init__(self, extra: Extra, twin: Mapping[str, str]) -> None:
+        self._extra = extra
+        super().__init__(self._view, lambda: twin, extra=self._commands)
+
+    def _commands(self) -> Any:
+        commands = self._extra()
+        return {**commands, self._gets: lambda request: self._got(commands[self._gets](request))}
+
+    def _got(self, answer: Any) -> Any:
+        from tfd_notebook.cluster import clusters
+
+        self._session.cluster = clusters().get(answer["cluster"])
+        return answer
+
+
+class StartForm(_Form):
     """A form that starts a cluster in this kernel, and then follows it.
 
     Parameters
@@ -154,19 +175,21 @@ class StartForm(_Shown):
         What is shown where no widget can be.
     """
 
-    def __init__(self, extra: Extra, twin: Mapping[str, str]) -> None:
-        self._extra = extra
-        super().__init__("start", lambda: twin, extra=self._commands)
+    _view, _gets = "start", "start"
 
-    def _commands(self) -> Any:
-        commands = self._extra()
-        return {**commands, "start": lambda request: self._started(commands["start"](request))}
 
-    def _started(self, answer: Any) -> Any:
-        from tfd_notebook.cluster import clusters
+class ResolveForm(_Form):
+    """A table of the tasks that a resolver finds, with a choice of resolvers.
 
-        self._session.cluster = clusters().get(answer["cluster"])
-        return answer
+    Parameters
+    ----------
+    extra : callable
+        Returns the commands ``resolvers``, ``resolve`` and ``attach``.
+    twin : mapping of str to str
+        What is shown where no widget can be.
+    """
+
+    _view, _gets = "resolve", "attach"
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import { Asker } from './asker';
 import { button, enable, h, labelled, show } from './dom';
+import { counted, Findings, type IFinding } from './findings';
 import type { Link } from './link';
 import { hasEnded, type ICluster } from './protocol';
 import type { IActions } from './view';
@@ -24,6 +25,8 @@ export class ClusterTools {
   private readonly _scale: HTMLButtonElement;
   private readonly _stop: HTMLButtonElement;
   private readonly _interrupt: HTMLButtonElement;
+  private readonly _doctor: HTMLButtonElement;
+  private readonly _findings = new Findings();
   private readonly _scaling: HTMLElement;
 
   constructor(
@@ -44,6 +47,11 @@ export class ClusterTools {
       'end what is being read or computed now; the tasks stay',
       one => void this._asker.run('interrupt', 'interrupt', {}, [one], () => 'interrupted')
     );
+    this._doctor = button(
+      'Doctor',
+      'look for what is wrong with this cluster, or will be',
+      () => void this._doDoctor()
+    );
     this._scaling = h(
       'form',
       {
@@ -61,7 +69,8 @@ export class ClusterTools {
       { class: 'tfd-row tfd-tools' },
       this._scaling,
       this._stop,
-      this._interrupt
+      this._interrupt,
+      this._doctor
     );
     const { insert, open } = _actions;
     if (insert) {
@@ -76,12 +85,12 @@ export class ClusterTools {
     if (open) {
       row.append(button('Open', 'open this cluster in a tab of its own', () => open(_cluster)));
     }
-    this.node.append(row, this._asker.node);
+    this.node.append(row, this._asker.node, this._findings.node);
   }
 
   show(seen: ICluster, alive: boolean): void {
     const usable = !this._actions.readOnly && !hasEnded(seen);
-    for (const one of [this._stop, this._interrupt, this._scaling]) {
+    for (const one of [this._stop, this._interrupt, this._doctor, this._scaling]) {
       show(one, usable);
     }
     let scalable = false;
@@ -98,7 +107,7 @@ export class ClusterTools {
       enable(count.input, alive);
     }
     show(this._scaling, usable && scalable);
-    for (const one of [this._stop, this._interrupt, this._scale]) {
+    for (const one of [this._stop, this._interrupt, this._doctor, this._scale]) {
       enable(one, alive && seen.state !== 'stopping');
     }
   }
@@ -139,6 +148,21 @@ export class ClusterTools {
           .map(([role, number]) => `${number} ${role}`)
           .join(', ')}`
     );
+  }
+
+  private async _doDoctor(): Promise<void> {
+    const found = await this._asker.run<IFinding[]>(
+      'doctor',
+      'doctor',
+      {},
+      [this._doctor],
+      counted
+    );
+    if (found) {
+      this._findings.show(found);
+      // They are counted above them.
+      this._asker.node.hidden ||= found.length > 0;
+    }
   }
 
   private async _doStop(): Promise<void> {

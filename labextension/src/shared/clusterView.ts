@@ -5,6 +5,7 @@ import { ClusterTools } from './clusterTools';
 import { CoordinatorPart } from './coordinatorPart';
 import { h, Keyed, setCut, setText, show } from './dom';
 import { duration, plural, signed, tone, whole } from './figures';
+import { GpuStrip } from './gpuStrip';
 import { useHistory } from './history';
 import type { Link } from './link';
 import { NoticeList } from './noticeList';
@@ -29,6 +30,7 @@ export class ClusterView extends View {
   private readonly _limitRows: Keyed<HTMLElement>;
   private readonly _tools: ClusterTools;
   private readonly _tasks: TaskTable;
+  private readonly _gpus = new GpuStrip();
   private readonly _streams: StreamList;
   private readonly _coordinator: CoordinatorPart;
   private readonly _notices = new NoticeList();
@@ -63,6 +65,7 @@ export class ClusterView extends View {
       this._limits,
       this._tools.node,
       this._tasks.node,
+      this._gpus.node,
       this._streams.node,
       this._coordinator.node,
       this._notices.node
@@ -75,6 +78,7 @@ export class ClusterView extends View {
     for (const part of [
       this._tools,
       this._tasks,
+      this._gpus,
       this._streams,
       this._coordinator,
       this._notices
@@ -111,6 +115,7 @@ export class ClusterView extends View {
     this._limitRows.update(Object.keys(limits), (row, key) => setText(row, limits[key]));
     this._tools.show(seen, this.alive);
     this._tasks.show(seen, this.alive);
+    this._gpus.show(Object.values(seen.gpus ?? {}));
     this._streams.show(seen);
     this._coordinator.show(seen.coordinator);
     this._notices.show(seen.notices);

@@ -16,11 +16,28 @@ export const PARTS = `
 .tfd-live .tfd-facts > dt, .tfd-live .tfd-facts > dd { float: none; width: auto; margin: 0; padding: 0; font-weight: inherit; }
 .tfd-live .tfd-facts > dt { color: var(--tfd-quiet); }
 .tfd-facts dd { overflow-wrap: anywhere; }
+.tfd-gpuhost { margin: 3px 0 5px; min-width: 0; }
+.tfd-gpuhost > .tfd-row { align-items: flex-end; gap: 2px 10px; }
+.tfd-gputask { min-width: 0; max-width: 100%; }
+.tfd-gpurow { display: flex; flex-wrap: wrap; gap: 3px; }
+.tfd-gpu {
+  display: flex; flex-wrap: wrap; justify-content: space-between; gap: 2px 0; width: 5.1em;
+  padding: 0 3px 3px; border: 1px solid var(--tfd-line); border-radius: 2px; line-height: 1.35;
+}
+.tfd-free .tfd-gpu { border-style: dashed; }
+.tfd-gpu > i { flex: 0 0 auto; height: 0; max-width: 100%; border-top: 4px solid var(--tfd-accent); }
+.tfd-gpu > i { margin-right: 100%; }
+.tfd-gpu > i.tfd-memory { border-top: 3px double var(--tfd-text); }
 .tfd-stream { margin: 4px 0; min-width: 0; }
 .tfd-stream .tfd-row > .tfd-cut { max-width: 16em; }
 .tfd-live ul.tfd-notices { list-style: none; margin: 2px 0; padding: 0; }
 .tfd-notices li { margin: 2px 0; overflow-wrap: anywhere; }
 .tfd-notices time { color: var(--tfd-quiet); margin-right: 6px; }
+.tfd-findings > .tfd-row {
+  align-items: baseline; justify-content: space-between; border-bottom: 1px solid var(--tfd-faint);
+}
+.tfd-live .tfd-findings h4 { border: 0; }
+.tfd-findings li { margin: 4px 0 8px; }
 @container (max-width: 760px) {
   .tfd-c5, .tfd-w3 { display: none; }
 }
@@ -115,6 +132,26 @@ export const PARTS = `
   .tfd-form > div { display: contents; }
   .tfd-form input[type='checkbox'] { justify-self: start; }
   .tfd-form .tfd-help { grid-column: 1 / -1; margin-bottom: 6px; }
+}
+.tfd-live.tfd-resolve { display: flex; flex-direction: column; gap: 6px; margin: 6px 0; }
+@container (max-width: 760px) {
+  .tfd-live.tfd-live .tfd-found td:not(.tfd-wide) { max-width: 11em; }
+}
+@container (max-width: 420px) {
+  .tfd-live.tfd-live .tfd-found td.tfd-wide { white-space: nowrap; max-width: 8em; }
+  .tfd-live.tfd-live .tfd-found td:first-child:first-child { max-width: 9em; }
+  .tfd-resolve .tfd-facts { grid-template-columns: minmax(0, 1fr); }
+  .tfd-live.tfd-resolve .tfd-facts > dd { padding-left: 12px; }
+}
+.tfd-live .tfd-no-identity .tfd-identity, .tfd-live .tfd-no-accelerators .tfd-accelerators,
+.tfd-live .tfd-no-reason .tfd-wide { display: none; }
+.tfd-live .tfd-no-reason .tfd-where { display: table-cell; }
+.tfd-resolve input[type='text'] { flex: 1 1 9em; max-width: 24em; }
+.tfd-resolve summary { cursor: pointer; overflow-wrap: anywhere; }
+.tfd-live .tfd-changes { list-style: none; margin: 2px 0 0; padding: 0; overflow-wrap: anywhere; }
+.tfd-live pre.tfd-cell {
+  margin: 2px 0 6px; padding: 4px 8px; white-space: pre-wrap; overflow-wrap: anywhere;
+  border: 1px solid var(--tfd-faint); background: none; color: inherit; font-family: var(--tfd-mono);
 }
 .tfd-live code.tfd-line {
   display: block; margin: 4px 0; padding: 3px 6px; overflow-wrap: anywhere; white-space: pre-wrap;

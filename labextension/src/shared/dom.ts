@@ -147,3 +147,25 @@ export class Keyed<E extends HTMLElement> {
     }
   }
 }
+
+/** As Keyed, for parts that keep more than an element. */
+export class Parts<P extends { readonly node: HTMLElement }> {
+  private readonly _parts = new Map<HTMLElement, P>();
+  private readonly _nodes: Keyed<HTMLElement>;
+
+  constructor(parent: HTMLElement, make: () => P) {
+    this._nodes = new Keyed<HTMLElement>(
+      parent,
+      () => {
+        const part = make();
+        this._parts.set(part.node, part);
+        return part.node;
+      },
+      node => this._parts.delete(node)
+    );
+  }
+
+  update(keys: readonly string[], fill: (part: P, key: string) => void): void {
+    this._nodes.update(keys, (node, key) => fill(this._parts.get(node)!, key));
+  }
+}

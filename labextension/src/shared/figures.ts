@@ -21,15 +21,20 @@ const SIGNS: Record<string, string> = {
   finished: '✓',
   failed: '✗',
   lost: '∅',
+  alive: '●',
+  refused: '✗',
+  unreachable: '∅',
+  foreign: '✗',
+  mismatch: '≠',
   info: '·',
   warning: '▲',
   error: '✗'
 };
 
 const TONES: Record<string, string[]> = {
-  good: ['ready', 'running', 'fetching', 'finished'],
+  good: ['ready', 'running', 'fetching', 'finished', 'alive'],
   warn: ['hung', 'degraded', 'restarting', 'retrying', 'warning'],
-  bad: ['failed', 'lost', 'error']
+  bad: ['failed', 'lost', 'error', 'refused', 'unreachable', 'foreign', 'mismatch']
 };
 
 const MOST_ERROR = 400;

@@ -40,7 +40,7 @@ const EMPTY: ITree = { clusters: {} };
 const TELL_EVERY = 20;
 const QUICK_MS = 20_000;
 const SLOW_MS = 300_000;
-const SLOW = ['start', 'stop', 'scale', 'restart'];
+const SLOW = ['start', 'stop', 'scale', 'restart', 'resolve', 'attach'];
 
 function newId(): string {
   // Not crypto.randomUUID, which pages without TLS do not have.

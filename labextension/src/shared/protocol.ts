@@ -49,6 +49,18 @@ export interface IStream {
   job?: string;
 }
 
+/** A GPU that tasks may be given; use and memory are of all of it, whoever uses it. */
+export interface IGpu {
+  host: string;
+  index: number;
+  name?: string;
+  /** The task that sees it. */
+  task?: string;
+  use_percent?: number;
+  used_mb?: number;
+  memory_mb?: number;
+}
+
 export interface ICoordinatedWorker {
   index: number;
   state: string;
@@ -98,6 +110,7 @@ export interface ICluster {
   tasks: Record<string, ITask>;
   order: string[];
   streams: Record<string, IStream>;
+  gpus?: Record<string, IGpu>;
   notices: INotice[];
   coordinator?: ICoordinator;
   expires?: number;

@@ -1,6 +1,6 @@
 // What reads from a cluster: rates, how much of its time it waits, and what limits it.
 
-import { h, Keyed, setCut, setText, show } from './dom';
+import { h, Parts, setCut, setText, show } from './dom';
 import { count, gist, percent, rate, signed, tone } from './figures';
 import type { ICluster, IStream } from './protocol';
 import { Sparkline } from './sparkline';
@@ -11,19 +11,9 @@ export class StreamList {
   readonly node = h('div');
   private readonly _list = h('div');
   private readonly _more = h('div', { class: 'tfd-quiet' });
-  private readonly _rows: Keyed<HTMLElement>;
-  private readonly _parts = new Map<HTMLElement, StreamRow>();
+  private readonly _rows = new Parts(this._list, () => new StreamRow());
 
   constructor() {
-    this._rows = new Keyed<HTMLElement>(
-      this._list,
-      () => {
-        const row = new StreamRow();
-        this._parts.set(row.node, row);
-        return row.node;
-      },
-      node => this._parts.delete(node)
-    );
     this.node.append(h('h4', {}, 'data'), this._list, this._more);
   }
 
@@ -35,7 +25,7 @@ export class StreamList {
       .sort((a, b) => Number(b.state === 'running') - Number(a.state === 'running'));
     this._rows.update(
       ordered.slice(0, MOST).map(stream => stream.name),
-      (node, name) => this._parts.get(node)?.show(seen.streams[name])
+      (row, name) => row.show(seen.streams[name])
     );
     const rest = streams.length - MOST;
     setText(this._more, rest > 0 ? `… and ${rest} more` : '');

@@ -4,7 +4,7 @@ import type { INotebookTracker } from '@jupyterlab/notebook';
 import { type ISignal, Signal } from '@lumino/signaling';
 
 import type { IActions } from '../shared/view';
-import type { Detached } from './detached';
+import type { Detached, IDetached } from './detached';
 import { insertCode, notebookOf } from './insert';
 import type { IKernel, Kernels } from './kernels';
 import { LOAD } from './reader';
@@ -18,6 +18,7 @@ export interface IOptions {
   open(kernel: IKernel, cluster: string): void;
   /** Bring the notebook of this id to the front. */
   show(id: string): void;
+  showPanel(): void;
   warn(words: string): void;
 }
 
@@ -74,24 +75,28 @@ export class Clusters implements IClusters {
     return this._options.confirm(question);
   }
 
-  takeUp(cluster: string): void {
+  takeUp(cluster: IDetached): void {
     const panel = this._options.notebooks?.currentWidget;
     const id = panel?.sessionContext.session?.kernel?.id;
     const state = id === undefined ? undefined : this.kernels.find(id)?.reader.state;
     if (!panel || state === undefined || state === 'foreign' || state === 'ended') {
       this._options.warn(
-        `No notebook with a Python kernel is in front. Next: open one, then take up ${cluster}.`
+        `No notebook with a Python kernel is in front. Next: open one, then take up ${cluster.name}.`
       );
       return;
     }
-    const lines = [
-      'import tfd_notebook as tfd',
-      '',
-      `cluster = tfd.attach(${JSON.stringify(cluster)})`
-    ];
+    const lines = ['import tfd_notebook as tfd', '', `cluster = ${this.detached.code(cluster)}`];
     // The panel sees the clusters of those kernels only that have loaded it.
     insertCode(panel, [...(state === 'loaded' ? [] : [LOAD]), ...lines].join('\n'), true);
     this._options.show(panel.id);
+  }
+
+  showPanel(): void {
+    this._options.showPanel();
+  }
+
+  warn(words: string): void {
+    this._options.warn(words);
   }
 
   open(kernel: IKernel, cluster: string): void {

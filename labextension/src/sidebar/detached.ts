@@ -16,9 +16,12 @@ export interface IDetached {
   launcher: string;
   /** How many tasks. */
   planned: number;
-  observed: number;
+  /** How many of them are ready; null where it is on other hosts, which nobody has asked. */
+  observed: number | null;
   /** Until when it stays; seconds since the epoch. */
   lease: number;
+  /** The process that looks after it, which tells those of one name apart; null on other hosts. */
+  agent: number | null;
 }
 
 /** What there is after `body` was done to the cluster of that name; null if nobody can say. */
@@ -70,13 +73,34 @@ export class Detached implements IDisposable {
     }
   }
 
-  async stop(name: string): Promise<void> {
-    await this._do(name, { do: 'stop' });
+  /** Look now, whether or not somebody sees it. */
+  lookOnce(): void {
+    if (this._watched) {
+      this.look();
+    } else if (!this._missing) {
+      void this._look();
+    }
+  }
+
+  async stop(cluster: IDetached): Promise<void> {
+    await this._do(cluster, { do: 'stop' });
   }
 
   /** Have it stay for so many hours from now. */
-  async renew(name: string, hours: number): Promise<void> {
-    await this._do(name, { do: 'renew', hours });
+  async renew(cluster: IDetached, hours: number): Promise<void> {
+    await this._do(cluster, { do: 'renew', hours });
+  }
+
+  /** What a person calls it: by its name, and by its agent where another one has that, too. */
+  label({ name, agent }: IDetached): string {
+    const where = agent === null ? 'on other hosts' : `agent ${agent}`;
+    return this._isAlone(name) ? name : `${name} (${where})`;
+  }
+
+  /** The code that takes it up. */
+  code({ name, agent }: IDetached): string {
+    const which = this._isAlone(name) || agent === null ? '' : `, agent=${agent}`;
+    return `tfd.attach(${JSON.stringify(name)}${which})`;
   }
 
   dispose(): void {
@@ -85,10 +109,15 @@ export class Detached implements IDisposable {
     Signal.clearData(this);
   }
 
-  private async _do(name: string, body: Record<string, unknown>): Promise<void> {
+  private _isAlone(name: string): boolean {
+    return this._clusters.filter(one => one.name === name).length < 2;
+  }
+
+  private async _do(cluster: IDetached, body: Record<string, unknown>): Promise<void> {
     try {
       this._turn += 1;
-      this._take(this._turn, await this._ask(name, body));
+      const { name, agent } = cluster;
+      this._take(this._turn, await this._ask(name, { ...body, agent }));
     } finally {
       this.look();
     }

@@ -11,7 +11,7 @@ const MOST_HOURS = 24 * 365;
 export interface IDetachedActions {
   confirm(question: string): Promise<boolean>;
   /** Have the notebook in front take it up. */
-  takeUp(cluster: string): void;
+  takeUp(cluster: IDetached): void;
 }
 
 export class DetachedPart {
@@ -27,8 +27,8 @@ export class DetachedPart {
   ) {
     this._keyed = new Keyed(
       this._list,
-      name => {
-        const row = new Row(name, _detached, actions);
+      () => {
+        const row = new Row(_detached, actions);
         this._rows.set(row.node, row);
         return row.node;
       },
@@ -52,9 +52,11 @@ export class DetachedPart {
   }
 
   update(readOnly: boolean): void {
-    const known = new Map(this._detached.clusters.map(cluster => [cluster.name, cluster]));
-    this._keyed.update([...known.keys()], (node, name) =>
-      this._rows.get(node)!.show(known.get(name)!, readOnly)
+    const known = new Map(
+      this._detached.clusters.map(cluster => [`${cluster.name} ${cluster.agent}`, cluster])
+    );
+    this._keyed.update([...known.keys()], (node, key) =>
+      this._rows.get(node)!.show(known.get(key)!, readOnly)
     );
     show(this.node, known.size > 0);
   }
@@ -68,20 +70,19 @@ export class DetachedPart {
 class Row {
   readonly node: HTMLElement;
 
+  private readonly _name = h('span', { class: 'tfd-lab-name tfd-cut' });
   private readonly _state = h('span', { class: 'tfd-lab-state' });
   private readonly _facts = h('div', { class: 'tfd-quiet tfd-wrap' });
   private readonly _tools: HTMLElement;
+  private readonly _takeUp: HTMLButtonElement;
   private readonly _hours: HTMLInputElement;
   private readonly _teller = new Teller();
-  private _lease = 0;
+  private _shown: IDetached | null = null;
 
   constructor(
-    private readonly _name: string,
     private readonly _detached: Detached,
     actions: IDetachedActions
   ) {
-    const name = h('span', { class: 'tfd-lab-name tfd-cut' });
-    setCut(name, _name);
     this._hours = h('input', {
       type: 'number',
       min: 1,
@@ -97,20 +98,18 @@ class Row {
     const stop = button('Stop', 'stop all tasks of this cluster', one => {
       void this._stop(actions, one);
     });
-    const code = `cluster = tfd.attach(${JSON.stringify(_name)})`;
+    this._takeUp = button('Take up', '', () => actions.takeUp(this._shown!));
     this._tools = h(
       'div',
       { class: 'tfd-row tfd-tools' },
-      button('Take up', `run ${code} in a new cell of the notebook in front`, () =>
-        actions.takeUp(_name)
-      ),
+      this._takeUp,
       stop,
       h('span', { class: 'tfd-row' }, labelled('hours', this._hours), renew)
     );
     this.node = h(
       'div',
-      { class: 'tfd-lab-cluster', role: 'group', 'aria-label': `cluster ${_name}` },
-      h('div', { class: 'tfd-lab-line' }, name, this._state),
+      { class: 'tfd-lab-cluster', role: 'group' },
+      h('div', { class: 'tfd-lab-line' }, this._name, this._state),
       this._facts,
       this._tools,
       this._teller.node
@@ -118,20 +117,25 @@ class Row {
   }
 
   show(cluster: IDetached, readOnly: boolean): void {
+    const label = this._detached.label(cluster);
+    setCut(this._name, label);
+    setAttribute(this.node, 'aria-label', `cluster ${label}`);
+    const code = `cluster = ${this._detached.code(cluster)}`;
+    setAttribute(this._takeUp, 'title', `run ${code} in a new cell of the notebook in front`);
     setText(this._state, signed(cluster.state));
     setAttribute(this._state, 'class', `tfd-lab-state tfd-${tone(cluster.state)}`);
     const left = Math.max(0, cluster.lease - Date.now() / 1000);
     setText(
       this._facts,
-      `${cluster.observed} of ${plural(cluster.planned, 'task')} ready, ${cluster.launcher}, ` +
+      `${cluster.observed ?? '?'} of ${plural(cluster.planned, 'task')} ready, ${cluster.launcher}, ` +
         `stays for ${duration(left)}`
     );
     setAttribute(this._facts, 'title', `until ${new Date(cluster.lease * 1000).toLocaleString()}`);
-    if (cluster.lease !== this._lease) {
-      this._lease = cluster.lease;
+    if (cluster.lease !== this._shown?.lease) {
       // A renewal that nobody thought about shall not make it shorter.
       this._hours.value = String(Math.max(HOURS, Math.ceil(left / 3600)));
     }
+    this._shown = cluster;
     show(this._tools, !readOnly);
   }
 
@@ -142,17 +146,22 @@ class Row {
   private async _renew(hours: number, one: HTMLButtonElement): Promise<void> {
     await this._teller.attempt(
       'renew',
-      () => this._detached.renew(this._name, hours),
+      () => this._detached.renew(this._shown!, hours),
       [one],
       () => `stays for ${duration(hours * 3600)} from now`
     );
   }
 
   private async _stop(actions: IDetachedActions, one: HTMLButtonElement): Promise<void> {
-    if (await actions.confirm(`Stop the detached cluster ${this._name} and all its tasks?`)) {
+    const cluster = this._shown!;
+    if (
+      await actions.confirm(
+        `Stop the detached cluster ${this._detached.label(cluster)} and all its tasks?`
+      )
+    ) {
       await this._teller.attempt(
         'stop',
-        () => this._detached.stop(this._name),
+        () => this._detached.stop(cluster),
         [one],
         () => 'stopped'
       );

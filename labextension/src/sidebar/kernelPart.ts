@@ -1,9 +1,10 @@
 // A kernel in the panel: its name, what can be done in it, and its clusters.
 
 import { button, h, Keyed, setCut, setText, show } from '../shared/dom';
+import { ResolveView } from '../shared/resolveView';
 import { StartForm } from '../shared/startForm';
 import { hasEnded } from '../shared/protocol';
-import { linkTrouble } from '../shared/view';
+import { type IActions, type IView, linkTrouble } from '../shared/view';
 import { ClusterPart, type IFolds } from './clusterPart';
 import { clustersOf, type IKernel } from './kernels';
 import { LOAD } from './reader';
@@ -18,12 +19,15 @@ export class KernelPart {
   private readonly _start: HTMLButtonElement;
   private readonly _load: HTMLButtonElement;
   private readonly _place = h('div', { class: 'tfd-lab-form' });
-  /** What the form said when it had started a cluster; it is gone itself then. */
+  /** What the form said when it had got a cluster; it is gone itself then. */
   private readonly _started = h('div', { class: 'tfd-lab-words tfd-asked tfd-good', hidden: true });
   private readonly _list = h('div', { class: 'tfd-lab-clusters' });
   private readonly _parts = new Map<HTMLElement, ClusterPart>();
   private readonly _keyed: Keyed<HTMLElement>;
-  private _form: StartForm | null = null;
+  private readonly _find: HTMLButtonElement;
+  private _form: IView | null = null;
+  /** The button that opened the form. */
+  private _opened: HTMLButtonElement | null = null;
   private _startedName = '';
 
   constructor(
@@ -32,9 +36,13 @@ export class KernelPart {
     private readonly _folds: IFolds
   ) {
     this._start = button('Start cluster', 'start a cluster in this kernel', () =>
-      this._form ? this._close() : this.start()
+      this._opened === this._start ? this._close() : this.start()
     );
     this._start.setAttribute('aria-expanded', 'false');
+    this._find = button('Find', 'find a cluster that somebody else runs, and its tasks', () =>
+      this._opened === this._find ? this._close() : this._resolve()
+    );
+    this._find.setAttribute('aria-expanded', 'false');
     this._load = button('Load', `run ${LOAD} in this kernel`, () => void kernel.reader.load());
     this._keyed = new Keyed(
       this._list,
@@ -49,6 +57,7 @@ export class KernelPart {
       { class: 'tfd-lab-head' },
       h('div', { class: 'tfd-lab-title' }, this._name, this._spec),
       this._load,
+      this._find,
       this._start
     );
     this.node = h(
@@ -70,7 +79,9 @@ export class KernelPart {
     setCut(this._spec, spec);
     this.node.setAttribute('aria-label', `kernel of ${name}`);
     const loaded = reader.state === 'loaded';
-    show(this._start, loaded && !readOnly && reader.link.state === 'ready');
+    const usable = loaded && !readOnly && reader.link.state === 'ready';
+    show(this._start, usable);
+    show(this._find, usable);
     show(this._load, reader.state === 'unloaded' && !readOnly);
     this._load.disabled = reader.loading;
     const words = this._trouble();
@@ -93,26 +104,21 @@ export class KernelPart {
 
   /** Show the form for a new cluster. */
   start(): void {
-    if (!this._form && !this._start.hidden) {
-      const { reader } = this.kernel;
-      show(this._started, false);
-      this._form = new StartForm(
-        reader.link,
-        this._clusters.actions(this.kernel, 'panel'),
-        (name, said) => {
-          this._close();
-          this._startedName = name;
-          setText(this._started, said);
-          show(this._started, true);
-          this._start.focus();
-          this.node.scrollIntoView({ block: 'nearest' });
-        }
+    if (this._opened !== this._start && !this._start.hidden) {
+      this._open(
+        this._start,
+        new StartForm(this.kernel.reader.link, this._actions, (name, said) => this._got(name, said))
       );
-      this._place.append(this._form.node);
-      this._start.setAttribute('aria-expanded', 'true');
-      this._start.textContent = 'Close';
     }
     this.node.scrollIntoView({ block: 'nearest' });
+  }
+
+  /** Show what finds a cluster. */
+  private _resolve(): void {
+    this._open(
+      this._find,
+      new ResolveView(this.kernel.reader.link, this._actions, (name, said) => this._got(name, said))
+    );
   }
 
   dispose(): void {
@@ -121,18 +127,42 @@ export class KernelPart {
     this.node.remove();
   }
 
+  private get _actions(): IActions {
+    return this._clusters.actions(this.kernel, 'panel');
+  }
+
+  private _open(opened: HTMLButtonElement, form: IView): void {
+    this._close();
+    show(this._started, false);
+    this._form = form;
+    this._opened = opened;
+    this._place.append(form.node);
+    opened.setAttribute('aria-expanded', 'true');
+    setText(opened, 'Close');
+  }
+
+  /** There is a cluster now, which is shown below. */
+  private _got(name: string, said: string): void {
+    const opened = this._opened;
+    this._close();
+    this._startedName = name;
+    setText(this._started, said);
+    show(this._started, true);
+    opened?.focus();
+    this.node.scrollIntoView({ block: 'nearest' });
+  }
+
   private _close(): void {
-    if (this._form) {
-      this._form.dispose();
-      this._form = null;
-      this._start.setAttribute('aria-expanded', 'false');
-      this._start.textContent = 'Start cluster';
-    }
+    this._form?.dispose();
+    this._form = null;
+    this._opened?.setAttribute('aria-expanded', 'false');
+    this._opened = null;
+    setText(this._start, 'Start cluster');
+    setText(this._find, 'Find');
   }
 
   private _make(name: string): HTMLElement {
-    const actions = this._clusters.actions(this.kernel, 'panel');
-    const part = new ClusterPart(this.kernel, name, actions, this._folds);
+    const part = new ClusterPart(this.kernel, name, this._actions, this._folds);
     this._parts.set(part.node, part);
     return part.node;
   }

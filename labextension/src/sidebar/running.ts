@@ -5,6 +5,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { type ISignal, Signal } from '@lumino/signaling';
 
 import { confirmStop, stop } from './commands';
+import type { IDetached } from './detached';
 import { clusterIcon } from './icon';
 import type { IFound } from './kernels';
 import type { IClusters } from './tokens';
@@ -28,6 +29,7 @@ export class RunningClusters implements IRunningSessions.IManager {
     _clusters.kernels.changed.connect(look);
     _clusters.kernels.updated.connect(look);
     _clusters.settingsChanged.connect(look);
+    _clusters.detached.changed.connect(look);
   }
 
   get runningChanged(): ISignal<this, void> {
@@ -41,10 +43,14 @@ export class RunningClusters implements IRunningSessions.IManager {
   }
 
   running(): IRunningSessions.IRunningItem[] {
-    return this._clusters.kernels.living().map(found => this._item(found));
+    return [
+      ...this._clusters.kernels.living().map(found => this._item(found)),
+      ...this._clusters.detached.clusters.map(cluster => this._detached(cluster))
+    ];
   }
 
   refreshRunning(): void {
+    this._clusters.detached.lookOnce();
     this._runningChanged.emit();
   }
 
@@ -52,6 +58,9 @@ export class RunningClusters implements IRunningSessions.IManager {
     if (!this._clusters.settings.readOnly) {
       for (const found of this._clusters.kernels.living()) {
         void stop(found, this._trans);
+      }
+      for (const cluster of this._clusters.detached.clusters) {
+        void this._stopDetached(cluster);
       }
     }
   }
@@ -71,6 +80,36 @@ export class RunningClusters implements IRunningSessions.IManager {
     return item;
   }
 
+  private _detached(cluster: IDetached): IRunningSessions.IRunningItem {
+    const label = this._clusters.detached.label(cluster);
+    const item: IRunningSessions.IRunningItem = {
+      open: () => this._clusters.showPanel(),
+      icon: () => clusterIcon,
+      label: () => label,
+      labelTitle: () => `${label}, ${cluster.state}, ${this._trans.__('held by no kernel')}`,
+      detail: () => this._trans.__('detached')
+    };
+    if (!this._clusters.settings.readOnly) {
+      item.shutdown = () => void this._confirmDetached(cluster, label);
+    }
+    return item;
+  }
+
+  private async _confirmDetached(cluster: IDetached, label: string): Promise<void> {
+    const question = this._trans.__('Stop the detached cluster %1 and all its tasks?', label);
+    if (await this._clusters.confirm(question)) {
+      await this._stopDetached(cluster);
+    }
+  }
+
+  private async _stopDetached(cluster: IDetached): Promise<void> {
+    try {
+      await this._clusters.detached.stop(cluster);
+    } catch (error) {
+      this._clusters.warn(error instanceof Error ? error.message : String(error));
+    }
+  }
+
   private async _stop(found: IFound): Promise<void> {
     if (await confirmStop([found], this._trans)) {
       await stop(found, this._trans);
@@ -83,7 +122,8 @@ export class RunningClusters implements IRunningSessions.IManager {
       this._clusters.settings.readOnly,
       ...this._clusters.kernels
         .living()
-        .map(({ kernel, cluster }) => [kernel.id, kernel.name, cluster.name, cluster.state])
+        .map(({ kernel, cluster }) => [kernel.id, kernel.name, cluster.name, cluster.state]),
+      ...this._clusters.detached.clusters.map(({ name, agent, state }) => [name, agent, state])
     ]);
     if (now !== this._shown) {
       this._shown = now;

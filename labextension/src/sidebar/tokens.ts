@@ -4,7 +4,7 @@ import { Token } from '@lumino/coreutils';
 import type { ISignal } from '@lumino/signaling';
 
 import type { IActions } from '../shared/view';
-import type { Detached } from './detached';
+import type { Detached, IDetached } from './detached';
 import type { IKernel, Kernels } from './kernels';
 
 export interface ISettings {
@@ -26,7 +26,9 @@ export interface IClusters {
   actions(kernel: IKernel, at: 'panel' | 'tab'): IActions;
   confirm(question: string): Promise<boolean>;
   /** Have the notebook in front take up a detached cluster. */
-  takeUp(cluster: string): void;
+  takeUp(cluster: IDetached): void;
+  showPanel(): void;
+  warn(words: string): void;
   /** Open the dashboard of a cluster. */
   open(kernel: IKernel, cluster: string): void;
 }

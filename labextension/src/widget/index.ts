@@ -3,6 +3,7 @@
 import { ensureStyle } from '../shared/css';
 import { h, setText, show } from '../shared/dom';
 import type { Link } from '../shared/link';
+import { ResolveView } from '../shared/resolveView';
 import { StartForm } from '../shared/startForm';
 import type { IActions, IView } from '../shared/view';
 import { type IModel, useLink } from './model';
@@ -58,9 +59,11 @@ function viewOf(
   if (!cluster) {
     return kind === 'start'
       ? new StartForm(link, ACTIONS, put)
-      : note('There is no cluster to show. Next: tfd.Cluster(data_workers=2)');
+      : kind === 'resolve'
+        ? new ResolveView(link, ACTIONS, put)
+        : note('There is no cluster to show. Next: tfd.Cluster(data_workers=2)');
   }
-  if (kind === 'start' || kind === 'cluster') {
+  if (['start', 'resolve', 'cluster'].includes(kind)) {
     return new Tabs(link, cluster, ACTIONS);
   }
   const View = KINDS[kind] as (typeof KINDS)[string] | undefined;

@@ -165,6 +165,40 @@ test('a click shows that it was asked, then the error and the next step', async 
   expect(stop.disabled).toBe(false);
 });
 
+test('the doctor is asked, and what it found stays until it is closed', async () => {
+  kernel.state({ clusters: { c: clusterOf('c') } });
+  const view = put(new ClusterView(kernel.link, 'c', ACTIONS));
+  press(view, 'Doctor');
+  expect(kernel.of('command')[0]).toMatchObject({ command: 'doctor', name: 'c' });
+  const found = {
+    code: 'TFD811',
+    severity: 'error',
+    where: 'c',
+    what: MARKUP,
+    why: 'readers wait for ever',
+    fix: 'cluster.scale(data_workers=2)'
+  };
+  kernel.reply({ value: [found] });
+  await settle();
+  expect(view.node.querySelector('.tfd-findings h4')!.textContent).toBe('1 finding');
+  expect(
+    [...view.node.querySelectorAll('.tfd-findings li > div')].map(one => one.textContent)
+  ).toEqual([
+    '✗ error TFD811',
+    MARKUP,
+    'readers wait for ever',
+    'Next: cluster.scale(data_workers=2)'
+  ]);
+  expect(view.node.querySelector('img')).toBeNull();
+  const list = view.node.querySelector('.tfd-notices')!;
+  press(view, 'Close');
+  expect(list.closest('[hidden]')).not.toBeNull();
+  press(view, 'Doctor');
+  kernel.reply({ value: [] });
+  await settle();
+  expect(view.node.textContent).toContain('nothing was found');
+});
+
 test('where clicks wait it is said, with what to do at once', async () => {
   kernel.beside = false;
   Object.assign(kernel, { hint: 'tfd interrupt c' });

@@ -39,9 +39,9 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-function one(name: string, hours: number): IDetached {
+function one(name: string, hours: number, agent = 11): IDetached {
   const lease = Date.now() / 1000 + hours * 3600;
-  return { name, state: 'ready', launcher: 'local', planned: 2, observed: 2, lease };
+  return { name, state: 'ready', launcher: 'local', planned: 2, observed: 2, lease, agent };
 }
 
 function press(words: string): HTMLButtonElement {
@@ -106,24 +106,53 @@ test('it is taken up, renewed and stopped', async () => {
   detached.watch(true);
   await settle();
   press('Take up');
-  expect(takeUp).toHaveBeenCalledWith('left');
+  expect(takeUp).toHaveBeenCalledWith(expect.objectContaining({ name: 'left', agent: 11 }));
   there = [one('left', 12)];
   part.node.querySelector('input')!.value = '12';
   const renew = press('Renew');
   expect(renew.disabled).toBe(true);
   await settle();
-  expect(asked).toContainEqual(['left', { do: 'renew', hours: 12 }]);
+  expect(asked).toContainEqual(['left', { do: 'renew', hours: 12, agent: 11 }]);
   expect(part.node.textContent).toContain('stays for 12.0 h from now');
   yes = false;
   press('Stop');
   await settle();
-  expect(asked).not.toContainEqual(['left', { do: 'stop' }]);
+  expect(asked).not.toContainEqual(['left', { do: 'stop', agent: 11 }]);
   yes = true;
   there = [];
   press('Stop');
   await settle();
-  expect(asked).toContainEqual(['left', { do: 'stop' }]);
+  expect(asked).toContainEqual(['left', { do: 'stop', agent: 11 }]);
   expect(part.node.hidden).toBe(true);
+});
+
+test('clusters of one name are told apart by their agents', async () => {
+  there = [one('twin', 3, 11), one('twin', 4, 12), one('left', 5, 12)];
+  detached.watch(true);
+  await settle();
+  const labels = [...part.node.querySelectorAll('[role=group]')].map(row =>
+    row.getAttribute('aria-label')
+  );
+  expect(labels).toEqual(['cluster twin (agent 11)', 'cluster twin (agent 12)', 'cluster left']);
+  expect(there.map(cluster => detached.code(cluster))).toEqual([
+    'tfd.attach("twin", agent=11)',
+    'tfd.attach("twin", agent=12)',
+    'tfd.attach("left")'
+  ]);
+  const second = part.node.querySelectorAll('[role=group]')[1];
+  const stop = [...second.querySelectorAll('button')].find(each => each.textContent === 'Stop');
+  there = there.filter(({ lease }) => lease !== there![1].lease);
+  stop!.click();
+  await settle();
+  expect(asked).toContainEqual(['twin', { do: 'stop', agent: 12 }]);
+  expect(part.node.textContent).not.toContain('(agent');
+});
+
+test('what nobody sees can be looked at once', async () => {
+  detached.lookOnce();
+  await vi.advanceTimersByTimeAsync(60_000);
+  expect(looks()).toBe(1);
+  expect(detached.clusters.map(({ name }) => name)).toEqual(['left']);
 });
 
 test('what goes wrong is told with the next step', async () => {

@@ -1,0 +1,45 @@
+"""A module pynvml that is made up, for processes that are not the test's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+#: Names the file in which the GPUs of a host are.
+VARIABLE = "TFD_TEST_GPUS"
+_SOURCE = """
+import json, os
+from types import SimpleNamespace
+class NVMLError(Exception):
+    pass
+def nvmlInit():
+    pass
+nvmlShutdown = nvmlInit
+def gpus():
+    with open(os.environ["TFD_TEST_GPUS"]) as file:
+        return json.load(file)
+def nvmlDeviceGetCount():
+    return len(gpus())
+def nvmlDeviceGetHandleByIndex(index):
+    return index
+def nvmlDeviceGetName(handle):
+    return "Imaginary"
+def nvmlDeviceGetUUID(handle):
+    return f"GPU-{handle}"
+def nvmlDeviceGetMemoryInfo(handle):
+    return SimpleNamespace(used=gpus()[handle][1], total=80_000_000_000)
+def nvmlDeviceGetUtilizationRates(handle):
+    return SimpleNamespace(gpu=gpus()[handle][0])
+"""
+
+
+def write_module(directory: Path) -> None:
+    """Write it where Python looks for modules."""
+    (directory / "pynvml.py").write_text(_SOURCE)
+
+
+def write_gpus(path: Path, *gpus: tuple[int, int]) -> None:
+    """Have a host these GPUs from now on, each with its use in percent and its used bytes."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(gpus))
+    new.replace(path)

@@ -1,0 +1,100 @@
+"""Finding a cluster in JupyterLab: the widget, and the same in the panel."""
+
+from __future__ import annotations
+
+from playwright.sync_api import expect
+
+from tests._waiting import until
+from tests.browser._lab import Lab
+from tests.browser.test_panel import kernel_of
+from tests.browser.test_widgets import SETUP, button
+
+SERVERS = (
+    SETUP
+    + """
+import json, signal
+os.environ.pop("TF_CONFIG", None)
+theirs = tfd.Cluster(workers=2, ps=1, name="theirs")
+pids = {task.name: task.pid for task in theirs.tasks}
+with open("tasks.json", "w") as file:
+    json.dump(theirs.resolver.cluster_spec().as_dict(), file)
+"""
+)
+#: At most of these nothing listens.
+MANY = """
+with open("many.json", "w") as file:
+    json.dump({"worker": [f"127.2.{n // 250}.{n % 250 + 1}:1" for n in range(1000)]}, file)
+with open("none.json", "w") as file:
+    file.write("{}")
+"""
+
+
+def test_a_cluster_is_found_watched_and_used(lab: Lab) -> None:
+    notebook = lab.notebook("resolve", SERVERS, "%tfd_resolve --live")
+    notebook.run(0)
+    notebook.run(1)
+    output = notebook.output(1)
+    view = output.locator(".tfd-resolve")
+    expect(view).to_contain_text("3 tasks: 3 alive")
+    expect(view).to_contain_text("rule local")
+    view.get_by_label("watch").check()
+    notebook.ask("os.kill(pids['worker:1'], signal.SIGSTOP)")
+    expect(view).to_contain_text("2 alive, 1 hung")
+    expect(view).to_contain_text("1 change, the latest first")
+    lab.picture("resolve", output)
+    lab.theme("JupyterLab Dark")
+    lab.picture("resolve-dark", output)
+    lab.theme("JupyterLab Light")
+    notebook.ask("os.kill(pids['worker:1'], signal.SIGCONT)")
+    expect(view).to_contain_text("3 tasks: 3 alive")
+    view.get_by_label("resolver", exact=True).select_option("file")
+    view.get_by_label("arguments of the resolver").fill('{"path": "tasks.json"}')
+    button(view, "Look").click()
+    expect(view).to_contain_text("rule argument")
+    expect(view).to_contain_text("3 tasks: 3 alive")
+    button(view, "Use as cluster").click()
+    expect(output.locator(".tfd-cluster")).to_contain_text("3 of 3 tasks ready")
+    assert notebook.ask("print(cluster.name, cluster.state)") == "found ready"
+    notebook.ask("cluster.stop(); theirs.stop()")
+
+
+def test_the_panel_finds_one_or_says_what_is_wrong(lab: Lab) -> None:
+    notebook = lab.notebook("finds", SERVERS, MANY)
+    notebook.run(0)
+    notebook.run(1)
+    part = kernel_of(lab, "finds")
+    button(part, "Find").click()
+    view = part.locator(".tfd-resolve")
+    expect(view).to_contain_text("3 tasks: 3 alive")
+    lab.picture("panel-find", lab.panel())
+    view.get_by_label("resolver", exact=True).select_option("file")
+    arguments = view.get_by_label("arguments of the resolver")
+    arguments.fill('{"path": ')
+    button(view, "Look").click()
+    expect(view).to_contain_text("These arguments are no JSON object")
+    arguments.fill('{"path": "missing.json"}')
+    button(view, "Look").click()
+    expect(view).to_contain_text("there is no file missing.json")
+    arguments.fill('{"path": "none.json"}')
+    button(view, "Look").click()
+    expect(view).to_contain_text("no tasks")
+    lab.picture("panel-find-none", lab.panel())
+    arguments.fill('{"path": "many.json"}')
+    button(view, "Look").click()
+    expect(view).to_contain_text("1,000 tasks: ")
+    lab.picture("panel-find-many", lab.panel())
+    button(view, "All 1,000 tasks").click()
+    expect(view.locator("tbody tr")).to_have_count(1000)
+    button(view, "Insert cell").click()
+    until(lambda: "cluster_spec" in notebook.source(2) or "attach" in notebook.source(2))
+    button(part, "Close").click()
+    expect(part.locator(".tfd-resolve")).to_have_count(0)
+    notebook.ask("os.environ['AWS_REGION'] = 'late'")
+    button(part, "Doctor").click()
+    findings = part.get_by_role("region", name="findings")
+    expect(findings).to_contain_text("TFD832")
+    expect(findings).to_contain_text("AWS_REGION changed after the cluster had started")
+    lab.picture("panel-doctor", lab.panel())
+    button(findings, "Close").click()
+    expect(findings).to_be_hidden()
+    notebook.ask("theirs.stop()")

@@ -1,0 +1,166 @@
+"""A real Slurm: its controller at ``north``, a node on each host, and munge between them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests._waiting import until
+from tests.hosts._hosts import Host, Hosts
+
+#: Sorted as text they are n1, n10, n2.
+NODES = {"north": "n1", "east": "n2", "west": "n10"}
+_CONFIG = """\
+ClusterName=tests
+SlurmctldHost=north({address})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SlurmdParameters=config_overrides
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool-%n
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd-%n.pid
+ReturnToService=2
+MaxNodeCount=16
+KillWait=1
+{nodes}
+PartitionName=all Nodes=ALL Default=YES MaxTime=60 State=UP
+"""
+_NODE = "NodeName={node} NodeHostname={name} NodeAddr={address} CPUs=8 State=UNKNOWN"
+#: cgroups are the machine's, not a host's.
+_CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
+
+
+class _Daemon:
+    """A process on a host that is to run as long as Slurm does."""
+
+    def __init__(self, host: Host, command: Sequence[str], log: Path) -> None:
+        self._host = host
+        self._command = list(command)
+        self._log = log
+        self._process: subprocess.Popen[str] | None = None
+
+    def launch(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = self._host.start(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait_ready(self) -> None:
+        """Nothing: `Slurm` waits for all of them."""
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        if self._process:
+            self._process.terminate()
+            self._process.wait(20)
+
+    def said(self) -> str:
+        return self._log.read_text()[-4_000:]
+
+
+class Slurm:
+    """The cluster; a context manager, which waits for all nodes to be idle.
+
+    Attributes
+    ----------
+    env : dict of str to str
+        What a command of Slurm needs in its environment.
+    """
+
+    def __init__(self, hosts: Hosts, directory: Path) -> None:
+        self._hosts = hosts
+        config, key = directory / "slurm.conf", directory / "munge.key"
+        # Without the second, jobs write where the tests were started.
+        self.env = {"SLURM_CONF": str(config), "SBATCH_OUTPUT": str(directory / "job-%j.log")}
+        nodes = [
+            _NODE.format(node=node, name=name, address=hosts[name].address)
+            for name, node in NODES.items()
+        ]
+        config.write_text(
+            _CONFIG.format(address=hosts.north.address, directory=directory, nodes="\n".join(nodes))
+        )
+        (directory / "cgroup.conf").write_text(_CGROUP)
+        (directory / "state").mkdir()
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o400)
+        self._daemons = []
+        for host in hosts:
+            node = NODES[host.name]
+            (directory / f"spool-{node}").mkdir()
+            munge = host.directory / "munge"
+            munge.mkdir(mode=0o755)
+            flags = [f"--{kind}-file=/run/munge/{kind}" for kind in ("pid", "log", "seed")]
+            self._daemon(
+                host,
+                ["munged", "--foreground", "--force", f"--key-file={key}", *flags],
+                directory / f"munged-{node}.log",
+            )
+        for host in hosts:
+            names = (host.directory / "etc" / "hosts").open("a")
+            with names:
+                for name, node in NODES.items():
+                    names.write(f"{hosts[name].address} {node}\n")
+        self._daemon(
+            hosts.north, ["slurmctld", "-D", "-f", str(config)], directory / "slurmctld.log"
+        )
+        for host in hosts:
+            node = NODES[host.name]
+            self._daemon(
+                host, ["slurmd", "-D", "-N", node, "-f", str(config)], directory / f"{node}.log"
+            )
+
+    def _daemon(self, host: Host, command: list[str], log: Path) -> None:
+        path = shutil.which(command[0]) or f"/usr/sbin/{command[0]}"
+        self._daemons.append(_Daemon(host, [path, *command[1:]], log))
+
+    def __enter__(self) -> Slurm:
+        for daemon in self._daemons:
+            daemon.launch()
+        self._hosts.services.extend(self._daemons)
+        try:
+            until(self._idle, 60)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for daemon in reversed(self._daemons):
+            self._hosts.services.remove(daemon)
+            daemon.stop()
+
+    def _idle(self) -> bool:
+        for daemon in self._daemons:
+            assert daemon.alive(), daemon.said()
+        states = self.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()
+        return states == ["idle"] * len(NODES)
+
+    def run(
+        self, *command: str, host: Host | None = None, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """Execute a command of Slurm, at ``north`` or another host."""
+        env = self.env | options.pop("env", {})
+        return (host or self._hosts.north).run(command, env=env, **options)
+
+    def start(self, *command: str, host: Host | None = None, **popen: Any) -> subprocess.Popen[str]:
+        """Start a command of Slurm, at ``north`` or another host."""
+        env = self.env | popen.pop("env", {})
+        return (host or self._hosts.north).start(command, env=env, **popen)

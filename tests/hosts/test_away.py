@@ -1,0 +1,217 @@
+"""Clusters on other hosts that outlive the kernel that started them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tfd_notebook as tfd
+from tests._waiting import until
+from tests.hosts._conformance import numbers, pids_on
+from tests.hosts._hosts import Host, Hosts
+from tests.hosts._jupyter import Jupyters
+from tests.hosts._sshd import Sshds
+from tfd_notebook import errors
+from tfd_notebook.launch import runtime, sweep
+
+pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
+
+#: Starts a cluster, reads some of a job, lets it stay, and waits to be killed.
+OWNER = """
+import sys, itertools, tensorflow as tf, tfd_notebook as tfd
+cluster = tfd.Cluster(data_workers=2, name="stays", launcher={launcher})
+job = tf.data.Dataset.range(400).apply(cluster.distribute(
+    "dynamic", job_name="epoch", max_outstanding_requests=1))
+print([int(x) for x in itertools.islice(job, 50)], flush=True)
+cluster.detach(1)
+print("detached", flush=True)
+sys.stdin.read()
+"""
+
+#: Takes it up, reads from it, and ends it.
+READER = """
+import tensorflow as tf, tfd_notebook as tfd
+cluster = tfd.attach("stays")
+numbers = tf.data.Dataset.range(100).apply(cluster.distribute("dynamic"))
+print("sum", sum(int(x) for x in numbers))
+cluster.stop()
+"""
+
+#: Returns a launcher's expression, which begins with ``tfd``; takes what is to be secure.
+Written = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def written(sshd: Sshds) -> Written:
+    labels = [f"root@{sshd[name].address}" for name in ("north", "east")]
+
+    def written(secure: object) -> str:
+        return (
+            f"tfd.launchers.SSH({labels!r}, python={sys.executable!r}, "
+            f"key={str(sshd.client_key)!r}, known_hosts={str(sshd.known_hosts)!r}, "
+            f"secure={secure!r}, grace=5)"
+        )
+
+    return written
+
+
+@pytest.fixture
+def before(hosts: Hosts) -> Iterator[dict[Host, set[int]]]:
+    """Return what runs on the hosts; end what a test that failed let stay there."""
+    found = {host: host.pids() for host in hosts}
+    yield found
+    for host in hosts:
+        for pid in pids_on(host, found[host]):
+            os.kill(pid, signal.SIGTERM)
+    for path in runtime.runtime_dir().glob("away-*"):
+        path.unlink()
+
+
+def killed_owner(launcher: str) -> list[int]:
+    """Have a process start a cluster, let it stay, and be killed; return what it has read."""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER.format(launcher=launcher)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert owner.stdout
+        seen: list[int] = json.loads(owner.stdout.readline())
+        assert owner.stdout.readline() == "detached\n"
+    finally:
+        owner.kill()
+        owner.communicate()
+    sweep.sweep()  # what the killed process could not remove
+    return seen
+
+
+def cli(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tfd_notebook", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def files() -> list[Path]:
+    return list(runtime.runtime_dir().glob("away-*"))
+
+
+@pytest.mark.parametrize("secure", [True, "tls", False], ids=["ssh", "tls", "open"])
+def test_another_process_goes_on_where_the_killed_one_was(
+    hosts: Hosts, written: Written, before: dict[Host, set[int]], secure: object
+) -> None:
+    import tensorflow as tf
+
+    first = killed_owner(written(secure))
+    (file,) = files()
+    assert file.stat().st_mode & 0o777 == 0o600
+    (listed,) = json.loads(cli("list", "--json"))
+    assert (listed["name"], listed["launcher"], listed["planned"]) == ("stays", "ssh", 3)
+    cluster = tfd.attach("stays")
+    try:
+        assert cluster.detached
+        assert {task.state for task in cluster.tasks} == {"ready"}
+        assert cluster.to_frame()["host"].nunique() == 2
+        job = tf.data.Dataset.range(400).apply(
+            cluster.distribute("dynamic", job_name="epoch", max_outstanding_requests=1)
+        )
+        second = [int(x) for x in job]
+        assert not set(first) & set(second), "the job began anew"
+        # What was under way to the process that was killed is lost, and nothing else.
+        assert len(set(first) | set(second)) >= 380
+        cluster.scale(data_workers=3)
+        assert numbers(cluster) == list(range(100))
+        until_then = cluster.renew(2)
+        assert json.loads(file.read_text())["lease"] == until_then
+        assert json.loads(file.read_text())["planned"] == 4
+    finally:
+        cluster.stop()
+    assert not files()
+    until(lambda: not any(pids_on(host, before[host]) for host in hosts))
+    with pytest.raises(errors.UnknownName):
+        tfd.attach("stays")
+
+
+def test_the_command_line_renews_and_stops_it(
+    hosts: Hosts, written: Written, before: dict[Host, set[int]]
+) -> None:
+    killed_owner(written("tls"))
+    (file,) = files()
+    lease = json.loads(file.read_text())["lease"]
+    assert "stays until" in cli("renew", "stays", "--hours", "3")
+    assert json.loads(file.read_text())["lease"] > lease + 3600
+    assert "detached" in cli("list")
+    # Each of these commands came and went; the cluster did not.
+    assert pids_on(hosts.east, before[hosts.east])
+    assert "is stopped" in cli("stop", "stays")
+    assert not files()
+    until(lambda: not any(pids_on(host, before[host]) for host in hosts))
+
+
+def test_it_is_left_and_taken_up_again_in_one_process(
+    hosts: Hosts, written: Written, before: dict[Host, set[int]]
+) -> None:
+    launcher: Any = eval(written("tls"), {"tfd": tfd})
+    cluster = tfd.Cluster(data_workers=1, name="stays", launcher=launcher)
+    cluster.detach(1)
+    cluster.leave()
+    with pytest.raises(errors.NameTaken):
+        tfd.Cluster(data_workers=1, name="stays", launcher=launcher).detach(1)
+    tfd.clusters()["stays"].stop()
+    again = tfd.attach("stays")
+    assert numbers(again) == list(range(100))
+    again.stop()
+    until(lambda: not any(pids_on(host, before[host]) for host in hosts))
+
+
+def test_one_whose_host_has_died_is_ended_everywhere(
+    hosts: Hosts, written: Written, before: dict[Host, set[int]]
+) -> None:
+    killed_owner(written("tls"))
+    for pid in pids_on(hosts.east, before[hosts.east]):
+        os.kill(pid, signal.SIGKILL)
+    for directory in hosts.east.runtime.glob("agent-*"):
+        shutil.rmtree(directory)
+    with pytest.raises(errors.StateError, match="has ended"):
+        tfd.attach("stays")
+    assert not files()
+    until(lambda: not pids_on(hosts.north, before[hosts.north]))
+
+
+def test_under_jupyters_kernels_it_stays_as_well(
+    hosts: Hosts, jupyter: Jupyters, before: dict[Host, set[int]]
+) -> None:
+    urls = [f"{server.url}/lab?token={server.token}" for server in jupyter]
+    killed_owner(f"tfd.launchers.Jupyter({urls!r}, ca={str(jupyter.authority.path)!r}, grace=5)")
+    reader = [sys.executable, "-c", READER]
+    done = subprocess.run(reader, capture_output=True, text=True, timeout=90)
+    assert "sum 4950" in done.stdout, done.stderr[-2000:]
+    assert not files()
+    until(lambda: not any(pids_on(host, before[host]) for host in hosts))
+    until(lambda: not any(server.get("/api/kernels") for server in jupyter))
+
+
+def test_it_ends_with_its_lease(
+    hosts: Hosts, written: Written, before: dict[Host, set[int]]
+) -> None:
+    launcher: Any = eval(written("tls"), {"tfd": tfd})
+    cluster = tfd.Cluster(data_workers=1, name="stays", launcher=launcher)
+    cluster.detach(2 / 3600)
+    cluster.leave()
+    until(lambda: not any(pids_on(host, before[host]) for host in hosts))
+    assert json.loads(cli("list", "--json")) == []
+    assert not files()

@@ -1,0 +1,176 @@
+"""Hosts that are not as they should be: full disks, other versions, too long asleep."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import tensorflow as tf
+
+import tfd_notebook as tfd
+from tests._waiting import until
+from tests.hosts._conformance import numbers, pids_on
+from tests.hosts._faulty import Reading
+from tests.hosts._hosts import Host, Hosts
+from tests.hosts._sshd import Sshds
+from tfd_notebook import errors
+from tfd_notebook.launch.host import tensorflow_version
+from tfd_notebook.version import VERSION
+
+pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
+
+Make = Callable[..., tfd.launchers.SSH]
+#: Where a small disk is mounted on a host.
+DISK = "/run/disk"
+
+
+@pytest.fixture(scope="module")
+def make(sshd: Sshds) -> Make:
+    return functools.partial(sshd.launcher, "east")
+
+
+@contextlib.contextmanager
+def small_disk(host: Host, size: str) -> Iterator[Callable[..., None]]:
+    """Mount a disk where sshd and its sessions see it; gives what runs a command there."""
+    pids = host.pids()
+    sshd = next(pid for pid in pids if psutil.Process(pid).parent().pid not in pids)  # type: ignore[union-attr]
+    (host.directory / "disk").mkdir()
+
+    def there(*command: str) -> None:
+        subprocess.run(["nsenter", "-t", str(sshd), "-m", *command], check=True, timeout=30)
+
+    there("mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", DISK)
+    try:
+        yield there
+    finally:
+        there("umount", "-l", DISK)
+        (host.directory / "disk").rmdir()
+
+
+def python_with(directory: Path, path: Path, python: str = sys.executable) -> str:
+    """Return a Python that finds what is in `path` before all else."""
+    script = directory / "python"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {python} "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+def refused(make: Make, hosts: Hosts, **options: Any) -> str:
+    """Return the words in which a cluster is refused; nothing of it stays on the host."""
+    before = hosts.east.pids()
+    with pytest.raises(errors.TfdError) as told:
+        tfd.Cluster(data_workers=1, name="refused", launcher=make(**options))
+    assert "refused" not in tfd.clusters()
+    until(lambda: not pids_on(hosts.east, before))
+    said = str(told.value)
+    assert f"root@{hosts.east.address}" in said
+    assert "Next: " in said
+    return said
+
+
+@pytest.mark.parametrize(("size", "free"), [("4k", 0), ("8m", 8)])
+def test_a_full_disk_is_told_of(make: Make, hosts: Hosts, size: str, free: int) -> None:
+    with small_disk(hosts.east, size):
+        said = refused(make, hosts, variables={"TFD_RUNTIME_DIR": f"{DISK}/tfd"})
+    assert f"only {free} MB are free" in said
+    assert "TFD_RUNTIME_DIR" in said
+
+
+def test_a_disk_that_fills_up_is_told_of(make: Make, hosts: Hosts) -> None:
+    """Neither journal nor logs can be written any more; when there is room again all is well."""
+
+    def shout(x: Any) -> Any:
+        print("heard", "x" * 10_000, int(x), flush=True)
+        return x
+
+    noisy = tf.data.Dataset.range(20).map(lambda x: tf.numpy_function(shout, [x], tf.int64))
+    launcher = make(variables={"TFD_RUNTIME_DIR": f"{DISK}/tfd"})
+    with (
+        small_disk(hosts.east, "80m") as there,
+        tfd.Cluster(data_workers=1, name="filling", launcher=launcher) as cluster,
+    ):
+        distributed = noisy.apply(cluster.distribute("off"))
+        there("sh", "-c", f"cat /dev/zero > {DISK}/filler 2>/dev/null || true")
+        with pytest.raises(errors.WorkDirError) as told:
+            numbers(cluster)
+        assert f"{DISK}/tfd" in str(told.value)
+        assert f"root@{hosts.east.address}" in str(told.value)
+        # Either cannot the dispatcher begin it, or the function cannot print.
+        with pytest.raises(errors.TfdError, match=r"No space left"):
+            list(distributed)
+        there("rm", f"{DISK}/filler")
+        assert numbers(cluster) == list(range(100))
+        assert sorted(int(x) for x in distributed) == list(range(20))
+
+
+def test_another_version_of_ours_is_named(make: Make, hosts: Hosts, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    package = Path(tfd.__file__).parent
+    shutil.copytree(package, other / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    (other / package.name / "version.py").write_text('VERSION = "0.0.1"\n')
+    said = refused(make, hosts, python=python_with(tmp_path, other))
+    assert f"has tfd-notebook 0.0.1 and this kernel {VERSION}" in said
+    assert f"pip install tfd-notebook=={VERSION}" in said
+
+
+def test_another_tensorflow_is_named(make: Make, hosts: Hosts, tmp_path: Path) -> None:
+    metadata = tmp_path / "other" / "tensorflow-2.3.1.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.3.1\n")
+    said = refused(make, hosts, python=python_with(tmp_path, tmp_path / "other"))
+    assert f"has TensorFlow 2.3.1 and this kernel {tensorflow_version()}" in said
+    assert "install the same" in said
+
+
+def test_a_python_without_tensorflow_is_named(make: Make, hosts: Hosts, tmp_path: Path) -> None:
+    said = refused(make, hosts, python=bare_python(tmp_path, without="tensorflow"))
+    assert "has no TensorFlow" in said
+    assert "tfd-notebook[tensorflow]" in said
+
+
+def test_a_python_without_us_is_named(make: Make, hosts: Hosts, tmp_path: Path) -> None:
+    said = refused(make, hosts, python=bare_python(tmp_path, without="tfd_notebook"))
+    assert "has no tfd-notebook" in said
+    assert f'pip install "tfd-notebook[tensorflow]=={VERSION}"' in said
+
+
+def bare_python(directory: Path, without: str) -> str:
+    """Return a Python that has what this one has, apart from one package."""
+    other = directory / "other"
+    other.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith((without, "_editable", "tfd_notebook", "__pycache__")):
+            (other / path.name).symlink_to(path)
+    if without != "tfd_notebook":
+        (other / "tfd_notebook").symlink_to(Path(tfd.__file__).parent)
+    base = Path(os.path.realpath(sys.executable))
+    return python_with(directory, other, str(base))
+
+
+def test_a_host_that_sleeps_too_long_finds_its_tasks_unwanted(make: Make, hosts: Hosts) -> None:
+    before = hosts.east.pids()
+    launcher = make(grace=2)
+    cluster = tfd.Cluster(data_workers=1, name="asleep", launcher=launcher)
+    endless = tf.data.Dataset.range(10**9).apply(cluster.distribute("off"))
+    reading = Reading(cluster)
+
+    def story(reading: Reading) -> None:
+        hosts.east.sleep()
+        until(lambda: reading.over, 90)
+
+    with pytest.raises(errors.AgentLost) as told:
+        reading.loop(endless, story)
+    assert f"root@{hosts.east.address} could not be reached for 2 s" in str(told.value)
+    assert cluster.state == "lost"
+    hosts.east.wake()
+    until(lambda: not pids_on(hosts.east, before), 60)

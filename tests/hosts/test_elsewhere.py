@@ -1,0 +1,231 @@
+"""Kernels elsewhere: source goes there; its output, clusters, closures and controls are here."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import tfd_notebook as tfd
+from tests._waiting import until
+from tests.hosts._hosts import Hosts
+from tests.hosts._jupyter import Jupyters, Server
+from tfd_notebook import commands, control, errors
+
+pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
+
+#: A training with its coordinator, all of it in the other kernel.
+TRAINING = """
+import logging, time
+logging.getLogger("tensorflow").setLevel(logging.ERROR)
+import tensorflow as tf
+import tfd_notebook as tfd
+cluster = tfd.Cluster(workers=2, ps=1, name="train")
+coordinator = cluster.coordinator()
+with coordinator.strategy.scope():
+    total = tf.Variable(0.0)
+
+@tf.function
+def step():
+    return total.assign_add(1.0)
+"""
+
+
+def kernel_at(server: Server, **options: object) -> tfd.RemoteKernel:
+    options = {"token": server.token, "ca": str(server.ca), **options}
+    return tfd.RemoteKernel(server.url, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def kernel(jupyter: Jupyters) -> Iterator[tfd.RemoteKernel]:
+    with kernel_at(jupyter["north"]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def train(kernel: tfd.RemoteKernel) -> Iterator[object]:
+    kernel.run(TRAINING)
+    yield kernel.clusters["train"]
+    kernel.run("cluster.stop()")
+
+
+def test_output_and_names(kernel: tfd.RemoteKernel, capsys: pytest.CaptureFixture[str]) -> None:
+    kernel.run("answer = 6 * 7\nimport sys; print('a word', file=sys.stderr)")
+    kernel.run("print(answer)\nanswer + 1")
+    said = capsys.readouterr()
+    assert said.out == "42\n43\n"
+    assert "a word" in said.err
+
+
+def test_an_error_has_its_traceback(kernel: tfd.RemoteKernel) -> None:
+    with pytest.raises(errors.RemoteError, match=r"(?s)ZeroDivisionError.*line 2"):
+        kernel.run("x = 0\n1 / x")
+    with pytest.raises(errors.UsageError, match="no text"):
+        kernel.run(42)  # type: ignore[arg-type]
+
+
+def test_what_takes_too_long_is_interrupted(
+    kernel: tfd.RemoteKernel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(errors.TimeLimit, match=r"within 0\.5 s"):
+        kernel.run("import time; time.sleep(60)", timeout=0.5)
+    kernel.run("print('goes on')")
+    assert capsys.readouterr().out == "goes on\n"
+
+
+def test_source_that_ignores_an_interrupt_does_not_hold_the_cell(jupyter: Jupyters) -> None:
+    with kernel_at(jupyter["east"]) as deaf:
+        deaf.run("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
+        deaf.run("import threading")
+        with pytest.raises(errors.TimeLimit, match="within 1 s"):
+            deaf.run("threading.Event().wait()", timeout=1)
+
+
+def test_the_table_tells_of_its_tasks(kernel: tfd.RemoteKernel, train: tfd.Cluster) -> None:
+    frame = train.to_frame()
+    assert list(frame["task"]) == ["ps:0", "worker:0", "worker:1"]
+    assert set(frame["state"]) == {"ready"}
+    assert set(frame["host"]) == {kernel.label}
+    assert "worker:1" in train._repr_mimebundle_()["text/html"]
+    assert "train" in repr(kernel)
+
+
+def test_its_coordinator_is_seen_and_steered(kernel: tfd.RemoteKernel, train: tfd.Cluster) -> None:
+    coordinator = train.present_coordinator()
+    coordinator.pause()
+    kernel.run("values = [coordinator.schedule(step) for _ in range(10)]")
+    until(lambda: coordinator.values.counts()["paused"] == 10)
+    assert coordinator.step(3) == 3
+    assert coordinator.values.counts()["ready"] == 3
+    assert coordinator.cancel(9)
+    coordinator.resume()
+    coordinator.join(30)
+    frame = coordinator.values.to_frame()
+    assert list(frame["state"]).count("ready") == 9
+    assert frame["state"].iloc[-1] == "cancelled"
+    assert set(frame["function"]) == {"step"}
+    assert frame["run_ms"].iloc[0] > 0
+    kernel.run("assert total.numpy() == 9.0")
+
+
+def test_it_can_be_paused_while_its_source_runs(
+    kernel: tfd.RemoteKernel, train: tfd.Cluster
+) -> None:
+    coordinator = train.present_coordinator()
+    source = "for _ in range(400):\n    coordinator.schedule(step); time.sleep(0.01)\n"
+    running = threading.Thread(target=kernel.run, args=(source + "coordinator.join()",))
+    before = coordinator.values.counts()["ready"]
+    running.start()
+    until(lambda: coordinator.values.counts()["ready"] > before + 5)
+    coordinator.pause()
+    assert running.is_alive()
+    until(lambda: coordinator.paused)
+    until(lambda: coordinator.values.counts()["paused"] > 5)
+    coordinator.resume()
+    running.join(60)
+    until(lambda: coordinator.values.counts()["ready"] == before + 400)
+
+
+def test_the_command_line_and_panels_reach_it(kernel: tfd.RemoteKernel, train: tfd.Cluster) -> None:
+    assert commands.living()["train"] is train
+    me = os.getpid()
+    assert [one["name"] for one in control.call(me, {"command": "list"})] == ["train"]
+    control.call(me, {"command": "pause", "name": "train", "who": "a terminal"})
+    until(lambda: "a terminal" in train.present_coordinator().paused)
+    control.call(me, {"command": "resume", "name": "train"})
+    until(lambda: not train.present_coordinator().paused)
+    pid = train.to_frame()["pid"][1]
+    assert train.kill("worker:0") == pid
+    until(lambda: train.to_frame()["restarts"][1] == 1 and train.state == "ready", 60)
+    with pytest.raises(errors.UnknownName, match="worker:7"):
+        train.restart("worker:7")
+
+
+def test_a_connection_that_comes_back_has_missed_nothing(
+    hosts: Hosts, kernel: tfd.RemoteKernel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = threading.Thread(
+        target=kernel.run, args=("for n in range(4):\n    time.sleep(1); print(n)",)
+    )
+    running.start()
+    hosts.reset(hosts.home, hosts.north)
+    hosts.heal()
+    running.join(60)
+    assert not running.is_alive()
+    assert kernel.state == "ready"
+    kernel.run("print('still here')")
+    assert "still here" in capsys.readouterr().out
+
+
+def test_a_kernel_that_ends_is_told_of(jupyter: Jupyters) -> None:
+    server = jupyter["east"]
+    with kernel_at(server) as short:
+        running = threading.Timer(
+            0.5,
+            lambda: [
+                server.open(f"/api/kernels/{one['id']}", method="DELETE").close()
+                for one in server.get("/api/kernels")
+            ],
+        )
+        running.start()
+        with pytest.raises(errors.RemoteError, match="has ended"):
+            short.run("import time; time.sleep(60)")
+        assert "has ended" in short.state
+        with pytest.raises(errors.RemoteError, match="has ended"):
+            short.run("1")
+
+
+def test_a_kernel_whose_process_dies_is_told_of_and_not_left_behind(jupyter: Jupyters) -> None:
+    server = jupyter["east"]
+    with kernel_at(server) as short:
+        short.run('import os, tfd_notebook as tfd; tfd.Cluster(launcher="fake", name="fake")')
+        fake = short.clusters["fake"]
+        until(lambda: fake.state == "ready")
+        with pytest.raises(errors.RemoteError, match="its process died"):
+            # Its socket goes first: a host's files are looked at afterwards.
+            short.run("from tfd_notebook import control; control.stop(); os._exit(1)")
+        assert fake.state == "lost"
+        assert {str(task.state) for task in fake.snapshot().tasks} == {"lost"}
+        with pytest.raises(errors.RemoteError, match="its process died"):
+            fake.logs()
+        until(lambda: not server.get("/api/kernels"), 60)
+
+
+def test_closing_stops_its_clusters(jupyter: Jupyters) -> None:
+    with kernel_at(jupyter["east"]) as short:
+        short.run('import tfd_notebook as tfd; tfd.Cluster(launcher="fake", name="fake")')
+        fake = short.clusters["fake"]
+        until(lambda: fake.state == "ready")
+        assert tfd.clusters()["fake"].state == "ready"
+        with pytest.raises(errors.UnknownName, match="no cluster 'fack'"):
+            short.clusters["fack"]
+        with pytest.raises(errors.UnknownName, match="this process has it"):
+            tfd.attach("fake")
+    assert fake.state == "stopped"
+    assert {str(task.state) for task in fake.snapshot().tasks} == {"stopped"}
+    fake.stop()
+    assert "fake" not in tfd.clusters()
+
+
+def test_nobody_there_ends_the_kernel(hosts: Hosts, jupyter: Jupyters) -> None:
+    server = jupyter["east"]
+    abandoned = kernel_at(server, grace=3)
+    try:
+        hosts.partition(hosts.home, hosts.east)
+        until(lambda: abandoned.state not in ("ready", "closed"), 60)
+        hosts.heal()
+        until(lambda: not server.get("/api/kernels"), 60)
+    finally:
+        abandoned.close()
+
+
+def test_what_is_wrong_there_is_said(jupyter: Jupyters) -> None:
+    server = jupyter["north"]
+    with pytest.raises(errors.LaunchError, match="refuses the token"):
+        kernel_at(server, token="wrong")
+    with pytest.raises(errors.LaunchError, match="has no kernel 'julia'"):
+        kernel_at(server, kernel="julia")
+    with pytest.raises(errors.UsageError, match="no address"):
+        tfd.RemoteKernel("host:8888")

@@ -1,0 +1,211 @@
+"""What a blocked cell learns, and how it goes on, when something happens between the hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tfd_notebook as tfd
+from tests._waiting import until
+from tests.hosts._conformance import numbers, pids_on, row
+from tests.hosts._faulty import Reading
+from tests.hosts._hosts import Hosts
+from tests.hosts._sshd import Sshds
+from tfd_notebook import errors
+
+pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
+
+#: Makes a launcher with the dispatcher on ``north`` and the data workers on ``east``.
+Make = Callable[..., tfd.launchers.SSH]
+POLICY = tfd.Policy(hang_seconds=3)
+
+
+@pytest.fixture(scope="module")
+def make(sshd: Sshds) -> Make:
+    def make(**options: Any) -> tfd.launchers.SSH:
+        place = {"dispatcher": sshd.label("north"), "data_worker": sshd.label("east")}
+        return sshd.launcher("north", "east", place=place, **options)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def secure(make: Make) -> Iterator[tfd.Cluster]:
+    with tfd.Cluster(data_workers=1, name="secure", launcher=make(), policy=POLICY) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def plain(make: Make) -> Iterator[tfd.Cluster]:
+    launcher = make(secure=False)
+    with tfd.Cluster(data_workers=1, name="plain", launcher=launcher, policy=POLICY) as made:
+        yield made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _both(secure: tfd.Cluster, plain: tfd.Cluster) -> None:
+    """Have both before the first test looks at what there is on the hosts."""
+
+
+@pytest.fixture(params=["secure", "plain"])
+def cluster(request: pytest.FixtureRequest) -> tfd.Cluster:
+    found: tfd.Cluster = request.getfixturevalue(request.param)
+    return found
+
+
+def endless(cluster: tfd.Cluster) -> Any:
+    return tf.data.Dataset.range(10**9).apply(cluster.distribute("off"))
+
+
+def is_whole(cluster: tfd.Cluster) -> None:
+    """Check that a fault has left nothing."""
+    until(lambda: cluster.state == "ready", 60)
+    assert numbers(cluster) == list(range(100))
+    assert not any(row.reason for row in cluster.snapshot().tasks)
+
+
+def test_a_host_that_falls_silent_is_told_of_and_its_data_come_again(
+    cluster: tfd.Cluster, hosts: Hosts
+) -> None:
+    def story(reading: Reading) -> None:
+        hosts.down(hosts.east)
+        reading.halts()
+        reading.hears("this kernel cannot reach", hosts.east.address, "data_worker:0")
+        reading.hears("the connection to", hosts.east.address, "is lost", "data_worker:0")
+        assert row(cluster, "data_worker:0").reason == "the connection to its host is lost"
+        hosts.up(hosts.east)
+        reading.moves()
+        reading.hears("is back")
+
+    Reading(cluster).loop(endless(cluster), story)
+    is_whole(cluster)
+
+
+def test_who_waits_for_a_silent_host_can_be_interrupted(cluster: tfd.Cluster, hosts: Hosts) -> None:
+    def story(reading: Reading) -> None:
+        hosts.partition(hosts.home, hosts.east)
+        reading.halts()
+
+    Reading(cluster).loop(endless(cluster), story)
+    hosts.heal()
+    is_whole(cluster)
+
+
+def test_a_connection_that_is_reset_comes_back(cluster: tfd.Cluster, hosts: Hosts) -> None:
+    def story(reading: Reading) -> None:
+        hosts.reset(hosts.home, hosts.east)
+        reading.hears("the connection to", hosts.east.address, "is lost", "data_worker:0")
+        reading.halts()
+        hosts.heal()
+        reading.moves()
+        reading.hears("is back")
+
+    Reading(cluster).loop(endless(cluster), story)
+    is_whole(cluster)
+
+
+def test_a_third_of_all_packets_may_be_lost(cluster: tfd.Cluster, hosts: Hosts) -> None:
+    def story(reading: Reading) -> None:
+        hosts.lose(hosts.home, hosts.east, 30)
+        for _ in range(3):
+            reading.moves()
+
+    Reading(cluster).loop(endless(cluster), story)
+    hosts.heal()
+    is_whole(cluster)
+
+
+def test_a_line_may_be_slow(cluster: tfd.Cluster, hosts: Hosts) -> None:
+    def story(reading: Reading) -> None:
+        hosts.slow(hosts.east, 400)
+        for _ in range(3):
+            reading.moves()
+
+    Reading(cluster).loop(endless(cluster), story)
+    hosts.heal()
+    is_whole(cluster)
+
+
+def test_a_host_that_sleeps_is_told_of_and_wakes(cluster: tfd.Cluster, hosts: Hosts) -> None:
+    def story(reading: Reading) -> None:
+        hosts.east.sleep()
+        reading.halts()
+        reading.hears("this kernel cannot reach", hosts.east.address, "data_worker:0")
+        hosts.east.wake()
+        reading.moves()
+
+    Reading(cluster).loop(endless(cluster), story)
+    is_whole(cluster)
+
+
+def test_hosts_that_cannot_talk_any_more_are_named(plain: tfd.Cluster, hosts: Hosts) -> None:
+    def story(reading: Reading) -> None:
+        # What is read now goes on; what begins is not known to the workers.
+        hosts.partition(hosts.north, hosts.east)
+        reading.moves()
+
+    Reading(plain).loop(endless(plain), story)
+    told = Reading(plain)
+
+    def begins(reading: Reading) -> None:
+        reading.hears(f"{hosts.east.address} cannot reach", hosts.north.address, "dispatcher:0")
+        hosts.heal()
+        reading.moves()
+
+    told.loop(endless(plain), begins, waits=True)
+    is_whole(plain)
+
+
+def test_a_stream_goes_on_too(secure: tfd.Cluster, hosts: Hosts) -> None:
+    def story(reading: Reading) -> None:
+        hosts.partition(hosts.home, hosts.east)
+        reading.halts()
+        reading.hears("this kernel cannot reach", hosts.east.address, "data_worker:0")
+        hosts.heal()
+        reading.moves()
+
+    stream = secure.stream(endless(secure), name="streamed").start()
+    Reading(secure).loop(stream, story)
+    stream.stop()
+    is_whole(secure)
+
+
+def test_the_host_of_the_dispatcher_may_be_away_meanwhile(
+    secure: tfd.Cluster, hosts: Hosts
+) -> None:
+    def story(reading: Reading) -> None:
+        hosts.reset(hosts.home, hosts.north)
+        reading.hears("the connection to", hosts.north.address, "is lost", "dispatcher:0")
+        hosts.heal()
+        reading.hears("is back")
+        reading.moves()
+
+    Reading(secure).loop(endless(secure), story)
+    is_whole(secure)
+
+
+@pytest.mark.parametrize("is_secure", [True, False])
+def test_a_host_that_died_and_was_booted_ends_the_cluster(
+    make: Make, hosts: Hosts, is_secure: bool
+) -> None:
+    before = hosts.north.pids()
+    launcher = make(secure=is_secure)
+    cluster = tfd.Cluster(data_workers=1, name="died", launcher=launcher, policy=POLICY)
+    reading = Reading(cluster)
+
+    def story(reading: Reading) -> None:
+        hosts.east.kill()
+        reading.hears("the connection to", hosts.east.address, "is lost", "data_worker:0")
+        hosts.mend()
+        until(lambda: reading.over, 60)
+
+    with pytest.raises(errors.AgentLost) as told:
+        reading.loop(endless(cluster), story)
+    assert hosts.east.address in str(told.value)
+    assert "has ended" in str(told.value)
+    assert cluster.state == "lost"
+    until(lambda: not pids_on(hosts.north, before), 30)
+    hosts.east.kill()  # what was booted here is not to be left to the next test

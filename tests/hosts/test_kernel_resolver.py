@@ -1,0 +1,95 @@
+"""`KernelResolver`: tasks in kernels of two hosts, coordinated from a third."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import tfd_notebook as tfd
+from tests.hosts._hosts import Hosts
+from tests.hosts._jupyter import Jupyters
+from tfd_notebook import errors
+
+pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
+
+#: Starts clusters in the kernels of two hosts and coordinates them, in a process of its own.
+COORDINATE = """
+import json, sys
+import tensorflow as tf
+import tfd_notebook as tfd
+from tfd_notebook import errors
+
+servers, network = json.loads(sys.argv[1]), sys.argv[2]
+said = {}
+with tfd.RemoteKernel(**servers[0]) as north, tfd.RemoteKernel(**servers[1]) as east:
+    resolver = tfd.resolvers.KernelResolver(north, east)
+    try:
+        resolver.cluster_spec()
+    except errors.NoTasks as error:
+        said["before"] = str(error)
+    local = "tfd.launchers.Local(allow=[%r])" % network
+    start = "import tfd_notebook as tfd; cluster = tfd.Cluster(name='it', launcher=%s, %s)"
+    north.run(start % (local, "workers=1, ps=1"))
+    east.run(start % (local, "workers=1"))
+    resolver.check()
+    said["spec"] = resolver.cluster_spec().as_dict()
+    said["accelerators"] = resolver.num_accelerators()
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        variable = tf.Variable(20.0)
+    add = tf.function(lambda: variable.assign_add(1.0))
+    for _ in range(10):
+        coordinator.schedule(add)
+    coordinator.join()
+    said["value"] = float(variable)
+    east.run("cluster.stop()")
+    # The kernel tells of it a moment later.
+    for spec in resolver.watch(seconds=20, every=0.05):
+        said["after"] = spec.num_tasks("worker")
+        if said["after"] == 1:
+            break
+try:
+    resolver.cluster_spec()
+except errors.NoAnswer as error:
+    said["closed"] = str(error)
+print(json.dumps(said), flush=True)
+"""
+
+
+def test_a_strategy_over_kernels_of_two_hosts(hosts: Hosts, jupyter: Jupyters) -> None:
+    servers = [
+        {"server": server.url, "token": server.token, "ca": str(server.ca)}
+        for server in (jupyter["north"], jupyter["east"])
+    ]
+    network = f"{hosts.home.address.rpartition('.')[0]}.0/24"
+    done = subprocess.run(
+        [sys.executable, "-c", COORDINATE, json.dumps(servers), network],
+        env={**os.environ, "TFD_PRELOAD": "off"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr[-4_000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert "[TFD703]" in said["before"]
+    assert "no worker and no parameter server" in said["before"]
+    places = {job: [a.rpartition(":")[0] for a in listed] for job, listed in said["spec"].items()}
+    north, east = (hosts[name].address for name in ("north", "east"))
+    assert places == {"ps": [north], "worker": [north, east]}
+    assert said["accelerators"] == {}
+    assert said["value"] == 30.0
+    assert said["after"] == 1
+    assert "[TFD705]" in said["closed"]
+    assert "is closed" in said["closed"]
+
+
+def test_kernels_that_are_none() -> None:
+    with pytest.raises(errors.UsageError, match="no kernel to look at"):
+        tfd.resolvers.KernelResolver()
+    with pytest.raises(errors.UsageError, match="'north' is no kernel elsewhere"):
+        tfd.resolvers.KernelResolver("north")

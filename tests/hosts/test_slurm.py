@@ -1,0 +1,353 @@
+"""`SlurmResolver` in the steps, allocations and jobs of a real Slurm of three hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from tests._waiting import until
+from tests.hosts._hosts import Hosts
+from tests.hosts._slurm import Slurm
+from tfd_notebook import errors
+from tfd_notebook.detection import rules
+from tfd_notebook.resolvers import SlurmResolver
+
+Theirs = tf.distribute.cluster_resolver.SlurmClusterResolver
+
+pytestmark = [pytest.mark.integration, pytest.mark.root]
+
+#: A tf.distribute server of the step that it is in.
+SERVE = """
+import tensorflow as tf
+from tfd_notebook.resolvers import SlurmResolver
+
+resolver = SlurmResolver({"ps": 1, "worker": 2}, port_base=9100)
+tf.distribute.Server(
+    resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id
+).join()
+"""
+#: A coordinator that is in no allocation, and asks Slurm for the job.
+COORDINATE = """
+import json, sys, time
+import tensorflow as tf
+from tfd_notebook.errors import TasksMissing
+from tfd_notebook.resolvers import SlurmResolver
+
+resolver = SlurmResolver({"ps": 1, "worker": 2}, port_base=9100, job=sys.argv[1])
+deadline = time.monotonic() + 90
+while True:
+    try:
+        resolver.check()
+        break
+    except TasksMissing:
+        if time.monotonic() > deadline:
+            raise
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    variable = tf.Variable(20.0)
+value = coordinator.schedule(tf.function(lambda: variable + 1.0))
+said = {
+    "spec": resolver.cluster_spec().as_dict(),
+    "task": [resolver.task_type, resolver.master()],
+    "accelerators": resolver.num_accelerators(),
+    "of_the_ps": resolver.num_accelerators("ps", 0),
+    "value": float(coordinator.fetch(value)),
+    "device": variable.device,
+}
+# They stay up, and know each other by other names than their own.
+wrong = SlurmResolver({"ps": 2, "worker": 1}, port_base=9100, job=sys.argv[1])
+try:
+    wrong.check()
+except TasksMissing as error:
+    said["wrong"] = str(error)
+print(json.dumps(said))
+"""
+
+
+def running(slurm: Slurm) -> str:
+    """Return the number of the job that runs."""
+    return slurm.run("squeue", "-h", "-t", "RUNNING", "-o", "%i").stdout.strip()
+
+
+def say(code: str, *words: str) -> list[str]:
+    return [sys.executable, "-c", code, *words]
+
+
+def environments(slurm: Slurm, path: Path, *command: str) -> list[dict[str, str]]:
+    """Return the environment of each task that a command of Slurm starts, by rank."""
+    # A file for each: srun may put pieces of two tasks into one line.
+    write = f"import json, os; file = open(f'{path}/{{os.getpid()}}', 'w')"
+    write += "; json.dump(dict(os.environ), file); file.close()"
+    slurm.run(*command, *say(write), check=True)
+    found = [json.loads(file.read_text()) for file in path.iterdir()]
+    return sorted(found, key=lambda env: int(env.get("SLURM_PROCID", 0)))
+
+
+@pytest.fixture(scope="module")
+def step(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    return environments(slurm, tmp_path_factory.mktemp("step"), "srun", "-N3", "-n5")
+
+
+@pytest.fixture
+def within(monkeypatch: pytest.MonkeyPatch, nowhere: None) -> Callable[[dict[str, str]], None]:
+    """Return what makes this process one that Slurm gave an environment."""
+
+    def enter(env: dict[str, str]) -> None:
+        for name in set(os.environ) - set(env):
+            if name.startswith(("SLURM", "CUDA")):
+                monkeypatch.delenv(name)
+        for name, value in env.items():
+            if name.startswith("SLURM"):
+                monkeypatch.setenv(name, value)
+
+    return enter
+
+
+class TestStep:
+    workers = ("n1:8888", "n1:8889", "n1:8890", "n2:8888", "n10:8888")
+
+    def test_every_task_knows_its_place(
+        self, step: list[dict[str, str]], within: Callable[[dict[str, str]], None]
+    ) -> None:
+        assert len(step) == 5
+        for rank, env in enumerate(step):
+            within(env)
+            resolver = SlurmResolver()
+            assert resolver.cluster_spec().as_dict() == {"worker": list(self.workers)}
+            assert resolver.master() == f"grpc://{self.workers[rank]}"
+            assert self.workers[rank].startswith(f"{env['SLURMD_NODENAME']}:")
+            assert resolver.place == f"Slurm's step {env['SLURM_JOB_ID']}.0"
+
+    def test_tensorflows_tasks_do_not(
+        self, step: list[dict[str, str]], within: Callable[[dict[str, str]], None]
+    ) -> None:
+        wrong = set()
+        for rank, env in enumerate(step):
+            within(env)
+            theirs = Theirs(gpus_per_node=8, auto_set_gpu=False)
+            address = theirs.cluster_spec().task_address("worker", rank)
+            if not address.startswith(f"{env['SLURMD_NODENAME']}:"):
+                wrong.add(rank)
+        assert wrong == {3, 4}
+
+    def test_nodes_without_gpus(
+        self, step: list[dict[str, str]], within: Callable[[dict[str, str]], None]
+    ) -> None:
+        within(step[0])
+        with pytest.raises(FileNotFoundError, match="nvidia-smi"):
+            Theirs()
+        assert SlurmResolver().num_accelerators() == {}
+
+    @pytest.mark.parametrize("method", ["block", "cyclic", "plane=2"])
+    def test_distributions(
+        self,
+        slurm: Slurm,
+        within: Callable[[dict[str, str]], None],
+        tmp_path: Path,
+        method: str,
+    ) -> None:
+        """Each task is at the address that it gives itself, wherever Slurm put it."""
+        tasks = environments(slurm, tmp_path, "srun", "-N3", "-n5", "-m", method)
+        assert len(tasks) == 5
+        for env in tasks:
+            within(env)
+            port = 1 + int(env["SLURM_LOCALID"])
+            place = f"grpc://{env['SLURMD_NODENAME']}:{port}"
+            assert SlurmResolver(port_base=1).master() == place
+
+    @pytest.mark.parametrize("start", ["salloc", "srun --overlap"])
+    def test_an_allocation(
+        self,
+        slurm: Slurm,
+        within: Callable[[dict[str, str]], None],
+        tmp_path: Path,
+        start: str,
+    ) -> None:
+        nested = [] if start == "salloc" else ["srun", "--overlap", "-n1", "-N1"]
+        (env,) = environments(slurm, tmp_path, "salloc", "-Q", "-N2", "-n3", *nested)
+        within(env)
+        if nested:  # a step of its own, with one task
+            assert SlurmResolver().tasks() == {"worker": {0: "n1:8888"}}
+        else:
+            with pytest.raises(RuntimeError, match="not found in environment"):
+                Theirs()
+            assert SlurmResolver().cluster_spec().as_dict() == {
+                "worker": ["n1:8888", "n1:8889", "n2:8888"]
+            }
+            assert SlurmResolver().master() == ""
+
+
+@pytest.fixture
+def servers(slurm: Slurm) -> Iterator[str]:
+    """Start a step with a parameter server and two workers; return the number of its job."""
+    with slurm.start(
+        "srun", "-N3", "-n3", *say(SERVE), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        job = until(lambda: running(slurm))
+        yield job
+        slurm.run("scancel", job, check=True)
+        process.communicate(timeout=30)
+    until(lambda: not slurm.run("squeue", "-h").stdout.strip())
+
+
+def test_a_strategy_on_another_job(slurm: Slurm, servers: str) -> None:
+    done = slurm.run(*say(COORDINATE, servers), timeout=170)
+    assert done.returncode == 0, done.stderr[-4_000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["spec"] == {"ps": ["n1:9100"], "worker": ["n2:9100", "n10:9100"]}
+    assert said["task"] == [None, ""]
+    assert (said["accelerators"], said["of_the_ps"]) == ({}, {})
+    assert said["value"] == 21.0
+    assert said["device"].startswith("/job:ps/replica:0/task:0")
+    assert "ps:1 at n2:9100: worker:0 answers there" in said["wrong"]
+
+
+#: In an allocation: the cell that is offered starts its tasks, which are found then.
+ALLOCATION = """
+import json, time
+import tfd_notebook as tfd
+
+found = tfd.resolve()
+before = found.last.counts
+exec(found.cell)
+try:
+    deadline = time.monotonic() + 120
+    while found.look().counts != {"alive": 3}:
+        assert time.monotonic() < deadline, found
+    frame = found.to_frame()
+    said = {
+        "rule": found.rule,
+        "before": before,
+        "identity": list(frame["identity"]),
+        "address": list(frame["address"]),
+        "cell": found.cell,
+    }
+finally:
+    step.terminate()
+    step.wait()
+print(json.dumps(said))
+"""
+#: In no allocation: the cell submits a job, which is found by its number.
+CONTROLLER = """
+import json, subprocess, time
+import tfd_notebook as tfd
+
+found = tfd.resolve()
+exec(found.cell)
+try:
+    deadline = time.monotonic() + 120
+    while True:
+        assert time.monotonic() < deadline
+        try:
+            theirs = tfd.resolve("slurm", job=job)
+        except tfd.errors.ResolveError:
+            continue
+        if theirs.last.counts == {"alive": 2}:
+            break
+    said = {"rule": found.rule, "identity": list(theirs.to_frame()["identity"])}
+finally:
+    subprocess.run(["scancel", job], check=True)
+print(json.dumps(said))
+"""
+
+
+class TestDetection:
+    def test_a_step(
+        self,
+        step: list[dict[str, str]],
+        within: Callable[[dict[str, str]], None],
+    ) -> None:
+        within(step[1])
+        considered, verdict = rules.detect({})
+        assert (considered[-1].rule, verdict.resolver) == ("slurm", "slurm")
+        assert considered[-1].why == "a step of Slurm with 5 tasks"
+
+    def test_a_step_of_one_task(
+        self, slurm: Slurm, within: Callable[[dict[str, str]], None], tmp_path: Path
+    ) -> None:
+        (env,) = environments(slurm, tmp_path, "srun", "-n1", "-N1")
+        within(env)
+        considered, _ = rules.detect({})
+        close = [one.rule for one in considered if one.outcome == "close"]
+        assert close[:2] == ["slurm", "slurm_allocation"]
+
+    def test_the_cell_of_an_allocation_starts_its_tasks(self, slurm: Slurm) -> None:
+        done = slurm.run("salloc", "-Q", "-N3", "-n3", *say(ALLOCATION), timeout=170)
+        assert done.returncode == 0, done.stderr[-4_000:]
+        said = json.loads(done.stdout.splitlines()[-1])
+        assert said["rule"] == "slurm_allocation"
+        assert said["before"] == {"refused": 3}
+        assert said["address"] == ["n1:8888", "n2:8888", "n10:8888"]
+        assert said["identity"] == ["worker:0", "worker:1", "worker:2"]
+        assert said["cell"] == "cluster = tfd.resolve().attach()"
+
+    def test_the_cell_for_a_controller_submits_a_job(self, slurm: Slurm) -> None:
+        done = slurm.run(*say(CONTROLLER), timeout=170)
+        assert done.returncode == 0, done.stderr[-4_000:]
+        said = json.loads(done.stdout.splitlines()[-1])
+        assert said["rule"] == "slurm_controller"
+        assert said["identity"] == ["worker:0", "worker:1"]
+        until(lambda: not slurm.run("squeue", "-h").stdout.strip())
+
+
+class TestJobs:
+    @pytest.fixture(autouse=True)
+    def _squeue_of_a_host(
+        self, slurm: Slurm, hosts: Hosts, nowhere: None, tmp_path: Path, monkeypatch: Any
+    ) -> None:
+        """Have ``squeue`` here be that of ``east``, which is no controller."""
+        command = tmp_path / "squeue"
+        squeue = shutil.which("squeue")
+        assert squeue
+        there = shlex.join(
+            hosts.east.command(["env", f"SLURM_CONF={slurm.env['SLURM_CONF']}", squeue])
+        )
+        command.write_text(f'#!/bin/sh\nexec {there} "$@"\n')
+        command.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def test_never_heard_of(self) -> None:
+        with pytest.raises(errors.NotThere, match="Slurm's job 99999 is over, or never was"):
+            SlurmResolver(job=99999).cluster_spec()
+
+    def test_held(self, slurm: Slurm) -> None:
+        held = slurm.run("sbatch", "--parsable", "--hold", "--wrap", "true").stdout.strip()
+        with pytest.raises(errors.NoTasks, match=f"job {held} does not run: it is PENDING"):
+            SlurmResolver(job=held).cluster_spec()
+        slurm.run("scancel", held, check=True)
+        with pytest.raises(errors.ResolveError, match=f"job {held} (is over|does not run)"):
+            SlurmResolver(job=held).cluster_spec()
+
+    def test_one_that_runs(self, slurm: Slurm) -> None:
+        with slurm.start("srun", "-N2", "-n3", "sleep", "60") as process:
+            job = until(lambda: running(slurm))
+            with pytest.raises(errors.Malformed, match="3 tasks on 2 hosts"):
+                SlurmResolver(job=job).cluster_spec()
+            resolver = SlurmResolver(job=job, tasks_per_node={"n1": 2, "n2": 1})
+            assert resolver.cluster_spec().as_dict() == {
+                "worker": ["n1:8888", "n1:8889", "n2:8888"]
+            }
+            assert (resolver.task_type, resolver.master()) == (None, "")
+            assert SlurmResolver(job=job, tasks_per_node=1).tasks() == {
+                "worker": {0: "n1:8888", 1: "n2:8888"}
+            }
+            slurm.run("scancel", job, check=True)
+            process.wait(30)
+        until(lambda: not slurm.run("squeue", "-h").stdout.strip())
+
+    def test_a_controller_that_is_not_reached(self, hosts: Hosts) -> None:
+        hosts.partition(hosts.north, hosts.east)
+        with pytest.raises(errors.NoAnswer, match="Slurm's job 1: squeue") as caught:
+            SlurmResolver(job=1).cluster_spec()
+        assert "scontrol ping" in str(caught.value)

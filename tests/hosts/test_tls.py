@@ -1,0 +1,283 @@
+"""Encrypted tunnels that need no ssh, between hosts of their own, each with a real stunnel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import tfd_notebook as tfd
+from tests._waiting import until
+from tests.hosts._authority import Authority
+from tests.hosts._conformance import Make, numbers, pids_on, row
+from tests.hosts._hosts import Host, Hosts
+from tests.hosts._jupyter import Jupyters
+from tests.hosts._network import Peer
+from tests.hosts._sshd import Sshds
+from tfd_notebook import errors
+
+pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
+
+
+@pytest.fixture(scope="module")
+def make(sshd: Sshds) -> Make:
+    def make(*names: str, **options: object) -> tfd.launchers.SSH:
+        return tfd.launchers.SSH(
+            [f"root@{sshd[name].address}" for name in names or ("north", "east")],
+            **{
+                "python": sys.executable,
+                "key": str(sshd.client_key),
+                "known_hosts": str(sshd.known_hosts),
+                "secure": "tls",
+                **options,
+            },
+        )
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def shared(make: Make) -> Iterator[tfd.Cluster]:
+    launcher = make("north", "east", "west")
+    with tfd.Cluster(data_workers=2, name="shared", launcher=launcher) as cluster:
+        yield cluster
+
+
+#: Prints the ports at which TCP sockets listen for others than loopback, except for sshd's.
+LISTENING = """
+import psutil
+for c in psutil.net_connections("tcp"):
+    if c.status == "LISTEN" and not c.laddr.ip.startswith("127.") and c.laddr.ip != "::1":
+        print(c.laddr.port)
+"""
+
+
+def open_ports(host: Host) -> set[int]:
+    """Return where a host listens for others, but for sshd and TensorFlow's filtered servers."""
+    found = host.run([sys.executable, "-c", LISTENING])
+    return {int(line) for line in found.stdout.split()} - {22}
+
+
+def knock(host: Host, address: str, port: int) -> bool:
+    """Whether a connection from a host to a port comes about."""
+    code = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
+    return host.run([sys.executable, "-c", code, address, str(port)]).returncode == 0
+
+
+def stunnels(host: Host) -> dict[str, int]:
+    """Return the pids of a host's tunnels by the names of their configurations."""
+    found = {}
+    for pid in host.pids():
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        if words[0].endswith("stunnel"):
+            found[Path(words[1]).stem] = pid
+    return found
+
+
+def door(host: Host) -> int:
+    """Return the port at which other hosts' tunnels come in."""
+    (config,) = host.runtime.glob("agent-*/shared/tunnels/door.conf")
+    (line,) = (line for line in config.read_text().splitlines() if line.startswith("accept"))
+    return int(line.rpartition(" ")[2])
+
+
+def test_training_data_flows_between_all_hosts(shared: tfd.Cluster, hosts: Hosts) -> None:
+    assert shared.state == "ready"
+    assert numbers(shared) == list(range(100))
+    where = [row(shared, name).pid for name in ("dispatcher:0", "data_worker:1")]
+    assert where[0] in hosts.north.pids()
+    assert where[1] in hosts.east.pids()
+    assert all(task.address.startswith("localhost:") for task in shared.tasks)
+    assert len({task.address for task in shared.tasks}) == len(shared.tasks)
+
+
+#: A training with a launcher's expression, in a process of its own: one that has connected to a
+#: cluster never is as it was before.
+TRAINING = """
+import tensorflow as tf, tfd_notebook as tfd
+with tfd.Cluster(workers=1, ps=1, name="training", launcher={launcher}) as cluster:
+    coordinator = cluster.coordinator()
+    with coordinator.strategy.scope():
+        v = tf.Variable(1.0)
+    @tf.function
+    def step():
+        v.assign_add(2.0)
+        return v.read_value()
+    value = coordinator.schedule(step)
+    coordinator.join(timeout=60)
+    print("got", float(value.fetch()), v.device)
+"""
+
+
+def test_workers_and_parameter_servers_compute_through_them(make: Make, hosts: Hosts) -> None:
+    place = {"ps": f"root@{hosts.north.address}", "worker": f"root@{hosts.east.address}"}
+    launcher = make(place=place)
+    code = TRAINING.format(launcher=f"tfd.launchers.SSH(**{launcher.options!r})")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150)
+    assert "got 3.0 /job:ps" in done.stdout, done.stderr[-2000:]
+
+
+def test_nothing_else_listens_for_other_hosts(shared: tfd.Cluster, hosts: Hosts) -> None:
+    assert set(shared.to_frame()["open_to"]) == {"this host"}
+    for host in (hosts.north, hosts.east):
+        others = [hosts.west, hosts.north if host is hosts.east else hosts.east]
+        for port in open_ports(host) - {door(host)}:
+            # TensorFlow's servers listen everywhere, behind a filter of ours.
+            assert not any(knock(other, host.address, port) for other in others)
+        assert knock(hosts.west, host.address, door(host))
+
+
+def test_strangers_are_refused(shared: tfd.Cluster, hosts: Hosts, tmp_path: Path) -> None:
+    """Without a certificate, with one of another authority, and without TLS at all."""
+    port, task = door(hosts.east), row(shared, "data_worker:1").address.rpartition(":")[2]
+    stranger = Authority(tmp_path / "stranger")
+    certificate, key = stranger.issue(Peer(f"p{task}.tfd", "127.0.0.1"))
+    preface = "PRI * HTTP/2.0"
+    code = f"""
+import socket, ssl, sys
+plain = socket.create_connection(({hosts.east.address!r}, {port}), 5)
+plain.settimeout(5)
+if sys.argv[1] == "plain":
+    talk = plain
+else:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if sys.argv[1] != "nobody":
+        context.load_cert_chain(*sys.argv[2:])
+    talk = context.wrap_socket(plain, server_hostname="p{task}.tfd")
+talk.sendall(b"{preface}\\r\\n\\r\\nSM\\r\\n\\r\\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+answer = talk.recv(100)
+print("answered" if answer[3:4] == bytes([4]) else "refused")
+"""
+
+    def answers(*words: str) -> str:
+        done = hosts.west.run([sys.executable, "-c", code, *words])
+        return done.stdout.strip() or done.stderr.strip().splitlines()[-1].partition(":")[0]
+
+    # The same with a certificate of the cluster is answered, by TensorFlow's server.
+    own = next(hosts.west.runtime.glob("agent-*/shared/tunnels"))
+    (seen,) = (Path("/run/tfd") / own.relative_to(hosts.west.runtime),)
+    assert answers("own", str(seen / "certificate.pem"), str(seen / "key.pem")) == "answered"
+    refused = {"refused", "ssl.SSLError", "ssl.SSLEOFError", "ConnectionResetError"}
+    assert answers("plain") in refused
+    assert answers("nobody") in refused
+    assert answers("other", str(certificate), str(key)) in refused
+    assert shared.state == "ready"
+
+
+def test_keys_are_this_users_alone(shared: tfd.Cluster, hosts: Hosts) -> None:
+    for host in hosts:
+        (directory,) = host.runtime.glob("agent-*/shared/tunnels")
+        assert directory.stat().st_mode & 0o777 == 0o700
+        for name in ("key.pem", "certificate.pem", "trust.pem"):
+            assert (directory / name).stat().st_mode & 0o777 == 0o600
+        # The authority's own key is nowhere: nobody there can let in others.
+        texts = "".join(path.read_text() for path in directory.iterdir() if path.is_file())
+        assert texts.count("PRIVATE KEY") == 2
+
+
+def test_a_killed_tunnel_comes_back(shared: tfd.Cluster, hosts: Hosts) -> None:
+    for host in (hosts.north, hosts.east):
+        before = stunnels(host)
+        assert "door" in before
+        assert len(before) > 1
+        for pid in before.values():
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: set(stunnels(host)) == set(before))  # noqa: B023
+        assert not set(stunnels(host).values()) & set(before.values())
+    assert numbers(shared) == list(range(100))
+    assert any("tunnel door" in notice.what for notice in shared.snapshot().notices)
+
+
+def test_it_scales(shared: tfd.Cluster, hosts: Hosts) -> None:
+    shared.scale(data_workers=4)
+    assert len(shared.data_workers()) == 4
+    assert numbers(shared) == list(range(100))
+    shared.scale(data_workers=2)
+    assert numbers(shared) == list(range(100))
+
+
+def test_a_channel_that_is_lost_harms_no_tunnel(shared: tfd.Cluster, hosts: Hosts) -> None:
+    before = stunnels(hosts.north)
+    for pid in hosts.north.pids():
+        with contextlib.suppress(psutil.Error):  # one session ends with another
+            if " ".join(psutil.Process(pid).cmdline()).startswith("sshd: root"):
+                os.kill(pid, signal.SIGKILL)
+    assert numbers(shared) == list(range(100))
+    assert stunnels(hosts.north) == before
+    until(lambda: "is back" in " ".join(n.what for n in shared.snapshot().notices))
+
+
+def test_everything_is_removed(hosts: Hosts, make: Make) -> None:
+    before = {host: host.pids() for host in hosts}
+    mine = {child.pid for child in psutil.Process().children(recursive=True)}
+    with tfd.Cluster(data_workers=2, name="brief", launcher=make()) as cluster:
+        assert numbers(cluster) == list(range(100))
+        assert any("brief" in str(path) for path in hosts.east.runtime.rglob("key.pem"))
+    until(lambda: not any(pids_on(host, before[host]) for host in hosts))
+    assert not any("brief" in str(path) for host in hosts for path in host.runtime.rglob("*"))
+
+    def own_tunnels() -> list[int]:
+        children = psutil.Process().children(recursive=True)
+        return [c.pid for c in children if c.name() == "stunnel" and c.pid not in mine]
+
+    until(lambda: not own_tunnels())
+
+
+def test_an_agent_that_is_killed_takes_its_tunnels_along(hosts: Hosts, make: Make) -> None:
+    before = set(stunnels(hosts.east).values())
+    cluster = tfd.Cluster(data_workers=2, name="headless", launcher=make())
+    try:
+        (directory,) = (path.parent for path in hosts.east.runtime.glob("agent-*/headless"))
+        agent = next(
+            pid
+            for pid in hosts.east.pids()
+            if f"TFD_AGENT={directory.name.removeprefix('agent-')}".encode()
+            in Path(f"/proc/{pid}/environ").read_bytes()
+            and b"launch.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
+        assert set(stunnels(hosts.east).values()) - before
+        os.kill(agent, signal.SIGKILL)
+        until(lambda: set(stunnels(hosts.east).values()) == before)
+    finally:
+        cluster.stop()
+        for path in hosts.east.runtime.glob("agent-*/headless"):
+            subprocess.run(["rm", "-r", path.parent], check=True)
+
+
+def test_a_host_without_stunnel_is_named(make: Make, hosts: Hosts) -> None:
+    nowhere = {"PATH": "/nowhere"}
+    with pytest.raises(errors.LaunchError, match="no stunnel") as told:
+        tfd.Cluster(data_workers=1, name="bare", launcher=make(variables=nowhere))
+    assert f"root@{hosts.north.address}" in str(told.value)
+    assert "apt-get install stunnel4" in str(told.value)
+    assert "bare" not in tfd.clusters()
+
+
+def test_hosts_that_jupyter_reaches_have_them_too(hosts: Hosts, jupyter: Jupyters) -> None:
+    launcher = tfd.launchers.Jupyter(
+        [server.url for server in jupyter],
+        token={server.url: server.token for server in jupyter},
+        ca=str(jupyter.authority.path),
+        secure=True,
+    )
+    with tfd.Cluster(data_workers=2, name="kernels", launcher=launcher) as cluster:
+        assert numbers(cluster) == list(range(100))
+        assert all(task.address.startswith("localhost:") for task in cluster.tasks)
+        assert set(cluster.to_frame()["open_to"]) == {"this host"}
+        assert "door" in stunnels(hosts.east)
+
+
+def test_it_can_be_asked_for_in_words() -> None:
+    made = tfd.launchers.SSH("one", secure="tls")
+    assert tfd.launchers.SSH(**made.options).options == made.options
+    assert made.options["secure"] == "tls"
+    with pytest.raises(errors.UsageError, match="secure='ssl'"):
+        tfd.launchers.SSH("one", secure="ssl")

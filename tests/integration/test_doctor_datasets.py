@@ -1,0 +1,143 @@
+"""What the doctor finds in datasets that a real service reads, and what it keeps silent about."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.data.experimental import service
+
+import tfd_notebook as tfd
+from tests.integration import _oplibrary
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+Range = tf.data.Dataset.range
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tfd.Cluster]:
+    with tfd.Cluster(data_workers=1, name="doctor") as made:
+        yield made
+
+
+def codes(dataset: Any) -> set[str]:
+    return set(tfd.doctor(dataset).codes)
+
+
+def large(dataset: Any) -> Any:
+    """Return a dataset whose elements are large enough to be sent."""
+    return dataset.map(lambda x: tf.zeros([10_000], tf.int64) + x)
+
+
+def test_dynamic_sharding_over_single_elements(cluster: tfd.Cluster) -> None:
+    fine = large(Range(2_000))
+    assert codes(fine.apply(cluster.distribute("dynamic"))) == {"TFD821"}
+    assert codes(fine.apply(cluster.distribute("off"))) == set()
+    coarse = large(Range(2).flat_map(lambda i: Range(1_000)))
+    assert codes(coarse.apply(cluster.distribute("dynamic"))) == set()
+    files = tf.data.TFRecordDataset([f"/there/{i}" for i in range(2_000)])
+    assert codes(files.apply(cluster.distribute("dynamic"))) == set()
+
+
+def test_data_embedded_in_the_graph(cluster: tfd.Cluster) -> None:
+    rows = np.zeros((60, 125_001), np.int64)
+    with pytest.warns(UserWarning, match="60 MB"):
+        held = tf.data.Dataset.from_tensor_slices(rows).apply(cluster.distribute("off"))
+    assert codes(held) == {"TFD822"}
+    made = Range(60).map(lambda i: tf.zeros([125_001], tf.int64))
+    assert codes(made.apply(cluster.distribute("off"))) == set()
+
+
+def test_endless_datasets(cluster: tfd.Cluster) -> None:
+    assert codes(Range(3).repeat()) == {"TFD823"}
+    assert codes(Range(3).repeat(2)) == set()
+    read = large(Range(3)).repeat().apply(cluster.distribute("off"))
+    assert codes(read) == {"TFD823"}
+    assert codes(read.take(10)) == set()
+    coordinated = cluster.distribute("off", job_name="turns", consumer_index=0, num_consumers=1)
+    assert codes(large(Range(3)).repeat().apply(coordinated)) == set()
+
+
+def test_compression_within_one_host(cluster: tfd.Cluster) -> None:
+    numbers = large(Range(3))
+    assert codes(numbers.apply(cluster.distribute("off", compression="snappy"))) == {"TFD824"}
+    assert codes(numbers.apply(cluster.distribute("off", compression=None))) == set()
+
+
+def test_small_elements(cluster: tfd.Cluster) -> None:
+    assert codes(Range(3).apply(cluster.distribute("off"))) == {"TFD825"}
+    assert codes(Range(3).batch(3, drop_remainder=True).apply(cluster.distribute("off"))) == {
+        "TFD825"
+    }
+    assert codes(large(Range(3)).apply(cluster.distribute("off"))) == set()
+    assert codes(Range(3)) == set()
+
+
+def test_modes_that_need_worker_addresses(cluster: tfd.Cluster) -> None:
+    def read(policy: Any) -> Any:
+        return Range(3).apply(service.distribute(policy, cluster.dispatcher.target))
+
+    assert codes(read(service.ShardingPolicy.FILE)) == {"TFD815"}
+    assert codes(read(service.ShardingPolicy.DYNAMIC)) == set()
+    assert codes(large(Range(3)).apply(cluster.distribute("data"))) == set()
+
+
+def test_finished_job_names(cluster: tfd.Cluster) -> None:
+    numbers = large(Range(3)).apply(cluster.distribute("dynamic", job_name="once"))
+    assert codes(numbers) == set()
+    assert len(list(numbers)) == 3
+    (found,) = tfd.doctor(numbers)
+    assert found.code == "TFD814"
+    assert "once-2" in found.fix
+    key = cluster.register(large(Range(3)))
+    registered = cluster.from_dataset_id("dynamic", key, job_name="twice")
+    assert codes(registered) == set()
+    assert len(list(registered)) == 3
+    assert codes(registered) == {"TFD814"}
+
+
+def test_relative_paths(
+    cluster: tfd.Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tf.io.TFRecordWriter(str(tmp_path / "images.tfrecord")) as file:
+        file.write(b"one")
+    monkeypatch.chdir(tmp_path)
+    by_name = tf.data.TFRecordDataset(["images.tfrecord"]).apply(cluster.distribute("off"))
+    (found,) = tfd.doctor(by_name)
+    assert (found.code, found.severity) == ("TFD831", "error")
+    with pytest.raises(tfd.errors.PipelineError, match=r"images\.tfrecord"):
+        list(by_name)
+    whole = tf.data.TFRecordDataset([str(tmp_path / "images.tfrecord")])
+    whole = whole.apply(cluster.distribute("off"))
+    assert codes(whole) == set()
+    assert [x.numpy() for x in whole] == [b"one"]
+
+
+def test_op_libraries_that_workers_lack(cluster: tfd.Cluster, tmp_path: Path) -> None:
+    path = os.fspath(_oplibrary.build(tmp_path))
+    library = tf.load_op_library(path)
+    zeros = Range(2).map(lambda i: library.tfd_test_zeros())
+    lacking = zeros.apply(cluster.distribute("off"))
+    (found,) = tfd.doctor(lacking)
+    assert (found.code, found.severity) == ("TFD834", "error")
+    assert "TfdTestZeros" in found.what
+    with pytest.raises(tfd.errors.TfdError, match="TfdTestZeros"):
+        list(lacking)
+    with tfd.Cluster(data_workers=1, name="with-library", preload=[path]) as told:
+        known = zeros.apply(told.distribute("off"))
+        assert codes(known) == set()
+        assert len(list(known)) == 2
+
+
+def test_a_cluster_is_looked_at_with_what_reads_from_it(cluster: tfd.Cluster) -> None:
+    small = Range(3).apply(cluster.distribute("off"))
+    assert "TFD825" in tfd.doctor(cluster).codes
+    assert tfd.doctor("doctor").codes == tfd.doctor(cluster).codes
+    del small
+    assert "TFD825" not in tfd.doctor(cluster).codes

@@ -1,0 +1,470 @@
+"""`KubernetesResolver` and the official client at an API as strict as Kubernetes'."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes
+import pytest
+import tensorflow as tf
+from kubernetes.client import ApiException
+
+import tfd_notebook as tfd
+from tests._waiting import until
+from tests.integration._kubernetes import Kubernetes
+from tfd_notebook import errors
+from tfd_notebook.resolvers import KubernetesResolver
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("nowhere")]
+
+Theirs = tf.distribute.cluster_resolver.KubernetesClusterResolver
+WORKERS = {"worker": "role=worker"}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubernetes]:
+    with Kubernetes(tmp_path) as made:
+        monkeypatch.setenv("KUBECONFIG", str(made.kubeconfig()))
+        yield made
+
+
+def workers(cluster: Kubernetes, count: int, **more: Any) -> None:
+    for index in range(count):
+        labels = {"role": "worker"}
+        cluster.apply(name=f"w-{index}", labels=labels, ip=f"10.0.0.{index}", **more)
+
+
+def core(cluster: Kubernetes, token: str = "token") -> Any:
+    """Return the official client with a token."""
+    path = str(cluster.kubeconfig(token))
+    return kubernetes.client.CoreV1Api(kubernetes.config.new_client_from_config(path))
+
+
+def addresses(resolver: KubernetesResolver) -> list[str]:
+    found: list[str] = resolver.cluster_spec().as_dict()["worker"]
+    return found
+
+
+class TestStandIn:
+    """It refuses what Kubernetes refuses."""
+
+    def test_fields_that_pods_do_not_have(self, cluster: Kubernetes) -> None:
+        with pytest.raises(AssertionError, match=r"a pod has no .*nonsense"):
+            cluster.apply(name="w", nonsense="x")
+
+    @pytest.mark.parametrize(
+        ("path", "token", "status"),
+        [
+            ("/api/v1/namespaces/mine/pods", "token", 200),
+            ("/api/v1/namespaces/mine/pods?limit=1&labelSelector=a%20in%20(b,c)", "token", 200),
+            ("/api/v1/namespaces/mine/pods", "", 401),
+            ("/api/v1/namespaces/mine/pods", "other", 401),
+            ("/api/v1/namespaces/other/pods", "token", 403),
+            ("/api/v1/pods", "token", 403),
+            ("/api/v1/namespaces/mine/nothing", "token", 404),
+            ("/api/v1/namespaces/mine/pods?nonsense=1", "token", 400),
+            ("/api/v1/namespaces/mine/pods?limit=x", "token", 400),
+            ("/api/v1/namespaces/mine/pods?continue=x", "token", 400),
+            ("/api/v1/namespaces/mine/pods?labelSelector=a%20or%20b", "token", 400),
+        ],
+    )
+    def test_requests(self, cluster: Kubernetes, path: str, token: str, status: int) -> None:
+        context = ssl.create_default_context(cafile=str(cluster.authority))
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        url = f"https://127.0.0.1:{cluster.port}{path}"
+        request = urllib.request.Request(url, headers=headers)
+        try:
+            with urllib.request.urlopen(request, context=context, timeout=10) as answer:
+                found, body = answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                found, body = error.code, json.load(error)
+        assert found == status
+        assert body["kind"] == ("PodList" if status == 200 else "Status")
+
+
+class TestDefects:
+    """What TensorFlow's class does is asserted first."""
+
+    def test_inside_of_the_cluster(
+        self, cluster: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        workers(cluster, 1)
+        account = tmp_path / "account"
+        account.mkdir()
+        (account / "token").write_text("token")
+        (account / "namespace").write_text("mine\n")
+        monkeypatch.delenv("KUBECONFIG")
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(cluster.port))
+        incluster, config = kubernetes.config.incluster_config, kubernetes.config.kube_config
+        monkeypatch.setattr(incluster, "SERVICE_TOKEN_FILENAME", str(account / "token"))
+        monkeypatch.setattr(incluster, "SERVICE_CERT_FILENAME", str(cluster.authority))
+        monkeypatch.setattr(config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+        with pytest.raises(kubernetes.config.ConfigException, match="No configuration found"):
+            Theirs({"worker": ["role=worker"]}).cluster_spec()
+        resolver = KubernetesResolver(WORKERS)
+        assert addresses(resolver) == ["10.0.0.0:8470"]
+        # The token is renewed, as it is every hour.
+        del cluster.roles["token"]
+        with pytest.raises(errors.AccessDenied):
+            resolver.cluster_spec()
+        cluster.roles["fresh"] = "mine"
+        (account / "token").write_text("fresh")
+        assert addresses(resolver) == ["10.0.0.0:8470"]
+
+    def test_pods_have_addresses_of_their_own(self, cluster: Kubernetes) -> None:
+        cluster.roles["all"] = "*"
+        workers(cluster, 2)
+        theirs = Theirs({"worker": ["role=worker"]}, override_client=core(cluster, "all"))
+        assert theirs.cluster_spec().as_dict() == {"worker": ["192.168.0.1:8470"] * 2}
+        assert addresses(KubernetesResolver(WORKERS)) == ["10.0.0.0:8470", "10.0.0.1:8470"]
+
+    def test_pods_that_are_not_ready_do_not_count(self, cluster: Kubernetes) -> None:
+        cluster.roles["all"] = "*"
+        workers(cluster, 1)
+        cluster.apply(name="w-1", labels={"role": "worker"}, ip="10.0.0.9", ready=False)
+        cluster.apply(name="w-2", labels={"role": "worker"}, ip="10.0.0.8", ending=True)
+        theirs = Theirs({"worker": ["role=worker"]}, override_client=core(cluster, "all"))
+        assert theirs.cluster_spec().num_tasks("worker") == 3
+        assert addresses(KubernetesResolver(WORKERS)) == ["10.0.0.0:8470"]
+
+    def test_pods_that_are_done_do_not_count(self, cluster: Kubernetes) -> None:
+        cluster.roles["all"] = "*"
+        workers(cluster, 1)
+        cluster.apply(name="old", labels={"role": "worker"}, phase="Succeeded", ready=False)
+        theirs = Theirs({"worker": ["role=worker"]}, override_client=core(cluster, "all"))
+        with pytest.raises(RuntimeError, match='"old" is not running; phase: "Succeeded"'):
+            theirs.cluster_spec()
+        assert addresses(KubernetesResolver(WORKERS)) == ["10.0.0.0:8470"]
+
+    def test_a_role_in_one_namespace_suffices(self, cluster: Kubernetes) -> None:
+        workers(cluster, 1)
+        cluster.apply(name="other", labels={"role": "worker"}, ip="10.9.9.9", namespace="other")
+        with pytest.raises(ApiException) as caught:
+            Theirs({"worker": ["role=worker"]}, override_client=core(cluster)).cluster_spec()
+        assert caught.value.status == 403
+        assert addresses(KubernetesResolver(WORKERS)) == ["10.0.0.0:8470"]
+
+    def test_pages(self, cluster: Kubernetes) -> None:
+        cluster.roles["all"] = "*"
+        cluster.most = 2
+        workers(cluster, 5)
+        theirs = Theirs({"worker": ["role=worker"]}, override_client=core(cluster, "all"))
+        theirs.cluster_spec()
+        assert "limit" not in cluster.requests[-1][1]
+        cluster.requests.clear()
+        assert len(addresses(KubernetesResolver(WORKERS))) == 5
+        assert [query["limit"] for _, query in cluster.requests] == ["500"] * 3
+        assert [bool(query.get("continue")) for _, query in cluster.requests] == [False, True, True]
+
+
+class TestNumbers:
+    def test_names_are_in_natural_order(self, cluster: Kubernetes) -> None:
+        for index in (10, 9, 1):
+            cluster.apply(name=f"w-{index}", labels={"role": "worker"}, ip=f"10.0.0.{index}")
+        assert addresses(KubernetesResolver(WORKERS, port=1)) == [
+            "10.0.0.1:1",
+            "10.0.0.9:1",
+            "10.0.0.10:1",
+        ]
+
+    @pytest.mark.parametrize(
+        ("owner", "label"),
+        [
+            ("Job", "batch.kubernetes.io/job-completion-index"),
+            ("StatefulSet", "apps.kubernetes.io/pod-index"),
+            ("PyTorchJob", "training.kubeflow.org/replica-index"),
+            ("StatefulSet", ""),
+        ],
+    )
+    def test_who_is_away_keeps_the_number(
+        self, cluster: Kubernetes, owner: str, label: str
+    ) -> None:
+        for index in (0, 1, 2):
+            labels = {"role": "worker", **({label: str(index)} if label else {})}
+            cluster.apply(
+                name=f"w-{index}",
+                labels=labels,
+                ip=f"10.0.0.{index}",
+                owner=owner,
+                ready=index != 1,
+            )
+        spec = KubernetesResolver(WORKERS).cluster_spec()
+        assert spec.as_dict() == {"worker": {0: "10.0.0.0:8470", 2: "10.0.0.2:8470"}}
+
+    def test_of_two_with_one_number_the_younger_counts(self, cluster: Kubernetes) -> None:
+        label = "batch.kubernetes.io/job-completion-index"
+        for name, age in (("a-0", 5), ("b-0", 50)):
+            labels = {"role": "worker", label: "0"}
+            cluster.apply(name=name, labels=labels, ip=f"10.0.0.{age}", owner="Job", age=age)
+        assert addresses(KubernetesResolver(WORKERS)) == ["10.0.0.5:8470"]
+
+    def test_several_selectors_and_jobs(self, cluster: Kubernetes) -> None:
+        for name, role in (("z", "a"), ("x", "b"), ("p", "ps")):
+            cluster.apply(name=name, labels={"role": role}, ip=f"10.0.0.{ord(name)}")
+        jobs = {"worker": ["role=a", "role in (a, b)"], "ps": "role,role notin (a,b),!other"}
+        assert KubernetesResolver(jobs, port=1).cluster_spec().as_dict() == {
+            "worker": ["10.0.0.122:1", "10.0.0.120:1"],
+            "ps": ["10.0.0.112:1"],
+        }
+
+    def test_ports_by_name(self, cluster: Kubernetes) -> None:
+        for index, port in enumerate((7000, 7001)):
+            labels = {"role": "worker"}
+            cluster.apply(name=f"w{index}", labels=labels, ip="10.0.0.1", ports={"tf": port})
+        assert addresses(KubernetesResolver(WORKERS, port="tf")) == [
+            "10.0.0.1:7000",
+            "10.0.0.1:7001",
+        ]
+        with pytest.raises(errors.Malformed, match="pod w0 has no port named 'other'"):
+            KubernetesResolver(WORKERS, port="other").cluster_spec()
+
+    def test_ipv6_and_mixtures(self, cluster: Kubernetes) -> None:
+        cluster.apply(name="a", labels={"role": "worker"}, ip="fd00::1")
+        assert addresses(KubernetesResolver(WORKERS)) == ["[fd00::1]:8470"]
+        cluster.apply(name="b", labels={"role": "worker"}, ip="10.0.0.1")
+        with pytest.raises(errors.Malformed, match="they may not reach each other"):
+            KubernetesResolver(WORKERS).cluster_spec()
+
+    def test_fields_and_namespaces(self, cluster: Kubernetes) -> None:
+        workers(cluster, 2)
+        one = KubernetesResolver(WORKERS, field_selector="status.podIP=10.0.0.1")
+        assert addresses(one) == ["10.0.0.1:8470"]
+        with pytest.raises(errors.AccessDenied, match="namespace 'other'"):
+            KubernetesResolver(WORKERS, namespace="other").cluster_spec()
+        given = KubernetesResolver(WORKERS, namespace="mine", client=core(cluster))
+        assert len(addresses(given)) == 2
+
+
+class TestBadAnswers:
+    def wrong(self, kind: type[errors.TfdError], said: str, **options: Any) -> str:
+        with pytest.raises(kind, match=said) as caught:
+            KubernetesResolver(WORKERS, **options).cluster_spec()
+        assert "Kubernetes" in str(caught.value)
+        assert "\nNext: " in str(caught.value)
+        return str(caught.value)
+
+    def test_nobody(self, cluster: Kubernetes) -> None:
+        self.wrong(errors.NoTasks, "there is no pod of role=worker")
+        workers(cluster, 6, phase="Pending", ready=False)
+        text = self.wrong(errors.NoTasks, "no pod of role=worker is ready: w-0 is Pending, ")
+        assert ", ..." in text
+
+    def test_credentials(self, cluster: Kubernetes, tmp_path: Path) -> None:
+        expired = str(cluster.kubeconfig("expired"))
+        text = self.wrong(errors.AccessDenied, "missing, wrong or expired", kubeconfig=expired)
+        assert f"https://127.0.0.1:{cluster.port}" in text
+        cluster.roles["stranger"] = "other"
+        stranger = str(cluster.kubeconfig("stranger"))
+        text = self.wrong(errors.AccessDenied, "do not suffice", kubeconfig=stranger)
+        assert "cannot list resource" in text
+        assert "allow list and watch of pods" in text
+
+    def test_configurations_that_are_none(
+        self, cluster: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        missing, broken, half = (tmp_path / name for name in ("missing", "broken", "half"))
+        broken.write_text("clusters: [")
+        half.write_text("current-context: it\ncontexts: []\nclusters: []\nusers: []\n")
+        for path in (missing, broken, half):
+            self.wrong(errors.AccessDenied, "gives no credentials", kubeconfig=str(path))
+        self.wrong(errors.AccessDenied, "gives no credentials", context="another")
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+        self.wrong(errors.AccessDenied, "service account gives no credentials")
+
+    @pytest.mark.parametrize("status", [500, 503])
+    def test_errors_of_the_server(self, cluster: Kubernetes, status: int) -> None:
+        cluster.fail(status)
+        self.wrong(errors.NoAnswer, f"answers with HTTP {status}: .*told to answer")
+
+    def test_half_an_answer(self, cluster: Kubernetes) -> None:
+        workers(cluster, 1)
+        cluster.fail("half")
+        self.wrong(errors.Malformed, "answers what the client cannot read")
+        assert addresses(KubernetesResolver(WORKERS)) == ["10.0.0.0:8470"]
+
+    def test_silence(self, cluster: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tfd_notebook.resolving.kubernetes._ASK_SECONDS", 0.3)
+        cluster.fail("silence")
+        self.wrong(errors.NoAnswer, "does not answer")
+
+    def test_nobody_listens(self, cluster: Kubernetes, tmp_path: Path) -> None:
+        path = cluster.kubeconfig()
+        path.write_text(path.read_text().replace(f":{cluster.port}", ":1"))
+        self.wrong(errors.NoAnswer, "does not answer", kubeconfig=str(path))
+
+    def test_a_server_with_another_certificate(self, cluster: Kubernetes, tmp_path: Path) -> None:
+        path = cluster.kubeconfig()
+        kept = [line for line in path.read_text().splitlines() if "authority" not in line]
+        path.write_text("\n".join(kept))
+        self.wrong(errors.NoAnswer, "certificate verify failed", kubeconfig=str(path))
+
+    def test_lists_that_expire_are_begun_again(self, cluster: Kubernetes) -> None:
+        cluster.most = 1
+        workers(cluster, 3)
+        cluster.fail(410, 410)
+        assert len(addresses(KubernetesResolver(WORKERS))) == 3
+        cluster.fail(410, 410, 410)
+        self.wrong(errors.NoAnswer, "HTTP 410")
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"jobs": {"worker": "role = ?"}}, "unable to parse requirement"),
+            ({"field_selector": "spec.nothing=1"}, "field label not supported"),
+            ({"field_selector": "nonsense"}, "can't understand it"),
+        ],
+    )
+    def test_selectors_that_the_api_refuses(
+        self, cluster: Kubernetes, options: dict[str, Any], said: str
+    ) -> None:
+        with pytest.raises(errors.NoAnswer, match=f"HTTP 400: .*{said}"):
+            KubernetesResolver(**{"jobs": WORKERS, **options}).cluster_spec()
+
+    def test_arguments_that_cannot_be_meant(self) -> None:
+        for options, said in (
+            ({"jobs": {}}, "names no job"),
+            ({"jobs": {"worker": ""}}, "no label selector"),
+            ({"jobs": {"worker": [1]}}, "no label selector"),
+            ({"jobs": WORKERS, "port": 0}, "port=0"),
+            ({"jobs": WORKERS, "port": ""}, "port=''"),
+        ):
+            with pytest.raises(errors.UsageError, match=said):
+                KubernetesResolver(**options)  # type: ignore[arg-type]
+
+
+class TestWatching:
+    """Changes come by themselves: no look is taken that is not due to one."""
+
+    @pytest.fixture
+    def seen(self, cluster: Kubernetes) -> Iterator[tuple[list[Any], Callable[[], None]]]:
+        found: list[Any] = []
+        leave = threading.Event()
+
+        def watch() -> None:
+            for spec in KubernetesResolver(WORKERS).watch(seconds=60, every=100):
+                found.append(spec.as_dict()["worker"])
+                if leave.is_set():
+                    break
+
+        workers(cluster, 1)
+        thread = threading.Thread(target=watch)
+        thread.start()
+        until(lambda: cluster.watchers == 1 and found)
+        yield found, lambda: None
+        leave.set()
+        cluster.apply(name="last", labels={"role": "worker"}, ip="10.0.0.99")
+        thread.join(20)
+        assert not thread.is_alive()
+        until(lambda: not cluster.watchers)
+
+    def test_changes(self, cluster: Kubernetes, seen: tuple[list[Any], Any]) -> None:
+        assert not hasattr(Theirs, "watch")
+        found, _ = seen
+        assert found == [["10.0.0.0:8470"]]
+        workers(cluster, 2)
+        until(lambda: found[-1] == ["10.0.0.0:8470", "10.0.0.1:8470"])
+        cluster.delete("w-0")
+        until(lambda: found[-1] == ["10.0.0.1:8470"])
+        cluster.apply(name="stranger", labels={"role": "other"}, ip="10.0.0.7")  # a bookmark
+        lists = len(cluster.requests)
+        workers(cluster, 3)
+        until(lambda: len(found[-1]) == 3)
+        assert all("watch" not in query for _, query in cluster.requests[lists:])
+
+    def test_a_past_that_is_gone(self, cluster: Kubernetes, seen: tuple[list[Any], Any]) -> None:
+        found, _ = seen
+        watches = sum("watch" in query for _, query in cluster.requests)
+        cluster.compact()
+        until(lambda: sum("watch" in query for _, query in cluster.requests) > watches)
+        workers(cluster, 2)
+        until(lambda: len(found[-1]) == 2)
+
+    def test_errors_reach_who_watches(self, cluster: Kubernetes) -> None:
+        workers(cluster, 1)
+        watching = KubernetesResolver(WORKERS).watch(seconds=60)
+        next(watching)
+        cluster.delete("w-0")
+        with pytest.raises(errors.NoTasks, match="no pod of role=worker"):
+            next(watching)
+        until(lambda: not cluster.watchers)
+
+    def test_it_ends_in_time(self, cluster: Kubernetes) -> None:
+        workers(cluster, 1)
+        assert len(list(KubernetesResolver(WORKERS).watch(seconds=0.5))) == 1
+        until(lambda: not cluster.watchers)
+
+
+#: Makes a strategy of each resolver that it is told, in a process of its own, and uses it.
+TRAIN = """
+import json, os, sys
+import tensorflow as tf
+from tfd_notebook.resolvers import *
+
+path, = sys.argv[1:]
+os.environ["TF_CONFIG"] = open(path).read()
+made = {
+    "kubernetes": KubernetesResolver({"worker": "role=worker", "ps": "role=ps"}, port="tf"),
+    "file": ClusterFileResolver(path),
+    "union": UnionResolver(ClusterFileResolver(path), TFConfigResolver()),
+}
+resolver = made[os.environ["RESOLVER"]]
+resolver.check()
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    variable = tf.Variable(20.0)
+value = coordinator.schedule(tf.function(lambda: variable + 1.0))
+print(json.dumps([
+    coordinator.fetch(value).item(),
+    variable.device,
+    resolver.num_accelerators(),
+    resolver.num_accelerators("ps", 0),
+]))
+"""
+
+
+@pytest.fixture(scope="module")
+def servers(no_coordinator: None) -> Iterator[dict[str, list[str]]]:
+    with tfd.Cluster(workers=2, ps=1, name="resolved") as made:
+        yield made.resolver.cluster_spec().as_dict()
+
+
+class TestStrategy:
+    @pytest.mark.parametrize("name", ["kubernetes", "file", "union"])
+    def test_it_is_used_directly(
+        self,
+        cluster: Kubernetes,
+        servers: dict[str, list[str]],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        name: str,
+    ) -> None:
+        for job, listed in servers.items():
+            for index, address in enumerate(listed):
+                port = int(address.rpartition(":")[2])
+                cluster.apply(
+                    name=f"{job}-{index}", labels={"role": job}, ip="127.0.0.1", ports={"tf": port}
+                )
+        path = tmp_path / "cluster.json"
+        path.write_text(json.dumps({"cluster": servers}))
+        monkeypatch.setenv("RESOLVER", name)
+        done = subprocess.run(
+            [sys.executable, "-c", TRAIN, str(path)], capture_output=True, text=True, timeout=150
+        )
+        assert done.returncode == 0, done.stderr[-4_000:]
+        value, device, accelerators, of_the_ps = json.loads(done.stdout.splitlines()[-1])
+        assert value == 21.0
+        assert device.startswith("/job:ps/replica:0/task:0")
+        assert (accelerators, of_the_ps) == ({}, {})

@@ -1,0 +1,196 @@
+"""`tfd.resolve` over TensorFlow's own servers: alive, stopped, killed, swapped, replaced."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import tfd_notebook as tfd
+from tests._waiting import until
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(150),
+    pytest.mark.usefixtures("nowhere"),
+]
+
+#: One process for each server of a cluster: arguments are its job, its index and all addresses.
+SERVER = """
+import json, sys
+import tensorflow as tf
+
+job, index, spec = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+server = tf.distribute.Server(spec, job_name=job, task_index=index)
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in held]
+    for one in held:
+        one.close()
+    return ports
+
+
+class Servers:
+    """Servers of a cluster, each a process of its own; a context manager."""
+
+    def __init__(self, **counts: int) -> None:
+        ports = iter(free_ports(sum(counts.values())))
+        self.spec = {
+            job: [f"127.0.0.1:{next(ports)}" for _ in range(count)] for job, count in counts.items()
+        }
+        self.processes: dict[str, subprocess.Popen[str]] = {}
+
+    def start(self, *tasks: str) -> None:
+        for task in tasks:
+            job, _, index = task.partition(":")
+            self.processes[task] = subprocess.Popen(
+                [sys.executable, "-c", SERVER, job, index, json.dumps(self.spec)],
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        for task in tasks:
+            out = self.processes[task].stdout
+            assert out is not None
+            assert out.readline() == "up\n"
+
+    def signal(self, task: str, number: int) -> None:
+        self.processes[task].send_signal(number)
+
+    def end(self, task: str) -> None:
+        process = self.processes.pop(task)
+        process.kill()
+        process.communicate()
+
+    def __enter__(self) -> Servers:
+        try:
+            names = [
+                f"{job}:{i}" for job, addresses in self.spec.items() for i in range(len(addresses))
+            ]
+            self.start(*names)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for task in list(self.processes):
+            self.end(task)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers]:
+    with Servers(ps=1, worker=2) as made:
+        yield made
+
+
+@pytest.fixture
+def own_servers() -> Iterator[Servers]:
+    """Return two workers that a test may end."""
+    with Servers(worker=2) as made:
+        yield made
+
+
+@contextmanager
+def website(port: int) -> Iterator[None]:
+    """Somebody else's HTTP server at that port."""
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", port), http.server.BaseHTTPRequestHandler
+    )
+    server.RequestHandlerClass.log_message = lambda *_: None  # type: ignore[method-assign,assignment]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_all_of_it_alive_and_used_as_a_cluster(servers: Servers) -> None:
+    found = tfd.resolve(servers.spec)
+    frame = found.to_frame()
+    assert list(frame["state"]) == ["alive"] * 3
+    assert list(frame["identity"]) == ["ps:0", "worker:0", "worker:1"]
+    assert list(frame["accelerators"]) == [""] * 3
+    assert found.cell.endswith("strategy = cluster.strategy()")
+    cluster = found.attach(connect=False)
+    try:
+        assert [task.name for task in cluster.tasks] == ["ps:0", "worker:0", "worker:1"]
+        assert tfd.resolve(cluster).last.counts == {"alive": 3}
+        local = tfd.resolve("local", name="found")
+        assert local.cluster_spec().as_dict() == found.cluster_spec().as_dict()
+    finally:
+        cluster.stop()
+    found.close()
+
+
+def test_swapped_identities(servers: Servers) -> None:
+    swapped = {"ps": servers.spec["worker"][:1], "worker": servers.spec["worker"][::-1]}
+    frame = tfd.resolve(swapped).to_frame()
+    assert list(frame["state"]) == ["mismatch"] * 3
+    assert list(frame["identity"]) == ["worker:0", "worker:1", "worker:0"]
+
+
+def test_a_stopped_process_is_hung_and_comes_back(servers: Servers) -> None:
+    found = tfd.resolve(servers.spec)
+    servers.signal("worker:1", signal.SIGSTOP)
+    try:
+        until(lambda: found.look().tasks[2].state == "hung")
+        assert found.last.counts == {"alive": 2, "hung": 1}
+        assert "no answer" in found.last.tasks[2].reason
+        # Also to one who connects anew.
+        assert tfd.resolve(servers.spec).last.tasks[2].state == "hung"
+    finally:
+        servers.signal("worker:1", signal.SIGCONT)
+    until(lambda: found.look().counts == {"alive": 3})
+    changes = [(one.task, one.before, one.after) for one in found.last.changes]
+    assert changes == [("worker:1", "alive", "hung"), ("worker:1", "hung", "alive")]
+    found.close()
+
+
+def test_a_killed_one_is_refused_then_foreign_then_back(own_servers: Servers) -> None:
+    found = tfd.resolve(own_servers.spec)
+    looks = found.watch(120, every=0.1)
+    assert next(looks).counts == {"alive": 2}
+    own_servers.end("worker:1")
+    assert next(looks).counts == {"alive": 1, "refused": 1}
+    port = int(own_servers.spec["worker"][1].rpartition(":")[2])
+    with website(port):
+        assert next(looks).counts == {"alive": 1, "foreign": 1}
+    assert next(looks).counts == {"alive": 1, "refused": 1}
+    own_servers.start("worker:1")
+    while (look := next(looks)).counts != {"alive": 2}:
+        pass
+    assert {change.task for change in look.changes} == {"worker:1"}
+    ups_and_downs = found.history().to_frame()
+    assert ups_and_downs["before"][0] == "alive"
+    assert list(ups_and_downs["after"])[-1] == "alive"
+    looks.close()
+    found.close()
+
+
+def test_a_data_service_of_ours() -> None:
+    with tfd.Cluster(data_workers=1, name="images"):
+        found = tfd.resolve("local")
+        frame = found.to_frame()
+        assert list(frame["job"]) == ["dispatcher", "data_worker"]
+        assert list(frame["state"]) == ["alive"] * 2
+        assert "tfd.attach" in found.cell
+        found.close()

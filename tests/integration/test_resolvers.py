@@ -1,0 +1,56 @@
+"""Resolvers as strategies use them whose every process is one of the tasks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("nowhere")]
+
+#: One of the workers; both add up what they have.
+WORKER = """
+import tensorflow as tf
+from tfd_notebook.resolvers import TFConfigResolver
+
+resolver = TFConfigResolver()
+strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
+
+@tf.function
+def add():
+    here = lambda: tf.distribute.get_replica_context().replica_id_in_sync_group + 1
+    return strategy.reduce("SUM", strategy.run(here), axis=None)
+
+total = int(add())
+resolver.check()
+add()  # so that neither ends before the other has asked
+print(strategy.num_replicas_in_sync, total, resolver.num_accelerators())
+"""
+
+
+def test_two_workers_mirror_each_other() -> None:
+    with socket.socket() as one, socket.socket() as two:
+        for held in (one, two):
+            held.bind(("127.0.0.1", 0))
+        addresses = [f"localhost:{held.getsockname()[1]}" for held in (one, two)]
+    processes = []
+    for index in (0, 1):
+        task = {"type": "worker", "index": index}
+        config = json.dumps({"cluster": {"worker": addresses}, "task": task})
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", WORKER],
+                env={**os.environ, "TF_CONFIG": config},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    said = [process.communicate(timeout=120) for process in processes]
+    for process, (out, error) in zip(processes, said, strict=True):
+        assert process.returncode == 0, error[-4_000:]
+        assert out.splitlines()[-1] == "2 3 {}"

@@ -1,0 +1,92 @@
+"""Files by which clusters on other hosts are found again; nobody is asked for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tfd_notebook import attaching, errors, views
+from tfd_notebook.launch import base, detached, sweep
+from tfd_notebook.launch.away import Record, away
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / "run"))
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def record() -> Record:
+    options = {"hosts": ["ada@one", "ada@two"], "secure": "tls"}
+    return Record("training", "ssh", options, ["a1", "b2"])
+
+
+def test_it_is_there_while_the_cluster_stays(record: Record, directory: Path) -> None:
+    record.plan(3)
+    assert not away(), "a cluster without a lease ends with its kernel"
+    lease = time.time() + 100
+    record.keep(lease)
+    record.plan(4)
+    (found,) = away()
+    assert (found.name, found.lease, found.planned, found.pid) == ("training", lease, 4, None)
+    assert (found.launcher, found.agents) == ("ssh", ("a1", "b2"))
+    assert found.options["hosts"] == ["ada@one", "ada@two"]
+    (file,) = directory.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert attaching.is_detached("training")
+    assert not sweep.sweep(), "nobody's leftover"
+    record.forget()
+    record.forget()
+    assert not away()
+    assert not list(directory.iterdir())
+
+
+def test_one_whose_lease_is_over_goes(record: Record, directory: Path) -> None:
+    record.keep(time.time() - 1)
+    assert detached.detached() == ()
+    assert not list(directory.iterdir())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"cluster": "c"}', '{"lease": "soon"}', "null"])
+def test_a_file_that_says_nothing_of_the_kind_hides_no_other(
+    record: Record, directory: Path, text: str
+) -> None:
+    record.keep(time.time() + 100)
+    (directory / "away-0.json").write_text(text)
+    assert [one.name for one in away()] == ["training"]
+
+
+def test_a_list_says_that_its_hosts_were_not_asked(record: Record) -> None:
+    record.keep(time.time() + 7200)
+    record.plan(3)
+    (one,) = attaching.everywhere()
+    assert (one["state"], one["observed"], one["planned"]) == ("detached", None, 3)
+    assert json.loads(json.dumps(one)) == one
+    text = views.clusters_table([one]).text()
+    assert "? of 3" in text
+    assert "ssh" in text
+
+
+def test_whose_launcher_is_gone_is_told_so(directory: Path) -> None:
+    Record("training", "teleport", {}, ["a1"]).keep(time.time() + 100)
+    with pytest.raises(errors.UnknownName, match="no launcher 'teleport'"):
+        attaching.attach("training")
+    assert len(away()) == 1, "it may be installed again"
+
+
+def test_a_launcher_of_this_host_has_none() -> None:
+    with pytest.raises(errors.Unsupported, match="no agents on other hosts"):
+        base.launcher("local").again("training", ["a1"])
+
+
+def test_two_of_one_name_are_told_apart(record: Record) -> None:
+    record.keep(time.time() + 100)
+    Record("training", "ssh", {"hosts": ["other"]}, ["c3"]).keep(time.time() + 100)
+    with pytest.raises(errors.UsageError, match="2 detached clusters"):
+        attaching.find("training")
+    assert len(os.listdir(os.environ["TFD_RUNTIME_DIR"])) == 2

@@ -1,0 +1,276 @@
+"""GPUs dealt out to the tasks of one host and of several, and who sees which."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import tfd_notebook as tfd
+from tfd_notebook import dealing
+from tfd_notebook.dealing import Deal, Found, Share
+from tfd_notebook.errors import Unsupported, UsageError
+from tfd_notebook.launchers import Fake
+from tfd_notebook.snapshot import GPU_COLUMNS
+from tfd_notebook.spec import Role
+
+pytestmark = pytest.mark.usefixtures("no_coordinator")
+
+
+@pytest.mark.parametrize(
+    ("wish", "meaning"),
+    [
+        ("auto", "auto"),
+        (0, ()),
+        ([], ()),
+        ([1, 0], (1, 0)),
+        (range(2), (0, 1)),
+        ({"worker": 1}, {"worker": 1}),
+        ({Role.WORKER: 2, "evaluator": 1}, {"worker": 2, "evaluator": 1}),
+    ],
+)
+def test_wishes(wish: Any, meaning: Any) -> None:
+    assert dealing.check(wish) == meaning
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        *(1, -1, True, False, None, 1.0, "all", "0", b"0", object()),
+        *([True], [-1], ["0"], [0.5], [1, 1]),
+        *({"ps": 1}, {"worker": -1}, {"worker": True}, {"worker": "1"}, {1: 1}),
+    ],
+)
+def test_wishes_that_cannot_be_meant(wish: Any) -> None:
+    with pytest.raises(UsageError, match="gpus"):
+        dealing.check(wish)
+
+
+def alone(role: str, index: int) -> int:
+    """Place every task on the one host."""
+    return 0
+
+
+def in_turn(role: str, index: int) -> int:
+    return index % 2
+
+
+def share(*shares: tuple[int, ...]) -> tuple[Share, ...]:
+    return (Share("", *shares),)
+
+
+@pytest.mark.parametrize(
+    ("wish", "workers", "evaluators", "found", "expected"),
+    [
+        ("auto", 2, 0, 4, Deal(2, share((0, 1, 2, 3)))),
+        ("auto", 2, 1, 5, Deal(2, share((0, 1, 2, 3), (), (4,)))),
+        ("auto", 0, 1, 4, Deal()),
+        ("auto", 2, 0, 0, Deal()),
+        ((), 2, 0, 4, Deal()),
+        ((3, 1), 2, 0, 4, Deal(1, share((3, 1)))),
+        ((3, 1), 1, 0, 4, Deal(2, share((3, 1)))),
+        ({"worker": 1}, 2, 0, 4, Deal(1, share((0, 1, 2, 3)))),
+        ({"worker": 1, "evaluator": 2}, 2, 1, 4, Deal(1, share((0, 1), (2, 3)))),
+        ({"evaluator": 1}, 2, 1, 4, Deal(0, share((0, 1, 2), (3,)))),
+        ({"evaluator": 1}, 2, 0, 0, Deal(0, share())),
+    ],
+)
+def test_deals(wish: Any, workers: int, evaluators: int, found: int, expected: Deal) -> None:
+    host = [Found("here", tuple(range(found)))]
+    dealt = dealing.deal(wish, workers, evaluators, host, alone)
+    assert dealt == expected
+    assert Deal.unpack(json.loads(json.dumps(dealt.pack()))) == dealt
+
+
+@pytest.mark.parametrize(
+    ("wish", "workers", "found", "error", "said"),
+    [
+        ("auto", 5, 4, UsageError, "4 GPUs cannot be dealt out to 5 workers, and"),
+        ((0, 1, 2), 2, 4, UsageError, "3 GPUs cannot be dealt out evenly to 2 workers, and"),
+        ((0,), 0, 4, UsageError, "evenly to 0 workers"),
+        ((0, 7), 2, 4, UsageError, r"there is no GPU 7\nNext: the GPUs here are 0, 1, 2, 3"),
+        ({"worker": 3}, 2, 4, UsageError, "2 workers with 3 GPUs each need 6, and there are 4\n"),
+        ({"worker": 2, "evaluator": 1}, 2, 4, UsageError, "an evaluator with 1 need 5"),
+        ((0,), 1, 0, Unsupported, "no NVML here"),
+        ({"worker": 1}, 1, 0, Unsupported, "no NVML here"),
+    ],
+)
+def test_deals_that_cannot_be(
+    wish: Any, workers: int, found: int, error: type[Exception], said: str
+) -> None:
+    host = [Found("here", tuple(range(found)), "no NVML here")]
+    with pytest.raises(error, match=said):
+        dealing.deal(wish, workers, 1, host, alone)
+
+
+def test_each_task_gets_its_own() -> None:
+    dealt = Deal(2, share((0, 1, 2, 3), (4,)))
+    assert [dealt.of(Role.WORKER, index, alone) for index in (0, 1)] == [(0, 1), (2, 3)]
+    assert dealt.of(Role.EVALUATOR, 0, alone) == (4,)
+    for role in (Role.PS, Role.DISPATCHER, Role.DATA_WORKER):
+        assert dealt.of(role, 0, alone) == ()
+    assert dealt.count(2, 1, alone) == 5
+    dealt.check(2, alone)
+    with pytest.raises(UsageError, match="3 workers need 6 GPUs"):
+        dealt.check(3, alone)
+
+
+ONE, TWO = Found("ada@one", (0, 1)), Found("ada@two", (0, 1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("wish", "workers", "evaluators", "expected"),
+    [
+        ("auto", 2, 0, [(0, 1), (0, 1)]),  # as many as the host that has fewest can give
+        ("auto", 4, 0, [(0,), (0,), (1,), (1,)]),
+        ("auto", 1, 0, [(0, 1)]),
+        ((1, 0), 2, 0, [(1, 0), (1, 0)]),
+        ((0, 1), 4, 0, [(0,), (0,), (1,), (1,)]),
+        ((3,), 0, 0, None),
+        ({"worker": 1}, 4, 0, [(0,), (0,), (1,), (1,)]),
+        ({"worker": 1, "evaluator": 1}, 2, 1, [(0,), (0,), (1,)]),
+    ],
+)
+def test_a_task_gets_only_gpus_of_its_host(
+    wish: Any, workers: int, evaluators: int, expected: Any
+) -> None:
+    if expected is None:
+        with pytest.raises(UsageError, match="there is no GPU 3 on ada@one"):
+            dealing.deal(wish, workers, evaluators, [ONE, TWO], in_turn)
+        return
+    dealt = dealing.deal(wish, workers, evaluators, [ONE, TWO], in_turn)
+    seen = [dealt.of(Role.WORKER, index, in_turn) for index in range(workers)]
+    seen += [dealt.of(Role.EVALUATOR, index, in_turn) for index in range(evaluators)]
+    assert seen == expected
+    assert dealt.count(workers, evaluators, in_turn) == sum(map(len, expected))
+    assert Deal.unpack(json.loads(json.dumps(dealt.pack()))) == dealt
+
+
+NONE = Found("ada@none", (), "there is no GPU")
+
+
+@pytest.mark.parametrize(
+    ("wish", "workers", "evaluators", "found", "error", "said"),
+    [
+        ("auto", 6, 0, (ONE, TWO), UsageError, "2 GPUs on ada@one .* to 3 workers"),
+        ("auto", 2, 0, (NONE, TWO), UsageError, "0 GPUs on ada@none .*there is no GPU.*place="),
+        ((0, 2), 2, 0, (ONE, TWO), UsageError, "no GPU 2 on ada@one.*GPUs there are 0, 1"),
+        ((0, 1), 3, 0, (ONE, TWO), UsageError, "1 for each worker on ada@one and 2 on ada@two"),
+        ((0,), 2, 0, (TWO, NONE), Unsupported, "cannot be given on ada@none: there is no GPU"),
+        ({"worker": 2}, 4, 0, (ONE, TWO), UsageError, "need 4, and there are 2 on ada@one"),
+        ({"worker": 1}, 2, 0, (TWO, NONE), Unsupported, "given on ada@none"),
+        ({"worker": 2, "evaluator": 1}, 2, 1, (ONE, TWO), UsageError, "evaluator .* on ada@one"),
+    ],
+)
+def test_the_host_on_which_they_do_not_suffice_is_named(
+    wish: Any,
+    workers: int,
+    evaluators: int,
+    found: tuple[Found, ...],
+    error: type[Exception],
+    said: str,
+) -> None:
+    with pytest.raises(error, match=f"(?s){said}"):
+        dealing.deal(wish, workers, evaluators, found, in_turn)
+
+
+def test_a_host_without_a_worker_keeps_its_own_for_one_that_comes() -> None:
+    dealt = dealing.deal("auto", 1, 0, [ONE, TWO], in_turn)
+    dealt.check(3 - 1, in_turn)
+    assert dealt.of(Role.WORKER, 1, in_turn) == (0, 1)
+    with pytest.raises(UsageError, match="2 workers on ada@one need 4 GPUs, 2 each"):
+        dealt.check(3, in_turn)
+
+
+@pytest.fixture
+def machine() -> Iterator[Fake]:
+    """A launcher on a machine with four GPUs."""
+    yield Fake(gpus=(0, 1, 2, 3))
+    for cluster in tfd.clusters().values():
+        cluster.stop()
+
+
+def test_a_cluster_deals_them_out(machine: Fake) -> None:
+    cluster = tfd.Cluster(workers=2, ps=1, data_workers=1, evaluator=True, launcher=machine)
+    assert machine.nodes[0].dealt == {
+        "dispatcher:0": [],
+        "data_worker:0": [],
+        "ps:0": [],
+        "worker:0": [0, 1],
+        "worker:1": [2, 3],
+        "evaluator:0": [],
+    }
+    machine.nodes[0].use_gpus(
+        "localhost", use_percent=[None, 0, 35, 100], used=[None, 0, 2_100_000_000, 80_000_000_000]
+    )
+    assert cluster.to_frame().set_index("task").gpu["worker:1"] == (
+        "2: 35 %, 2.1 of 80 GB; 3: 100 %, 80.0 of 80 GB"
+    )
+    with pytest.raises(UsageError, match="3 workers need 6 GPUs"):
+        cluster.scale(workers=3)
+    assert cluster.state == "ready"
+    cluster.scale(workers=0)
+    cluster.scale(workers=4)  # dealt anew: nobody had any
+    assert [machine.nodes[0].dealt[f"worker:{i}"] for i in range(4)] == [[0], [1], [2], [3]]
+
+
+def test_nothing_starts_where_they_do_not_go_round(machine: Fake) -> None:
+    with pytest.raises(UsageError, match=r"4 GPUs cannot be dealt out to 5 workers[^$]*gpus=0"):
+        tfd.Cluster(workers=5, ps=1, launcher=machine)
+    assert machine.nodes[0].dealt == {}
+    assert not tfd.clusters()
+    tfd.Cluster(workers=5, ps=1, launcher=machine, gpus=0)
+    assert not any(machine.nodes[1].dealt.values())
+
+
+def test_who_gets_none_is_said(machine: Fake) -> None:
+    cluster = tfd.Cluster(workers=3, ps=1, launcher=machine)
+    (notice,) = cluster.snapshot().notices
+    assert notice.what == ("each worker gets 1 of the 4 GPUs, all alike: nobody gets 3")
+
+
+@pytest.fixture
+def machines() -> Iterator[Fake]:
+    """A launcher on two machines with two and four GPUs."""
+    yield Fake(gpus={"ada@one": (0, 1), "ada@two": (0, 1, 2, 3)})
+    for cluster in tfd.clusters().values():
+        cluster.stop()
+
+
+def test_all_gpus_of_all_hosts_are_in_one_table(machines: Fake) -> None:
+    cluster = tfd.Cluster(workers=2, ps=1, launcher=machines, gpus={"worker": 2})
+    assert [row.task for row in cluster.snapshot().gpus] == [""] * 6  # nothing was told yet
+    node = machines.nodes[0]
+    assert node.dealt["worker:0"] == node.dealt["worker:1"] == [0, 1]
+    node.use_gpus("ada@two", use_percent=[90, 80, 0, None], used=[40e9, 20e9, 0, 1e9])
+    node.use_gpus("ada@one", use_percent=[10, 0], used=[1e9, 2e9])
+    frame = cluster.gpus().to_frame()
+    assert tuple(frame.columns) == GPU_COLUMNS
+    assert list(zip(frame.host, frame["index"], frame.task, strict=True)) == [
+        ("ada@one", 0, "worker:0"),
+        ("ada@one", 1, "worker:0"),
+        ("ada@two", 0, "worker:1"),
+        ("ada@two", 1, "worker:1"),
+        ("ada@two", 2, ""),
+        ("ada@two", 3, ""),
+    ]
+    assert list(frame.use_percent[:3]) == [10, 0, 90]
+    assert list(frame.used_mb) == [1000, 2000, 40_000, 20_000, 0, 1000]
+    assert set(frame.memory_mb) == {80_000}
+    assert cluster.snapshot().gpus_frame().equals(frame)
+    rows = cluster.to_frame().set_index("task").gpu
+    assert rows["worker:1"] == "0: 90 %, 40.0 of 80 GB; 1: 80 %, 20.0 of 80 GB"
+    assert rows["ps:0"] == ""
+    with pytest.raises(UsageError, match="2 workers on ada@one need 4 GPUs"):
+        cluster.scale(workers=3)
+    cluster.stop()
+    assert not cluster.snapshot().gpus
+    assert tuple(cluster.gpus().to_frame().columns) == GPU_COLUMNS
+
+
+def test_inside_this_process_they_cannot_be_given() -> None:
+    with pytest.raises(Unsupported, match="one view"):
+        tfd.Cluster(workers=1, launcher="inprocess", gpus=[0])
+    assert not tfd.clusters()

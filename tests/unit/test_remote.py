@@ -1,0 +1,140 @@
+"""Ways to other hosts: what is tried again, what is not, and what is left by who gives up."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests._waiting import until
+from tfd_notebook import errors
+from tfd_notebook.launch import kernels, link, remote, unixsocket
+
+pytest.importorskip("requests")
+pytest.importorskip("websocket")
+
+THIRDPARTY = Path(__file__).parents[1] / "thirdparty"
+
+#: Somebody who is logged in by ssh, as far as names tell, and has a cluster by a command.
+LOGGED_IN = """
+import ctypes, sys
+ctypes.CDLL(None).prctl(15, b"sshd-session", 0, 0, 0)  # PR_SET_NAME
+sys.path.insert(0, sys.argv[1])
+from tfd_by_command import ByCommand
+host, = ByCommand("nice -n 1").hosts()
+from tfd_notebook.launch.link import Link
+made = Link("abcdefabcdef", host.label, lambda: host.connect("abcdefabcdef", True), grace=1.0)
+print("way:", repr(host.greeting.way))
+made.close()
+host.close()
+print("still logged in")
+"""
+
+
+class Host(remote.RemoteHost):
+    def __init__(self):
+        super().__init__("there")
+        self.go_on = threading.Event()
+        self.closed = False
+
+    def connect(self, agent, start):
+        assert self.go_on.wait(20)
+        raise OSError("nobody answers")
+
+    def close(self):
+        self.closed = True
+
+
+class Launcher(remote.RemoteLauncher):
+    name = "there"
+    summary = ""
+
+    def __init__(self, hosts):
+        super().__init__()
+        self._hosts = hosts
+
+    def hosts(self):
+        return self._hosts
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_who_gives_up_while_hosts_are_asked_leaves_nothing(monkeypatch, reached):
+    ended = []
+
+    class Session:
+        def __init__(self, agent, host, connect, grace):
+            try:
+                connect()
+            except OSError:
+                if not reached:
+                    raise
+
+        def close(self):
+            ended.append(self)
+
+    monkeypatch.setattr(remote, "Link", Session)
+    host = Host()
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        Launcher([host]).connect(None, None)
+    assert not host.closed
+    host.go_on.set()
+    until(lambda: host.closed)
+    assert len(ended) == reached
+
+
+def test_an_agent_that_is_silent_is_not_taken_for_lost(monkeypatch, tmp_path):
+    monkeypatch.setattr(link, "_CONNECT_SECONDS", 0.3)
+    with (
+        unixsocket.listen(tmp_path / "agent.sock", 1),
+        pytest.raises(errors.LaunchError, match="did not answer") as told,
+    ):
+        link.Link("agent", "there", lambda: link.SocketChannel.to(tmp_path / "agent.sock"))
+    # Whoever is told so may end what is left of the cluster on other hosts.
+    assert not isinstance(told.value, errors.AgentLost)
+
+
+def test_a_way_of_somebody_else_is_left_alone(tmp_path):
+    """A command's relay runs in the session of whoever is logged in, and must not end that."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOGGED_IN, str(THIRDPARTY)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={
+            **os.environ,
+            "SSH_CONNECTION": "192.0.2.7 50000 192.0.2.1 22",
+            "TFD_RUNTIME_DIR": str(tmp_path),
+        },
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "way: ''\nstill logged in\n"
+
+
+def test_a_connection_that_breaks_is_no_bad_certificate():
+    """As a proxy does whose server is being restarted: it may come back."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up():
+            for _ in range(2):
+                listener.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        server = kernels.JupyterServer(f"https://127.0.0.1:{listener.getsockname()[1]}", "x")
+        with pytest.raises(OSError, match=r"(?i)eof|reset|closed"):
+            server.ask("GET", "/api/kernels")
+        with pytest.raises(OSError, match=r"(?i)eof|reset|closed"):
+            server.connect("kernel")
+        listener.close()
+        assert server.has("kernel")  # nobody said otherwise
+
+
+def test_a_token_is_in_no_error():
+    with pytest.raises(errors.UsageError) as told:
+        kernels.split("one:8888/?token=S3CRET")
+    assert "S3CRET" not in str(told.value)

@@ -1,0 +1,140 @@
+"""``%tfd_resolve`` in an IPython shell, its form, and what a front end asks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import tfd_notebook as tfd
+from tests._waiting import until
+from tests.unit._grpc import Server, status
+from tests.unit.test_views import Comm
+from tfd_notebook import errors, magics, widgets
+from tfd_notebook.bus import PROTOCOL
+from tfd_notebook.detection.makers import CHOICES
+from tfd_notebook.magics import resolve
+from tfd_notebook.sightings import COLUMNS
+
+pytestmark = pytest.mark.usefixtures("nowhere")
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+    monkeypatch.setenv("TFD_PRELOAD", "off")
+    made = InteractiveShell()
+    magics.load_ipython_extension(made)
+    yield made
+    for cluster in tfd.clusters().values():
+        cluster.stop()
+    magics.unload_ipython_extension(made)
+    made.history_manager.end_session()
+
+
+@pytest.fixture
+def worker() -> Iterator[Server]:
+    with Server(status("worker:0", "CPU")) as server:
+        yield server
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch, worker: Server) -> None:
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": {"worker": [worker.address]}}))
+
+
+def run(shell: InteractiveShell, line: str = "") -> Any:
+    return shell.run_line_magic("tfd_resolve", line)
+
+
+def test_it_returns_a_resolution_or_a_frame(shell: Any, config: None, worker: Server) -> None:
+    found = run(shell)
+    assert (found.rule, found.last.counts) == ("tf_config", {"alive": 1})
+    assert list(run(shell, "--frame").columns) == list(COLUMNS)
+    assert run(shell, "tf_config").rule == "argument"
+    shell.user_ns["mine"] = {"worker": [worker.address]}
+    assert run(shell, "mine").last.counts == {"alive": 1}
+
+
+def test_a_file_and_arguments(shell: Any, tmp_path: Path, worker: Server) -> None:
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps({"worker": [worker.address]}))
+    for line in (str(path), f"file --set path={path}"):
+        assert run(shell, line).cluster_spec().jobs == ["worker"]
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("slurmy", "no resolver 'slurmy'"),
+        ("file --set path", "sets nothing"),
+        ("file", "the resolver 'file'"),
+        ("--watch 0", "more than 0 seconds"),
+        ("--live --watch 3", "--live watches anyway"),
+        ("--wach 3", "no option '--wach'"),
+    ],
+)
+def test_what_cannot_be_meant(shell: Any, config: None, line: str, what: str) -> None:
+    with pytest.raises(errors.UsageError, match=what):
+        run(shell, line)
+
+
+def test_watching_shows_what_changes(
+    shell: Any, config: None, worker: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = run(shell, "--watch 0.2")
+    assert found.last.counts == {"alive": 1}
+    said = capsys.readouterr().out
+    assert "1 task: 1 alive" in said
+    assert "watched; 0 changes" in said
+
+
+def test_help_and_completion(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(shell, "--help") is None
+    assert "--watch SECONDS" in capsys.readouterr().out
+    magic = shell.magics_manager.magics["line"]["tfd_resolve"]
+    offered = {one.text for one in magic.complete("")["completions"]}
+    assert set(CHOICES) <= offered
+    assert [one.text for one in magic.complete("--wa")["completions"]] == ["--watch"]
+
+
+def test_a_form_finds_and_uses_a_cluster(
+    shell: Any, config: None, worker: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(widgets, "_front_end", lambda: True)
+    monkeypatch.setattr("comm.create_comm", Comm)
+    form = run(shell, "--live")
+    assert form.widget.view == "resolve"
+    shown, _ = form._repr_mimebundle_()
+    assert "1 alive" in shown["text/plain"]
+    page = form.widget.comm
+    page.say("hello", protocol=PROTOCOL, version="test", tells=False)
+
+    def answered(ask: str, **request: Any) -> Any:
+        page.say("command", ask=ask, **request)
+        return until(lambda: [one for one in page.got("reply") if one["ask"] == ask])[0]
+
+    said = answered("1", command="resolvers")["value"]
+    assert (said["chosen"], said["options"]) == ("auto", {})
+    look = answered("2", command="resolve", resolver="auto")["value"]
+    assert (look["found"], look["counts"]) == (True, {"alive": 1})
+    error = answered("3", command="resolve", resolver="slurmy")["error"]
+    assert error["code"] == "TFD101"
+    error = answered("4", command="attach", resolver="auto", variable="a b")["error"]
+    assert error["code"] == "TFD100"
+    done = answered("5", command="attach", resolver="auto")["value"]
+    assert (done["cluster"], done["variable"]) == ("found", "cluster")
+    assert shell.user_ns["cluster"] is tfd.clusters()["found"]
+    until(lambda: any("found" in str(message) for message in page.got("state")))
+    form.close()
+
+
+def test_an_offer_is_json_too(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPU_NAME", "mine")
+    asked = resolve.commands(shell)["resolve"]
+    look = json.loads(json.dumps(asked({"resolver": "auto"})))
+    assert (look["found"], look["tasks"], look["rule"]) == (False, [], "tpu")
+    assert look["cell"] == 'tfd.resolve("tpu")'

@@ -1,0 +1,266 @@
+"""Compute Engine and TPUs, by Google's own client and recorded answers."""
+
+from __future__ import annotations
+
+import datetime
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from google.oauth2.credentials import Credentials
+from googleapiclient.discovery import build
+from googleapiclient.http import HttpMock, HttpMockSequence
+
+from tfd_notebook import errors
+from tfd_notebook.resolvers import GCEResolver, TPUResolver
+
+theirs = tf.distribute.cluster_resolver
+
+pytestmark = pytest.mark.usefixtures("nowhere")
+
+
+class TestGCE:
+    where = ("my-project", "my-zone", "my-group")
+
+    @staticmethod
+    def service(*answers: tuple[int, Any]) -> tuple[Any, HttpMockSequence]:
+        http = HttpMockSequence(
+            [
+                ({"status": str(status)}, body if isinstance(body, str) else json.dumps(body))
+                for status, body in answers
+            ]
+        )
+        return build("compute", "v1", http=http, static_discovery=True), http
+
+    @staticmethod
+    def group(*names: str, **more: Any) -> tuple[int, Any]:
+        link = "https://compute.example/projects/my-project/zones/my-zone/instances/"
+        return 200, {"items": [{"instance": link + name} for name in names], **more}
+
+    @staticmethod
+    def instance(address: str) -> tuple[int, Any]:
+        return 200, {"networkInterfaces": [{"networkIP": address}]}
+
+    def test_the_present_client(self) -> None:
+        other, _ = self.service(self.group("w-1"), self.instance("10.0.0.1"))
+        with pytest.raises(TypeError, match="unexpected keyword argument"):
+            theirs.GCEClusterResolver(*self.where, 8470, service=other).cluster_spec()
+        made, http = self.service(self.group("w-1"), self.instance("10.0.0.1"))
+        ours = GCEResolver(*self.where, 8470, service=made)
+        assert ours.cluster_spec().as_dict() == {"worker": ["10.0.0.1:8470"]}
+        (uri, method, body, _), (second, *_) = http.request_sequence
+        assert "/projects/my-project/zones/my-zone/instanceGroups/my-group/listInstances" in uri
+        assert (method, json.loads(body)) == ("POST", {"instanceState": "RUNNING"})
+        assert "/zones/my-zone/instances/w-1" in second
+
+    def test_no_dead_library_is_needed(self) -> None:
+        with pytest.raises(ImportError, match="googleapiclient must be installed"):
+            theirs.GCEClusterResolver(*self.where, 8470, credentials=None)
+        GCEResolver(*self.where)
+
+    def test_pages_and_order(self) -> None:
+        made, http = self.service(
+            self.group("w-10", "w-2", nextPageToken="more"),
+            self.group("w-1"),
+            *(self.instance(f"10.0.0.{number}") for number in (1, 2, 10)),
+        )
+        spec = GCEResolver(*self.where, port=1, job="ps", service=made).cluster_spec()
+        assert spec.as_dict() == {"ps": ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.10:1"]}
+        assert "pageToken=more" in http.request_sequence[1][0]
+        assert [uri.split("/")[-1].split("?")[0] for uri, *_ in http.request_sequence[2:]] == [
+            "w-1",
+            "w-2",
+            "w-10",
+        ]
+
+    def test_ipv6(self) -> None:
+        made, _ = self.service(
+            self.group("w"), (200, {"networkInterfaces": [{"ipv6Address": "fd00::1"}]})
+        )
+        spec = GCEResolver(*self.where, service=made).cluster_spec()
+        assert spec.as_dict() == {"worker": ["[fd00::1]:8470"]}
+
+    @pytest.mark.parametrize(
+        ("answers", "kind", "said"),
+        [
+            ([(401, {})], errors.AccessDenied, "missing, wrong or expired .HTTP 401"),
+            (
+                [(403, {"error": {"message": "no permission X"}})],
+                errors.AccessDenied,
+                "no permission X",
+            ),
+            ([(404, {"error": {"message": "no group"}})], errors.NotThere, "no group"),
+            ([(500, "oops")], errors.NoAnswer, "HTTP 500"),
+            ([(200, '{"items": [{"ins')], errors.Malformed, "cannot be read"),
+            ([(200, {"items": [{}]})], errors.Malformed, "cannot be read"),
+            ([(200, {})], errors.NoTasks, "no running instance"),
+            ([("group",), (200, {"networkInterfaces": []})], errors.Malformed, "cannot be read"),
+            ([("group",), (404, {"error": {"message": "gone"}})], errors.NotThere, "gone"),
+        ],
+    )
+    def test_answers_that_are_no_good(
+        self, answers: list[Any], kind: type[errors.TfdError], said: str
+    ) -> None:
+        made, _ = self.service(*(self.group("w") if a == ("group",) else a for a in answers))
+        with pytest.raises(kind, match=said) as caught:
+            GCEResolver(*self.where, service=made).cluster_spec()
+        assert "my-project/my-zone/my-group" in str(caught.value)
+        assert "\nNext: " in str(caught.value)
+
+    def test_no_credentials(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("NO_GCE_CHECK", "true")
+        monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+        with pytest.raises(errors.AccessDenied, match="credentials are missing") as caught:
+            GCEResolver(*self.where).cluster_spec()
+        assert "gcloud auth application-default login" in str(caught.value)
+
+    def test_expired_credentials(self, serving: Callable[..., str]) -> None:
+        url = serving(
+            400, {"error": "invalid_grant", "error_description": "Token has been expired"}
+        )
+        credentials = Credentials(
+            "old", refresh_token="x", token_uri=url, client_id="x", client_secret="x"
+        )
+        credentials.expiry = datetime.datetime(2020, 1, 1)
+        with pytest.raises(errors.AccessDenied, match="expired"):
+            GCEResolver(*self.where, credentials=credentials).cluster_spec()
+
+    def test_nobody_gives_out_tokens(self) -> None:
+        credentials = Credentials(
+            "old",
+            refresh_token="x",
+            token_uri="http://127.0.0.1:9/",
+            client_id="x",
+            client_secret="x",
+        )
+        credentials.expiry = datetime.datetime(2020, 1, 1)
+        with pytest.raises(errors.NoAnswer, match="does not answer"):
+            GCEResolver(*self.where, credentials=credentials).cluster_spec()
+
+    def test_nobody_answers(self) -> None:
+        class Silent(HttpMock):  # type: ignore[misc]
+            def request(self, *_: Any, **__: Any) -> Any:
+                raise TimeoutError("timed out")
+
+        made = build("compute", "v1", http=Silent(), static_discovery=True)
+        with pytest.raises(errors.NoAnswer, match="does not answer: timed out"):
+            GCEResolver(*self.where, service=made).cluster_spec()
+
+    def test_arguments_that_cannot_be_meant(self) -> None:
+        with pytest.raises(errors.UsageError, match="zone=None"):
+            GCEResolver("p", None, "g")  # type: ignore[arg-type]
+        with pytest.raises(errors.UsageError, match="port=70000"):
+            GCEResolver(*self.where, port=70000)
+
+
+class TestTPU:
+    def test_addresses_are_looked_at(self) -> None:
+        other = theirs.TPUClusterResolver("grpc://not an address:99999")
+        assert other.cluster_spec().as_dict() == {"worker": ["not an address:99999"]}
+        for wrong in ("grpc://not an address:1", "grpc://h:99999", "grpc://h:1,", "grpc://::1"):
+            with pytest.raises(errors.Malformed, match="which is no address"):
+                TPUResolver(wrong)
+        with pytest.raises(errors.UsageError, match="neither a name nor an address"):
+            TPUResolver("http://10.0.0.1:8470")
+
+    def test_addresses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(
+            "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "grpc://10.0.0.1,grpc://10.0.0.2:8471"
+        )
+        resolver = TPUResolver()
+        assert isinstance(resolver, theirs.TPUClusterResolver)
+        assert resolver.cluster_spec().as_dict() == {"worker": ["10.0.0.1:8470", "10.0.0.2:8471"]}
+        assert resolver.master() == resolver.get_master() == "grpc://10.0.0.1:8470"
+        assert (resolver.rpc_layer, resolver.environment) == ("grpc", "")
+        assert TPUResolver("grpc://[fd00::1]").master() == "grpc://[fd00::1]:8470"
+        with_chief = TPUResolver("grpc://h:1", coordinator_name="chief", coordinator_address="c:1")
+        assert with_chief.cluster_spec().as_dict() == {"worker": ["h:1"], "chief": ["c:1"]}
+
+    def test_local(self) -> None:
+        resolver = TPUResolver("local")
+        assert resolver.cluster_spec().as_dict() == {}
+        assert resolver.num_accelerators() == {"TPU": 0}
+
+    def test_workers_are_asked(self) -> None:
+        with pytest.raises(errors.TasksMissing, match=r"worker:0 at nobody\.invalid:8470"):
+            TPUResolver("grpc://nobody.invalid").num_accelerators()
+
+    @staticmethod
+    def node(**answer: Any) -> Any:
+        http = HttpMockSequence([({"status": "200"}, json.dumps(answer))] * 2)
+        return build("tpu", "v1", http=http, static_discovery=True)
+
+    def test_a_name(self) -> None:
+        ends = [{"ipAddress": f"10.0.0.{i}", "port": 8470} for i in (1, 2)]
+        made = self.node(state="READY", networkEndpoints=ends)
+        resolver = TPUResolver("mine", zone="z", project="p", service=made)
+        assert resolver.cluster_spec().as_dict() == {"worker": ["10.0.0.1:8470", "10.0.0.2:8470"]}
+        made = self.node(state="CREATING")
+        resolver = TPUResolver("mine", zone="z", project="p", service=made)
+        with pytest.raises(errors.NoTasks, match="projects/p/locations/z/nodes/mine is CREATING"):
+            resolver.cluster_spec()
+
+    def test_project_and_zone_of_this_host(
+        self, monkeypatch: pytest.MonkeyPatch, serving: Callable[..., str]
+    ) -> None:
+        url = serving(200, "projects/17/zones/my-zone")
+        monkeypatch.setenv("GCE_METADATA_HOST", url.removeprefix("http://").rstrip("/"))
+        resolver = TPUResolver(
+            "mine", project="p", service=self.node(state="READY", ipAddress="10.0.0.9", port="8470")
+        )
+        assert resolver.place == "the TPU projects/p/locations/my-zone/nodes/mine"
+        assert resolver.master() == "grpc://10.0.0.9:8470"
+
+    def test_nowhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(errors.NotThere, match="no TPU is named"):
+            TPUResolver()
+        monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+        with pytest.raises(errors.NotThere, match="project and zone of the TPU are not known"):
+            TPUResolver("mine")
+        monkeypatch.setenv("TPU_CONFIG", "{")
+        with pytest.raises(errors.Malformed, match="TPU_CONFIG is no JSON"):
+            TPUResolver()
+        monkeypatch.setenv("TPU_CONFIG", "[]")
+        with pytest.raises(errors.Malformed, match="names no TPU"):
+            TPUResolver()
+        with pytest.raises(errors.UsageError, match="say both, or none"):
+            TPUResolver("grpc://h:1", coordinator_name="chief")
+
+
+@pytest.fixture
+def serving() -> Iterator[Callable[..., str]]:
+    """Return what starts a server that always gives one answer, and returns its URL."""
+    servers: list[tuple[http.server.HTTPServer, threading.Thread]] = []
+
+    def serve(status: int, answer: Any) -> str:
+        text = answer if isinstance(answer, str) else json.dumps(answer)
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            do_POST = do_GET  # noqa: N815
+
+            def log_message(self, *_: Any) -> None:
+                """Say nothing."""
+
+        server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        servers.append((server, thread))
+        return f"http://127.0.0.1:{server.server_port}/"
+
+    yield serve
+    for server, thread in servers:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,398 @@
+"""Resolvers: their contract, and what they read in texts; TensorFlow's beside them.
+
+Tests named for a defect assert it of TensorFlow's class first, so that whoever mends that one sees
+it here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import tfd_notebook as tfd
+from tfd_notebook import errors
+from tfd_notebook.resolvers import (
+    ClusterFileResolver,
+    GCEResolver,
+    KubernetesResolver,
+    Resolver,
+    SageMakerResolver,
+    TFConfigResolver,
+    UnionResolver,
+)
+
+theirs = tf.distribute.cluster_resolver
+SPEC = {"ps": ["p:1"], "worker": ["w0:1", "w1:1"]}
+
+pytestmark = pytest.mark.usefixtures("nowhere")
+
+
+def config(monkeypatch: pytest.MonkeyPatch, value: Any) -> TFConfigResolver:
+    text = value if isinstance(value, str) else json.dumps(value)
+    monkeypatch.setenv("TF_CONFIG", text)
+    return TFConfigResolver()
+
+
+def union(**options: Any) -> UnionResolver:
+    return UnionResolver(theirs.SimpleClusterResolver(tf.train.ClusterSpec(SPEC)), **options)
+
+
+class TestContract:
+    def test_public_names(self) -> None:
+        names = importlib.import_module("tfd_notebook.resolvers").__all__
+        assert tfd.resolvers.__all__ == names
+        assert names == sorted(names)
+        for name in names:
+            assert issubclass(getattr(tfd.resolvers, name), theirs.ClusterResolver)
+
+    def test_importing_the_package_imports_no_tensorflow_and_using_it_no_client(self) -> None:
+        code = (
+            "import sys, tfd_notebook as tfd\n"
+            "print('tensorflow' in sys.modules)\n"
+            "tfd.resolvers.KubernetesResolver({'worker': 'a=b'})\n"
+            "print('kubernetes' in sys.modules)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+        )
+        assert done.stdout.split("\n")[:2] == ["False", "False"]
+
+    def test_all_of_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        value = {"cluster": SPEC, "task": {"type": "worker", "index": 1}}
+        resolver = config(monkeypatch, value)
+        assert isinstance(resolver, Resolver)
+        assert resolver.cluster_spec().as_dict() == SPEC
+        assert (resolver.task_type, resolver.task_id) == ("worker", 1)
+        assert (resolver.rpc_layer, resolver.environment) == ("grpc", "")
+        assert resolver.master() == "grpc://w1:1"
+        assert resolver.master("ps", 0) == "grpc://p:1"
+        assert resolver.master("ps", 0, rpc_layer="grpc+x") == "grpc+x://p:1"
+        assert resolver.master("ps", 0, rpc_layer="") == "p:1"
+        with pytest.raises(errors.UnknownName, match="no task worker:2") as caught:
+            resolver.master("worker", 2)
+        assert "ps:0, worker:0, worker:1" in str(caught.value)
+        resolver.task_type, resolver.task_id, resolver.rpc_layer = "ps", 0, "other"
+        assert resolver.master() == "other://p:1"
+
+    def test_answers_are_fresh(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        resolver = config(monkeypatch, {"cluster": SPEC})
+        assert resolver.cluster_spec().num_tasks("worker") == 2
+        config(monkeypatch, {"cluster": {"worker": ["w0:1"], "ps": ["p:1"]}})
+        assert resolver.cluster_spec().num_tasks("worker") == 1
+
+    def test_a_change_is_seen_by_who_watches(self, tmp_path: Path) -> None:
+        path = tmp_path / "cluster.json"
+        path.write_text(json.dumps({"worker": ["w0:1"]}))
+        seen = []
+        for spec in ClusterFileResolver(path).watch(seconds=20, every=0.01):
+            seen.append(spec.as_dict()["worker"])
+            if len(seen) == 3:
+                break
+            fresh = tmp_path / "fresh"
+            fresh.write_text(json.dumps({"worker": [f"w{i}:1" for i in range(len(seen) + 1)]}))
+            fresh.rename(path)
+        assert seen == [["w0:1"], ["w0:1", "w1:1"], ["w0:1", "w1:1", "w2:1"]]
+        assert len(list(ClusterFileResolver(path).watch(seconds=0.1, every=0.01))) == 1
+        with pytest.raises(errors.UsageError, match="every=0"):
+            next(ClusterFileResolver(path).watch(every=0))
+
+    def test_watching_answers_ctrl_c(self, tmp_path: Path) -> None:
+        path = tmp_path / "cluster.json"
+        path.write_text(json.dumps({"worker": ["w0:1"]}))
+        watching = ClusterFileResolver(path).watch(every=100)
+        next(watching)
+        main = threading.main_thread().ident
+        assert main
+        timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            next(watching)
+        timer.join()
+
+    def test_own_accelerators_are_those_that_this_process_sees(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen = [
+            tf.config.PhysicalDevice(f"/physical_device:{kind}:{i}", kind)
+            for i, kind in enumerate(("CPU", "GPU", "GPU"))
+        ]
+        monkeypatch.setattr(tf.config, "get_visible_devices", lambda: seen)
+        resolver = config(monkeypatch, {"cluster": SPEC, "task": {"type": "worker", "index": 1}})
+        assert resolver.num_accelerators() == {"GPU": 2}
+        assert resolver.num_accelerators("worker", 1) == {"GPU": 2}
+        # A cluster of nobody means: train here.
+        assert config(monkeypatch, "{}").num_accelerators() == {"GPU": 2}
+
+    def test_hosts_that_do_not_resolve_are_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        resolver = config(monkeypatch, {"cluster": {"worker": ["nobody.invalid:2222"]}})
+        for ask in (resolver.check, resolver.num_accelerators):
+            with pytest.raises(
+                errors.TasksMissing, match=r"worker:0 at nobody\.invalid:2222"
+            ) as found:
+                ask()
+            assert found.value.task == "worker:0"
+            assert "TF_CONFIG" in str(found.value)
+
+    def test_a_task_that_refuses_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{held.getsockname()[1]}"
+            resolver = config(monkeypatch, {"cluster": {"worker": [address]}})
+            with pytest.raises(errors.TasksMissing, match="refused"):
+                resolver.check(timeout=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        ('{"cluster":', errors.Malformed, "TF_CONFIG is no JSON: .*line 1 column 12"),
+        ("[]", errors.Malformed, "holds a list"),
+        ('{"cluster": []}', None, ""),
+        ('{"cluster": ["w:1"]}', errors.Malformed, "does not say which tasks"),
+        ('{"cluster": {"": ["w:1"]}}', errors.Malformed, "'' is no name of a job"),
+        ('{"cluster": {"worker": []}}', errors.NoTasks, "'worker' has no tasks"),
+        ('{"cluster": {"worker": {}}}', errors.NoTasks, "'worker' has no tasks"),
+        ('{"cluster": {"worker": "w:1"}}', errors.Malformed, "no list of the job 'worker'"),
+        (
+            '{"cluster": {"worker": ["w"]}}',
+            errors.Malformed,
+            "worker:0 .* 'w', which is no address",
+        ),
+        ('{"cluster": {"worker": [17]}}', errors.Malformed, "worker:0 .* 17, which is no address"),
+        ('{"cluster": {"worker": ["w w:1"]}}', errors.Malformed, "'w w:1', which is no address"),
+        ('{"cluster": {"worker": ["w:1", "v:0"]}}', errors.Malformed, "worker:1 .* 'v:0'"),
+        ('{"cluster": {"worker": ["w:65536"]}}', errors.Malformed, "w:65536"),
+        ('{"cluster": {"worker": ["::1:8470"]}}', errors.Malformed, "::1:8470"),
+        ('{"cluster": {"worker": {"x": "w:1"}}}', errors.Malformed, "are not numbered"),
+        ('{"cluster": {"worker": {"-1": "w:1"}}}', errors.Malformed, "are not numbered"),
+        (
+            '{"cluster": {"ps": ["10.0.0.1:1"], "worker": ["w:1", "[::1]:1"]}}',
+            errors.Malformed,
+            r"ps:0 at 10.0.0.1:1 has an IPv4 address, worker:1 at \[::1\]:1 one of IPv6",
+        ),
+    ],
+)
+def test_descriptions_that_cannot_be_meant(
+    monkeypatch: pytest.MonkeyPatch, text: str, kind: type[errors.TfdError] | None, said: str
+) -> None:
+    resolver = config(monkeypatch, text)
+    if kind is None:
+        assert resolver.cluster_spec().as_dict() == {}
+        return
+    with pytest.raises(kind, match=said) as caught:
+        resolver.cluster_spec()
+    assert str(caught.value).startswith(f"[{kind.code}] TF_CONFIG")
+    assert "\nNext: " in str(caught.value)
+    if "no JSON" in said or "holds" in said:
+        assert 'Next: write {"cluster": {"worker": ' in str(caught.value)
+
+
+class TestTFConfig:
+    def test_json_that_is_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ours = config(monkeypatch, '{"cluster": {')
+        with pytest.raises(json.JSONDecodeError):
+            theirs.TFConfigClusterResolver().cluster_spec()
+        for ask in (ours.cluster_spec, ours.master, lambda: ours.task_id, lambda: ours.rpc_layer):
+            with pytest.raises(errors.Malformed, match="TF_CONFIG is no JSON"):
+                ask()
+
+    def test_says_what_tensorflows_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        values: list[Any] = [
+            {},
+            {"cluster": {"worker": ["w:1"]}},
+            {"cluster": SPEC, "task": {"type": "worker", "index": 1}, "rpc_layer": "grpc"},
+            {"cluster": SPEC, "task": {"type": "evaluator", "index": "0"}, "session_master": "m"},
+        ]
+        for value in values:
+            ours = config(monkeypatch, value)
+            other = theirs.TFConfigClusterResolver(rpc_layer="grpc")
+            assert ours.cluster_spec() == other.cluster_spec()
+            assert (ours.task_type, ours.task_id) == (other.task_type, other.task_id)
+            if "task" not in value or value["task"]["type"] == "worker":
+                assert ours.master() == other.master()
+        assert ours.master() == "m"
+        monkeypatch.delenv("TF_CONFIG")
+        assert TFConfigResolver().cluster_spec().as_dict() == {}
+
+    @pytest.mark.parametrize(
+        "task", [{"type": "worker"}, {"index": 0}, "worker", {"type": "ps", "index": -1}]
+    )
+    def test_tasks_that_cannot_be_meant(self, monkeypatch: pytest.MonkeyPatch, task: Any) -> None:
+        resolver = config(monkeypatch, {"cluster": SPEC, "task": task})
+        with pytest.raises(errors.Malformed, match="TF_CONFIG: the task"):
+            resolver.task_id  # noqa: B018
+
+    def test_arguments_win(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        config(monkeypatch, {"cluster": SPEC, "task": {"type": "worker", "index": 1}})
+        resolver = TFConfigResolver(task_type="ps", task_id=0, rpc_layer="x", environment="google")
+        assert (resolver.task_type, resolver.task_id) == ("ps", 0)
+        assert resolver.master() == "x://p:1"
+        assert resolver.environment == "google"
+
+
+class TestClusterFile:
+    def test_json_and_toml(self, tmp_path: Path) -> None:
+        plain, whole, toml = (tmp_path / name for name in ("a.json", "b.json", "c.toml"))
+        plain.write_text(json.dumps(SPEC))
+        whole.write_text(json.dumps({"cluster": SPEC, "task": {"type": "ps", "index": 0}}))
+        toml.write_text('ps = ["p:1"]\nworker = ["w0:1", "w1:1"]\n')
+        for path in (plain, str(whole), toml):
+            assert ClusterFileResolver(path).cluster_spec().as_dict() == SPEC
+        assert ClusterFileResolver(plain).task_type is None
+        assert ClusterFileResolver(whole).master() == "grpc://p:1"
+
+    def test_a_number_that_is_missing_stays_missing(self, tmp_path: Path) -> None:
+        path = tmp_path / "cluster.json"
+        path.write_text('{"worker": {"0": "w0:1", "2": "w2:1"}}')
+        spec = ClusterFileResolver(path).cluster_spec()
+        assert spec.task_indices("worker") == [0, 2]
+        with pytest.raises(errors.UnknownName):
+            ClusterFileResolver(path).master("worker", 1)
+
+    def test_what_is_wrong_with_a_file(self, tmp_path: Path) -> None:
+        with pytest.raises(errors.NotThere, match=r"there is no file .*nowhere\.json"):
+            ClusterFileResolver(tmp_path / "nowhere.json").cluster_spec()
+        half, toml, binary = (tmp_path / name for name in ("half.json", "x.toml", "binary"))
+        half.write_text(json.dumps(SPEC)[:20])
+        toml.write_text("worker = [")
+        binary.write_bytes(b"\xff\xfe\x00")
+        for path, said in (
+            (half, "no JSON"),
+            (toml, "no TOML"),
+            (binary, "cannot be read"),
+            (tmp_path, "cannot be read"),
+        ):
+            with pytest.raises(errors.Malformed, match=said) as caught:
+                ClusterFileResolver(path).cluster_spec()
+            assert str(path) in str(caught.value)
+        with pytest.raises(errors.UsageError, match="path=17"):
+            ClusterFileResolver(17)  # type: ignore[arg-type]
+
+
+class TestSageMaker:
+    @staticmethod
+    def their_class() -> Any:
+        module = "tensorflow.python.distribute.cluster_resolver.sagemaker_cluster_resolver"
+        return importlib.import_module(module).SageMakerClusterResolver
+
+    def test_off_the_platform(self) -> None:
+        with pytest.raises(AssertionError):
+            self.their_class()().cluster_spec()
+        for ask in (SageMakerResolver().cluster_spec, lambda: SageMakerResolver().task_id):
+            with pytest.raises(errors.NotThere, match="no SageMaker training job"):
+                ask()
+
+    def test_tensorflow_does_not_export_it(self) -> None:
+        assert not hasattr(theirs, "SageMakerClusterResolver")
+        assert issubclass(tfd.resolvers.SageMakerResolver, theirs.ClusterResolver)
+
+    def test_numbers_are_those_of_tensorflows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SM_HOSTS", '["algo-1", "algo-2", "algo-10"]')
+        monkeypatch.setenv("SM_CURRENT_HOST", "algo-2")
+        ours, other = SageMakerResolver(), self.their_class()(rpc_layer="grpc")
+        assert ours.cluster_spec() == other.cluster_spec()
+        assert ours.task_id == other.task_id == 2
+        assert ours.master() == other.master() == "grpc://algo-2:2223"
+
+    @pytest.mark.parametrize(
+        ("hosts", "kind", "said"),
+        [
+            ("[", errors.Malformed, "no JSON"),
+            ('{"algo-1": 1}', errors.Malformed, "no list of names"),
+            ("[]", errors.NoTasks, "no tasks"),
+            ('["algo-2"]', errors.Malformed, "SM_CURRENT_HOST='algo-1' is none of algo-2"),
+        ],
+    )
+    def test_variables_that_cannot_be_meant(
+        self, monkeypatch: pytest.MonkeyPatch, hosts: str, kind: type[Exception], said: str
+    ) -> None:
+        monkeypatch.setenv("SM_HOSTS", hosts)
+        monkeypatch.setenv("SM_CURRENT_HOST", "algo-1")
+        with pytest.raises(kind, match=said):
+            SageMakerResolver().cluster_spec()
+
+    def test_ports_out_of_range(self) -> None:
+        for port in (0, 65536, "2223", True):
+            with pytest.raises(errors.UsageError, match="port="):
+                SageMakerResolver(port)  # type: ignore[arg-type]
+
+
+class TestUnion:
+    def test_number_zero_counts(self) -> None:
+        member = theirs.SimpleClusterResolver(
+            tf.train.ClusterSpec(SPEC), task_type="worker", task_id=1, rpc_layer="grpc"
+        )
+        assert theirs.UnionResolver(member, task_id=0).task_id == 1
+        assert UnionResolver(member, task_id=0).task_id == 0
+        assert UnionResolver(member, task_id=0).master() == "grpc://w0:1"
+        assert (UnionResolver(member).task_type, UnionResolver(member).task_id) == ("worker", 1)
+
+    def test_a_task_that_two_know_is_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The example in TensorFlow's documentation doubles every worker."""
+        ours = config(monkeypatch, {"cluster": SPEC})
+        override = theirs.SimpleClusterResolver(ours.cluster_spec(), num_accelerators={"GPU": 1})
+        doubled = theirs.UnionResolver(override, theirs.TFConfigClusterResolver())
+        assert doubled.cluster_spec().num_tasks("worker") == 4
+        both = UnionResolver(override, ours)
+        assert both.cluster_spec().as_dict() == SPEC
+        assert both.num_accelerators("worker", 1) == {"GPU": 1}
+
+    def test_lists_are_joined(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        more = theirs.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": ["v:1"], "chief": ["c:1"]})
+        )
+        both = UnionResolver(config(monkeypatch, {"cluster": SPEC}), more)
+        assert both.cluster_spec().as_dict() == {
+            "ps": ["p:1"],
+            "worker": ["w0:1", "w1:1", "v:1"],
+            "chief": ["c:1"],
+        }
+        assert both.rpc_layer == "grpc"
+
+    def test_numbers_stay(self) -> None:
+        one, two, other = (
+            theirs.SimpleClusterResolver(tf.train.ClusterSpec({"worker": tasks}))
+            for tasks in ({0: "w0:1", 2: "w2:1"}, {1: "w1:1"}, ["v:1"])
+        )
+        assert UnionResolver(one, two).cluster_spec().as_dict() == {
+            "worker": ["w0:1", "w1:1", "w2:1"]
+        }
+        with pytest.raises(errors.Malformed, match="worker:0 is at w0:1 and at v:1"):
+            UnionResolver(one, other).cluster_spec()
+
+    def test_members_that_are_none(self) -> None:
+        with pytest.raises(errors.UsageError, match="union of no resolver"):
+            UnionResolver()
+        with pytest.raises(errors.UsageError, match="no ClusterResolver"):
+            UnionResolver("worker")
+
+    def test_a_members_error_stays_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        both = UnionResolver(config(monkeypatch, "{"), union())
+        with pytest.raises(errors.Malformed, match=r"^.TFD702. TF_CONFIG is no JSON"):
+            both.cluster_spec()
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "googleapiclient"])
+def test_libraries_that_are_not_installed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for module in list(sys.modules):
+        if module.partition(".")[0] == name:
+            monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, name, None)
+    resolver: Resolver = (
+        KubernetesResolver({"worker": "a=b"})
+        if name == "kubernetes"
+        else GCEResolver("p", "z", "g")
+    )
+    with pytest.raises(errors.Unsupported, match=f"needs the package {name}") as caught:
+        resolver.cluster_spec()
+    assert "pip install" in str(caught.value)

@@ -1,0 +1,267 @@
+"""Which rule says where a notebook runs, and why the others do not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tfd_notebook as tfd
+from tfd_notebook.cluster import Cluster, clusters
+from tfd_notebook.detection import rules
+from tfd_notebook.errors import UnknownName
+
+pytestmark = pytest.mark.usefixtures("nowhere", "here")
+
+CONFIG = json.dumps({"cluster": {"worker": ["w0:1", "w1:1"]}})
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3"}
+SAGEMAKER = {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither commands of Slurm's, nor profiles, nor detached clusters."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def fired(**options: Any) -> tuple[str, rules.Verdict]:
+    considered, verdict = rules.detect(options)
+    assert [one.outcome for one in considered].count("fired") == 1
+    assert considered[-1].outcome == "fired"
+    return considered[-1].rule, verdict
+
+
+def close(**options: Any) -> dict[str, str]:
+    considered, _ = rules.detect(options)
+    return {one.rule: one.why for one in considered if one.outcome == "close"}
+
+
+def command(directory: Path, name: str, body: str) -> None:
+    """Make a program that PATH finds."""
+    path = directory / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("variables", "rule", "resolver"),
+    [
+        ({"TF_CONFIG": CONFIG}, "tf_config", "tf_config"),
+        ({"TF_CONFIG": "{"}, "tf_config", "tf_config"),
+        (SAGEMAKER, "sagemaker", "sagemaker"),
+        (STEP, "slurm", "slurm"),
+        ({"SLURM_JOB_ID": "7"}, "slurm_allocation", "slurm"),
+        ({"KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS": "grpc://t:8470"}, "tpu", "tpu"),
+        ({"TPU_NAME": "local"}, "tpu", "tpu"),
+        ({"TPU_NAME": "mine"}, "tpu", ""),
+        ({"TPU_CONFIG": '{"tpu_node_name": "mine"}'}, "tpu", ""),
+        ({"RAY_ADDRESS": "auto"}, "ray", ""),
+        ({}, "local", ""),
+    ],
+)
+def test_what_fires(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], rule: str, resolver: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found, verdict = fired()
+    assert (found, verdict.resolver) == (rule, resolver)
+    assert verdict.resolver or verdict.cell
+
+
+def test_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.touch()
+    monkeypatch.setattr(rules, "TOKEN", token)
+    all_at_once = {
+        "RAY_ADDRESS": ("auto", "ray"),
+        "KUBERNETES_SERVICE_HOST": ("10.0.0.1", "kubernetes"),
+        "TPU_NAME": ("mine", "tpu"),
+        "SLURM_JOB_ID": ("7", "slurm_allocation"),
+        "SLURM_STEP_NUM_TASKS": ("2", "slurm_allocation"),
+        "SLURM_STEP_ID": ("0", "slurm"),
+        "SM_HOSTS": ("[]", "slurm"),
+        "SM_CURRENT_HOST": ("a", "sagemaker"),
+        "TF_CONFIG": (CONFIG, "tf_config"),
+    }
+    for name, (value, rule) in all_at_once.items():
+        monkeypatch.setenv(name, value)
+        assert fired()[0] == rule
+    considered, _ = rules.detect({})
+    assert [one.rule for one in considered] == ["argument", "tf_config"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "rule", "why"),
+    [
+        ({"TF_CONFIG": "{}"}, "tf_config", "has no cluster"),
+        ({"TF_CONFIG": '{"cluster": {}}'}, "tf_config", "has no cluster"),
+        ({"SM_HOSTS": '["a"]'}, "sagemaker", "SM_CURRENT_HOST is not"),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "1"}, "slurm", "SLURM_STEP_NUM_TASKS=1"),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "x"}, "slurm_allocation", "job 7"),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes", "no token"),
+    ],
+)
+def test_what_comes_close(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], rule: str, why: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert why in close()[rule]
+    assert fired()[0] == "local"
+
+
+def test_a_pod_needs_to_be_told_which_pods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.touch()
+    monkeypatch.setattr(rules, "TOKEN", token)
+    assert str(token) in close()["kubernetes"]
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    rule, verdict = fired()
+    assert (rule, verdict.resolver) == ("kubernetes", "")
+    compile(verdict.cell, "cell", "exec")
+    assert fired(jobs={"worker": "a=b"})[1].resolver == "kubernetes"
+
+
+def test_a_profile_of_a_jupyter_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    profiles = tmp_path / "config" / "tfd_notebook"
+    profiles.mkdir(parents=True)
+    (profiles / "box.toml").write_text('launcher = "ssh"\n')
+    assert fired()[0] == "local"
+    (profiles / "hub.toml").write_text('launcher = "jupyter"\n')
+    rule, verdict = fired()
+    assert rule == "jupyter"
+    assert "launcher='hub'" in verdict.cell
+    (profiles / "hub.toml").write_text("launcher = ")
+    assert "hub.toml" in close()["jupyter"]
+
+
+def test_a_slurm_that_answers(tmp_path: Path) -> None:
+    command(tmp_path, "sinfo", "exit 0")
+    assert fired()[0] == "local"
+    assert not close()
+    command(tmp_path, "scontrol", "echo 'Slurmctld(primary) at login is UP'")
+    rule, verdict = fired()
+    assert rule == "slurm_controller"
+    compile(verdict.cell, "cell", "exec")
+    command(tmp_path, "scontrol", "echo 'Slurmctld(primary) at login is DOWN'")
+    assert "is DOWN" in close()["slurm_controller"]
+    command(tmp_path, "scontrol", "echo no controller >&2; exit 1")
+    assert "no controller" in close()["slurm_controller"]
+
+
+def test_own_clusters() -> None:
+    try:
+        Cluster(launcher="fake", workers=1, ps=1, name="one")
+        assert fired()[1].resolver == "local"
+        Cluster(launcher="fake", workers=1, ps=1, name="two")
+        rule, verdict = fired()
+        assert (rule, verdict.resolver) == ("local", "")
+        assert "name='one'" in verdict.cell
+        assert fired(name="two")[1].resolver == "local"
+    finally:
+        for cluster in clusters().values():
+            cluster.stop()
+
+
+#: Another process with clusters, until its input ends.
+NEIGHBOUR = """
+import sys
+from tfd_notebook import control
+from tfd_notebook.cluster import Cluster
+
+for name in sys.argv[1:]:
+    Cluster(launcher="fake", workers=1, ps=1, name=name)
+control.ensure_started()
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def neighbour(*names: str) -> Iterator[int]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", NEIGHBOUR, *names],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        yield process.pid
+
+
+def test_clusters_of_other_processes() -> None:
+    with neighbour("theirs") as pid:
+        rule, verdict = fired()
+        assert (rule, verdict.resolver) == ("local", "local")
+        assert f"the cluster 'theirs' of the process {pid}" in verdict.why
+        with contextlib.closing(tfd.resolve()) as found:
+            assert set(found.cluster_spec().as_dict()) == {"ps", "worker"}
+            assert "'theirs'" in repr(found)
+        with contextlib.closing(tfd.resolve("local", name="theirs")) as found:
+            # No server listens at a made-up task's address.
+            assert not set(found.to_frame()["state"]) & {"alive"}
+            assert "attach()" in found.cell
+    assert "theirs" not in fired()[1].why
+    with neighbour("one", "two"):
+        verdict = fired()[1]
+        assert verdict.resolver == ""
+        assert "name='one'" in verdict.cell
+        assert fired(name="two")[1].resolver == "local"
+        with pytest.raises(UnknownName, match="there are several clusters on this host"):
+            tfd.resolve("local")
+
+
+#: Modules that must not be imported end the process; so does every word to another host.
+ALONE = """
+import os, sys
+
+def guard(event, arguments):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
+        address = arguments[1] if event != "socket.getaddrinfo" else arguments
+        print("asked", event, address)
+        os._exit(3)
+
+sys.addaudithook(guard)
+import tfd_notebook as tfd
+
+found = tfd.resolve()
+print(found.rule, bool(found.cell))
+print(sorted({"pyspark", "ray", "tensorflow", "kubernetes", "google.auth"} & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "rule"),
+    [
+        ({}, "local"),
+        ({"TPU_NAME": "mine"}, "tpu"),
+        ({"RAY_ADDRESS": "ray://h:10001"}, "ray"),
+    ],
+)
+def test_nobody_is_asked_and_nothing_imported(
+    tmp_path: Path, variables: dict[str, str], rule: str
+) -> None:
+    for name in ("pyspark", "ray"):
+        (tmp_path / f"{name}.py").write_text("import os; os._exit(4)\n")
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE],
+        env={**os.environ, **variables, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == [f"{rule} True", "[]"], (done.returncode, done.stderr)

@@ -1,0 +1,198 @@
+"""What can be wrong with a cluster that lives."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from tfd_notebook.errors import TfdError
+from tfd_notebook.findings import Finding, check, kind
+from tfd_notebook.launch import modules
+from tfd_notebook.launch.findings import MEMORY, NEAR
+from tfd_notebook.launch.policy import limits
+from tfd_notebook.snapshot import Snapshot
+from tfd_notebook.spec import Role, TaskState
+from tfd_notebook.training import KERAS_2, NO_KERAS
+
+if TYPE_CHECKING:
+    from tfd_notebook.cluster import Cluster
+
+#: Restarts of a task, or of a connection to a host, that are too many.
+_OFTEN = 3
+_NAMED = 5
+#: What changes in a kernel by itself, and concerns no task.
+_OWN = re.compile(
+    r"(_|COLUMNS|LINES|OLDPWD|PWD|SHLVL|TERM|TF2_BEHAVIOR|no_grpc_proxy)$"
+    r"|CUDA_|ENABLE_RUNTIME_|HDF5_|IPY|JPY_|JUPYTER|KMP_|MPL|PYDEVD|PYTEST|TFD_|TPU_"
+)
+
+DOUBLE = kind(
+    "TFD843",
+    "warning",
+    "GPU that two tasks share",
+    "each takes all of its memory, or both are slower than one alone",
+)
+LATE = kind(
+    "TFD832",
+    "warning",
+    "environment that came too late for the tasks",
+    "tasks have the environment of the moment at which their cluster started",
+)
+STALE = kind(
+    "TFD833",
+    "warning",
+    "stale modules",
+    "who has imported a module goes on with what it was then",
+)
+KERAS = kind(
+    "TFD851",
+    "warning",
+    "Keras 3 with parameter servers",
+    "fit, evaluate and predict raise an error under ParameterServerStrategy",
+)
+OPEN = kind(
+    "TFD852",
+    "warning",
+    "tasks open to others",
+    "whoever reaches such a port can run graphs, which read and write files",
+)
+OFTEN = kind(
+    "TFD853",
+    "warning",
+    "too many restarts or reconnects",
+    "each one loses what was under way, and something causes them",
+)
+BAD = kind("TFD854", "error", "task that does not work", "what it should do is not done")
+
+
+@check("cluster")
+def bad_tasks(cluster: Cluster) -> Iterator[Finding]:
+    """Find tasks that failed, are lost, or hang."""
+    for row in cluster.snapshot().tasks:
+        if row.state in (TaskState.FAILED, TaskState.LOST, TaskState.HUNG):
+            yield BAD.found(
+                f"{row.task} is {row.state}: {row.reason or 'no reason is known'}",
+                f"see cluster.logs({row.task!r}), then cluster.restart({row.task!r})",
+                cluster.name,
+            )
+
+
+@check("cluster")
+def open_tasks(cluster: Cluster) -> Iterator[Finding]:
+    """Find ports that everybody reaches, or for which that is not known."""
+    by_peers: dict[str, list[str]] = {}
+    for row in cluster.snapshot().tasks:
+        if row.open_to == "everyone" or row.open_to.startswith("unknown"):
+            by_peers.setdefault(row.open_to, []).append(row.task)
+    for peers, tasks in by_peers.items():
+        more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
+        yield OPEN.found(
+            f"{', '.join(tasks[:_NAMED])}{more} are open to {peers}",
+            'name the networks that need them: allow=("10.0.0.0/8",) at the launcher',
+            cluster.name,
+        )
+
+
+@check("cluster")
+def often(cluster: Cluster) -> Iterator[Finding]:
+    """Find tasks that are restarted again and again, and hosts that come and go."""
+    for row in cluster.snapshot().tasks:
+        if row.restarts >= _OFTEN:
+            yield OFTEN.found(
+                f"{row.task} was restarted {row.restarts} times",
+                f"see cluster.logs({row.task!r}) for what ends it",
+                cluster.name,
+            )
+    for host, count in cluster.reconnects.items():
+        if count >= _OFTEN:
+            yield OFTEN.found(
+                f"the connection to {host} was lost and made again {count} times",
+                "see whether the network, the host or a firewall ends it",
+                cluster.name,
+            )
+
+
+@check("cluster")
+def near_memory_limit(cluster: Cluster) -> Iterator[Finding]:
+    """Find tasks that the administrator's policy will soon end."""
+    policy = limits()
+    if policy.memory_gb is None:
+        return
+    for row in cluster.snapshot().tasks:
+        if row.rss_mb is not None and row.rss_mb > NEAR * policy.memory_gb * 1e3:
+            yield MEMORY.found(
+                f"{row.task} holds {row.rss_mb / 1e3:.2f} GB of memory, and a task is ended above "
+                f"{policy.memory_gb:g} GB ({policy.quote('memory_gb')})",
+                "give each task less to hold, or ask who administers this host",
+                cluster.name,
+            )
+
+
+@check("cluster")
+def keras_3(cluster: Cluster) -> Iterator[Finding]:
+    """Find a Keras that does not know the strategy of this cluster."""
+    version = str(getattr(sys.modules.get("keras"), "__version__", ""))
+    if version.startswith("3.") and cluster.snapshot().planned.get(Role.PS):
+        yield KERAS.found(f"{NO_KERAS}, and Keras {version} is imported", KERAS_2, cluster.name)
+
+
+@check("cluster")
+def late_environment(cluster: Cluster) -> Iterator[Finding]:
+    """Find variables that were set, changed or removed after the tasks had got theirs."""
+    began = cluster.surroundings
+    if began is None or cluster.service_in_process:
+        return
+    names = sorted(
+        name
+        for name in began.environment.keys() | os.environ.keys()
+        if began.environment.get(name) != os.environ.get(name)
+        and name not in cluster.config.env
+        and not _OWN.match(name)
+    )
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield LATE.found(
+            f"{', '.join(names[:_NAMED])}{more} changed after the cluster had started",
+            "set them before the cluster starts, or pass env={...}, and start it anew",
+            cluster.name,
+        )
+
+
+@check("cluster")
+def stale_modules(cluster: Cluster) -> Iterator[Finding]:
+    """Find modules of the user that were loaded when the tasks began, and edited since."""
+    began = cluster.surroundings
+    if began is None or cluster.service_in_process:
+        return
+    if names := modules.stale(began.modules):
+        yield STALE.found(
+            f"{', '.join(names[:_NAMED])} changed after the cluster had started",
+            "importlib.reload it here, and start the tasks anew: cluster.restart(task)",
+            cluster.name,
+        )
+
+
+def double_booked(snapshots: Mapping[str, Snapshot]) -> Iterator[Finding]:
+    """Find GPUs that several tasks see, of one cluster or of several."""
+    seen: dict[tuple[str, int], list[str]] = {}
+    for name, snapshot in snapshots.items():
+        for gpu in snapshot.gpus:
+            if gpu.task:
+                seen.setdefault((gpu.host, gpu.index), []).append(f"{name}/{gpu.task}")
+    for (host, index), tasks in seen.items():
+        if len(tasks) > 1:
+            yield DOUBLE.found(
+                f"GPU {index} of {host} is seen by {', '.join(tasks)}",
+                "give each cluster GPUs of its own: gpus=[0], gpus=[1]",
+            )
+
+
+def target_of(cluster: Cluster) -> str | None:
+    """Return the address of a cluster's dispatcher; None where it has none."""
+    try:
+        return cluster.service_target.partition("://")[2]
+    except TfdError:
+        return None

@@ -1,0 +1,141 @@
+"""What can be wrong with a tf.data service, as its addresses tell."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tfd_notebook import probe
+from tfd_notebook.errors import TfdError
+from tfd_notebook.findings import Finding, check, kind
+from tfd_notebook.launch.findings import VERSIONS
+from tfd_notebook.probe import Probe
+from tfd_notebook.resolving.findings import SILENT, advertised, is_loopback, shared_ports
+from tfd_notebook.spec import Endpoint
+
+_ASK_SECONDS = 2.0
+
+NO_WORKERS = kind(
+    "TFD811",
+    "error",
+    "dispatcher without workers",
+    "whoever reads waits for ever for an element that nobody makes",
+)
+LEFT = kind(
+    "TFD812",
+    "warning",
+    "workers that left",
+    "the dispatcher still sends readers there, and what they had prepared is lost",
+)
+
+
+@dataclass(frozen=True)
+class Service:
+    """A dispatcher and its data workers, as they answered.
+
+    Parameters
+    ----------
+    address : str
+    dispatcher : Probe
+    workers : mapping of str to Probe
+        By the address that the dispatcher knows.
+    ours : bool
+        Whether a cluster of this process runs it.
+    """
+
+    address: str
+    dispatcher: Probe
+    workers: Mapping[str, Probe]
+    ours: bool = False
+
+    @classmethod
+    def asked(cls, address: str, ours: bool = False) -> Service:
+        """Ask the dispatcher at ``"host:port"``, and all workers that it knows."""
+        address = str(Endpoint.parse(address))
+        found = probe.probe(address, _ASK_SECONDS, expect="dispatcher")
+        workers: tuple[str, ...] = ()
+        if found.kind == "dispatcher":
+            with contextlib.suppress(TfdError):  # it has just ended
+                workers = probe.dispatcher_workers(address, _ASK_SECONDS)
+        answers = probe.probe_many(workers, _ASK_SECONDS)
+        return cls(address, found, dict(zip(workers, answers, strict=True)), ours)
+
+    @property
+    def place(self) -> str:
+        """What it is called."""
+        return f"dispatcher at {self.address}"
+
+    @property
+    def living(self) -> list[str]:
+        """The addresses of workers that answer."""
+        return [address for address, found in self.workers.items() if _works(found)]
+
+
+def _works(found: Probe) -> bool:
+    return found.alive and found.kind == "data_worker"
+
+
+@check("service")
+def silent(seen: Service) -> Iterator[Finding]:
+    """Find a dispatcher that does not answer."""
+    found = seen.dispatcher
+    if not found.alive or found.kind != "dispatcher":
+        who = f"a {found.kind} answers" if found.alive else f"{found.state}, {found.reason}"
+        yield SILENT.found(f"no dispatcher: {who}", "start it, or correct its address", seen.place)
+
+
+@check("service")
+def no_workers(seen: Service) -> Iterator[Finding]:
+    """Find a dispatcher without any worker that answers."""
+    if seen.dispatcher.kind == "dispatcher" and not seen.living:
+        known = f", {len(seen.workers)} that it knows do not answer" if seen.workers else ""
+        yield NO_WORKERS.found(
+            f"it has no data worker{known}",
+            "cluster.scale(data_workers=2), or start workers with its address",
+            seen.place,
+        )
+
+
+@check("service")
+def left(seen: Service) -> Iterator[Finding]:
+    """Find workers that the dispatcher knows and that are gone."""
+    gone = [f"{at} ({found.state})" for at, found in seen.workers.items() if not _works(found)]
+    if gone and seen.living:
+        yield LEFT.found(
+            f"{len(gone)} of {len(seen.workers)} data workers do not answer: {', '.join(gone[:3])}",
+            "start them again at their addresses, or read anew with those that are left",
+            seen.place,
+        )
+
+
+@check("service")
+def addresses(seen: Service) -> Iterator[Finding]:
+    """Find workers that other hosts cannot reach, and ports that are shared."""
+    named = {f"data_worker at {address}": address for address in seen.workers}
+    remote = not is_loopback(Endpoint.parse(seen.address).host)
+    yield from advertised(named, seen.place, others=remote)
+    yield from shared_ports({"dispatcher": seen.address, **named}, seen.place)
+
+
+@check("service")
+def versions(seen: Service) -> Iterator[Finding]:
+    """Find a dispatcher that speaks another version than the TensorFlow of this process."""
+    theirs = seen.dispatcher.version
+    # Only TensorFlow's own dispatcher tells which version it speaks, so one is started.
+    if seen.ours or theirs is None or "tensorflow" not in sys.modules:
+        return
+    from tfd_notebook.data.servers import Dispatcher
+
+    own = Dispatcher()
+    try:
+        mine = probe.probe(own.target, _ASK_SECONDS, expect="dispatcher").version
+    finally:
+        own.stop()
+    if mine is not None and mine != theirs:
+        yield VERSIONS.found(
+            f"the dispatcher speaks version {theirs} of the service, this process {mine}",
+            "have the same TensorFlow there and here",
+            seen.place,
+        )

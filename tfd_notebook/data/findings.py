@@ -1,0 +1,317 @@
+"""What can be wrong with a dataset, though TensorFlow runs it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tfd_notebook import wire
+from tfd_notebook._compat import graph, oplibraries
+from tfd_notebook._compat.stages import READERS, Stage, stages_of
+from tfd_notebook.data import advice, checks, pipeline, verdict
+from tfd_notebook.data.arguments import STATIC, Reading
+from tfd_notebook.data.host import ServiceHost
+from tfd_notebook.data.using import ServiceUse
+from tfd_notebook.data.watch import check_dataset
+from tfd_notebook.errors import FinishedJob, NotSerializable, TfdError
+from tfd_notebook.findings import Finding, check, kind
+
+#: Splits from which on one message to the dispatcher for each is felt.
+_MANY_SPLITS = 1_000
+#: Bytes at which the way of an element costs ten times what the way of its bytes costs.
+_SMALL = int(verdict.TRANSFER_PER_ELEMENT / verdict.TRANSFER_PER_BYTE / 10)
+_NAMED = 3
+
+FINISHED = kind(
+    "TFD814",
+    "warning",
+    "finished job name",
+    "whoever joins a job that has delivered its data gets nothing, and no error",
+)
+NEEDS_ADDRESSES = kind(
+    "TFD815",
+    "warning",
+    "mode that needs worker addresses",
+    "a dispatcher that was not given its workers' addresses refuses to read so",
+)
+SINGLE = kind(
+    "TFD821",
+    "warning",
+    "dynamic sharding over single elements",
+    "each split is a message to the dispatcher and a record in its journal",
+)
+EMBEDDED = kind(
+    "TFD822",
+    "warning",
+    "data embedded in the graph",
+    "it goes to the dispatcher and to every data worker before the first element comes, and 2 GB "
+    "end the process",
+)
+ENDLESS = kind(
+    "TFD823",
+    "info",
+    "endless dataset",
+    "a loop over it does not end, and model.fit needs to be told where an epoch does",
+)
+PACKED = kind(
+    "TFD824",
+    "warning",
+    "compression that costs more than it saves",
+    "packing takes processor time on both sides, where the way between them is not the limit",
+)
+SMALL = kind(
+    "TFD825",
+    "warning",
+    "small elements",
+    "each element is a message of its own, which costs far more than its bytes do",
+)
+RELATIVE = kind(
+    "TFD831",
+    "error",
+    "relative paths in workers",
+    "a data worker looks for them in its own directory",
+)
+NO_LIBRARY = kind(
+    "TFD834",
+    "error",
+    "op library that the workers have not loaded",
+    "a data worker cannot run an op that it does not know",
+)
+
+
+@dataclass(frozen=True)
+class Path:
+    """A dataset on its way to whoever reads it.
+
+    Parameters
+    ----------
+    dataset : tf.data.Dataset
+        As it is read.
+    """
+
+    dataset: Any
+
+    @cached_property
+    def last(self) -> Stage:
+        """Its last stage."""
+        return stages_of(self.dataset)
+
+    @cached_property
+    def use(self) -> ServiceUse | None:
+        """How it is read through a service of ours; None where it is not."""
+        return next((stage.service for stage in self.last.walk() if stage.service), None)
+
+    @property
+    def origin(self) -> Any:
+        """What the data workers run, or this process; None where it is not known."""
+        return self.dataset if self.use is None else self.use.origin
+
+    @property
+    def host(self) -> ServiceHost | None:
+        """The cluster that makes the elements, None where it is none or none any more."""
+        host = None if self.use is None else self.use.delivery.host()
+        # What a cluster knows of its tasks is gone with them.
+        return host if host is not None and _serves(host) else None
+
+    @cached_property
+    def definition(self) -> bytes:
+        """The graph of `origin`; empty where it has none, or one that is too large to look at."""
+        found = self.examined
+        return graph.serialized(self.origin) if found and found.size <= checks.LARGE else b""
+
+    @cached_property
+    def examined(self) -> pipeline.Pipeline | None:
+        """What the graph of `origin` tells, None where it has none."""
+        try:
+            return None if self.origin is None else pipeline.examine(self.origin)
+        except NotSerializable:
+            return None
+
+
+def path_of(dataset: Any) -> Path:
+    """Return `dataset` as checks take it.
+
+    Raises
+    ------
+    UsageError
+        It is no ``tf.data.Dataset``.
+    """
+    check_dataset(dataset)
+    return Path(dataset)
+
+
+def _serves(host: ServiceHost) -> bool:
+    try:
+        return bool(host.service_target)
+    except TfdError:
+        return False
+
+
+@check("dataset")
+def finished_job(path: Path) -> Iterator[Finding]:
+    """Find the name of a job that is through."""
+    host, use = path.host, path.use
+    if host is None or use is None or use.delivery.job_name is None:
+        return
+    name = use.delivery.job_name
+    if use.origin is None:
+        service = next(s for s in path.last.walk() if s.service is use)
+        name = f"dataset_id=/{graph.service_id(service.dataset)}/{name}"
+    try:
+        checks.check_job(host, Reading(use.delivery.mode, use.delivery.job_name), name)
+    except FinishedJob as error:
+        yield FINISHED.found(error.what, str(error.fix), host.name)
+
+
+@check("dataset")
+def needs_addresses(path: Path) -> Iterator[Finding]:
+    """Find a mode that TensorFlow's own service refuses unless it was prepared for it."""
+    for stage in path.last.walk():
+        packed_mode = graph.processing_mode(stage.dataset)
+        if stage.service is not None or packed_mode is None:
+            continue
+        policy = wire.ProcessingModeDef.FromString(packed_mode).sharding_policy
+        if (mode := wire.SHARDING_POLICIES[policy].upper()) in STATIC:
+            yield NEEDS_ADDRESSES.found(
+                f"{stage.name} reads {mode} from a service that is not one of tfd_notebook's",
+                "give its DispatcherConfig worker_addresses=[...], one for each worker in order, "
+                "or read by cluster.distribute, which sees to it",
+            )
+
+
+@check("dataset")
+def single_elements(path: Path) -> Iterator[Finding]:
+    """Find splits that are too fine."""
+    if path.use is None or path.use.delivery.mode != "DYNAMIC" or path.origin is None:
+        return
+    stages = list(stages_of(path.origin).walk())
+    if any(s.kind in (*READERS, "Interleave", "FlatMap") for s in stages):
+        return  # its elements are names of what is read
+    for source in stages:
+        count = -1 if source.inputs else int(source.dataset.cardinality())
+        if count >= _MANY_SPLITS:
+            yield SINGLE.found(
+                f"{source.name} is cut into {count:,} splits of one element",
+                "let the source give files or ranges, and flat_map() or interleave() what is in "
+                'them; or use "off"',
+                _name(path),
+            )
+
+
+@check("dataset")
+def embedded(path: Path) -> Iterator[Finding]:
+    """Find data that is part of the graph."""
+    found = path.examined
+    if path.use is not None and found is not None and found.size > checks.LARGE:
+        yield EMBEDDED.found(
+            f"the dataset's definition has {found.size / 1e6:.0f} MB",
+            "write the data to files and read those, or load it inside of the pipeline",
+            _name(path),
+        )
+
+
+@check("dataset")
+def endless(path: Path) -> Iterator[Finding]:
+    """Find a dataset without an end."""
+    import tensorflow as tf
+
+    if path.use is not None and path.use.delivery.endless:
+        return
+    infinite = tf.data.INFINITE_CARDINALITY
+    ends = any(stage.kind in ("Take", "TakeWhile") for stage in path.last.walk())
+    whole = int(path.dataset.cardinality()) == infinite
+    origin = path.use is not None and path.origin is not None and not ends
+    if whole or (origin and int(path.origin.cardinality()) == infinite):
+        yield ENDLESS.found(
+            "the dataset has no end",
+            "take(n) of it, leave repeat() out, or give model.fit steps_per_epoch=",
+            _name(path),
+        )
+
+
+@check("dataset")
+def packed(path: Path) -> Iterator[Finding]:
+    """Find compression where it does not pay."""
+    host, use = path.host, path.use
+    if host is None or use is None or not use.compressed:
+        return
+    if host.service_on_this_host:
+        yield PACKED.found(
+            "elements are compressed on their way within one host", advice.PLAIN, host.name
+        )
+    elif (limit := host.limit).kind == "transfer":
+        yield PACKED.found(f"compressed elements come too slowly: {limit}", advice.PLAIN, host.name)
+
+
+@check("dataset")
+def small_elements(path: Path) -> Iterator[Finding]:
+    """Find elements that are too small to be sent one by one."""
+    host = path.host
+    if host is None or host.service_in_process or path.origin is None:
+        return
+    size = _bytes_of(path.origin.element_spec)
+    if size is not None and size < _SMALL:
+        yield SMALL.found(
+            f"the data workers send elements of {size:,} bytes", advice.BATCH, host.name
+        )
+
+
+def _bytes_of(spec: Any) -> int | None:
+    """Return the bytes of an element; None where its shape is not known."""
+    import tensorflow as tf
+
+    total = 0
+    for one in tf.nest.flatten(spec):
+        count = one.shape.num_elements() if isinstance(one, tf.TensorSpec) else None
+        if count is None or one.dtype in (tf.string, tf.variant, tf.resource):
+            return None
+        total += int(count) * int(one.dtype.size)
+    return total
+
+
+@check("dataset")
+def relative_paths(path: Path) -> Iterator[Finding]:
+    """Find names of files that only this process can find."""
+    host = path.host
+    if host is None or host.service_in_process or host.surroundings is None:
+        return
+    here = os.getcwd()
+    if host.service_on_this_host and host.surroundings.directory == here:
+        return
+    names = [name for name in graph.strings_of(path.definition) if _is_relative(name)]
+    if names:
+        there = host.surroundings.directory if host.service_on_this_host else "on another host"
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        yield RELATIVE.found(
+            f"{', '.join(names[:_NAMED])}{more} lie in {here}, the data workers are {there}",
+            "use absolute paths, to where all hosts find the files",
+            host.name,
+        )
+
+
+def _is_relative(name: str) -> bool:
+    if not 0 < len(name) < 1024 or "\0" in name or "://" in name or os.path.isabs(name):
+        return False
+    return os.path.isfile(name)
+
+
+@check("dataset")
+def missing_library(path: Path) -> Iterator[Finding]:
+    """Find ops that came from a library which the workers were not told of."""
+    host = path.host
+    if host is None or host.service_in_process or host.surroundings is None or host.preload:
+        return
+    ops = sorted(oplibraries.loaded_ops() & graph.ops_of(path.definition))
+    if ops:
+        yield NO_LIBRARY.found(
+            f"the dataset uses {', '.join(ops[:_NAMED])} of a library that was loaded here",
+            'start the cluster with preload=["/path/of/the/library.so"]',
+            host.name,
+        )
+
+
+def _name(path: Path) -> str:
+    return path.host.name if path.host is not None else ""

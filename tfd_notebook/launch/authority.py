@@ -1,0 +1,115 @@
+"""Certificates by which the hosts of one cluster know each other, and nobody else."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+from tfd_notebook.errors import Unsupported
+
+#: Clocks of hosts may differ by so much.
+_BEFORE = datetime.timedelta(days=1)
+#: Longer than any lease: certificates end with their cluster, whose files they are.
+_AFTER = datetime.timedelta(days=3660)
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """By which a host shows that it belongs to the cluster.
+
+    Parameters
+    ----------
+    name : str
+        That the certificate is for.
+    certificate, key : str
+        In PEM.
+    """
+
+    name: str
+    certificate: str
+    key: str
+
+
+class Authority:
+    """Signs certificates for one cluster; its own key is in this process only, and never written.
+
+    Attributes
+    ----------
+    certificate : str
+        Its own, in PEM: whoever has one that it signed is trusted.
+
+    Raises
+    ------
+    Unsupported
+        The package cryptography is missing.
+    """
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("cryptography") is None:
+            raise Unsupported(
+                "encrypted tunnels need the package cryptography",
+                fix='pip install "tfd-notebook[tls]"',
+            )
+        from cryptography import x509
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _named("tfd-notebook cluster")
+        limits = x509.BasicConstraints(ca=True, path_length=0)
+        self.certificate = self._sign(self._name, self._key.public_key(), [(limits, True)])
+
+    def issue(self, name: str) -> Credentials:
+        """Return a new key with a certificate for `name`."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        uses = [x509.OID_SERVER_AUTH, x509.OID_CLIENT_AUTH]
+        signed = self._sign(
+            _named(name),
+            key.public_key(),
+            [
+                (x509.SubjectAlternativeName([x509.DNSName(name)]), False),
+                (x509.ExtendedKeyUsage(uses), False),
+                (x509.BasicConstraints(ca=False, path_length=None), True),
+            ],
+        )
+        private = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        return Credentials(name, signed, private.decode())
+
+    def _sign(self, name: Any, key: Any, extensions: list[tuple[Any, bool]]) -> str:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+
+        now = datetime.datetime.now(datetime.timezone.utc)
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(self._name)
+            .public_key(key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _BEFORE)
+            .not_valid_after(now + _AFTER)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),
+                critical=False,
+            )
+        )
+        for extension, critical in extensions:
+            builder = builder.add_extension(extension, critical=critical)
+        signed = builder.sign(self._key, hashes.SHA256())
+        return signed.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _named(name: str) -> Any:
+    from cryptography import x509
+
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])

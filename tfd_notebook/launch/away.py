@@ -1,0 +1,153 @@
+"""Clusters on other hosts that outlive their kernels: where they are, so that they are found again.
+
+A file of this user's runtime directory (0600) names the launcher with its options, and the agents.
+It is there as long as the cluster: who stops it removes the file, and one whose lease is over
+counts for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tfd_notebook.errors import AgentLost, StateError
+from tfd_notebook.launch import base, runtime
+from tfd_notebook.launch.base import Node, OnEvent
+from tfd_notebook.spec import ClusterConfig
+
+
+class Reached(Protocol):
+    """Who looks after a cluster, reached by this process."""
+
+    def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
+        """Return what is said of each cluster there, in a few words."""
+
+    def adopt(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, dict[str, Any]]:
+        """Hear of a cluster from now on; return its node and what its agents say of it."""
+
+    def close(self) -> None:
+        """Have no more to do with them; never raises."""
+
+
+class Record:
+    """The file of one cluster, which is there while the cluster stays.
+
+    Parameters
+    ----------
+    cluster : str
+    launcher : str
+        The launcher's own name.
+    options : dict
+        What it is made with.
+    agents : sequence of str
+        Their ids, in the order of the launcher's hosts.
+    """
+
+    def __init__(
+        self, cluster: str, launcher: str, options: dict[str, Any], agents: Sequence[str]
+    ) -> None:
+        self._said: dict[str, Any] = {
+            "cluster": cluster,
+            "launcher": launcher,
+            "options": options,
+            "agents": list(agents),
+            "lease": None,
+            "planned": 0,
+        }
+        self._path = runtime.runtime_dir() / f"away-{agents[0]}.json"
+
+    def keep(self, lease: float) -> None:
+        """Have the cluster found until then."""
+        self._said["lease"] = lease
+        self._write()
+
+    def plan(self, tasks: int) -> None:
+        """Say how many tasks the cluster has."""
+        self._said["planned"] = tasks
+        self._write()
+
+    def forget(self) -> None:
+        """Have it found no more."""
+        self._path.unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        if self._said["lease"] is not None:
+            runtime.write_private(self._path, self._said)
+
+
+@dataclass(frozen=True)
+class Away:
+    """A cluster on other hosts that stays without a kernel.
+
+    Parameters
+    ----------
+    name : str
+    lease : float
+        Until when, in seconds since the epoch.
+    launcher : str
+    options : dict
+    agents : tuple of str
+    planned : int
+        How many tasks it had when that was written.
+    path : Path
+        The file that says so.
+    """
+
+    name: str
+    lease: float
+    launcher: str
+    options: dict[str, Any]
+    agents: tuple[str, ...]
+    planned: int
+    path: Path
+    #: No process of this host looks after it.
+    pid: None = None
+
+    def reach(self) -> Reached:
+        """Return a way to its agents.
+
+        Raises
+        ------
+        StateError
+            They have ended meanwhile.
+        LaunchError
+            A host cannot be reached.
+        """
+        made = base.launcher(self.launcher, self.options)
+        try:
+            reached: Reached = made.again(self.name, self.agents)
+            return reached
+        except AgentLost as error:
+            self.path.unlink(missing_ok=True)
+            raise StateError(
+                f"cluster {self.name!r} has ended: {error.what}", fix="start it again"
+            ) from None
+
+
+def away() -> list[Away]:
+    """Return the clusters of this user on other hosts that have a lease, by what files say."""
+    found = []
+    for path in sorted(runtime.runtime_dir().glob("away-*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            said = json.loads(path.read_text())
+            lease = float(said["lease"])
+            if lease <= time.time():
+                path.unlink()
+                continue
+            found.append(
+                Away(
+                    said["cluster"],
+                    lease,
+                    said["launcher"],
+                    said["options"],
+                    tuple(said["agents"]),
+                    int(said["planned"]),
+                    path,
+                )
+            )
+    return found

@@ -1,0 +1,97 @@
+"""Encrypted tunnels between the hosts of a cluster that need no ssh: the kernel's part."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfd_notebook.errors import TfdError
+from tfd_notebook.launch.authority import Authority
+from tfd_notebook.launch.base import Node
+
+
+@dataclass(frozen=True)
+class _End:
+    """A host as the tunnels see it: what shares its ports is one."""
+
+    node: Node
+    name: str
+    #: Where peers reach it; empty for a host that no peer has to reach.
+    at: str
+
+
+class TLSTunnels:
+    """Each host has a port at which the others come in, if the cluster's authority signed for them.
+
+    See `tfd_notebook.launch.stunnel` for what the agents do. A task's port leads to its host from
+    all others, and from this one.
+
+    Parameters
+    ----------
+    hosts : sequence of (Node, str, str)
+        For each host of the cluster its node, a word that is the same for two that share ports, and
+        the address at which its peers reach it.
+    here : Node, optional
+        The agent of this process, where none of the hosts is this one; it becomes the tunnels' own.
+
+    Raises
+    ------
+    LaunchError
+        A host has no stunnel.
+    Unsupported
+        The package cryptography is missing.
+    """
+
+    def __init__(self, hosts: Sequence[tuple[Node, str, str]], here: Node | None) -> None:
+        self._here = here
+        self._ends: list[_End] = []
+        self._of_host: list[_End] = []
+        authority = Authority()
+        made: dict[str, _End] = {}
+        trust = [authority.certificate]
+        for node, identity, address in hosts:
+            if identity not in made:
+                end, others = _opened(node, authority, [authority.certificate], address)
+                made[identity] = end
+                trust += others
+            self._of_host.append(made[identity])
+        self._ends = list(made.values())
+        if here is not None:
+            self._ends.append(_opened(here, authority, trust, "")[0])
+
+    def open(self, port: int, host: int) -> None:
+        target = self._of_host[host]
+        try:
+            target.node.request("serve_tunnel", port=port)
+            for end in self._ends:
+                if end is not target:
+                    end.node.request("lead_tunnel", port=port, to=target.at, host=target.name)
+        except BaseException:
+            self.close(port)
+            raise
+
+    def close(self, port: int) -> None:
+        for end in self._ends:
+            with contextlib.suppress(TfdError):
+                end.node.request("close_tunnel", port=port)
+
+    def end(self) -> None:
+        if self._here is not None:
+            self._here.close()
+
+
+def _opened(
+    node: Node, authority: Authority, trust: Sequence[str], address: str
+) -> tuple[_End, list[str]]:
+    """Have a host open its end, and return that with whom it trusts besides `trust`."""
+    # A new end takes the credentials; one that lives keeps its own, and trusts those of `trust`.
+    credentials = authority.issue(f"{uuid.uuid4().hex[:12]}.tfd")
+    said: Mapping[str, Any] = node.request(
+        "open_tunnels", trust=list(trust), credentials=vars(credentials)
+    )
+    bracketed = f"[{address}]" if ":" in address else address
+    others = [one for one in said["trust"] if one not in trust]
+    return _End(node, said["name"], f"{bracketed}:{said['port']}"), others
