@@ -48,6 +48,25 @@ STREAM_COLUMNS = (
 
 GPU_COLUMNS = ("host", "index", "name", "task", "use_percent", "used_mb", "memory_mb")
 
+NODE_COLUMNS = (
+    "node",
+    "role",
+    "index",
+    "executor",
+    "host",
+    "address",
+    "pid",
+    "state",
+    "gpu",
+    "rows",
+    "results",
+    "rows_per_s",
+    "queue_depth",
+    "queue_capacity",
+    "batch_age_s",
+    "error",
+)
+
 
 @dataclass(frozen=True)
 class TaskRow:
@@ -237,6 +256,125 @@ class CoordinatorRow:
     reduced: bool = False
 
 
+#: Phases of a cluster on Spark, in their order; each says what `Snapshot.state` is then.
+SPARK_PHASES: Mapping[str, str] = {
+    "reserving": "starting",
+    "starting": "starting",
+    "running": "ready",
+    "feeding": "ready",
+    "draining": "stopping",
+    "stopped": "stopped",
+    "failed": "failed",
+}
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """One node of a cluster on Spark: the process that runs the user's function.
+
+    Parameters
+    ----------
+    role : {"ps", "chief", "master", "evaluator", "worker"}
+    index : int
+        Its index among the nodes of its role.
+    executor : str
+        Spark's id of the executor that it belongs to; ``"driver"`` for one beside the notebook.
+    host : str
+    address : str
+        Where TensorFlow's peers reach it, ``"host:port"``; empty while that is unknown.
+    pid : int, optional
+        Its process; None before there is one.
+    state : {"reserved", "starting", "running", "finished", "failed", "lost", "stopped"}
+    gpu : str
+        The GPUs that it was given, such as ``"0,1"``; empty where it has none.
+    rows, results : int
+        Rows that its function took so far, and results that it gave.
+    rows_per_s : float
+        Rows that it took per second, over the last seconds.
+    queue_depth, queue_capacity : int, optional
+        Chunks of rows that wait for it, and how many may; None where nothing is fed.
+    batch_age_s : float, optional
+        Seconds since its function took a batch last; None before the first.
+    log : tuple of str
+        The latest lines that it wrote, the latest last.
+    error : str
+        What ended it, with the traceback from there; empty where nothing did.
+    """
+
+    role: str
+    index: int
+    executor: str = ""
+    host: str = ""
+    address: str = ""
+    pid: int | None = None
+    state: str = "reserved"
+    gpu: str = ""
+    rows: int = 0
+    results: int = 0
+    rows_per_s: float = 0.0
+    queue_depth: int | None = None
+    queue_capacity: int | None = None
+    batch_age_s: float | None = None
+    log: tuple[str, ...] = ()
+    error: str = ""
+
+    @property
+    def node(self) -> str:
+        """Its name, such as ``worker:0``."""
+        return f"{self.role}:{self.index}"
+
+
+@dataclass(frozen=True)
+class SparkRow:
+    """What a cluster on Spark is doing, and its nodes.
+
+    Parameters
+    ----------
+    phase : str
+        One of `SPARK_PHASES`.
+    since : float
+        When that phase began, seconds since the epoch.
+    reserved, needed : int
+        Nodes that have reported from their executors, and how many there will be.
+    input_mode : {"SPARK", "TENSORFLOW"}
+        Who reads the data: Spark, which feeds it, or the user's function.
+    application : str
+        Spark's id of the application.
+    nodes : tuple of NodeRow
+        Those that have reported, by role and index.
+    reason : str
+        What it waits for, or why it ended, in a sentence; empty where the phase says all.
+    error : str
+        The error that made it fail, with the traceback from the node; empty where none did.
+    tensorboard : str
+        The address of its TensorBoard; empty where it has none.
+    """
+
+    phase: str
+    since: float
+    reserved: int = 0
+    needed: int = 0
+    input_mode: str = "SPARK"
+    application: str = ""
+    nodes: tuple[NodeRow, ...] = ()
+    reason: str = ""
+    error: str = ""
+    tensorboard: str = ""
+
+    @property
+    def state(self) -> str:
+        """What `Snapshot.state` is in this phase; degraded where a node is no more what it was."""
+        state = SPARK_PHASES[self.phase]
+        if state == "ready" and any(node.state in ("failed", "lost") for node in self.nodes):
+            return "degraded"
+        return state
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows per second that all nodes take together."""
+        return sum(node.rows_per_s for node in self.nodes)
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """A cluster at one moment.
@@ -269,6 +407,8 @@ class Snapshot:
         kernel.
     coordinator : CoordinatorRow, optional
         None where none was made.
+    spark : SparkRow, optional
+        For a cluster on Spark, whose nodes stand there and not among the tasks; else None.
     """
 
     version: int
@@ -287,6 +427,7 @@ class Snapshot:
     expires: float | None = None
     lease: float | None = None
     coordinator: CoordinatorRow | None = None
+    spark: SparkRow | None = None
 
     @property
     def notices(self) -> tuple[Notice, ...]:
@@ -308,6 +449,10 @@ class Snapshot:
     def gpus_frame(self) -> pd.DataFrame:
         """Return the GPUs as a DataFrame with the columns `GPU_COLUMNS`."""
         return _frame(self.gpus, GPU_COLUMNS)
+
+    def nodes_frame(self) -> pd.DataFrame:
+        """Return the nodes on Spark as a DataFrame with the columns `NODE_COLUMNS`."""
+        return _frame(self.spark.nodes if self.spark is not None else (), NODE_COLUMNS)
 
 
 def _frame(rows: tuple[object, ...], columns: tuple[str, ...]) -> pd.DataFrame:
