@@ -29,12 +29,18 @@
     │   ├── PausedError       TFD601  a wait would never end: the coordinator is paused
     │   ├── ValueGone         TFD602  nobody holds that RemoteValue any more
     │   └── TasksMissing      TFD603  a worker or parameter server does not answer
-    └── ResolveError          TFD700  finding out which tasks a cluster has
-        ├── NotThere          TFD701  what should tell of the cluster is not there
-        ├── Malformed         TFD702  what tells of the cluster cannot be read, or be meant
-        ├── NoTasks           TFD703  a group or job without any task that could be used
-        ├── AccessDenied      TFD704  credentials are missing, expired or not sufficient
-        └── NoAnswer          TFD705  the system that knows the cluster fails, or does not answer
+    ├── ResolveError          TFD700  finding out which tasks a cluster has
+    │   ├── NotThere          TFD701  what should tell of the cluster is not there
+    │   ├── Malformed         TFD702  what tells of the cluster cannot be read, or be meant
+    │   ├── NoTasks           TFD703  a group or job without any task that could be used
+    │   ├── AccessDenied      TFD704  credentials are missing, expired or not sufficient
+    │   └── NoAnswer          TFD705  the system that knows the cluster fails, or does not answer
+    └── SparkError            TFD890  a cluster on the executors of Apache Spark
+        ├── NotEnoughSlots    TFD891  Spark cannot run all nodes at the same time
+        ├── ReservationLimit  TFD892  not all nodes reported in time (also a TimeoutError)
+        ├── NodeFailed        TFD893  the user's function raised in a node
+        ├── NodeLost          TFD894  a node's process, or its executor, is gone
+        └── FeedTimeout       TFD895  a node took no rows for too long (also a TimeoutError)
 
 Every error carries ``code``, ``what`` (what happened), ``task`` (to which task, or ``None``)
 and ``fix`` (the next step); its text is the three of them in one line or two.
@@ -51,6 +57,7 @@ __all__ = [
     "DataError",
     "DataLoss",
     "DispatcherLost",
+    "FeedTimeout",
     "FinishedJob",
     "Interrupted",
     "LaunchError",
@@ -59,6 +66,9 @@ __all__ = [
     "NoAnswer",
     "NoTasks",
     "NoWorkers",
+    "NodeFailed",
+    "NodeLost",
+    "NotEnoughSlots",
     "NotSerializable",
     "NotThere",
     "PausedError",
@@ -66,7 +76,9 @@ __all__ = [
     "PortInUse",
     "Refused",
     "RemoteError",
+    "ReservationLimit",
     "ResolveError",
+    "SparkError",
     "StartTimeout",
     "StateError",
     "TasksMissing",
@@ -286,6 +298,42 @@ class NoAnswer(ResolveError):
     """The system that knows the cluster fails, or does not answer."""
 
     code = "TFD705"
+
+
+class SparkError(TfdError):
+    """A cluster on the executors of Apache Spark, or what it needs."""
+
+    code = "TFD890"
+
+
+class NotEnoughSlots(SparkError):
+    """Spark cannot run all nodes at the same time, which they need."""
+
+    code = "TFD891"
+
+
+class ReservationLimit(SparkError, TimeoutError):
+    """Not all nodes reported from their executors within ``reservation_timeout`` seconds."""
+
+    code = "TFD892"
+
+
+class NodeFailed(SparkError):
+    """The user's function raised in a node; the text has the traceback from there."""
+
+    code = "TFD893"
+
+
+class NodeLost(SparkError):
+    """A node's process, or the executor that it belongs to, is gone."""
+
+    code = "TFD894"
+
+
+class FeedTimeout(SparkError, TimeoutError):
+    """A node took no rows for ``feed_timeout`` seconds."""
+
+    code = "TFD895"
 
 
 class TimeLimit(TfdError, TimeoutError):
