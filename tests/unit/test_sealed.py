@@ -1,0 +1,246 @@
+"""Channels behind a secret: what gets through, and what does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tfd_notebook.launch import sealed
+
+SECONDS = 30.0
+
+
+def echo(channel: sealed.Channel) -> None:
+    while True:
+        header, body = channel.receive()
+        channel.send({**header, "size": len(body)}, body)
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sealed.Server]:
+    path = tmp_path / "socket" if request.param == "unix" else None
+    with sealed.serve(b"secret", echo, path=path) as made:
+        yield made
+
+
+def raw(address: str) -> socket.socket:
+    if address.startswith("unix:"):
+        peer = socket.socket(socket.AF_UNIX)
+        peer.connect(address.removeprefix("unix:"))
+    else:
+        host, _, port = address.rpartition(":")
+        peer = socket.create_connection((host, int(port)))
+    peer.settimeout(SECONDS)
+    return peer
+
+
+def until_end(peer: socket.socket) -> bytes:
+    taken = b""
+    try:
+        while data := peer.recv(4096):
+            taken += data
+    except ConnectionResetError:
+        pass
+    return taken
+
+
+def test_headers_and_bodies_come_back(server: sealed.Server) -> None:
+    with sealed.connect(server.address, b"secret", SECONDS) as channel:
+        for size in (0, 1, 70_000, 3_000_000):
+            sent = os.urandom(size)
+            channel.send({"n": size, "text": "ö"}, sent)
+            header, body = channel.receive(SECONDS)
+            assert header == {"n": size, "text": "ö", "size": size}
+            assert body == sent
+            assert not body.readonly
+
+
+def test_many_buffers_are_one_body(server: sealed.Server) -> None:
+    parts = [b"ab", bytearray(b"c"), memoryview(b"xyz")[1:], b""] * 600
+    with sealed.connect(server.address, b"secret", SECONDS) as channel:
+        channel.send({}, parts)
+        assert channel.receive(SECONDS)[1] == b"".join(map(bytes, parts))
+
+
+def test_a_limit_of_waiting_leaves_the_channel_as_it_is(server: sealed.Server) -> None:
+    with sealed.connect(server.address, b"secret", SECONDS) as channel:
+        with pytest.raises(TimeoutError):
+            channel.receive(0.01)
+        channel.send({"still": True})
+        assert channel.receive(SECONDS)[0]["still"]
+
+
+def test_who_waits_hears_of_the_end(server: sealed.Server) -> None:
+    channel = sealed.connect(server.address, b"secret", SECONDS)
+    ended: queue.Queue[BaseException] = queue.Queue()
+
+    def wait() -> None:
+        try:
+            channel.receive()
+        except (EOFError, OSError) as error:
+            ended.put(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    server.close()
+    assert isinstance(ended.get(timeout=SECONDS), (EOFError, OSError))
+    waiting.join()
+    channel.close()
+    with pytest.raises(OSError):  # noqa: PT011
+        channel.send({})
+
+
+def test_closing_wakes_who_waits_here(server: sealed.Server) -> None:
+    channel = sealed.connect(server.address, b"secret", SECONDS)
+    ended = threading.Event()
+
+    def wait() -> None:
+        with pytest.raises((EOFError, OSError)):
+            channel.receive()
+        ended.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    channel.close()
+    assert ended.wait(SECONDS)
+    waiting.join()
+
+
+def test_another_secret_opens_nothing(server: sealed.Server) -> None:
+    with pytest.raises(PermissionError, match="another secret"):
+        sealed.connect(server.address, b"Secret", SECONDS)
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (os.environ["TFD_BOMB"],)
+
+
+@pytest.mark.parametrize(
+    "what", ["pickle", "garbage", "http", "zeros", "nothing", "header without proof"]
+)
+def test_who_proves_nothing_gets_nothing(
+    server: sealed.Server, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bomb = tmp_path / "bomb"
+    monkeypatch.setenv("TFD_BOMB", str(bomb))
+    blob = pickle.dumps(Bomb())
+    header = json.dumps({"do": "end"}).encode()
+    sent = {
+        "pickle": blob * 10,
+        "garbage": os.urandom(10_000),
+        "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + b"x" * 100,
+        "zeros": b"TFDSEAL1" + bytes(64),
+        "nothing": b"",
+        "header without proof": struct.pack("!IQ", len(header), 0) + header + bytes(100),
+    }[what]
+    with raw(server.address) as peer:
+        try:
+            peer.sendall(sent)
+            peer.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it has hung up already
+        # The challenge, which is random, and not a byte more.
+        assert len(until_end(peer)) <= 40
+    assert not bomb.exists()
+    with sealed.connect(server.address, b"secret", SECONDS) as channel:
+        channel.send({"well": True})
+        assert channel.receive(SECONDS)[0]["well"]
+
+
+def test_who_listens_proves_itself_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def pretend() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.sendall(b"TFDSEAL1" + bytes(32))
+                peer.recv(4096)
+                peer.sendall(bytes(32))
+
+        thread = threading.Thread(target=pretend)
+        thread.start()
+        with pytest.raises(PermissionError, match="does not know"):
+            sealed.connect(f"127.0.0.1:{listener.getsockname()[1]}", b"secret", SECONDS)
+        thread.join()
+
+
+def test_a_proof_cannot_be_used_again(server: sealed.Server) -> None:
+    if server.address.startswith("unix:"):
+        return
+    recorded = bytearray()
+    host, _, port = server.address.rpartition(":")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def between() -> None:
+            peer, _ = listener.accept()
+            with peer, socket.create_connection((host, int(port))) as way:
+                peer.sendall(way.recv(4096))
+                proof = peer.recv(4096)
+                recorded.extend(proof)
+                way.sendall(proof)
+                peer.sendall(way.recv(4096))
+
+        thread = threading.Thread(target=between)
+        thread.start()
+        sealed.connect(f"127.0.0.1:{listener.getsockname()[1]}", b"secret", SECONDS).close()
+        thread.join()
+    with raw(server.address) as peer:
+        peer.sendall(recorded)
+        assert len(until_end(peer)) == 40
+
+
+def test_a_message_that_was_changed_on_the_way_ends_the_channel() -> None:
+    arrived: queue.Queue[object] = queue.Queue()
+
+    def receive(channel: sealed.Channel) -> None:
+        try:
+            while True:
+                arrived.put(channel.receive()[0])
+        except (OSError, EOFError) as error:
+            arrived.put(error)
+
+    with (
+        sealed.serve(b"secret", receive) as server,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        host, _, port = server.address.rpartition(":")
+
+        def between() -> None:
+            peer, _ = listener.accept()
+            with peer, socket.create_connection((host, int(port))) as way:
+                peer.sendall(way.recv(4096))
+                way.sendall(peer.recv(4096))
+                peer.sendall(way.recv(4096))
+                message = peer.recv(4096)
+                way.sendall(message)
+                # The same once more: a replay.
+                way.sendall(message)
+                until_end(way)
+
+        thread = threading.Thread(target=between)
+        thread.start()
+        channel = sealed.connect(f"127.0.0.1:{listener.getsockname()[1]}", b"secret", SECONDS)
+        channel.send({"once": True})
+        assert arrived.get(timeout=SECONDS) == {"once": True}
+        assert "not from who opened" in str(arrived.get(timeout=SECONDS))
+        thread.join()
+        channel.close()
+
+
+def test_a_secret_does_not_show_itself() -> None:
+    secret = sealed.Secret.new()
+    assert len(secret) == 32
+    shown = f"{secret} {secret!r} {[secret]}"
+    assert bytes(secret).hex() not in shown
+    assert repr(bytes(secret)) not in shown
+    assert pickle.loads(pickle.dumps(secret)) == secret

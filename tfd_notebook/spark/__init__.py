@@ -1,0 +1,40 @@
+"""TFCluster on Apache Spark: TensorFlow's tasks on executors, fed from RDDs and DataFrames.
+
+A program written for TensorFlowOnSpark runs with ``tensorflowonspark`` replaced by
+``tfd_notebook.spark`` in its import lines. Needs the extra ``spark``; nothing of Spark is imported
+before it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+#: Where a name is defined; a module where nothing is said.
+_HOMES = {
+    "TFCluster": "",
+    "TFNode": "",
+    "TFParallel": "",
+    "check": "checks",
+    "dfutil": "",
+    "pipeline": "",
+    "session": "sessions",
+}
+
+__all__ = ["TFCluster", "TFNode", "TFParallel", "check", "dfutil", "pipeline", "session"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES[name]
+    module = importlib.import_module(f"{__name__}.{home or name}")
+    if not home:
+        return module
+    value = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
