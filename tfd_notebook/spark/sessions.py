@@ -1,0 +1,348 @@
+"""A Spark of one's own on this host, with the settings that TensorFlow's tasks need."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from tfd_notebook._compat import spark as private
+from tfd_notebook.errors import LaunchError, StartTimeout, StateError, Unsupported, UsageError
+from tfd_notebook.launch import runtime
+from tfd_notebook.spark import java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PREFIX = "tfd-spark-"
+_START_SECONDS = 180.0
+_END_SECONDS = 20.0
+_UNITS = {"": 1 << 20, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+#: What Spark says of itself goes to standard error, which is the notebook's: errors only.
+_LOG = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = console
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+_lock = threading.RLock()
+_home: Path | None = None
+_wished: dict[str, Any] | None = None
+
+
+def session(
+    executors: int = 2,
+    cores: int = 1,
+    memory: str | int = "1g",
+    name: str = "tfd",
+    config: Mapping[str, Any] | None = None,
+    *,
+    timeout: float = _START_SECONDS,
+) -> SparkSession:
+    """Return a Spark session of this process, with executors that are processes of this host.
+
+    Starting takes some ten seconds. It is there for the next call with the same arguments, until
+    ``spark.stop()``. All of it listens on loopback, where who connects has to know a secret.
+
+    Parameters
+    ----------
+    executors : int
+        How many. Default 2.
+    cores : int
+        Tasks that each runs at a time. Default 1.
+    memory : str or int
+        Of each executor's Java, such as ``"1g"``; a number counts MiB. The Python processes beside
+        it, TensorFlow among them, take more. Default ``"1g"``.
+    name : str
+        Of the application. Default ``"tfd"``.
+    config : mapping of str to object, optional
+        Settings of Spark; they come before those that are made here.
+    timeout : float
+        Seconds for the start. Default 180.
+
+    Returns
+    -------
+    pyspark.sql.SparkSession
+
+    Raises
+    ------
+    UsageError
+        An argument that cannot be meant.
+    StateError
+        A Spark with other settings lives in this process.
+    Unsupported
+        There is no pyspark here, or no Java that it runs on.
+    LaunchError
+        Java or the executors did not come up.
+    """
+    global _wished
+    for what, number in (("executors", executors), ("cores", cores)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise UsageError(f"{what}={number!r} must be 1 or more")
+    megabytes = _megabytes(memory)
+    wished = {
+        "executors": executors,
+        "cores": cores,
+        "memory": megabytes,
+        "name": name,
+        "config": {key: _text(value) for key, value in (config or {}).items()},
+    }
+    with _lock:
+        if (living := private.active_context()) is not None:
+            return _living(living, wished)
+        made = _start(wished, timeout)
+        _wished = wished
+        return made
+
+
+def end(timeout: float = _END_SECONDS) -> None:
+    """End Spark in this process, its Java included, and remove its files.
+
+    The next session starts a new Java. Also done where this process ends.
+
+    Parameters
+    ----------
+    timeout : float
+        Seconds until what does not end is killed. Default 20.
+    """
+    global _home, _wished
+    with _lock:
+        process = private.java_process()
+        below = _below(process.pid) if process is not None else []
+        if (living := private.active_context()) is not None:
+            with contextlib.suppress(Exception):  # its Java may be gone
+                living.stop()
+        _wished = None
+        if process is not None:
+            private.forget_java()
+            _await_end(process.pid, below, timeout)
+            with contextlib.suppress(Exception):
+                process.wait(1.0)
+        if _home is not None:
+            runtime.remove(_home)
+            _home = None
+
+
+def _living(context: Any, wished: Mapping[str, Any]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    if wished != _wished:
+        raise StateError(
+            f"a SparkContext lives in this process, with master {context.master!r} and "
+            "other settings",
+            fix="use it, with SparkSession.builder.getOrCreate(); or end it, with spark.stop()",
+        )
+    return SparkSession.builder.getOrCreate()
+
+
+def _start(wished: dict[str, Any], timeout: float) -> SparkSession:
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise Unsupported(
+            f"pyspark cannot be imported: {error}", fix='pip install "tfd-notebook[spark]"'
+        ) from None
+    _remove_leftovers()
+    home = _home_directory()
+    builder = SparkSession.builder
+    if hasattr(builder, "classic"):  # where there is Spark Connect, too
+        builder = builder.classic
+    builder = builder.appName(wished["name"]).master(
+        f"local-cluster[{wished['executors']},{wished['cores']},{wished['memory']}]"
+    )
+    settings = {**_settings(wished, home), **wished["config"]}
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    with _environment(home):
+        try:
+            made = builder.getOrCreate()
+        except Exception as error:
+            end()
+            raise LaunchError(
+                f"Spark did not start: {str(error).strip() or type(error).__name__}",
+                fix="what its Java said is above, or in the log of the Jupyter server",
+            ) from error
+    try:
+        _await_executors(made, wished["executors"], timeout)
+    except BaseException:
+        end()
+        raise
+    return made
+
+
+def _settings(wished: Mapping[str, Any], home: Path) -> dict[str, str]:
+    """Return the settings that may stand on a command line."""
+    slots = wished["executors"] * wished["cores"]
+    options = f"-Djava.io.tmpdir={home / 'tmp'} -XX:-UsePerfData"
+    return {
+        "spark.executor.memory": f"{wished['memory']}m",
+        "spark.executor.cores": str(wished["cores"]),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": options,
+        "spark.executor.extraJavaOptions": options,
+        "spark.local.dir": str(home / "tmp"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.warehouse.dir": str(home / "warehouse"),
+        # Two hundred small tasks for a few rows are for other clusters.
+        "spark.sql.shuffle.partitions": str(max(slots, 2)),
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.dynamicAllocation.enabled": "false",
+        "spark.python.worker.reuse": "true",
+        # Too few slots is an error at once, not after several minutes.
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "1",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+        # Modules that lie beside the notebook.
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(_path()),
+    }
+
+
+def _path() -> list[str]:
+    """Return what this process imports from, less what its Python has anyway."""
+    own = (sys.prefix, sys.base_prefix, sys.exec_prefix)
+    entries = dict.fromkeys(os.path.abspath(entry) for entry in sys.path)
+    return [
+        entry
+        for entry in entries
+        if os.path.exists(entry) and not any(_within(entry, prefix) for prefix in own)
+    ]
+
+
+def _within(entry: str, prefix: str) -> bool:
+    return os.path.commonpath([entry, os.path.abspath(prefix)]) == os.path.abspath(prefix)
+
+
+def _home_directory() -> Path:
+    """Return a SPARK_HOME that can be written to: executors have their directories in it."""
+    global _home
+    if _home is None:
+        from pyspark.find_spark_home import _find_spark_home
+
+        original = Path(_find_spark_home())
+        _home = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        own = {"pid": os.getpid(), "started": runtime.process_start(os.getpid())}
+        runtime.write_state(_home, own)
+        for entry in original.iterdir():
+            if entry.name not in ("work", "conf", "logs", "tmp"):
+                (_home / entry.name).symlink_to(entry)
+        for name in ("conf", "tmp", "work"):
+            (_home / name).mkdir()
+        if (original / "conf").is_dir():
+            for entry in (original / "conf").iterdir():
+                (_home / "conf" / entry.name).symlink_to(entry)
+        if not (_home / "conf" / "log4j2.properties").exists():
+            (_home / "conf" / "log4j2.properties").write_text(_LOG)
+        atexit.register(end)
+    return _home
+
+
+@contextlib.contextmanager
+def _environment(home: Path) -> Iterator[None]:
+    """Have Java started with what it and its children need, and put back what was there."""
+    # On a command line everybody could read it.
+    properties = home / "secret.conf"
+    descriptor = os.open(properties, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write("spark.authenticate true\n")
+        file.write(f"spark.authenticate.secret {secrets.token_hex(32)}\n")
+    wished = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+    if "--properties-file" not in wished:
+        head = f"--load-spark-defaults --properties-file {shlex.quote(str(properties))} "
+        wished = head + wished
+    values = {
+        "JAVA_HOME": str(java.choose().prepared(home / "java")),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_SUBMIT_ARGS": wished,
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        properties.unlink(missing_ok=True)
+
+
+def _await_executors(made: SparkSession, wished: int, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while (have := len(private.executors(made.sparkContext))) < wished:
+        if time.monotonic() > deadline:
+            raise StartTimeout(
+                f"only {have} of {wished} executors came up within {timeout:g} s",
+                fix="fewer executors, or less memory for each; timeout= gives them longer",
+            )
+        time.sleep(0.05)
+
+
+def _below(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return list(psutil.Process(pid).children(recursive=True))
+    return []
+
+
+def _await_end(pid: int, below: list[psutil.Process], timeout: float) -> None:
+    """Wait for Java and what it started, and kill what is still there then."""
+    processes = list(below)
+    with contextlib.suppress(psutil.Error):
+        processes.append(psutil.Process(pid))
+    _, alive = psutil.wait_procs(processes, timeout)
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(alive, 5.0)
+
+
+def _remove_leftovers() -> None:
+    """Remove the directories of processes of this user that were killed."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError, ValueError):
+            if directory.stat().st_uid == os.getuid():
+                state = json.loads((directory / runtime.STATE_FILE).read_text())
+                if not runtime.runs(state.get("pid"), state.get("started")):
+                    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _megabytes(memory: str | int) -> int:
+    text = f"{memory}m" if isinstance(memory, int) else str(memory)
+    found = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", text.strip().lower())
+    size = int(found[1]) * _UNITS[found[2]] >> 20 if found else 0
+    if size < 512:
+        raise UsageError(
+            f"memory={memory!r} is not 512 MiB or more", fix='such as memory="1g" or memory=1024'
+        )
+    return size
+
+
+def _text(value: object) -> str:
+    """Return a setting as Spark writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
