@@ -30,8 +30,12 @@ _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ER
 _AWAY = "the connection to its host is lost"
 _ORDER = {role: position for position, role in enumerate(Role)}
 
+#: Tasks whose end matters to those who read an epoch just now.
+_OF_AN_EPOCH = (Role.DISPATCHER, Role.DATA_WORKER)
 #: What a task that dies takes with it.
 _LOST_WITH = {
+    Role.DISPATCHER: ". A split of the epoch being read that it was just handing out is lost "
+    "(dynamic)",
     Role.DATA_WORKER: ". What it had prepared for the epoch being read is lost (dynamic) or comes "
     "again (off, file, data)",
     Role.PS: ". The variables that it held are lost: make a new strategy and restore a checkpoint",
@@ -332,7 +336,7 @@ class Monitor:
         elif event.state is TaskState.RESTARTING and event.reason != "asked for":
             what = f"{event.reason}; it is being restarted"
             role = Role(event.task.partition(":")[0])
-            if role is not Role.DATA_WORKER or self._consumers.reading():
+            if role not in _OF_AN_EPOCH or self._consumers.reading():
                 what += _LOST_WITH.get(role, "")
             self.notice("warning", what, task=event.task)
         elif event.state is TaskState.HUNG:

@@ -191,7 +191,12 @@ def test_a_launcher_says_what_it_cannot_run(fake, monkeypatch):
 
 @pytest.mark.parametrize(
     ("task", "said"),
-    [("ps:0", "restore a checkpoint"), ("worker:0", "done again"), ("data_worker:0", None)],
+    [
+        ("ps:0", "restore a checkpoint"),
+        ("worker:0", "done again"),
+        ("data_worker:0", None),
+        ("dispatcher:0", None),
+    ],
 )
 def test_what_a_task_takes_with_it(fake, task, said):
     cluster = tfd.Cluster(workers=1, ps=1, data_workers=1, launcher=fake)

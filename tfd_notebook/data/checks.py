@@ -94,10 +94,13 @@ def check_host(host: ServiceHost) -> None:
     """Refuse to wait for a service that cannot answer."""
     live_workers(host)
     deadline = time.monotonic() + _DISPATCHER_SECONDS
+    timeout = 1.0
     while True:
-        found = probe(host.service_target, timeout=1.0, expect="dispatcher")
+        found = probe(host.service_target, timeout=timeout, expect="dispatcher")
         if found.alive:
             return
+        # One that just began, or on a busy machine, may be slow to answer the first call.
+        timeout *= 2
         if time.monotonic() > deadline:
             raise DispatcherLost(
                 f"the dispatcher of cluster {host.name!r} does not answer: {found.reason}",
