@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook.errors import UsageError
@@ -81,6 +81,100 @@ class DataFeed:
         columns = zip(*rows, strict=False) if rows else [()] * len(self.input_tensors)
         return dict(zip(self.input_tensors, map(list, columns), strict=False))
 
+    def next_numpy(self, batch_size: int) -> Any:
+        """Return the next rows as arrays, with the first dimension of the batch.
+
+        Rows that are lists or tuples of numbers, or arrays of one shape, give one array; other
+        tuples and lists a tuple of arrays, dicts and Rows a dict of them; what has no better array
+        gives one of objects. They may be views of what was received.
+
+        Parameters
+        ----------
+        batch_size : int
+
+        Returns
+        -------
+        numpy.ndarray, or tuple or dict of them
+            By tensor where there is an `input_mapping`. An empty array at the end of the feed.
+        """
+        import numpy as np
+
+        from tfd_notebook.spark.feed import dataset
+
+        arrays = self._joined(batch_size)
+        if arrays is None:
+            nothing = np.empty(0, object)
+            return (
+                nothing
+                if self.input_tensors is None
+                else dict.fromkeys(self.input_tensors, nothing)
+            )
+        return dataset.named(self.input_tensors, arrays)
+
+    def as_dataset(
+        self, batch_size: int, output_signature: Any = None, *, drop_remainder: bool = False
+    ) -> Any:
+        """Return a dataset of batches of the rows.
+
+        It can be iterated once, and ends where the feed ends. Where results are expected
+        (``train_mode=False``) a partition's end ends a batch.
+
+        Parameters
+        ----------
+        batch_size : int
+            Rows in a batch.
+        output_signature : nested structure of tf.TypeSpec, optional
+            Of *one row*, as `tf.data.Dataset.from_generator` takes it; numbers are cast to its
+            types. Default: that of the first rows, which are waited for; Python's floats are then
+            float32, its ints int64.
+        drop_remainder : bool
+            Leave out a last batch that is smaller. Default False.
+
+        Returns
+        -------
+        tf.data.Dataset
+
+        Raises
+        ------
+        UsageError
+            The rows have no tensors: several lengths, or None among numbers. Within the dataset
+            TensorFlow raises it as an error of its generator.
+        """
+        from tfd_notebook.spark.feed import dataset
+
+        return dataset.as_dataset(self, batch_size, output_signature, drop_remainder)
+
+    def first(self) -> Chunk | None:
+        """Wait for rows, and return the chunk that the next batch begins in; None at the end."""
+        while self._chunk is None and not self.done_feeding:
+            self._receive()
+        return self._chunk
+
+    def parts(self, count: int) -> Iterator[Any]:
+        """Yield arrays of the next rows, up to `count` of them, or up to the end of a batch.
+
+        For training as they come, which may be in several parts; else in one.
+        """
+        if self.train_mode:
+            for chunk, start, stop in self._spans(count):
+                yield chunk.arrays(start, stop)
+            return
+        arrays = self._joined(count)
+        if arrays is not None:
+            yield arrays
+
+    def _joined(self, count: int) -> Any:
+        """Return the next rows as arrays, or None where there are none."""
+        from tfd_notebook.spark.feed import dataset
+
+        spans = list(self._spans(count))
+        if not spans:
+            return None
+        return dataset.joined(
+            [chunk.arrays(start, stop) for chunk, start, stop in spans],
+            lambda: [row for chunk, start, stop in spans for row in chunk.rows(start, stop)],
+        )
+
     def should_stop(self) -> bool:
         """Whether the end of the feed was reached."""
         return self.done_feeding
@@ -123,21 +217,15 @@ class DataFeed:
         self._release()
         self.done_feeding = True
 
-    def _spans(self, count: int) -> Any:
+    def _spans(self, count: int) -> Iterator[tuple[Chunk, int, int]]:
         """Yield parts of chunks, until there are `count` rows or the batch ends."""
         found = 0
         while found < count and not self.done_feeding:
             if self._chunk is None:
-                item = self.mgr.take(self.qname_in)
-                if item is None:
-                    self.done_feeding = True
+                ended_partition = self._receive()
+                if ended_partition and found and not self.train_mode:
                     return
-                self._source, self._chunk = item
-                self._at = 0
-                if self._chunk is None:
-                    if found and not self.train_mode:
-                        return
-                    continue
+                continue
             source, chunk = self._source, self._chunk
             assert source is not None
             start, stop = self._at, min(self._at + count - found, chunk.count)
@@ -149,6 +237,16 @@ class DataFeed:
             yield chunk, start, stop
             if stop == chunk.count:
                 self._release()
+
+    def _receive(self) -> bool:
+        """Wait for the next chunk; True where a partition's end came instead."""
+        item = self.mgr.take(self.qname_in)
+        self._at = 0
+        if item is None:
+            self.done_feeding = True
+            return False
+        self._source, self._chunk = item
+        return self._chunk is None
 
     def _release(self) -> None:
         if self._chunk is not None and self._source is not None:

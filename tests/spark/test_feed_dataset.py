@@ -1,0 +1,204 @@
+"""Rows as arrays and as tf.data.Dataset."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.spark._feeding import SECRET
+from tfd_notebook.errors import UsageError
+from tfd_notebook.spark.feed import DataFeed, Inbox, Place, feed_partition, infer_partition
+
+pytestmark = pytest.mark.integration
+
+
+@contextlib.contextmanager
+def fed(directory: Path, *partitions: Any) -> Iterator[Inbox]:
+    """An inbox that partitions are fed to, one after the other, and then the end of the feed."""
+    with Inbox(directory, SECRET) as inbox:
+        place = Place("c", "worker", 0, os.uname().nodename, "0", 0, inbox.address, SECRET)
+
+        def feed() -> None:
+            for rows in partitions:
+                feed_partition(rows, place)
+            inbox.end_of_feed()
+
+        thread = threading.Thread(target=feed)
+        thread.start()
+        yield inbox
+        inbox.finish()
+        thread.join(60)
+
+
+def test_rows_of_numbers_become_one_array(tmp_path: Path) -> None:
+    rows = [[float(n), float(2 * n)] for n in range(25)]
+    with fed(tmp_path, rows) as inbox:
+        feed = DataFeed(inbox)
+        batches = []
+        while not feed.should_stop():
+            batches.append(feed.next_numpy(10))
+    assert [batch.shape for batch in batches] == [(10, 2), (10, 2), (5, 2)]
+    np.testing.assert_array_equal(np.concatenate(batches), rows)
+
+
+def test_arrays_over_the_border_of_chunks(tmp_path: Path) -> None:
+    rows = [(np.full((4,), n, np.float32), n) for n in range(10)]
+    with fed(tmp_path, rows[:7], rows[7:]) as inbox:
+        images, labels = DataFeed(inbox).next_numpy(10)
+    assert images.dtype == np.float32
+    np.testing.assert_array_equal(images[:, 0], range(10))
+    np.testing.assert_array_equal(labels, range(10))
+
+
+def test_rows_whose_type_changes_give_an_array_of_objects(tmp_path: Path) -> None:
+    with fed(tmp_path, [1, 2], ["a"]) as inbox:
+        found = DataFeed(inbox).next_numpy(3)
+    assert found.dtype == object
+    assert found.tolist() == [1, 2, "a"]
+
+
+def test_arrays_by_tensor(tmp_path: Path) -> None:
+    with fed(tmp_path, [(1, 2.5), (3, 4.5)]) as inbox:
+        feed = DataFeed(inbox, input_mapping={"a": "x", "b": "y"})
+        found, rest = feed.next_numpy(2), feed.next_numpy(2)
+    assert {name: column.tolist() for name, column in found.items()} == {
+        "x": [1, 3],
+        "y": [2.5, 4.5],
+    }
+    assert [len(column) for column in rest.values()] == [0, 0]
+
+
+ROWS: dict[str, tuple[list[Any], Any]] = {
+    "floats": ([[0.5, 1.5]] * 5, tf.TensorSpec([None, 2], tf.float32)),
+    "an int": ([7] * 5, tf.TensorSpec([None], tf.int64)),
+    "images": ([np.ones((3, 2), np.uint8)] * 5, tf.TensorSpec([None, 3, 2], tf.uint8)),
+    "bytes": ([b"abc"] * 5, tf.TensorSpec([None], tf.string)),
+    "text": (["ä"] * 5, tf.TensorSpec([None], tf.string)),
+    "image and label": (
+        [(np.ones((2,), np.int16), 3)] * 5,
+        (tf.TensorSpec([None, 2], tf.int16), tf.TensorSpec([None], tf.int64)),
+    ),
+    "dicts": (
+        [{"x": 1.0, "y": [1, 2]}] * 5,
+        {"x": tf.TensorSpec([None], tf.float32), "y": tf.TensorSpec([None, 2], tf.int64)},
+    ),
+    "nested": (
+        [((1.0, 2), True)] * 5,
+        (
+            (tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int64)),
+            tf.TensorSpec([None], tf.bool),
+        ),
+    ),
+    "numpy scalars": ([np.float64(2)] * 5, tf.TensorSpec([None], tf.float64)),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_a_dataset_of_batches(tmp_path: Path, kind: str) -> None:
+    rows, spec = ROWS[kind]
+    with fed(tmp_path, rows[:2], rows[2:]) as inbox:
+        dataset = DataFeed(inbox).as_dataset(2)
+        batches = list(dataset)
+    assert dataset.element_spec == spec
+    sizes = [int(tf.shape(tf.nest.flatten(batch)[0])[0]) for batch in batches]
+    assert sizes == [2, 2, 1]
+    first = tf.nest.flatten(tf.nest.map_structure(lambda tensor: tensor[0].numpy(), batches[0]))
+    wanted = tf.nest.flatten(rows[0]) if kind not in ("floats", "images") else [rows[0]]
+    if kind == "dicts":
+        wanted = [1.0, [1, 2]]
+    for value, row in zip(first, wanted, strict=True):
+        np.testing.assert_array_equal(value, row.encode() if isinstance(row, str) else row)
+
+
+def test_many_rows_come_once_and_in_order(tmp_path: Path) -> None:
+    with fed(tmp_path, range(100_000), range(100_000, 300_000)) as inbox:
+        found = np.concatenate(list(DataFeed(inbox).as_dataset(999).as_numpy_iterator()))
+    np.testing.assert_array_equal(found, np.arange(300_000))
+
+
+def test_a_signature_of_ones_own(tmp_path: Path) -> None:
+    spec = (tf.TensorSpec([], tf.float16), tf.TensorSpec([], tf.int32))
+    with fed(tmp_path, [[1, 2], [3, 4]], [(5.0, 6)]) as inbox:
+        batches = list(DataFeed(inbox).as_dataset(3, spec).as_numpy_iterator())
+    assert batches[0][0].dtype == np.float16
+    assert [part.tolist() for part in batches[0]] == [[1, 3, 5], [2, 4, 6]]
+
+
+def test_names_of_tensors_are_keys(tmp_path: Path) -> None:
+    with fed(tmp_path, [(1.0, 2.0), (3.0, 4.0)]) as inbox:
+        feed = DataFeed(inbox, input_mapping={"a": "x", "b": "y"})
+        dataset = feed.as_dataset(5, drop_remainder=False)
+        (batch,) = dataset.as_numpy_iterator()
+    assert batch["x"].tolist() == [1, 3]
+    assert batch["y"].tolist() == [2, 4]
+
+
+def test_rows_without_a_tensor(tmp_path: Path) -> None:
+    for number, (row, other, said) in enumerate(
+        [
+            ([1.0], [1.0, 2.0], "several lengths"),
+            (None, 1, "None"),
+            (datetime.date(2020, 1, 1), datetime.date(2020, 1, 2), "no tensor"),
+        ]
+    ):
+        with (
+            fed(tmp_path / str(number), [row, other]) as inbox,
+            pytest.raises(UsageError, match=said),
+        ):
+            DataFeed(inbox).as_dataset(2)
+
+
+def test_rows_that_stop_fitting_are_an_error(tmp_path: Path) -> None:
+    with fed(tmp_path, [1, 2], ["a"]) as inbox:
+        dataset = DataFeed(inbox).as_dataset(2)
+        with pytest.raises(tf.errors.OpError, match="rows are of type str, and the signature"):
+            list(dataset)
+
+
+def test_without_any_row(tmp_path: Path) -> None:
+    with fed(tmp_path / "a") as inbox, pytest.raises(UsageError, match="no row arrived"):
+        DataFeed(inbox).as_dataset(2)
+    with fed(tmp_path / "b") as inbox:
+        assert list(DataFeed(inbox).as_dataset(2, tf.TensorSpec([], tf.int64))) == []
+
+
+def test_ending_early(tmp_path: Path) -> None:
+    with fed(tmp_path, range(10_000_000)) as inbox:
+        feed = DataFeed(inbox)
+        for number, _ in enumerate(feed.as_dataset(10)):
+            if number == 20:
+                feed.terminate()
+                break
+        assert feed.should_stop()
+
+
+def test_results_of_a_dataset(tmp_path: Path) -> None:
+    with Inbox(tmp_path, SECRET) as inbox:
+        place = Place("c", "worker", 0, os.uname().nodename, "0", 0, inbox.address, SECRET)
+        found: list[Any] = []
+        sizes: list[int] = []
+
+        def infer() -> None:
+            for begin in (0, 100):
+                found.extend(infer_partition([float(n) for n in range(begin, begin + 5)], place))
+            inbox.end_of_feed()
+
+        thread = threading.Thread(target=infer)
+        thread.start()
+        feed = DataFeed(inbox, train_mode=False)
+        for batch in feed.as_dataset(3):
+            sizes.append(len(batch))
+            feed.batch_results((batch * 2).numpy())
+        thread.join(60)
+    assert sizes == [3, 2, 3, 2]
+    assert found == [0, 2, 4, 6, 8, 200, 202, 204, 206, 208]
+    assert all(isinstance(value, np.float32) for value in found)

@@ -1,0 +1,187 @@
+"""Rows as a tf.data.Dataset: Python hands over whole chunks, and TensorFlow cuts them into batches.
+
+A step of Python for each row, or for each batch, would cost more than all the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfd_notebook.errors import UsageError
+
+if TYPE_CHECKING:
+    from tfd_notebook.spark.feed.columns import Layout
+    from tfd_notebook.spark.feed.datafeed import DataFeed
+
+_FIX = "map the rows to numbers, arrays of one shape, bytes or text, or use next_batch()"
+
+
+def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_remainder: bool) -> Any:
+    """Return what `DataFeed.as_dataset` documents."""
+    import tensorflow as tf
+
+    if output_signature is None:
+        chunk = feed.first()
+        if chunk is None:
+            raise UsageError(
+                "no row arrived, so that nobody knows what the dataset's elements are",
+                task=feed.mgr.node,
+                fix="give as_dataset() an output_signature",
+            )
+        output_signature = named(feed.input_tensors, signature(chunk.column.layout))
+    batches = tf.nest.map_structure(
+        lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), output_signature
+    )
+    size = 1 << 62 if feed.train_mode else batch_size
+
+    def chunks() -> Iterator[Any]:
+        while not feed.done_feeding:
+            for arrays in feed.parts(size):
+                yield fitted(named(feed.input_tensors, arrays), output_signature)
+
+    dataset = tf.data.Dataset.from_generator(chunks, output_signature=batches)
+    if feed.train_mode:
+        return dataset.rebatch(batch_size, drop_remainder=drop_remainder)
+    return dataset
+
+
+def signature(layout: Layout) -> Any:
+    """Return the specification of one row with that layout.
+
+    Python's floats become float32 and its ints int64; arrays stay what they are.
+
+    Raises
+    ------
+    UsageError
+        Such rows have no tensor.
+    """
+    import tensorflow as tf
+
+    kind = layout[0]
+    plain = {
+        "float": tf.float32,
+        "int": tf.int64,
+        "bool": tf.bool,
+        "complex": tf.complex128,
+        "str": tf.string,
+        "bytes": tf.string,
+        "bytearray": tf.string,
+    }
+    if kind in plain:
+        return tf.TensorSpec([], plain[kind])
+    if kind in ("array", "scalar"):
+        dtype = np.dtype(layout[1])
+        of_text = dtype.kind in "SU"
+        if of_text or dtype.kind in "?biufc":
+            shape = layout[2] if kind == "array" else []
+            return tf.TensorSpec(
+                shape, tf.string if of_text else tf.as_dtype(dtype.newbyteorder("="))
+            )
+    if kind == "fix" and layout[2]:
+        part = signature(layout[3])
+        if isinstance(part, tf.TensorSpec):
+            return tf.TensorSpec([layout[2], *part.shape], part.dtype)
+    if kind == "seq":
+        return tuple(map(signature, layout[2]))
+    if kind in ("dict", "row"):
+        return dict(zip(layout[1], map(signature, layout[2]), strict=True))
+    if kind == "none" or kind == "union":
+        raise UsageError(
+            "some rows have None, or values of several types, at the same place", fix=_FIX
+        )
+    if kind in ("var", "map", "arrays"):
+        raise UsageError("the rows are of several lengths or shapes", fix=_FIX)
+    raise UsageError(f"rows of this kind ({kind}) have no tensor", fix=_FIX)
+
+
+def named(tensors: Sequence[str] | None, parts: Any) -> Any:
+    """Return the columns by the names of tensors, where an ``input_mapping`` gives them."""
+    if tensors is None:
+        return parts
+    if isinstance(parts, np.ndarray):
+        parts = [parts[:, at] for at in range(parts.shape[1])]
+    elif not isinstance(parts, (tuple, list, dict)):  # one specification for all columns
+        parts = [type(parts)(parts.shape[1:], parts.dtype)] * len(tensors)
+    values = parts.values() if isinstance(parts, dict) else parts
+    return dict(zip(tensors, values, strict=True))
+
+
+def fitted(arrays: Any, signature: Any) -> Any:
+    """Return the arrays of a chunk in the structure, and with the types, of a specification.
+
+    Raises
+    ------
+    UsageError
+        They do not fit.
+    """
+    if isinstance(signature, dict):
+        if isinstance(arrays, dict) and set(signature) <= set(arrays):
+            return {name: fitted(arrays[name], spec) for name, spec in signature.items()}
+    elif isinstance(signature, (tuple, list)):
+        if isinstance(arrays, dict):
+            arrays = tuple(arrays.values())
+        elif isinstance(arrays, np.ndarray) and arrays.ndim > 1:
+            arrays = tuple(arrays[:, at] for at in range(arrays.shape[1]))
+        if isinstance(arrays, tuple) and len(arrays) == len(signature):
+            return tuple(fitted(a, spec) for a, spec in zip(arrays, signature, strict=True))
+    else:
+        if isinstance(arrays, tuple) and all(isinstance(part, np.ndarray) for part in arrays):
+            arrays = np.stack(arrays, axis=1)
+        if isinstance(arrays, np.ndarray):
+            return _typed(arrays, signature)
+    raise UsageError(
+        f"the rows are {_described(arrays)}, and the signature is {signature}",
+        fix="give as_dataset() the output_signature of one row",
+    )
+
+
+def _typed(array: np.ndarray[Any, Any], spec: Any) -> np.ndarray[Any, Any]:
+    if not spec.shape.is_compatible_with(array.shape[1:]):
+        raise UsageError(
+            f"rows of the shape {array.shape[1:]} came, and the signature is {spec}", fix=_FIX
+        )
+    if spec.dtype.name == "string":
+        if array.dtype.kind in "OSU":
+            return array
+    elif array.dtype.kind != "O":
+        return array.astype(spec.dtype.as_numpy_dtype, copy=False)
+    raise UsageError(f"rows are {_described(array)}, and the signature is {spec}", fix=_FIX)
+
+
+def _described(arrays: Any) -> str:
+    if isinstance(arrays, np.ndarray):
+        if arrays.dtype == object and len(arrays):
+            return f"of type {type(arrays.flat[0]).__name__}"
+        return f"of {arrays.dtype} with the shape {arrays.shape[1:]}"
+    if isinstance(arrays, dict):
+        return f"dicts of {', '.join(map(str, arrays))}"
+    return f"tuples of {len(arrays)} ({'; '.join(map(_described, arrays))})"
+
+
+def joined(parts: list[Any], rows: Callable[[], list[Any]]) -> Any:
+    """Return arrays of several chunks as one; an array of objects where they are not alike."""
+    if len(parts) == 1:
+        return parts[0]
+    try:
+        return _concatenated(parts)
+    except (KeyError, TypeError, ValueError):
+        found = rows()
+        objects = np.empty(len(found), object)
+        objects[:] = found
+        return objects
+
+
+def _concatenated(parts: list[Any]) -> Any:
+    first = parts[0]
+    if len({type(part) for part in parts}) > 1:
+        raise TypeError
+    if isinstance(first, tuple):
+        return tuple(_concatenated(list(column)) for column in zip(*parts, strict=True))
+    if isinstance(first, dict):
+        return {name: _concatenated([part[name] for part in parts]) for name in first}
+    if len({part.dtype.kind for part in parts}) > 1:
+        raise TypeError
+    return np.concatenate(parts)
