@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from tfd_notebook.snapshot import CoordinatorRow, GpuRow, Snapshot, TaskRow
+from tfd_notebook.snapshot import CoordinatorRow, GpuRow, NodeRow, Snapshot, SparkRow, TaskRow
 
 Tree = dict[str, Any]
 
@@ -16,6 +16,8 @@ _NOTICES = 50
 _MEASURES = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent", "bytes_per_s", "gpu")
 _DIGITS = {"cpu_percent": 0, "rss_mb": 0, "pss_mb": 0, "bytes_per_s": 0, "used_mb": 0}
 _FIGURES = 4
+#: Seconds after which a node that is fed nothing has been so for long, however much longer.
+_LONG_SECONDS = 600.0
 
 
 def encoded(row: Any) -> Tree:
@@ -99,7 +101,28 @@ class Feed:
             tree["lease"] = seen.lease
         if seen.coordinator is not None:
             tree["coordinator"] = _coordinator(seen.coordinator)
+        if seen.spark is not None:
+            tree["spark"] = self._spark(seen.name, seen.spark, quiet)
         return tree
+
+    def _spark(self, cluster: str, row: SparkRow, quiet: bool) -> Tree:
+        tree = encoded(row)
+        tree["nodes"] = {node.node: self._node(cluster, node, quiet) for node in row.nodes}
+        tree["order"] = [node.node for node in row.nodes]
+        return tree
+
+    def _node(self, cluster: str, row: NodeRow, quiet: bool) -> Any:
+        before, _ = self._kept.get((cluster, f"node {row.node}"), (None, None))
+        age = row.batch_age_s
+        if age is not None:
+            # Of a node that takes nothing it grows for ever, which is worth a word now and then.
+            known = None if before is None else before.batch_age_s
+            since = age - (known or 0.0)
+            if known is not None and 0 <= since < max(1.0, known / 10):
+                row = replace(row, batch_age_s=known)
+            elif quiet and known is not None and age > _LONG_SECONDS:
+                row = replace(row, batch_age_s=max(known, _LONG_SECONDS))
+        return self._encoded(cluster, f"node {row.node}", row)
 
     def _task(self, cluster: str, row: TaskRow, quiet: bool) -> Any:
         before, _ = self._kept.get((cluster, row.task), (None, None))
@@ -137,6 +160,7 @@ def is_busy(seen: Snapshot) -> bool:
         seen.state in ("starting", "stopping")
         or any(row.state == "running" and row.elements_per_s > 0 for row in seen.streams)
         or (coordinator is not None and coordinator.closures_per_s > 0)
+        or (seen.spark is not None and seen.spark.rows_per_s > 0)
     )
 
 

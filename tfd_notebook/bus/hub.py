@@ -202,5 +202,6 @@ def _progress(seen: Snapshot) -> Any:
     coordinator = seen.coordinator
     return (
         sum(row.elements for row in seen.streams),
+        sum(node.rows for node in seen.spark.nodes) if seen.spark is not None else 0,
         None if coordinator is None else dict(coordinator.counts),
     )

@@ -9,14 +9,22 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from tfd_notebook import bus, commands
 from tfd_notebook.bus.mirror import Mirror
 from tfd_notebook.errors import RemoteError, TimeLimit, UnknownName
 from tfd_notebook.events import Notice
-from tfd_notebook.snapshot import CoordinatedRow, CoordinatorRow, Snapshot, StreamRow, TaskRow
+from tfd_notebook.snapshot import (
+    CoordinatedRow,
+    CoordinatorRow,
+    NodeRow,
+    Snapshot,
+    SparkRow,
+    StreamRow,
+    TaskRow,
+)
 from tfd_notebook.spec import Role, TaskState
 from tfd_notebook.version import VERSION
 
@@ -183,6 +191,7 @@ def _patched(tree: Any, patch: Any) -> Any:
 def _snapshot(tree: Mapping[str, Any], version: int) -> Snapshot:
     rows = tree.get("tasks", {})
     coordinator = tree.get("coordinator")
+    spark = tree.get("spark")
     return Snapshot(
         version=version,
         time=time.time(),
@@ -198,7 +207,15 @@ def _snapshot(tree: Mapping[str, Any], version: int) -> Snapshot:
         expires=tree.get("expires"),
         lease=tree.get("lease"),
         coordinator=None if coordinator is None else _coordinator(coordinator),
+        spark=None if spark is None else _spark(spark),
     )
+
+
+def _spark(tree: Mapping[str, Any]) -> SparkRow:
+    nodes = tree.get("nodes", {})
+    made: SparkRow = _row(SparkRow, {k: v for k, v in tree.items() if k != "nodes"})
+    ordered = tuple(_row(NodeRow, nodes[name]) for name in tree.get("order", ()) if name in nodes)
+    return replace(made, nodes=ordered)
 
 
 def _coordinator(tree: Mapping[str, Any]) -> CoordinatorRow:

@@ -83,7 +83,9 @@ class View:
         self.snapshot = snapshot
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the tasks as a DataFrame, see `Snapshot.to_frame`."""
+        """Return the tasks as a DataFrame, see `Snapshot.to_frame`; on Spark its nodes."""
+        if self.snapshot.spark is not None:
+            return self.snapshot.nodes_frame()
         return self.snapshot.to_frame()
 
     def __repr__(self) -> str:

@@ -32,13 +32,17 @@ _SIGNS = {
     "unreachable": "∅",
     "foreign": "✗",
     "mismatch": "≠",
+    "reserving": "◌",
+    "reserved": "○",
+    "feeding": "►",
+    "draining": "◌",
     "info": "·",
     "warning": "▲",
     "error": "✗",
 }
 
 _TONES = {
-    "good": ("ready", "running", "fetching", "finished", "alive"),
+    "good": ("ready", "running", "fetching", "finished", "alive", "feeding"),
     "warn": ("hung", "degraded", "restarting", "retrying", "warning"),
     "bad": ("failed", "lost", "error", "refused", "unreachable", "foreign", "mismatch"),
 }

@@ -9,6 +9,7 @@ from tfd_notebook.views import _figures as figures
 from tfd_notebook.views import _parts as parts
 from tfd_notebook.views._coordinator import coordinator_html
 from tfd_notebook.views._gpus import strip_html
+from tfd_notebook.views._spark import spark_html
 from tfd_notebook.views._style import wrap
 from tfd_notebook.views._table import html_table
 
@@ -26,6 +27,7 @@ def html(snapshot: Snapshot) -> str:
         + html_table(parts.TASK_COLUMNS, tasks, "tasks")
         + _quiet(more_tasks)
         + strip_html(snapshot.gpus)
+        + (spark_html(snapshot.spark, snapshot.time) if snapshot.spark else "")
         + (coordinator_html(snapshot.coordinator) if snapshot.coordinator else "")
         + html_table(parts.STREAM_COLUMNS, streams, "streams and datasets")
         + _quiet(more_streams)

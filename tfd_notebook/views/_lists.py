@@ -33,13 +33,17 @@ def brief(snapshot: Snapshot) -> dict[str, Any]:
         observed, how many consumers read from the cluster, and until when it stays without a
         kernel (seconds since the epoch, None: not at all).
     """
+    spark = snapshot.spark
+    nodes = spark.nodes if spark is not None else ()
     return {
         "name": snapshot.name,
         "state": snapshot.state,
         "launcher": snapshot.launcher,
-        "planned": sum(snapshot.planned.values()),
-        "observed": sum(snapshot.observed.values()),
-        "reading": sum(row.state == "running" for row in snapshot.streams),
+        "planned": sum(snapshot.planned.values()) + (spark.needed if spark else 0),
+        "observed": sum(snapshot.observed.values())
+        + sum(node.state == "running" for node in nodes),
+        "reading": sum(row.state == "running" for row in snapshot.streams)
+        + sum(node.rows_per_s > 0 for node in nodes),
         "lease": snapshot.lease,
     }
 

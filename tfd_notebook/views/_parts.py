@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from tfd_notebook.events import Notice
-from tfd_notebook.snapshot import CoordinatedRow, Snapshot, StreamRow, TaskRow
+from tfd_notebook.snapshot import CoordinatedRow, NodeRow, Snapshot, StreamRow, TaskRow
 from tfd_notebook.spec import Role, TaskState
 from tfd_notebook.views import _figures as figures
 from tfd_notebook.views._table import Cell, Column, Row, state_cell
 
-_AnyRow = TypeVar("_AnyRow", TaskRow, StreamRow, CoordinatedRow)
+_AnyRow = TypeVar("_AnyRow", TaskRow, StreamRow, CoordinatedRow, NodeRow)
 
 #: More rows than this are cut, the ones that need a look first.
 MOST_ROWS = 50
@@ -25,6 +25,7 @@ _URGENCY = (
     "restarting",
     "starting",
     "planned",
+    "reserved",
     "paused",
     "new",
     "running",

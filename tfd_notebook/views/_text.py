@@ -10,6 +10,7 @@ from tfd_notebook.views import _figures as figures
 from tfd_notebook.views import _parts as parts
 from tfd_notebook.views._coordinator import coordinator_text
 from tfd_notebook.views._gpus import strip_text
+from tfd_notebook.views._spark import spark_text
 from tfd_notebook.views._table import Column, Row, text_table
 
 
@@ -39,6 +40,8 @@ def text(snapshot: Snapshot, width: int | None = None) -> str:
     lines += _table(parts.TASK_COLUMNS, tasks, more_tasks, width)
     if snapshot.gpus:
         lines += ["", *strip_text(snapshot.gpus, width)]
+    if snapshot.spark is not None:
+        lines += ["", *spark_text(snapshot.spark, snapshot.time, width)]
     if snapshot.coordinator is not None:
         lines += ["", *coordinator_text(snapshot.coordinator, width)]
     lines += _table(parts.STREAM_COLUMNS, streams, more_streams, width)
