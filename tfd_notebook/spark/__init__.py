@@ -19,12 +19,13 @@ _HOMES = {
     "TFNode": "",
     "TFParallel": "",
     "check": "checks",
+    "compat": "",
     "dfutil": "",
     "pipeline": "",
     "session": "sessions",
 }
 
-__all__ = ["TFCluster", "TFNode", "TFParallel", "check", "dfutil", "pipeline", "session"]
+__all__ = ["TFCluster", "TFNode", "TFParallel", "check", "compat", "dfutil", "pipeline", "session"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,220 @@
+"""DataFrames as TFRecord files and back, on real executors."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfd_notebook.errors import DataError, UsageError
+from tfd_notebook.spark import dfutil
+
+pytestmark = pytest.mark.integration
+
+EVERYTHING = (
+    "flag boolean, tiny tinyint, small smallint, number int, big bigint, single float, "
+    "twice double, word string, raw binary, flags array<boolean>, numbers array<bigint>, "
+    "singles array<float>, words array<string>, raws array<binary>"
+)
+ROWS = [
+    (
+        *(True, 1, -2, 3, 2**62, 1.5, -0.25, "grün", b"\xff\x00"),
+        *([True, False], [1, 2, 3], [0.5, 1.0], ["a", ""], [b"\xfe", b""]),
+    ),
+    (False, 0, 0, 0, 0, 0.0, 0.0, "", b"", [], [], [], [], []),
+    (None,) * 14,
+    (
+        *(True, 127, 32767, -(2**31), -1, math.inf, 1e10, "x" * 100, b"y"),
+        *([True], [7], [2.0], ["one"], [b"one"]),
+    ),
+]
+
+
+def written(spark: Any, directory: Path, rows: Any, schema: str, parts: int = 2) -> Any:
+    df = spark.createDataFrame(spark.sparkContext.parallelize(rows, parts), schema)
+    dfutil.saveAsTFRecords(df, str(directory))
+    return df
+
+
+def examples(directory: Path, *features: dict[str, Any]) -> None:
+    """Write records as somebody else would, without our schema beside them."""
+    import tensorflow as tf
+
+    directory.mkdir(exist_ok=True)
+    number = len(list(directory.iterdir()))
+    with tf.io.TFRecordWriter(str(directory / f"part-r-{number:05d}")) as writer:
+        for one in features:
+            example = tf.train.Example()
+            for name, values in one.items():
+                kind = {int: "int64_list", float: "float_list", bytes: "bytes_list"}[
+                    type(values[0]) if values else bytes
+                ]
+                getattr(example.features.feature[name], kind).value.extend(values)
+            writer.write(example.SerializeToString())
+
+
+def test_every_type_comes_back_as_it_was(spark: Any, tmp_path: Path) -> None:
+    df = written(spark, tmp_path / "out", ROWS, EVERYTHING)
+    back = dfutil.loadTFRecords(spark.sparkContext, str(tmp_path / "out"))
+    assert back.dtypes == df.dtypes
+    assert [tuple(row) for row in back.collect()] == ROWS
+
+
+def test_files_are_read_by_tensorflow_and_named_as_programs_expect(
+    spark: Any, tmp_path: Path
+) -> None:
+    import tensorflow as tf
+
+    written(
+        spark, tmp_path / "out", [(n, [float(n)] * 3) for n in range(10)], "n int, x array<float>"
+    )
+    files = sorted(tf.io.gfile.glob(str(tmp_path / "out" / "part-*")))
+    assert [Path(file).name for file in files] == ["part-r-00000", "part-r-00001"]
+    shape = {"n": tf.io.FixedLenFeature([], tf.int64), "x": tf.io.FixedLenFeature([3], tf.float32)}
+    read = [
+        tf.io.parse_single_example(one, shape)["n"].numpy()
+        for one in tf.data.TFRecordDataset(files)
+    ]
+    assert read == list(range(10))
+
+
+def test_a_partition_without_rows_is_a_file_without_records(spark: Any, tmp_path: Path) -> None:
+    written(spark, tmp_path / "out", [(1,)], "n int", parts=2)
+    back = dfutil.loadTFRecords(spark, str(tmp_path / "out"))
+    assert [row.n for row in back.collect()] == [1]
+    assert back.rdd.getNumPartitions() == 2
+
+
+def test_a_directory_that_exists_is_not_touched_unless_asked(spark: Any, tmp_path: Path) -> None:
+    df = written(spark, tmp_path / "out", [(1,)], "n int")
+    with pytest.raises(UsageError, match=r"(?s)exists.*overwrite=True"):
+        dfutil.saveAsTFRecords(df, str(tmp_path / "out"))
+    dfutil.saveAsTFRecords(df.selectExpr("n + 1 as n"), str(tmp_path / "out"), overwrite=True)
+    assert [row.n for row in dfutil.loadTFRecords(spark, str(tmp_path / "out")).collect()] == [2]
+    assert [one.name for one in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_value_that_cannot_be_kept_is_named_and_leaves_nothing_behind(
+    spark: Any, tmp_path: Path
+) -> None:
+    df = spark.createDataFrame([([1, None],)], "numbers array<int>")
+    with pytest.raises(UsageError, match=r"(?s)'numbers' has .1, None.*null"):
+        dfutil.saveAsTFRecords(df, str(tmp_path / "out"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_columns_that_no_feature_holds_are_all_named_before_anything_runs(
+    spark: Any, tmp_path: Path
+) -> None:
+    df = spark.sql("select 1 as good, current_date() as day, named_struct('a', 1) as inner")
+    with pytest.raises(UsageError, match=r"'day' \(date\), 'inner' \(struct<a:int>\)"):
+        dfutil.saveAsTFRecords(df, str(tmp_path / "out"))
+    with pytest.raises(UsageError, match="vector_to_array"):
+        dfutil.toTFExample([("features", "vector")])
+
+
+def test_types_of_other_peoples_files_are_told_by_all_records(spark: Any, tmp_path: Path) -> None:
+    there = tmp_path / "theirs"
+    examples(there, {"b": [1.5], "a": [1], "word": [b"text"], "raw": [b"text"], "never": []})
+    examples(there, {"a": [1, 2], "word": [b"more"], "raw": [b"\xff"], "late": [2.0]})
+    back = dfutil.loadTFRecords(spark, str(there))
+    assert back.dtypes == [
+        ("a", "array<bigint>"),
+        ("b", "double"),
+        ("late", "double"),
+        ("never", "string"),
+        ("raw", "binary"),
+        ("word", "string"),
+    ]
+    assert [row.asDict() for row in back.collect()] == [
+        {"a": [1], "b": 1.5, "late": None, "never": None, "raw": b"text", "word": "text"},
+        {"a": [1, 2], "b": None, "late": 2.0, "never": None, "raw": b"\xff", "word": "more"},
+    ]
+
+
+def test_binary_features_are_bytes_also_where_they_look_like_text(
+    spark: Any, tmp_path: Path
+) -> None:
+    examples(tmp_path / "theirs", {"image": [b"abc"], "tags": [b"a", b"b"], "n": [1]})
+    back = dfutil.loadTFRecords(spark, str(tmp_path / "theirs"), ["image", "tags"])
+    assert back.first().asDict() == {"image": b"abc", "n": 1, "tags": [b"a", b"b"]}
+    with pytest.raises(UsageError, match=r"(?s)'imgae', which is no column.*image, n, tags"):
+        dfutil.loadTFRecords(spark, str(tmp_path / "theirs"), ["imgae"])
+    with pytest.raises(UsageError, match="'n', which holds whole numbers"):
+        dfutil.loadTFRecords(spark, str(tmp_path / "theirs"), ["n"])
+
+
+def test_records_that_disagree_are_refused(spark: Any, tmp_path: Path) -> None:
+    examples(tmp_path / "theirs", {"a": [1]}, {"a": [1.5]})
+    with pytest.raises(DataError, match="'a' holds whole numbers in some records and numbers in"):
+        dfutil.loadTFRecords(spark, str(tmp_path / "theirs"))
+
+
+def test_a_record_that_does_not_fit_the_schema_is_named(spark: Any, tmp_path: Path) -> None:
+    from pyspark.errors import PythonException
+    from pyspark.sql.types import LongType, StructType
+
+    examples(tmp_path / "theirs", {"a": [1]}, {"a": [1, 2]})
+    schema = StructType().add("a", LongType())
+    df = dfutil.loadTFRecords(spark, str(tmp_path / "theirs"), schema=schema)
+    with pytest.raises(PythonException, match=r"record 1 of .*part-r-00000 holds 2 values"):
+        df.collect()
+
+
+def test_what_is_not_there_or_damaged_is_said(spark: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no TFRecord file at"):
+        dfutil.loadTFRecords(spark, str(tmp_path / "nowhere"))
+    (tmp_path / "part-r-00000").write_bytes(b"this is text, and no record at all")
+    with pytest.raises(
+        DataError, match="part-r-00000 is damaged, or no TFRecord file, at record 0"
+    ):
+        dfutil.loadTFRecords(spark, str(tmp_path))
+
+
+def test_compressed_files_and_patterns(spark: Any, tmp_path: Path) -> None:
+    examples(tmp_path / "theirs", {"a": [1]})
+    plain = tmp_path / "theirs" / "part-r-00000"
+    (tmp_path / "theirs" / "more-1.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    assert dfutil.loadTFRecords(spark, str(tmp_path / "theirs")).count() == 2
+    assert dfutil.loadTFRecords(spark, str(tmp_path / "theirs" / "more-*")).count() == 1
+
+
+def test_a_dataframe_knows_that_it_was_loaded(spark: Any, tmp_path: Path) -> None:
+    df = written(spark, tmp_path / "out", [(1,)], "n int")
+    back = dfutil.loadTFRecords(spark, str(tmp_path / "out"))
+    assert dfutil.isLoadedDF(back)
+    assert dfutil.loadedDF[back] == str(tmp_path / "out")
+    assert not dfutil.isLoadedDF(back.filter("n > 0"))
+    assert not dfutil.isLoadedDF(df)
+
+
+def test_examples_of_an_rdd_and_back(spark: Any) -> None:
+    df = spark.createDataFrame(
+        [("a", 1, [1.0, 2.0]), ("b", 2, [3.0, 4.0])], "w string, n int, x array<float>"
+    )
+    pairs = df.rdd.mapPartitions(dfutil.toTFExample(df.dtypes))
+    assert isinstance(pairs.first()[0], bytearray)
+    back = pairs.mapPartitions(dfutil.fromTFExample).collect()
+    assert [row.asDict() for row in back] == [
+        {"n": 1, "w": "a", "x": [1.0, 2.0]},
+        {"n": 2, "w": "b", "x": [3.0, 4.0]},
+    ]
+
+
+def test_a_schema_is_told_by_one_example() -> None:
+    import tensorflow as tf
+
+    example = tf.train.Example()
+    example.features.feature["n"].int64_list.value.extend([1])
+    example.features.feature["x"].float_list.value.extend([1.0, 2.0])
+    example.features.feature["w"].bytes_list.value.extend([b"word"])
+    expected = "struct<n:bigint,w:string,x:array<double>>"
+    assert dfutil.infer_schema(example).simpleString() == expected
+    assert dfutil.infer_schema(example.SerializeToString(), ["w"]).simpleString() == (
+        "struct<n:bigint,w:binary,x:array<double>>"
+    )
+    with pytest.raises(UsageError, match=r"int is no tf.train.Example"):
+        dfutil.infer_schema(3)
