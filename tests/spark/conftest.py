@@ -50,15 +50,27 @@ def _module_leaves_nothing(request: pytest.FixtureRequest, leftovers: type[Any])
     if any("spark" in getattr(item, "fixturenames", ()) for item in items):
         request.getfixturevalue("spark")
 
+    before = _beside_spark(leftovers)()
+    yield
+    before.check(f"the module {module.name}", settle=_SETTLE_SECONDS)
+
+
+@pytest.fixture(autouse=True)
+def _test_leaves_nothing(_module_leaves_nothing: None, leftovers: type[Any]) -> Iterator[None]:
+    """Fail a test that leaves anything behind; a failed one says enough."""
+    before = _beside_spark(leftovers)()
+    yield
+    before.check("the test", settle=_SETTLE_SECONDS)
+
+
+def _beside_spark(leftovers: type[Any]) -> type[Any]:
     class Leftovers(leftovers):  # type: ignore[misc]
         def _new_processes(self, shared: bool) -> Iterator[psutil.Process]:
             for process in super()._new_processes(False):
                 if not _of_spark(process):
                     yield process
 
-    before = Leftovers()
-    yield
-    before.check(f"the module {module.name}", settle=_SETTLE_SECONDS)
+    return Leftovers
 
 
 def _of_spark(process: psutil.Process) -> bool:

@@ -34,7 +34,8 @@ def send_request(channel: socket.socket, request: dict[str, Any], fds: list[int]
     channel.sendall(body)
 
 
-def _receive_request(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+def receive_request(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Return the next request with its file descriptors, None at the end."""
     head, fds, _, _ = socket.recv_fds(channel, _LENGTH.size, 2)
     if not head:
         return None
@@ -97,7 +98,7 @@ def main() -> None:
     began = time.monotonic()
     gc.disable()  # looking for garbage is a fifth of the time that the import takes
     try:
-        with _hidden("pandas", "pyarrow"):
+        with hidden("pandas", "pyarrow"):
             import tensorflow as tf
 
             from tfd_notebook.launch import task  # noqa: F401 - loaded here, used after the fork
@@ -106,18 +107,18 @@ def main() -> None:
         return
     gc.freeze()
     gc.enable()
-    _let_go_of_files()
+    let_go_of_files()
     threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 1
     _answer(
         channel,
         {"tensorflow": tf.__version__, "threads": threads, "seconds": time.monotonic() - began},
     )
-    while (received := _receive_request(channel)) is not None:
+    while (received := receive_request(channel)) is not None:
         _answer(channel, {"pid": _fork_task(channel, *received)})
 
 
 @contextlib.contextmanager
-def _hidden(*names: str) -> Iterator[None]:
+def hidden(*names: str) -> Iterator[None]:
     """Let imports of these modules fail meanwhile.
 
     Keras looks whether pandas is there, pandas whether pyarrow is, and pyarrow starts threads when
@@ -131,7 +132,7 @@ def _hidden(*names: str) -> Iterator[None]:
             del sys.modules[name]
 
 
-def _let_go_of_files() -> None:
+def let_go_of_files() -> None:
     """Unmap what the import has read of libraries without changing it, hundreds of megabytes.
 
     The system still has these pages, and a task maps those that it uses; this process uses few.

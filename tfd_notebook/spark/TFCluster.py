@@ -1,0 +1,356 @@
+"""TensorFlow's nodes on the executors of Spark: start them, feed them, end them."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from tfd_notebook import errors
+from tfd_notebook.spark import draining, feeders, jobs, roles, starting
+from tfd_notebook.spark.jobs import Job
+from tfd_notebook.spark.launching import Plan
+from tfd_notebook.spark.life import Life
+from tfd_notebook.spark.modes import InputMode
+from tfd_notebook.spark.phases import Phase
+
+__all__ = ["InputMode", "TFCluster", "run"]
+
+#: How often the rows are repeated where nobody says.
+_EPOCHS = 10
+#: Seconds for TensorBoard to say where it listens.
+_BOARD_SECONDS = 60.0
+
+
+class TFCluster(Life):
+    """A running cluster; `run` makes it.
+
+    Attributes
+    ----------
+    name : str
+        Unlike that of any other living cluster of this process.
+    cluster_id : int
+    cluster_info : list of dict
+        A node each: ``executor_id`` (its number), ``host``, ``job_name``, ``task_index``,
+        ``port``, ``pid``, ``executor`` (Spark's name), ``state``.
+    cluster_meta : dict
+        ``id``, ``cluster_template``, ``num_executors``, ``default_fs``, ``working_dir``,
+        ``server_addr``, ``release_port``.
+    defaultFS, working_dir : str
+    input_mode : InputMode
+    nodeRDD : pyspark.RDD
+        The nodes' numbers.
+    num_executors : int
+        Nodes, those beside the notebook included.
+    queues : tuple of str
+    sc : pyspark.SparkContext
+        Never stopped from here.
+    server
+        The driver's end of the channels to the nodes.
+    error : TfdError or None
+        Why it failed.
+
+    See Also
+    --------
+    tensorflowonspark.TFCluster.TFCluster
+    """
+
+    def tensorboard_url(self) -> str | None:
+        """Return the address of TensorBoard, None where the cluster has none."""
+        if not self._has_board:
+            return None
+        deadline = time.monotonic() + _BOARD_SECONDS
+        while time.monotonic() < deadline and not self.phase.is_end:
+            url = next((node.board for node in self.nodes if node.board), None)
+            if url:
+                return url
+            time.sleep(0.1)
+        raise errors.TimeLimit(
+            f"TensorBoard has not come up within {_BOARD_SECONDS:g} s",
+            fix="is it installed for the executors' Python?",
+        )
+
+    def train(
+        self,
+        dataRDD: Any,
+        num_epochs: int = 0,
+        feed_timeout: float = 600,
+        qname: str = "input",
+        *,
+        wait: bool = True,
+    ) -> Future[None] | None:
+        """Feed the rows of an RDD or DataFrame to the nodes, until they have taken all.
+
+        Ctrl-C ends the feeding, and nothing else.
+
+        Parameters
+        ----------
+        dataRDD : pyspark.RDD or pyspark.sql.DataFrame
+            A DStream as well, which is deprecated: see `train_stream`.
+        num_epochs : int
+            How often the rows are repeated. 0 (default) means 10, with a warning.
+        feed_timeout : float
+            Seconds that a node may take without having taken anything. Default 600.
+        qname : str
+        wait : bool
+            Whether to wait (default), or return the future of it.
+
+        Raises
+        ------
+        StateError
+            The cluster reads its data itself, or has ended.
+        NodeFailed, NodeLost, FeedTimeout
+            What became of a node.
+
+        See Also
+        --------
+        tensorflowonspark.TFCluster.TFCluster.train
+        """
+        self._must_feed()
+        if isinstance(num_epochs, bool) or num_epochs < 0:
+            raise errors.UsageError(f"num_epochs={num_epochs!r} must be 0 or more")
+        if num_epochs == 0:
+            num_epochs = _EPOCHS
+            warnings.warn(
+                f"num_epochs=0 means {_EPOCHS} epochs; say how many you want", stacklevel=2
+            )
+        places = feeders.places(self)
+        if feeders.is_stream(dataRDD):
+            feeders.feed_stream(self, dataRDD, num_epochs, feed_timeout, qname)
+            return None
+        return self._feed(feeders.training(dataRDD, num_epochs, places, feed_timeout, qname), wait)
+
+    def _feed(self, work: Any, wait: bool) -> Future[None] | None:
+        """Run a job that feeds; `work` returns the first error that it met, or None."""
+        job = Job(self.sc, f"{self.name}: feeding", work)
+        self._jobs.add(job)
+        self._phases.feed_began()
+        if self.phase.is_end:  # it failed meanwhile
+            job.cancel()
+
+        def follow() -> None:
+            try:
+                self._judge(job)
+            finally:
+                self._jobs.discard(job)
+                self._phases.feed_ended()
+
+        future = jobs.in_background(follow, "feed")
+        return jobs.wait(future, job.cancel) if wait else future
+
+    def _judge(self, job: Job) -> None:
+        try:
+            problem = job.future.result()
+        except Exception as error:
+            # The driver hears of a node's error by itself, and that says more.
+            self._phases.wait(lambda phase: phase.is_end, 2.0)
+            if self.error is not None:
+                raise self.error from None
+            raise starting.why_feeding_failed(error) from error
+        if problem is not None:
+            if isinstance(problem, (errors.NodeFailed, errors.NodeLost)):
+                self._phases.wait(lambda phase: phase.is_end, 5.0)
+            raise self.error or problem
+
+    def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
+        """Return an RDD of the nodes' results for the rows of `dataRDD`, one for each, in order.
+
+        Nothing is computed before an action is called on what is returned.
+
+        Parameters
+        ----------
+        dataRDD : pyspark.RDD or pyspark.sql.DataFrame
+        feed_timeout : float
+            Seconds that a node may take without any progress. Default 600.
+        qname : str
+
+        Raises
+        ------
+        StateError
+            The cluster reads its data itself, or has ended.
+
+        See Also
+        --------
+        tensorflowonspark.TFCluster.TFCluster.inference
+        """
+        self._must_feed()
+        return feeders.inference(dataRDD, feeders.places(self), feed_timeout, qname)
+
+    def shutdown(
+        self,
+        ssc: Any = None,
+        grace_secs: float = 0,
+        timeout: float = 259200,
+        *,
+        wait: bool = True,
+    ) -> Future[None] | None:
+        """Let the nodes come to their end, and end them.
+
+        With ``InputMode.SPARK`` nodes are told that no rows will come any more; with
+        ``InputMode.TENSORFLOW`` they are waited for. When the workers' functions have returned,
+        parameter servers and evaluator are ended. The SparkContext lives on.
+
+        Parameters
+        ----------
+        ssc : StreamingContext, optional
+            Of DStreams: waited for, and stopped when the nodes want no more rows.
+        grace_secs : float
+            Seconds that an evaluator has, once the workers are through; less where it ends before.
+        timeout : float
+            Seconds for all of it; -1 for no limit. Default: three days.
+        wait : bool
+            Whether to wait (default), or return the future of it. Ctrl-C ends the wait at once;
+            a cluster that waits for its workers goes on.
+
+        Raises
+        ------
+        TimeLimit
+            Nodes still ran after `timeout` seconds; they were ended.
+        NodeFailed, NodeLost
+            What the cluster has failed of.
+
+        See Also
+        --------
+        tensorflowonspark.TFCluster.TFCluster.shutdown
+        """
+        drain = draining.Draining(self, ssc, grace_secs, timeout)
+        future = jobs.in_background(drain.run, "shutdown")
+        return jobs.wait(future, drain.abandon) if wait else future
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the cluster has ended; False after `timeout` seconds. Answers Ctrl-C."""
+        return self._phases.wait(lambda phase: phase.is_end, timeout)
+
+    def _must_feed(self) -> None:
+        if self.input_mode is not InputMode.SPARK:
+            raise errors.StateError(
+                "this cluster reads its data itself",
+                fix="run(..., input_mode=InputMode.SPARK) to feed it",
+            )
+        if self.error is not None:
+            raise self.error
+        if self.phase not in (Phase.RUNNING, Phase.FEEDING):
+            raise errors.StateError(
+                f"the cluster {self.name!r} is {self.phase} and takes no rows",
+                fix="TFCluster.run(...) starts a new one",
+            )
+
+
+def run(
+    sc: Any,
+    map_fun: Any,
+    tf_args: Any,
+    num_executors: int,
+    num_ps: int = 0,
+    tensorboard: bool = False,
+    input_mode: int = InputMode.TENSORFLOW,
+    log_dir: str | None = None,
+    driver_ps_nodes: bool = False,
+    master_node: str | None = None,
+    reservation_timeout: float = 600,
+    queues: Sequence[str] = ("input", "output", "error"),
+    eval_node: bool = False,
+    release_port: bool = True,
+    *,
+    wait: bool = True,
+    name: str | None = None,
+    heartbeat_limit: float = 30.0,
+) -> Any:
+    """Start a cluster on Spark's executors and call ``map_fun(tf_args, ctx)`` in each node.
+
+    Parameters
+    ----------
+    sc : pyspark.SparkContext or pyspark.sql.SparkSession
+    map_fun : callable
+        Takes `tf_args` and a `TFNodeContext`.
+    tf_args
+        Arguments of an argparse, or a list, which becomes ``sys.argv`` in the nodes.
+    num_executors : int
+        Nodes in all.
+    num_ps : int
+        Parameter servers among them. Default 0.
+    tensorboard : bool
+        Whether TensorBoard runs beside the chief, or the first worker.
+    input_mode : InputMode
+        Default: the function reads its data itself.
+    log_dir : str, optional
+        Event files that TensorBoard shows. Default: ``tensorboard`` in the executor's directory.
+    driver_ps_nodes : bool
+        Whether parameter servers run beside the notebook; they count in `num_executors`.
+    master_node : {"chief", "master"}, optional
+        Name of a node that leads.
+    reservation_timeout : float
+        Seconds for all nodes to come up. Default 600.
+    queues : sequence of str
+    eval_node : bool
+        Whether one node is an evaluator.
+    release_port : bool
+        Whether TensorFlow may listen at the node's port when the function is called (default); if
+        not, the function calls ``ctx.release_port()`` before.
+    wait : bool
+        Whether to wait until all nodes run (default), or return the future of the cluster.
+    name : str, optional
+        For views. Default ``"spark"``, with a number where that is taken.
+    heartbeat_limit : float
+        Seconds after which nodes end that do not hear of the driver, and count as lost of which
+        the driver does not hear. Default 30.
+
+    Returns
+    -------
+    TFCluster or concurrent.futures.Future of TFCluster
+
+    Raises
+    ------
+    NotEnoughSlots
+        Spark cannot run so many nodes at the same time; nothing was started.
+    ReservationLimit
+        Not all nodes came up in time.
+    NodeFailed, NodeLost
+        What became of a node before all ran.
+
+    See Also
+    --------
+    tensorflowonspark.TFCluster.run
+    """
+    sc = starting.context_of(sc)
+    mode = InputMode(input_mode)
+    assignments = roles.assign(num_executors, num_ps, master_node, eval_node, driver_ps_nodes)
+    closure = starting.pickled(map_fun, tf_args)
+
+    def plan_of(cluster: TFCluster) -> Plan:
+        return Plan(
+            cluster=cluster.cluster_id,
+            nodes=assignments,
+            driver=cluster.server.address,
+            secret=cluster.server.secret,
+            closure=closure,
+            input_mode=mode.name,
+            queues=tuple(queues),
+            default_fs=cluster.defaultFS,
+            release_port=release_port,
+            heartbeat_limit=heartbeat_limit,
+            tensorboard=(log_dir or "tensorboard") if tensorboard else "",
+        )
+
+    def start() -> TFCluster:
+        starting.check_slots(sc, sum(not each.on_driver for each in assignments))
+        cluster = TFCluster(sc, plan_of, assignments, mode, name, heartbeat_limit)
+        begun.append(cluster)
+        reached = cluster._phases.wait(
+            lambda phase: phase not in (Phase.RESERVING, Phase.STARTING), reservation_timeout
+        )
+        if not reached:
+            cluster.fail(starting.too_late(cluster.nodes, reservation_timeout))
+        if cluster.error is not None:
+            raise cluster.error
+        return cluster
+
+    def give_up() -> None:
+        for cluster in begun:
+            cluster.fail(errors.SparkError("the start was interrupted"))
+
+    begun: list[TFCluster] = []
+    future = jobs.in_background(start, "start")
+    return jobs.wait(future, give_up) if wait else future

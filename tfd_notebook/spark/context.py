@@ -1,0 +1,98 @@
+"""What the user's function is given beside its arguments."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+
+class TFNodeContext:
+    """One node, as the user's function sees it: the second argument of ``map_fun(args, ctx)``.
+
+    Attributes
+    ----------
+    executor_id : int
+        The node's number in the cluster, 0 or more; `worker_num` is the same.
+    job_name : {"ps", "chief", "master", "evaluator", "worker"}
+    task_index : int
+        Among the nodes of that name.
+    cluster_spec : dict of str to list of str
+        Addresses (``"host:port"``) of all nodes, by name.
+    num_workers : int
+        How many take rows: workers, and the chief or master.
+    defaultFS : str
+        File system of paths without a scheme, such as ``"hdfs://namenode:8020"``.
+    working_dir : str
+        Where relative paths begin.
+    mgr
+        The node's queues; `get_data_feed` and ``TFNode.DataFeed`` read them.
+    tmp_socket : socket.socket or None
+        Holds the node's port; None once `release_port` was called.
+
+    See Also
+    --------
+    tensorflowonspark.TFSparkNode.TFNodeContext
+    """
+
+    def __init__(
+        self,
+        executor_id: int = 0,
+        job_name: str = "",
+        task_index: int = 0,
+        cluster_spec: Mapping[str, list[str]] | None = None,
+        default_fs: str = "",
+        working_dir: str = ".",
+        mgr: Any = None,
+        tmp_socket: socket.socket | None = None,
+    ) -> None:
+        self.executor_id = self.worker_num = executor_id
+        self.job_name = job_name
+        self.task_index = task_index
+        self.cluster_spec = dict(cluster_spec or {})
+        self.num_workers = sum(
+            len(nodes) for job, nodes in self.cluster_spec.items() if job not in ("ps", "evaluator")
+        )
+        self.defaultFS = default_fs
+        self.working_dir = working_dir
+        self.mgr = mgr
+        self.tmp_socket = tmp_socket
+        self.port: int = tmp_socket.getsockname()[1] if tmp_socket is not None else 0
+
+    def absolute_path(self, path: str) -> str:
+        """Return `path` with scheme and directory: relative to `working_dir` on `defaultFS`."""
+        from tfd_notebook.spark.TFNode import hdfs_path
+
+        return hdfs_path(self, path)
+
+    def get_data_feed(
+        self,
+        train_mode: bool = True,
+        qname_in: str = "input",
+        qname_out: str = "output",
+        input_mapping: Mapping[str, str] | None = None,
+    ) -> Any:
+        """Return the ``TFNode.DataFeed`` of this node.
+
+        Parameters
+        ----------
+        train_mode : bool
+            Whether rows are only taken (default), or answered with `batch_results`.
+        qname_in, qname_out : str
+            Names of the queues.
+        input_mapping : mapping of str to str, optional
+            Name of each column, in the rows' order, to that of the tensor made of it.
+        """
+        from tfd_notebook.spark.TFNode import DataFeed
+
+        return DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping)
+
+    def release_port(self) -> None:
+        """Let go of the node's port, for a server that shall listen there.
+
+        TensorFlow's own servers need it only after ``run(release_port=False)``: otherwise they
+        listen beside the socket that holds it.
+        """
+        if self.tmp_socket is not None:
+            self.tmp_socket.close()
+            self.tmp_socket = None

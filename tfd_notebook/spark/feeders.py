@@ -1,0 +1,88 @@
+"""What feeding is to Spark: the functions that its tasks call, and how their errors travel."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tfd_notebook.errors import TfdError
+from tfd_notebook.spark.feed import Place, feed_partition, infer_partition
+
+if TYPE_CHECKING:
+    from tfd_notebook.spark.TFCluster import TFCluster
+
+
+def places(cluster: TFCluster) -> tuple[Place, ...]:
+    """Return where the nodes that take rows listen."""
+    return tuple(
+        Place(
+            cluster=str(cluster.cluster_id),
+            role=node.assignment.role,
+            index=node.assignment.index,
+            host=node.host,
+            executor=node.executor,
+            jvm=node.jvm,
+            path=node.path,
+            secret=cluster.server.secret,
+        )
+        for node in cluster.fed
+    )
+
+
+def training(
+    data: Any, epochs: int, where: Sequence[Place], feed_timeout: float, qname: str
+) -> Callable[[], TfdError | None]:
+    """Return the action that feeds `data`; it returns the first error of a node."""
+    rdd = data if not hasattr(data, "rdd") else data.rdd
+    repeated = rdd if epochs == 1 else rdd.context.union([rdd] * epochs)
+    fed = repeated.mapPartitions(
+        functools.partial(_feed, where=where, qname=qname, feed_timeout=feed_timeout)
+    )
+
+    def work() -> TfdError | None:
+        return next((error for error in fed.collect() if error is not None), None)
+
+    return work
+
+
+def _feed(
+    rows: Iterable[Any], where: Sequence[Place], qname: str, feed_timeout: float
+) -> Iterator[TfdError | None]:
+    """Feed a partition; an error of the node's is a result, so that Spark does not try again."""
+    try:
+        feed_partition(rows, where, qname, feed_timeout)
+    except TfdError as error:
+        yield error
+    else:
+        yield None
+
+
+def inference(data: Any, where: Sequence[Place], feed_timeout: float, qname: str) -> Any:
+    """Return the RDD of results for the rows of `data`."""
+    rdd = data if not hasattr(data, "rdd") else data.rdd
+    return rdd.mapPartitions(
+        functools.partial(infer_partition, places=where, qname=qname, feed_timeout=feed_timeout)
+    )
+
+
+def is_stream(data: Any) -> bool:
+    """Whether `data` is a DStream."""
+    return hasattr(data, "foreachRDD")
+
+
+def feed_stream(
+    cluster: TFCluster, stream: Any, epochs: int, feed_timeout: float, qname: str
+) -> None:
+    """Have each RDD of a DStream fed when it comes."""
+    warnings.warn(
+        "DStreams are deprecated by Spark: use Structured Streaming and cluster.train_stream(df)",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+
+    def feed(rdd: Any) -> None:
+        cluster.train(rdd, epochs, feed_timeout, qname)
+
+    stream.foreachRDD(feed)

@@ -1,0 +1,260 @@
+"""A cluster on Spark while it lives: what is known of it, and what becomes of it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from tfd_notebook import errors, views
+from tfd_notebook._compat import hadoop
+from tfd_notebook._compat import spark as private
+from tfd_notebook.snapshot import Snapshot, SparkRow
+from tfd_notebook.spark import jobs, living, roles, seen, starting
+from tfd_notebook.spark.jobs import Job
+from tfd_notebook.spark.launching import Plan
+from tfd_notebook.spark.modes import InputMode
+from tfd_notebook.spark.phases import Phase, Phases
+from tfd_notebook.spark.steering import Node, Steering
+
+#: Seconds for nodes to end when the cluster has failed.
+_END_SECONDS = 10.0
+
+
+class Life:
+    """The part of `TFCluster` that lives: it hears its nodes, fails with them, and is seen.
+
+    Parameters
+    ----------
+    sc : pyspark.SparkContext
+    plan_of : callable
+        Makes the `Plan` of this object, once that listens.
+    assignments : sequence of Assignment
+    input_mode : InputMode
+    name : str, optional
+    heartbeat_limit : float
+    """
+
+    def __init__(
+        self,
+        sc: Any,
+        plan_of: Callable[[Any], Plan],
+        assignments: Sequence[roles.Assignment],
+        input_mode: InputMode,
+        name: str | None,
+        heartbeat_limit: float,
+    ) -> None:
+        self.sc = sc
+        self.cluster_id = secrets.randbits(63)
+        self.input_mode = input_mode
+        self.num_executors = len(assignments)
+        self.working_dir = os.getcwd()
+        self.defaultFS = hadoop.default_fs(sc)
+        self.error: errors.TfdError | None = None
+        self.name = ""
+        self._version = 0
+        self._phases = Phases(self._changed)
+        self._jobs: set[Job] = set()
+        self.server = Steering(*starting.addresses(sc), assignments, heartbeat_limit, self._heard)
+        try:
+            plan = plan_of(self)
+            self.queues = plan.queues
+            self._has_board = bool(plan.tensorboard)
+            self.cluster_meta = {
+                "id": self.cluster_id,
+                "cluster_template": roles.template(assignments),
+                "num_executors": self.num_executors,
+                "default_fs": self.defaultFS,
+                "working_dir": self.working_dir,
+                "server_addr": self.server.address,
+                "release_port": plan.release_port,
+            }
+            self._launch = starting.Launch(sc, plan, self.server)
+        except BaseException:
+            self.server.close()
+            raise
+        self.nodeRDD = self._launch.rdd
+        self.name = living.add(self, name)
+        self._launch.begin().add_done_callback(self._launch_ended)
+
+    # What it is
+
+    @property
+    def phase(self) -> Phase:
+        """What it is doing."""
+        return self._phases.now
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes as the driver knows them."""
+        return list(self.server.nodes.values())
+
+    @property
+    def fed(self) -> list[Node]:
+        """Those that take rows."""
+        return [node for node in self.nodes if node.assignment.is_fed]
+
+    @property
+    def cluster_info(self) -> list[dict[str, Any]]:
+        """What is known of each node that has reported."""
+        return [
+            {
+                "executor_id": node.assignment.node,
+                "host": node.host,
+                "job_name": node.assignment.role,
+                "task_index": node.assignment.index,
+                "port": int(node.address.rpartition(":")[2]),
+                "pid": node.pid,
+                "executor": node.executor,
+                "state": node.state,
+            }
+            for node in self.nodes
+            if node.address
+        ]
+
+    @property
+    def cluster_spec(self) -> dict[str, list[str]]:
+        """Addresses of the nodes by role."""
+        known = {n.assignment.node: n.address for n in self.nodes if n.address}
+        return roles.cluster_spec(
+            [n.assignment for n in self.nodes if n.assignment.node in known], known
+        )
+
+    def snapshot(self) -> Snapshot:
+        """Return the cluster as it is now, for views; from any thread, and cheap."""
+        with self.server.lock:
+            rows = tuple(seen.row(node) for node in self.nodes if node.state)
+        phases = self._phases
+        order = {node.assignment.name: n for n, node in enumerate(self.nodes)}
+        spark = SparkRow(
+            phase=str(phases.now),
+            since=phases.since,
+            reserved=len(rows),
+            needed=self.num_executors,
+            input_mode=self.input_mode.name,
+            application=str(self.sc.applicationId),
+            nodes=tuple(sorted(rows, key=lambda row: order[row.node])),
+            reason=phases.reason,
+            error=str(self.error) if self.error is not None else "",
+            tensorboard=next((node.board for node in self.nodes if node.board), ""),
+        )
+        return Snapshot(
+            self._version, time.time(), self.name, launcher="spark", state=spark.state, spark=spark
+        )
+
+    def logs(self, node: str | None = None, lines: int = 100) -> str:
+        """Return the latest lines that nodes wrote.
+
+        Parameters
+        ----------
+        node : str, optional
+            Such as ``"worker:0"``. Default: all, each line with its node.
+        lines : int
+            Of each node.
+
+        Raises
+        ------
+        UnknownName
+        """
+        names = [each.assignment.name for each in self.nodes]
+        if node is not None and node not in names:
+            raise errors.UnknownName(f"there is no node {node!r}", fix=f"one of {', '.join(names)}")
+        with self.server.lock:
+            found = {
+                each.assignment.name: each.last_lines(lines)
+                for each in self.nodes
+                if node in (None, each.assignment.name)
+            }
+        if node is not None:
+            return "\n".join(found[node])
+        return "\n".join(f"{name}: {line}" for name, tail in found.items() for line in tail)
+
+    def __repr__(self) -> str:
+        return f"<TFCluster {self.name!r}: {self.phase}, {self.num_executors} nodes>"
+
+    # What happens to it
+
+    def _changed(self) -> None:
+        self._version += 1
+
+    def _heard(self, node: Node, kind: str) -> None:
+        """React to what a node said; called by the threads of the channels."""
+        self._version += 1
+        if self.phase.is_end and kind == "hello":
+            self.server.order("stop", [node])
+        elif kind == "unable":
+            self.fail(self.server.problem or errors.LaunchError("a node could not be started"))
+        elif kind == "again":
+            self.fail(
+                errors.NodeLost(
+                    f"Spark has started {node.assignment.name} a second time: an executor was "
+                    "lost while the nodes started",
+                    task=node.assignment.name,
+                    fix="TFCluster.run(...) starts a new cluster",
+                )
+            )
+        elif kind == "error":
+            self.fail(starting.failed(node))
+        elif node.state == "lost":
+            self.fail(starting.lost(node))
+        elif kind == "reserved" and all(other.state for other in self.nodes):
+            self._phases.move(Phase.STARTING)
+            self._start_beside()
+        elif kind == "state" and not any(
+            other.state in ("", "reserved", "starting") for other in self.nodes
+        ):
+            self._phases.move(Phase.RUNNING)
+        self._phases.poke()
+
+    def _start_beside(self) -> None:
+        try:
+            self._launch.start_beside()
+        except errors.TfdError as error:
+            self.fail(error)
+
+    def _launch_ended(self, future: Future[Any]) -> None:
+        error = future.exception()
+        # Once the nodes run, what becomes of them is heard from themselves.
+        if error is not None and self.phase in (Phase.RESERVING, Phase.STARTING):
+            self.fail(starting.why_it_failed(error))
+
+    def fail(self, error: errors.TfdError) -> None:
+        """Give the cluster up because of `error`: end all nodes and jobs. Returns at once."""
+        with self.server.lock:
+            if self.error is None and not self.phase.is_end:
+                self.error = error
+        if self.error is error and self._phases.move(Phase.FAILED, error.what.split("\n")[0]):
+            self.end(_END_SECONDS, "the cluster has failed")
+
+    def end(self, seconds: float, reason: str) -> Future[None]:
+        """Have nodes and jobs ended, and listen no more; the future is that of it."""
+        self.server.order("stop", reason=reason)
+        for job in list(self._jobs):
+            job.cancel()
+        return jobs.in_background(lambda: self._end(seconds), "end")
+
+    def _end(self, seconds: float) -> None:
+        self._phases.wait(lambda _: all(n.ended or n.attempt is None for n in self.nodes), seconds)
+        if not private.is_stopped(self.sc):
+            self._launch.close()
+        self.server.close()
+        living.remove(self)
+
+    def move(self, to: Phase, reason: str) -> bool:
+        """Enter a phase; False where it may not follow the present one."""
+        return self._phases.move(to, reason)
+
+    def wait_until(self, reached: Any, timeout: float | None) -> bool:
+        """Wait until `reached` says so, asked whenever something has happened."""
+        limit = None if timeout in (None, float("inf")) else timeout
+        return self._phases.wait_until(reached, limit)
+
+    def poke(self) -> None:
+        """Have those that wait look again."""
+        self._phases.poke()
+
+    def _repr_html_(self) -> str:
+        return views.html(self.snapshot())

@@ -1,0 +1,311 @@
+"""A node's supervisor: the process that starts the user's, watches over it and tells the driver.
+
+It is forked from the executor's zygote and outlives the task of Spark that asked for it. It ends,
+and the user's process and all its children with it, when the executor's JVM has ended, when the
+driver has not been heard of for the limit, or when the driver says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import contextlib
+import ctypes
+import json
+import os
+import queue
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tfd_notebook.launch import runtime, sealed
+from tfd_notebook.spark import body, tensorboard
+from tfd_notebook.spark.executor import Watch
+
+#: Seconds between two reports to the driver.
+BEAT_SECONDS = 1.0
+#: Seconds for the user's process to end by itself when it is told to.
+_TERM_SECONDS = 3.0
+#: Characters of the log that wait for the driver, and that one report carries.
+_MOST_LOG = 1 << 16
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def run(request: Mapping[str, Any], held: int, log: int) -> None:
+    """Supervise the node that `request` describes until it has ended.
+
+    Parameters
+    ----------
+    request : mapping
+        See `launching.request`.
+    held, log : int
+        Descriptors: the socket that holds the node's port, and where its output is copied to.
+    """
+    _Supervisor(request, held, log).run()
+
+
+def name_process(name: str) -> None:
+    """Give this process the name that ``ps`` and ``top`` show."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"tfd {name}"[:15].encode(), 0, 0, 0)
+
+
+class _Supervisor:
+    def __init__(self, request: Mapping[str, Any], held: int, log: int) -> None:
+        self._request = request
+        self._log = log
+        self._held = held
+        self._secret = base64.b64decode(request["secret"])
+        self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._channel: sealed.Channel | None = None
+        self._heard = time.monotonic()
+        self._unsent: collections.deque[str] = collections.deque()
+        self._unsent_size = 0
+        self._log_lock = threading.Lock()
+        self._numbers: dict[str, Any] = {}
+        self._path = ""
+        self._state = "starting"
+        #: Why this supervisor ends the node itself: its state then, and the reason.
+        self._ending: tuple[str, str] | None = None
+        self._over = False
+
+    def run(self) -> None:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        name_process(f"{self._request['name']}+")
+        if sys.platform == "linux":
+            # Children of the user's process are this one's when that has gone.
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        directory = Path(tempfile.mkdtemp(prefix="node-", dir=runtime.runtime_dir()))
+        try:
+            self._supervise(directory)
+        finally:
+            self._end_all()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _supervise(self, directory: Path) -> None:
+        output, into = os.pipe()
+        mine, theirs = socket.socketpair()
+        self._pid = self._fork(directory, into, theirs, (output, mine.fileno()))
+        theirs.close()
+        os.close(into)
+        os.close(self._held)
+        self._control = mine
+        board = tensorboard.start(self._request, self._say_board)
+        reader = self._thread(lambda: self._read_log(output))
+        self._thread(self._read_body)
+        self._thread(self._await_body)
+        self._thread(self._watch_executor)
+        self._thread(self._talk)
+        status = self._loop()
+        if board is not None:
+            board.end()
+        self._end_all()
+        reader.join(1.0)
+        self._last_words(status)
+
+    def _thread(self, work: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        return thread
+
+    def _fork(
+        self, directory: Path, into: int, control: socket.socket, unneeded: tuple[int, ...]
+    ) -> int:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            os.setpgid(0, 0)
+            for descriptor in unneeded:
+                os.close(descriptor)
+            if sys.platform == "linux":
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != parent:
+                    os._exit(1)
+            os.dup2(into, 1)
+            os.dup2(into, 2)
+            os.close(into)
+            os.close(self._log)
+            with open(os.devnull) as nothing:
+                os.dup2(nothing.fileno(), 0)
+            name_process(self._request["name"])
+            body.run(self._request, self._held, control, directory)
+        finally:
+            os._exit(1)
+
+    # What happens, each in a thread of its own
+
+    def _read_log(self, output: int) -> None:
+        while True:
+            try:
+                data = os.read(output, 1 << 16)
+            except OSError:
+                return
+            if not data:
+                return
+            with contextlib.suppress(OSError):
+                os.write(self._log, data)
+            text = data.decode(errors="replace")
+            with self._log_lock:
+                self._unsent.append(text)
+                self._unsent_size += len(text)
+                while self._unsent_size > _MOST_LOG and len(self._unsent) > 1:
+                    self._unsent_size -= len(self._unsent.popleft())
+
+    def _read_body(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            for line in self._control.makefile("r"):
+                self._events.put(("body", json.loads(line)))
+
+    def _await_body(self) -> None:
+        _, status = os.waitpid(self._pid, 0)
+        self._events.put(("ended", os.waitstatus_to_exitcode(status)))
+
+    def _watch_executor(self) -> None:
+        watch = Watch(*self._request["jvm"])
+        watch.wait()
+        self._events.put(("executor", None))
+
+    def _talk(self) -> None:
+        """Keep a channel to the driver, and hear its orders."""
+        while not self._over:
+            try:
+                with sealed.connect(self._request["driver"], self._secret) as channel:
+                    channel.send(self._hello())
+                    self._channel = channel
+                    while True:
+                        header, _ = channel.receive()
+                        self._heard = time.monotonic()
+                        self._events.put(("order", header))
+            except (OSError, EOFError):
+                self._channel = None
+                time.sleep(0.5)
+
+    def _hello(self) -> dict[str, Any]:
+        return {
+            "say": "hello",
+            "node": self._request["node"],
+            "pid": self._pid,
+            "supervisor": os.getpid(),
+            "state": self._state,
+            "path": self._path,
+        }
+
+    # What follows from it, in the main thread
+
+    def _loop(self) -> int:
+        """Return the exit status of the user's process when it has ended."""
+        beat = time.monotonic()
+        while True:
+            try:
+                kind, what = self._events.get(timeout=max(0.0, beat - time.monotonic()))
+            except queue.Empty:
+                beat = time.monotonic() + BEAT_SECONDS
+                self._beat()
+                continue
+            if kind == "ended":
+                return int(what)
+            if kind == "executor":
+                self._end("lost", "its executor has ended", signal.SIGKILL)
+            elif kind == "order":
+                self._obey(what)
+            else:
+                self._hear(what)
+
+    def _beat(self) -> None:
+        limit = float(self._request["heartbeat_limit"])
+        if time.monotonic() - self._heard > limit:
+            self._end("lost", f"the driver was not heard of for {limit:g} s", signal.SIGKILL)
+        self._send({"say": "beat", "numbers": self._numbers, "log": self._take_log()})
+
+    def _obey(self, order: Mapping[str, Any]) -> None:
+        if order["order"] == "stop":
+            self._end("stopped", str(order.get("reason", "")), signal.SIGTERM)
+        elif order["order"] == "finish":
+            self._tell_body({"order": "finish"})
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        if said["say"] == "numbers":
+            self._numbers = said["numbers"]
+            return
+        if said["say"] == "inbox":
+            self._path = said["path"]
+        elif said["say"] == "state":
+            self._state = said["state"]
+        self._send({**said, "log": self._take_log()})
+
+    def _end(self, state: str, reason: str, how: signal.Signals) -> None:
+        if self._ending is None:
+            self._ending = state, reason
+            self._signal(how)
+            if how != signal.SIGKILL:
+                threading.Timer(_TERM_SECONDS, self._signal, (signal.SIGKILL,)).start()
+
+    def _signal(self, how: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, how)
+
+    def _end_all(self) -> None:
+        """End what the user's process has left behind."""
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def _last_words(self, status: int) -> None:
+        state, reason = self._ending or self._how_it_ended(status)
+        self._send({"say": "ended", "state": state, "reason": reason, "log": self._take_log()})
+        self._over = True
+        if self._channel is not None:
+            self._channel.close()
+
+    def _how_it_ended(self, status: int) -> tuple[str, str]:
+        if self._state in ("finished", "failed"):
+            return self._state, ""
+        if status < 0:
+            return "lost", f"its process was killed by {signal.Signals(-status).name}"
+        return "lost", f"its process exited with status {status} before its function returned"
+
+    def _say_board(self, url: str) -> None:
+        self._events.put(("body", {"say": "tensorboard", "url": url}))
+
+    def _tell_body(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._control.sendall(json.dumps(message).encode() + b"\n")
+
+    def _take_log(self) -> str:
+        with self._log_lock:
+            text = "".join(self._unsent)[-_MOST_LOG:]
+            self._unsent.clear()
+            self._unsent_size = 0
+        return text
+
+    def _send(self, message: dict[str, Any]) -> None:
+        """Tell the driver; what it cannot be told while it is away it learns from `_hello`."""
+        channel = self._channel
+        if channel is None:
+            self._await_channel(message)
+            channel = self._channel
+        if channel is not None:
+            with contextlib.suppress(OSError):
+                channel.send(message)
+
+    def _await_channel(self, message: Mapping[str, Any]) -> None:
+        """Give the channel a moment for what must not be lost."""
+        if message["say"] in ("error", "ended"):
+            deadline = time.monotonic() + 3.0
+            while self._channel is None and time.monotonic() < deadline:
+                time.sleep(0.02)

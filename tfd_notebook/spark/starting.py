@@ -1,0 +1,225 @@
+"""How a cluster on Spark comes up: what is checked, pickled, listened for and launched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from tfd_notebook import errors
+from tfd_notebook._compat import spark as private
+from tfd_notebook.launch import sockets
+from tfd_notebook.spark import executor, launching
+from tfd_notebook.spark.jobs import Job
+from tfd_notebook.spark.launching import Plan
+from tfd_notebook.spark.reserve import Start
+from tfd_notebook.spark.steering import Node, Steering
+from tfd_notebook.spark.zygote import Zygote
+
+#: Characters of Spark's own words on a job that failed.
+_MOST_WORDS = 2000
+
+
+def context_of(sc: Any) -> Any:
+    """Return the SparkContext of a SparkSession, or of what is one.
+
+    Raises
+    ------
+    Unsupported
+        A session of Spark Connect, which has none.
+    """
+    if not hasattr(sc, "sparkContext"):
+        return sc
+    try:
+        return sc.sparkContext
+    except Exception as error:
+        raise errors.Unsupported(
+            "Spark Connect has no SparkContext, which a cluster needs to start its nodes",
+            fix="use a SparkSession of this process, not one of Spark Connect",
+        ) from error
+
+
+def pickled(map_fun: Any, tf_args: Any) -> bytes:
+    """Return the user's function and its arguments as they travel.
+
+    Raises
+    ------
+    NotSerializable
+    """
+    import cloudpickle
+
+    if not callable(map_fun):
+        raise errors.UsageError(f"map_fun={map_fun!r} is not callable")
+    try:
+        return bytes(cloudpickle.dumps((map_fun, tf_args)))
+    except Exception as error:
+        raise errors.NotSerializable(
+            f"map_fun or tf_args cannot be pickled: {type(error).__name__}: {error}",
+            fix="make datasets, models and connections inside the function",
+        ) from error
+
+
+def addresses(sc: Any) -> tuple[str, str]:
+    """Return the name by which executors reach the driver, and the address to listen at."""
+    conf = sc.getConf()
+    host = conf.get("spark.driver.host") or "127.0.0.1"
+    return str(host), str(conf.get("spark.driver.bindAddress") or host)
+
+
+def check_slots(sc: Any, needed: int) -> None:
+    """Raise at once where Spark cannot run so many nodes at the same time.
+
+    Raises
+    ------
+    NotEnoughSlots
+    """
+    available = private.slots(sc)
+    if needed > available:
+        raise errors.NotEnoughSlots(
+            f"{needed} nodes need {needed} slots at the same time, and Spark has {available}",
+            fix=f"num_executors={available}, or more executors and cores: "
+            "tfd.spark.check(spark) shows the lines of the configuration",
+        )
+
+
+class Launch:
+    """The job that starts the nodes on executors, and those beside the notebook.
+
+    Parameters
+    ----------
+    sc : pyspark.SparkContext
+    plan : Plan
+    steering : Steering
+
+    Attributes
+    ----------
+    rdd : pyspark.RDD
+        The nodes' numbers, one in each partition.
+    """
+
+    def __init__(self, sc: Any, plan: Plan, steering: Steering) -> None:
+        self._plan = plan
+        self._beside = [node for node in plan.nodes if node.on_driver]
+        self._held = {node.node: sockets.hold_port() for node in self._beside}
+        self._steering = steering
+        host = addresses(sc)[0]
+        elsewhere = {
+            number: f"{host}:{held.getsockname()[1]}" for number, held in self._held.items()
+        }
+        place = executor.of_driver()
+        for node in self._beside:
+            said = launching.reservation(node, place, elsewhere[node.node], None)
+            steering.reserve(steering.nodes[node.node], {**said, "attempt": 0})
+        numbers = [node.node for node in plan.nodes if not node.on_driver]
+        self.rdd = sc.parallelize(numbers, len(numbers))
+        self._sc = sc
+        self._start = Start(plan, elsewhere)
+        self._job: Job | None = None
+
+    def begin(self) -> Future[Any]:
+        """Have Spark start the nodes on executors; returns the future of the barrier stage.
+
+        It lasts as long as a node that holds its slot.
+        """
+        names = ", ".join(node.name for node in self._plan.nodes)
+        nodes = self.rdd.barrier().mapPartitions(self._start)
+        self._job = Job(self._sc, f"nodes {names}", nodes.collect)
+        return self._job.future
+
+    def start_beside(self) -> None:
+        """Start the nodes beside the notebook, when the addresses of all are known."""
+        if not self._held:
+            return
+        place = executor.of_driver()
+        environment = launching.environment_of(self._plan, ())
+        nodes = self._steering.nodes
+        known = {number: node.address for number, node in nodes.items()}
+        zygote = Zygote(place, environment)
+        try:
+            for assignment in self._beside:
+                held = self._held.pop(assignment.node)
+                with held:
+                    launching.launch(
+                        self._plan, assignment, place, zygote, environment, held, known
+                    )
+        finally:
+            zygote.close()
+
+    def close(self) -> None:
+        """Give up what was held, and the slots."""
+        while self._held:
+            self._held.popitem()[1].close()
+        if self._job is not None:
+            self._job.cancel()
+
+
+def why_it_failed(error: BaseException) -> errors.TfdError:
+    """Return what Spark's error on the starting job means."""
+    if isinstance(error, errors.TfdError):
+        return error
+    text = str(error)
+    lost = re.search(r"ExecutorLostFailure \(.*", text)
+    if lost:
+        return errors.NodeLost(
+            f"an executor was lost while the nodes started: {lost[0][:_MOST_WORDS]}",
+            fix="look at the executor's log, and call TFCluster.run again",
+        )
+    if "BarrierJobSlotsNumberCheckFailed" in text or "SPARK-24819" in text:
+        return errors.NotEnoughSlots(
+            "Spark has not as many slots as the cluster has nodes",
+            fix="fewer nodes, or more executors and cores",
+        )
+    return errors.SparkError(
+        f"Spark could not start the nodes: {text[:_MOST_WORDS]}", fix="see the executors' logs"
+    )
+
+
+def why_feeding_failed(error: BaseException) -> errors.TfdError:
+    """Return what Spark's error on a job that fed means."""
+    if isinstance(error, errors.TfdError):
+        return error
+    text = str(error)
+    if "cancelled" in text:
+        return errors.SparkError("the feeding was cancelled", fix="call train(...) again")
+    return errors.SparkError(
+        f"Spark could not make the rows: {text[:_MOST_WORDS]}",
+        fix="the cluster lives: mend what makes the rows, and call train(...) again",
+    )
+
+
+def lost(node: Node) -> errors.NodeLost:
+    """Return the error for a node that is gone."""
+    lines = "\n".join(node.last_lines(20))
+    tail = f"; the last lines of its log:\n{lines}" if lines else ""
+    return errors.NodeLost(
+        f"{node.assignment.name} on executor {node.executor} ({node.host}, pid {node.pid}) is "
+        f"gone: {node.reason}{tail}",
+        task=node.assignment.name,
+        fix="the other nodes were stopped; TFCluster.run(...) starts a new cluster",
+    )
+
+
+def failed(node: Node) -> errors.NodeFailed:
+    """Return the error for a node whose function raised."""
+    return errors.NodeFailed(
+        f"{node.error.rstrip()}\n(executor {node.executor}, {node.host}, pid {node.pid})",
+        task=node.assignment.name,
+        fix="mend the function and call TFCluster.run(...) again: the other nodes were stopped",
+    )
+
+
+def too_late(nodes: Sequence[Node], timeout: float) -> errors.ReservationLimit:
+    """Return the error for nodes that did not come up in time."""
+    missing = [n.assignment.name for n in nodes if not n.state]
+    starting = [n.assignment.name for n in nodes if n.state in ("reserved", "starting")]
+    said = f"{len(nodes) - len(missing)} of {len(nodes)} nodes reported within {timeout:g} s"
+    if missing:
+        said += f"; Spark has not started {', '.join(missing)}"
+    elif starting:
+        said += f"; {', '.join(starting)} did not come up"
+    return errors.ReservationLimit(
+        said,
+        fix="other jobs may use the executors' cores: see Spark's pages; or give a longer "
+        "reservation_timeout",
+    )

@@ -1,0 +1,241 @@
+"""The driver's end of the channels to nodes: what they say is noted, what they shall do is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfd_notebook.errors import TfdError
+from tfd_notebook.launch import protocol
+from tfd_notebook.launch.sealed import Channel, Secret, Server, serve
+from tfd_notebook.spark.roles import Assignment
+
+#: Seconds that a node whose channel broke has to come back; it does within one.
+RETURN_SECONDS = 5.0
+#: Lines of each node's log that are kept, and characters of one of them.
+_LOG_LINES = 1000
+_LINE_SIZE = 4000
+#: Seconds over which a rate is taken.
+_RATE_SECONDS = 3.0
+ENDS = ("finished", "failed", "lost", "stopped")
+
+
+@dataclass
+class Node:
+    """What the driver knows of a node; changed under the lock of `Steering` alone."""
+
+    assignment: Assignment
+    address: str = ""
+    executor: str = ""
+    host: str = ""
+    jvm: int = 0
+    pid: int | None = None
+    gpu: str = ""
+    state: str = ""
+    path: str = ""
+    board: str = ""
+    open_to: str = ""
+    error: str = ""
+    reason: str = ""
+    attempt: int | None = None
+    ended: bool = False
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=_LOG_LINES))
+    unfinished_line: str = ""
+    rates: deque[tuple[float, int]] = field(default_factory=deque)
+    channel: Channel | None = None
+    heard: float = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its function has ended, in whatever way."""
+        return self.state in ENDS
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows that its function took per second, of late."""
+        if len(self.rates) < 2:
+            return 0.0
+        (began, first), (ended, last) = self.rates[0], self.rates[-1]
+        return (last - first) / (ended - began) if ended > began else 0.0
+
+    def note_numbers(self, numbers: Mapping[str, Any]) -> None:
+        """Note what its inbox counted."""
+        self.numbers = numbers
+        now = time.monotonic()
+        self.rates.append((now, int(numbers.get("rows", 0))))
+        while now - self.rates[0][0] > _RATE_SECONDS and len(self.rates) > 2:
+            self.rates.popleft()
+
+    def note_log(self, text: str) -> None:
+        """Note what it wrote."""
+        *lines, self.unfinished_line = (self.unfinished_line + text).split("\n")
+        self.log.extend(line[:_LINE_SIZE] for line in lines)
+        self.unfinished_line = self.unfinished_line[-_LINE_SIZE:]
+
+    def last_lines(self, count: int) -> tuple[str, ...]:
+        """Return the latest lines that it wrote."""
+        lines = [*self.log, *([self.unfinished_line] if self.unfinished_line else [])]
+        return tuple(lines[-count:])
+
+
+class Steering:
+    """Listens for nodes, knows what they are doing, and gives them orders.
+
+    Parameters
+    ----------
+    host : str
+        Where executors reach the driver.
+    listen_at : str
+        The address of this host that it listens at.
+    assignments : sequence of Assignment
+    heartbeat_limit : float
+        Seconds without a word after which a node counts as lost.
+    changed : callable
+        Called with a node, and the kind of what it said, after each change; no lock is held.
+
+    Attributes
+    ----------
+    secret : Secret
+    address : str
+        Where nodes find it, ``"host:port"``.
+    nodes : dict of int to Node
+    """
+
+    def __init__(
+        self,
+        host: str,
+        listen_at: str,
+        assignments: Sequence[Assignment],
+        heartbeat_limit: float,
+        changed: Callable[[Node, str], None],
+    ) -> None:
+        self.secret = Secret.new()
+        self.nodes = {each.node: Node(each) for each in assignments}
+        #: Why a node could not be started.
+        self.problem: TfdError | None = None
+        self._limit = heartbeat_limit
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._server: Server = serve(self.secret, self._serve, host=listen_at)
+        self.address = f"{host}:{self._server.address.rpartition(':')[2]}"
+        self._watcher = threading.Thread(target=self._watch, name="tfd-spark-watch", daemon=True)
+        self._watcher.start()
+
+    @property
+    def lock(self) -> threading.Lock:
+        """Held while nodes change."""
+        return self._lock
+
+    def order(self, what: str, nodes: Sequence[Node] | None = None, **more: Any) -> None:
+        """Tell nodes (default: all) what to do: ``"finish"`` or ``"stop"``."""
+        for node in nodes if nodes is not None else list(self.nodes.values()):
+            channel = node.channel
+            if channel is not None:
+                with contextlib.suppress(OSError):
+                    channel.send({"order": what, **more})
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Listen no more."""
+        self._closed.set()
+        self._server.close(timeout)
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join(timeout)
+
+    def _serve(self, channel: Channel) -> None:
+        header, _ = channel.receive(timeout=60.0)
+        node = self.nodes.get(int(header.get("node", -1)))
+        if node is None:
+            return
+        if header.get("say") == "reserved":
+            channel.send({"go": self.reserve(node, header)})
+            self._changed(node, "reserved" if node.attempt == header["attempt"] else "again")
+            with contextlib.suppress(EOFError, OSError):
+                channel.receive(timeout=60.0)  # it closes when it has read the answer
+        elif header.get("say") == "unable":
+            self.problem = protocol.unpack_error(header["error"])
+            self._changed(node, "unable")
+        elif header.get("say") == "hello":
+            self._hold(node, channel, header)
+
+    def reserve(self, node: Node, said: Mapping[str, Any]) -> bool:
+        """Note a node's reservation; False where it has one already."""
+        with self._lock:
+            if node.attempt is not None or self._closed.is_set():
+                return False
+            node.attempt = int(said["attempt"])
+            node.address, node.executor = str(said["address"]), str(said["executor"])
+            node.host, node.jvm = str(said["host"]), int(said["jvm"])
+            node.gpu, node.state, node.heard = str(said["gpu"]), "reserved", time.monotonic()
+        return True
+
+    def _hold(self, node: Node, channel: Channel, hello: Mapping[str, Any]) -> None:
+        with self._lock:
+            node.channel, node.heard = channel, time.monotonic()
+            node.pid, node.path = int(hello["pid"]), str(hello["path"])
+            if not node.is_over:
+                node.state = str(hello["state"])
+        self._changed(node, "hello")
+        try:
+            while True:
+                header, _ = channel.receive()
+                with self._lock:
+                    node.heard = time.monotonic()
+                    self._note(node, header)
+                if header["say"] == "beat":
+                    channel.send({"order": "beat"})
+                self._changed(node, str(header["say"]))
+        finally:
+            with self._lock:
+                if node.channel is channel:
+                    node.channel = None
+                    # Time to come back, counted from now.
+                    node.heard = time.monotonic()
+
+    def _note(self, node: Node, said: Mapping[str, Any]) -> None:
+        if said.get("log"):
+            node.note_log(str(said["log"]))
+        kind = said["say"]
+        if kind == "beat" and said.get("numbers"):
+            node.note_numbers(said["numbers"])
+        elif kind == "inbox":
+            node.path = str(said["path"])
+        elif kind == "tensorboard":
+            node.board = str(said["url"])
+        elif kind == "port":
+            node.open_to = str(said["open_to"])
+        elif kind == "error":
+            node.error = f"{said['what']}\n{said['traceback']}"
+        elif kind == "state" and not node.ended:
+            node.state = str(said["state"])
+        elif kind == "ended":
+            node.ended = True
+            # What its function came to counts for more than how its process ended afterwards.
+            if not node.is_over:
+                node.state, node.reason = str(said["state"]), str(said["reason"])
+
+    def _watch(self) -> None:
+        """Find nodes that have gone without a word."""
+        while not self._closed.wait(0.25):
+            now = time.monotonic()
+            for node in self.nodes.values():
+                with self._lock:
+                    if node.ended or node.pid is None:
+                        continue
+                    silent = now - node.heard
+                    if node.channel is None and silent > RETURN_SECONDS:
+                        why = "its process and its supervisor are gone"
+                    elif silent > self._limit:
+                        why = f"nothing was heard of it for {silent:.0f} s"
+                    else:
+                        continue
+                    node.ended = True
+                    if not node.is_over:
+                        node.state, node.reason = "lost", why
+                self._changed(node, "ended")

@@ -1,0 +1,66 @@
+"""TensorBoard beside a node, for as long as the node lives."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def start(request: Mapping[str, Any], say: Callable[[str], None]) -> Board | None:
+    """Start it where `request` has a directory for it; `say` gets its address."""
+    directory = request.get("tensorboard")
+    return Board(str(directory), str(request["host"]), say) if directory else None
+
+
+class Board:
+    """A running TensorBoard.
+
+    Parameters
+    ----------
+    directory : str
+        Where the event files are.
+    host : str
+        Name or address to listen at: that of the executor, as Spark knows it.
+    say : callable
+        Called with its address once it listens.
+    """
+
+    def __init__(self, directory: str, host: str, say: Callable[[str], None]) -> None:
+        arguments = ["--logdir", directory, "--host", host, "--port", "0", "--load_fast=false"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tensorboard.main", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=_end_with_parent,
+        )
+        self._say = say
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            found = re.search(r"TensorBoard .* at (http://\S+?)/? ", line)
+            if found:
+                self._say(found[1])
+
+    def end(self) -> None:
+        """End it."""
+        with contextlib.suppress(OSError):
+            self._process.kill()
+        self._process.wait()
+
+
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

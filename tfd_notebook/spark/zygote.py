@@ -1,0 +1,293 @@
+"""One process for each executor that has imported TensorFlow and run nothing: nodes are its forks.
+
+It has a single Python thread, and listens at a unix socket to processes of its own user. It ends
+with its executor's JVM, or when nobody has asked for a node for ten minutes; the nodes that
+were forked from it stay.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import hashlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfd_notebook.errors import LaunchError, TensorFlowMissing, Unsupported
+from tfd_notebook.launch import forkserver
+from tfd_notebook.spark.executor import Executor, Watch
+
+#: Marks the process in its environment.
+VARIABLE = "TFD_SPARK_ZYGOTE"
+_IDLE_SECONDS = 600.0
+#: Seconds for the import of TensorFlow on a busy host.
+_IMPORT_SECONDS = 300.0
+#: What is read when TensorFlow is imported, so that nodes that differ in it cannot share one.
+_READ_AT_IMPORT = ("TF_", "KERAS_", "OMP_", "MKL_", "XLA_", "LD_LIBRARY_PATH", "PYTHONPATH")
+
+
+class Zygote:
+    """A connection to the process; use it from one thread.
+
+    Parameters
+    ----------
+    executor : Executor
+        Whose it is. Where it has none yet, one is started, which then imports TensorFlow.
+    environment : mapping
+        Of the nodes.
+    """
+
+    def __init__(self, executor: Executor, environment: Mapping[str, str]) -> None:
+        if sys.platform != "linux":
+            raise Unsupported(
+                f"nodes on Spark are forked with TensorFlow, which {sys.platform} cannot",
+                fix="run the executors on Linux",
+            )
+        self._executor = executor
+        self._environment = environment
+        self._channel = _connect(executor, environment)
+
+    def fork(self, request: dict[str, Any], fds: list[int]) -> int:
+        """Have a node forked; return the pid of its supervisor.
+
+        Parameters
+        ----------
+        request : dict
+            What `node.run` takes, as JSON has it.
+        fds : list of int
+            Two descriptors for it: the socket that holds its port, and where its log goes.
+
+        Raises
+        ------
+        TensorFlowMissing
+            There is none in the executors' Python.
+        LaunchError
+            The process ended, or does not answer.
+        """
+        where = f"executor {self._executor.id} on {self._executor.host}"
+        try:
+            line = self._ask(request, fds)
+            if not line:  # it ended for want of work just then
+                self.close()
+                self._channel = _connect(self._executor, self._environment)
+                line = self._ask(request, fds)
+        except OSError as error:
+            raise LaunchError(
+                f"the process on {where} that nodes are forked from does not answer: {error}",
+                fix="is the host overloaded, or short of memory?",
+            ) from None
+        if not line:
+            raise LaunchError(
+                f"the process on {where} that nodes are forked from has ended",
+                fix="is the host short of memory? see the executor's log",
+            )
+        answer = json.loads(line)
+        if "error" in answer:
+            raise TensorFlowMissing(
+                f"TensorFlow cannot be imported on {where}: {answer['error']}",
+                fix="install it for the executors' Python: tfd.spark.check(spark) shows how",
+            )
+        return int(answer["pid"])
+
+    def _ask(self, request: dict[str, Any], fds: list[int]) -> str:
+        try:
+            forkserver.send_request(self._channel, request, fds)
+            with self._channel.makefile("r") as answers:
+                return answers.readline()
+        except (BrokenPipeError, ConnectionResetError):
+            return ""
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._channel.close()
+
+
+def _address(executor: Executor, environment: Mapping[str, str]) -> str:
+    """Return where the process of an executor listens, for nodes of this environment.
+
+    The name is one of the system's, not of a file: it is free again whenever its process ends.
+    """
+    read = {k: v for k, v in environment.items() if k.startswith(_READ_AT_IMPORT)}
+    identity = [executor.pid, executor.started, os.getuid(), sys.executable, sorted(read.items())]
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
+    return f"\0tfd-zygote-{digest}"
+
+
+def _connect(executor: Executor, environment: Mapping[str, str]) -> socket.socket:
+    """Return a connection to the process, which is started where there is none."""
+    address = _address(executor, environment)
+    while True:
+        channel = socket.socket(socket.AF_UNIX)
+        channel.settimeout(_IMPORT_SECONDS)
+        try:
+            channel.connect(address)
+        except ConnectionRefusedError:
+            channel.close()
+            _start(address, executor, environment)
+            continue
+        except BaseException:
+            channel.close()
+            raise
+        if is_ours(channel):
+            return channel
+        channel.close()
+        raise LaunchError(
+            "another user listens where the process that nodes are forked from should",
+            fix="stop that user's process: nothing was sent to it",
+        )
+
+
+def _start(address: str, executor: Executor, environment: Mapping[str, str]) -> None:
+    """Start the process, unless somebody else is doing that."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        try:
+            listener.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            time.sleep(0.01)  # it is bound, and will listen
+            return
+        listener.listen(64)
+        # The session of its own keeps it from the signals that Spark sends to its workers.
+        subprocess.Popen(
+            [sys.executable, "-m", "tfd_notebook.spark.zygote"],
+            env={
+                **environment,
+                "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+                VARIABLE: json.dumps([listener.fileno(), executor.pid, executor.started]),
+            },
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ).returncode = 0  # it is init's to wait for, not this worker's
+
+
+def main() -> None:
+    """Be the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    fd, pid, started = json.loads(os.environ[VARIABLE])
+    with socket.socket(fileno=fd) as listener:
+        _serve(listener, Watch(pid, started), _import_tensorflow())
+
+
+def _import_tensorflow() -> str:
+    """Import what nodes need; return why that failed, or nothing."""
+    gc.disable()
+    try:
+        with forkserver.hidden("pandas", "pyarrow"):
+            import cloudpickle  # noqa: F401
+            import tensorflow  # noqa: F401 - loaded here, used after the fork
+
+            from tfd_notebook.spark import node  # noqa: F401
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    gc.freeze()
+    gc.enable()
+    threads = len(os.listdir("/proc/self/task"))
+    return "" if threads == 1 else f"its import has started {threads - 1} threads"
+
+
+def _serve(listener: socket.socket, jvm: Watch, problem: str) -> None:
+    """Answer requests until the executor ends, or nobody asks any more."""
+    poll = select.poll()
+    poll.register(listener, select.POLLIN)
+    handle = jvm.fileno()
+    if handle is not None:
+        poll.register(handle, select.POLLIN)
+    idle_since = time.monotonic()
+    channels: dict[int, socket.socket] = {}
+    while not jvm.ended:
+        ready = [descriptor for descriptor, _ in poll.poll(1000)]
+        if not channels and not ready and time.monotonic() - idle_since > _IDLE_SECONDS:
+            return
+        for descriptor in ready:
+            if descriptor == listener.fileno():
+                channel, _ = listener.accept()
+                if is_ours(channel):
+                    channels[channel.fileno()] = channel
+                    poll.register(channel, select.POLLIN)
+                else:
+                    channel.close()
+            elif descriptor in channels:
+                idle_since = time.monotonic()
+                if not _answer(channels[descriptor], [listener, *channels.values()], problem):
+                    poll.unregister(descriptor)
+                    channels.pop(descriptor).close()
+
+
+def is_ours(channel: socket.socket) -> bool:
+    """Whether the other end of a unix socket is a process of this user."""
+    credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", credentials)[1] == os.getuid())
+
+
+def _answer(channel: socket.socket, open_here: list[socket.socket], problem: str) -> bool:
+    """Answer one request; False when there is none any more."""
+    try:
+        received = forkserver.receive_request(channel)
+        if received is None:
+            return False
+        request, fds = received
+        answer: dict[str, Any] = {"error": problem} if problem else {}
+        if not problem:
+            answer["pid"] = _fork(request, fds, open_here)
+        for fd in fds:
+            os.close(fd)
+        channel.sendall(json.dumps(answer).encode() + b"\n")
+    except OSError:
+        return False
+    return True
+
+
+def _fork(request: dict[str, Any], fds: list[int], open_here: list[socket.socket]) -> int:
+    from tfd_notebook.spark import node
+
+    def work() -> None:
+        for other in open_here:
+            other.close()
+        os.environ.pop(VARIABLE, None)
+        node.run(request, *fds)
+
+    return fork_away(work)
+
+
+def fork_away(work: Callable[[], None]) -> int:
+    """Have `work` done by a process that is no child of this one; return its pid."""
+    read, write = os.pipe()
+    between = os.fork()
+    if between == 0:
+        try:
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    os.close(read)
+                    os.close(write)
+                    work()
+                    status = 0
+                finally:
+                    os._exit(status)
+            os.write(write, b"%d" % pid)
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(between, 0)
+    return int(answer)
+
+
+if __name__ == "__main__":
+    main()
