@@ -8,6 +8,7 @@ PYTHONS := python3 python3.13 python3.12 python3.11 python3.10
 # What only root may do (mount, network namespaces) is left out for everybody else.
 MAY    := $(if $(filter 0,$(shell id -u)),,-m "not root")
 IF_ROOT := $(if $(MAY),: only root may run:,)
+TESTS  := $(BIN)/python tests/run.py
 NBVAL  := --nbval --nbval-current-env --nbval-sanitize-with tests/notebooks/sanitize.cfg
 # The front end: what it is built from, and how its tools are called: with Python's before the
 # system's, because Node comes from there where the system has none.
@@ -31,13 +32,13 @@ demo: $(VENV)/.demo ## train on real images through a tf.data service, in the te
 test: lint $(VENV)/.front ## lint, then all tests: unit, integration, notebooks and front end
 	$(NPM) run --silent test
 	$(NPM) run --silent size
-	$(BIN)/pytest $(MAY) $(NBVAL) tests/unit tests/integration tests/conformance notebooks
+	$(TESTS) $(MAY) $(NBVAL) tests/unit tests/integration tests/conformance notebooks
 	# In a process of their own: once it has connected to a cluster it never is as it was before.
-	$(BIN)/pytest tests/coordinator
-	$(BIN)/pytest tests/browser
-	$(BIN)/pytest tests/spark
-	$(IF_ROOT) $(BIN)/pytest -n 2 --dist loadfile tests/hosts --ignore tests/hosts/test_coordinator_hosts.py
-	$(IF_ROOT) $(BIN)/pytest tests/hosts/test_coordinator_hosts.py
+	$(TESTS) tests/coordinator
+	$(TESTS) tests/browser
+	$(TESTS) tests/spark
+	$(IF_ROOT) $(TESTS) -n 2 --dist loadfile tests/hosts --ignore tests/hosts/test_coordinator_hosts.py
+	$(IF_ROOT) $(TESTS) tests/hosts/test_coordinator_hosts.py
 
 lint: $(VENV)/.test $(VENV)/.npm ## ruff, mypy and the layers; eslint, prettier and tsc
 	$(BIN)/ruff check
