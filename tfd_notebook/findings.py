@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar
 
 Severity = Literal["error", "warning", "info"]
 #: What a check looks at: this process, the tasks that a description names, a tf.data service, a
-#: cluster, or a dataset.
-About = Literal["process", "tasks", "service", "cluster", "dataset"]
+#: cluster, a dataset, or a Spark.
+About = Literal["process", "tasks", "service", "cluster", "dataset", "spark"]
 
 #: The worst first.
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")

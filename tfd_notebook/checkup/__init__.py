@@ -27,6 +27,7 @@ _OWNERS = (
     "tfd_notebook.data.findings",
     "tfd_notebook.checkup.services",
     "tfd_notebook.checkup.living",
+    "tfd_notebook.spark.findings",
 )
 _ASK_SECONDS = 2.0
 
@@ -104,9 +105,9 @@ def doctor(target: Any = None) -> Findings:
     ----------
     target : optional
         A cluster, or its name; ``"host:port"`` of a dispatcher or of another task; a mapping, a
-        ``tf.train.ClusterSpec`` or a resolver that names tasks; or a ``tf.data.Dataset``. Default:
-        this process, what TF_CONFIG names, and all clusters of this process with the datasets that
-        read from them.
+        ``tf.train.ClusterSpec`` or a resolver that names tasks; a ``tf.data.Dataset``; or a
+        SparkSession. Default: this process, what TF_CONFIG names, and all clusters of this process
+        with the datasets that read from them.
 
     Returns
     -------
@@ -130,6 +131,10 @@ def doctor(target: Any = None) -> Findings:
     if isinstance(target, (str, here.Cluster)):
         cluster = _named(target) if isinstance(target, str) else target
         return Findings(of_cluster(cluster), [f"cluster {cluster.name!r}"])
+    if type(target).__module__.startswith("pyspark."):
+        from tfd_notebook.spark import checks
+
+        return checks.looked(target)[1]
     if hasattr(target, "element_spec"):
         from tfd_notebook.data.findings import path_of
 

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tfd_notebook.spark.checks import check as check
     from tfd_notebook.spark.sessions import session as session
 
 #: Where a name is defined; a module where nothing is said.

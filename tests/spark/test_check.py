@@ -1,0 +1,196 @@
+"""What is said of a Spark before anything starts there."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+import tfd_notebook as tfd
+from tests._waiting import until
+from tfd_notebook import errors, findings
+from tfd_notebook.spark import asked, checks
+from tfd_notebook.spark.asked import Asked
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def seen(spark: Any) -> Asked:
+    """What a Spark says with which nothing is wrong."""
+    return checks.looked(spark, 2)[0]
+
+
+def codes(seen: Asked) -> set[str]:
+    return {one.code for one in findings.look("spark", seen)}
+
+
+def with_executor(seen: Asked, **values: Any) -> Asked:
+    first, *rest = seen.executors
+    return dataclasses.replace(seen, executors=(dataclasses.replace(first, **values), *rest))
+
+
+def with_settings(seen: Asked, **values: Any) -> Asked:
+    settings = {**seen.settings, **{f"spark.{k.replace('_', '.')}": v for k, v in values.items()}}
+    return dataclasses.replace(seen, settings=settings)
+
+
+def test_nothing_is_found_where_nothing_is_wrong(
+    spark: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert list(tfd.spark.check(spark, 2)) == []
+    printed = capsys.readouterr().out
+    assert "2 tasks at once, 2 nodes wanted" in printed
+    assert "Nothing is missing." in printed
+    assert tfd.__version__ in printed
+    checks.needed(spark, 2)
+    checks.needed(spark.sparkContext, 1)
+
+
+def test_every_executor_is_heard(seen: Asked) -> None:
+    assert len(seen.executors) == 2
+    assert {one.executable for one in seen.executors} == {sys.executable}
+    assert all(one.tensorflow and one.free_bytes and not one.unreachable for one in seen.executors)
+    assert codes(seen) == set()
+
+
+def test_too_few_slots_are_an_error_at_once_with_the_lines_that_mend_it(
+    spark: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (found,) = tfd.spark.check(spark, 3)
+    assert found.code == "TFD870"
+    assert "3 nodes" in found.what
+    assert "2 tasks at once" in found.what
+    assert "--conf spark.master=local-cluster[3,1,1024]" in capsys.readouterr().out
+    with pytest.raises(errors.NotEnoughSlots, match=r"3 nodes are to run.*2 tasks at once"):
+        checks.needed(spark.sparkContext, 3)
+
+
+def test_slots_of_other_masters(seen: Asked) -> None:
+    few = dataclasses.replace(seen, master="spark://host:7077", needed=5)
+    few = with_settings(few, executor_cores="2")
+    assert "TFD870" in codes(few)
+    lines = checks.settings(few)
+    assert lines["spark.executor.instances"] == "3"
+    assert lines["spark.cores.max"] == "6"
+    assert "TFD870" not in codes(dataclasses.replace(few, slots=6))
+    assert "TFD870" in codes(dataclasses.replace(seen, slots=0, needed=None))
+
+
+def test_dynamic_allocation(seen: Asked) -> None:
+    found = with_settings(seen, dynamicAllocation_enabled="true")
+    assert codes(found) == {"TFD871"}
+    assert checks.settings(found)["spark.dynamicAllocation.enabled"] == "false"
+    assert codes(with_settings(seen, dynamicAllocation_enabled="false")) == set()
+
+
+def test_connect_is_refused(seen: Asked) -> None:
+    kind = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})
+    (found,) = tfd.spark.check(kind())
+    assert found.code == "TFD872"
+    with pytest.raises(errors.Unsupported, match="Spark Connect"):
+        checks.needed(kind(), 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "code", "said"),
+    [
+        ({"python": "3.9.1"}, "TFD873", "has Python 3.9.1"),
+        ({"package": None}, "TFD874", "has tfd-notebook none"),
+        ({"package": "0.0.1"}, "TFD874", "has tfd-notebook 0.0.1"),
+        ({"tensorflow": None}, "TFD875", "has no TensorFlow"),
+        ({"tensorflow": "2.3.0"}, "TFD875", "has TensorFlow 2.3.0"),
+        ({"unreachable": "timed out"}, "TFD876", "cannot connect to 127.0.0.1: timed out"),
+        ({"free_bytes": 10_000_000}, "TFD877", "has 10 MB free"),
+    ],
+)
+def test_an_executor_that_is_unlike_this_process(
+    seen: Asked, values: dict[str, Any], code: str, said: str
+) -> None:
+    (found,) = findings.look("spark", with_executor(seen, **values))
+    assert found.code == code
+    assert said in found.what
+    assert found.what.startswith(seen.executors[0].host)
+    assert "Next: " in str(found)
+
+
+def test_a_spark_that_anybody_may_join(seen: Asked) -> None:
+    far = dataclasses.replace(seen, master="spark://host:7077")
+    far = with_settings(far, driver_host="192.0.2.1", authenticate="false")
+    assert codes(far) == {"TFD878"}
+    assert codes(with_settings(far, authenticate="true")) == {"TFD878"}
+    encrypted = with_settings(far, authenticate="true", network_crypto_enabled="true")
+    assert codes(encrypted) == set()
+
+
+def test_a_manager_that_nobody_tried(seen: Asked) -> None:
+    assert codes(dataclasses.replace(seen, master="yarn")) == {"TFD879"}
+    assert codes(dataclasses.replace(seen, master="local[4]")) == set()
+
+
+def hold(path: str) -> Any:
+    def holding(rows: Any) -> Any:
+        import os
+        import time
+
+        open(f"{path}/{os.getpid()}", "w").close()
+        while os.path.exists(path):
+            time.sleep(0.05)
+        return iter(())
+
+    return holding
+
+
+def test_executors_that_are_busy_are_not_waited_for(
+    spark: Any, sc: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    busy = tmp_path_factory.mktemp("busy")
+    job = threading.Thread(
+        target=lambda: sc.parallelize(range(2), 2).mapPartitions(hold(str(busy))).collect()
+    )
+    job.start()
+    try:
+        until(lambda: len(list(busy.iterdir())) == 2, 60.0)
+        (found,) = tfd.spark.check(spark, timeout=1.0)
+        assert found.code == "TFD880"
+        assert "within 1 s" in found.what
+    finally:
+        for file in busy.iterdir():
+            file.unlink()
+        busy.rmdir()
+        job.join(60.0)
+    assert list(tfd.spark.check(spark)) == []
+
+
+def test_the_doctor_knows_spark(spark: Any) -> None:
+    assert list(tfd.doctor(spark)) == []
+    assert {f"TFD{number}" for number in range(870, 881)} <= set(findings.kinds())
+    assert not {one.code for one in tfd.doctor() if one.code.startswith("TFD87")}
+    done = subprocess.run(
+        [sys.executable, "-m", "tfd_notebook", "why", "TFD871"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "dynamic allocation (error)" in done.stdout
+
+
+def test_what_cannot_be_meant(spark: Any) -> None:
+    with pytest.raises(errors.UsageError, match="num_executors=0"):
+        checks.needed(spark, 0)
+    with pytest.raises(errors.UsageError, match="neither"):
+        tfd.spark.check(3)
+
+
+def test_a_reason_is_a_line() -> None:
+    text = (
+        "An error occurred\n at java\n[PYTHON_VERSION_MISMATCH] Python in worker has 3.9\n at java"
+    )
+    assert asked._reason(Exception(text)).endswith("Python in worker has 3.9")
+    assert asked._reason(Exception("")) == "Exception"
+    silent = Asked(silent=asked._reason(Exception(text)), slots=1)
+    assert codes(dataclasses.replace(silent, master="local[1]")) == {"TFD873"}

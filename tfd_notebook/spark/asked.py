@@ -1,0 +1,202 @@
+"""What a Spark says of itself, gathered before anything is judged."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import re
+import socket
+import threading
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfd_notebook._compat import spark as private
+from tfd_notebook.spark import onlooker
+
+_REACH_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Executor:
+    """What one executor says of itself; the fields are those of `onlooker`.
+
+    Parameters
+    ----------
+    host, python, executable : str
+    package, tensorflow : str, optional
+        Versions; None where it has none.
+    free_bytes : int
+        Room where it works.
+    unreachable : str
+        Why it cannot connect to this process; empty where it can.
+    """
+
+    host: str
+    python: str
+    executable: str
+    package: str | None
+    tensorflow: str | None
+    free_bytes: int
+    unreachable: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A Spark, as its checks see it.
+
+    Parameters
+    ----------
+    master : str
+        Such as ``"local-cluster[2,1,1024]"``; empty for one behind Spark Connect.
+    connect : bool
+        Whether it is behind Spark Connect.
+    settings : mapping of str to str
+    slots : int
+        Tasks that can run at once.
+    needed : int, optional
+        Nodes that shall run at once; None where nobody said.
+    executors : tuple of Executor
+        One for each slot that answered.
+    silent : str
+        Why there are none; empty where they were not asked, or answered.
+    """
+
+    master: str = ""
+    connect: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
+    slots: int = 0
+    needed: int | None = None
+    executors: tuple[Executor, ...] = ()
+    silent: str = ""
+
+    def setting(self, name: str, default: str = "") -> str:
+        """Return a setting, in small letters."""
+        return str(self.settings.get(name, default)).strip().lower()
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether executors come and go with the load."""
+        return self.setting("spark.dynamicAllocation.enabled") == "true"
+
+    @property
+    def manager(self) -> str:
+        """What gives out executors: ``local``, ``local-cluster``, ``standalone``, ``yarn``..."""
+        if self.connect:
+            return "connect"
+        if self.master.startswith("local-cluster"):
+            return "local-cluster"
+        if self.master.startswith("spark://"):
+            return "standalone"
+        return re.split(r"[\[:]", self.master)[0]
+
+
+def is_connect(spark: Any) -> bool:
+    """Whether a session is one of Spark Connect, which has no SparkContext."""
+    return any(kind.__module__.startswith("pyspark.sql.connect") for kind in type(spark).__mro__)
+
+
+def context_of(spark: Any) -> Any:
+    """Return the SparkContext of a session, or the context itself."""
+    return spark if hasattr(spark, "parallelize") else spark.sparkContext
+
+
+def of(spark: Any, needed: int | None = None) -> Asked:
+    """Return what can be said of a session or context without running anything."""
+    if is_connect(spark):
+        return Asked(connect=True, needed=needed)
+    context = context_of(spark)
+    settings = dict(context.getConf().getAll())
+    return Asked(context.master, False, settings, private.slots(context), needed)
+
+
+def executors(spark: Any, slots: int, timeout: float) -> tuple[tuple[Executor, ...], str]:
+    """Run a task in every slot that tells of its executor.
+
+    Returns
+    -------
+    tuple of Executor
+    str
+        Why there are none.
+    """
+    from pyspark import cloudpickle
+
+    context = context_of(spark)
+    settings = context.getConf()
+    group = f"tfd-check-{uuid.uuid4().hex[:8]}"
+    listening = settings.get("spark.driver.bindAddress") or settings.get("spark.driver.host")
+    with _listener(listening) as port:
+        host = settings.get("spark.driver.host", "localhost")
+        # By value: they may have none of this package, or another version.
+        cloudpickle.register_pickle_by_value(onlooker)
+        try:
+            look = onlooker.looker(host, port, _REACH_SECONDS)
+            tasks = context.parallelize(range(slots), slots).barrier().mapPartitions(look)
+
+            def run() -> list[dict[str, Any]]:
+                context.setJobGroup(group, "what the executors have", interruptOnCancel=True)
+                found: list[dict[str, Any]] = tasks.collect()
+                return found
+
+            done = _in_thread(run)
+            try:
+                return tuple(Executor(**one) for one in done.result(timeout)), ""
+            except concurrent.futures.TimeoutError:
+                context.cancelJobGroup(group)
+                return (), f"they did not answer within {timeout:g} s"
+            except Exception as error:
+                return (), _reason(error)
+            except BaseException:
+                context.cancelJobGroup(group)
+                raise
+        finally:
+            cloudpickle.unregister_pickle_by_value(onlooker)
+
+
+def _in_thread(run: Any) -> concurrent.futures.Future[Any]:
+    """Run it in a thread of its own, whose job group is nobody else's."""
+    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def target() -> None:
+        try:
+            done.set_result(run())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=target, name="tfd-spark-check", daemon=True).start()
+    return done
+
+
+@contextlib.contextmanager
+def _listener(host: str | None) -> Any:
+    """Listen where a launch would; who connects is hung up on."""
+    listener = socket.create_server((host or "127.0.0.1", 0))
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                listener.accept()[0].close()
+
+    thread = threading.Thread(target=accept, name="tfd-spark-reached", daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5.0)
+        listener.close()
+
+
+def _reason(error: Exception) -> str:
+    """Return what matters of an error of Spark, whose text is a page long."""
+    text = str(error)
+    for pattern in (
+        r"PYTHON_VERSION_MISMATCH\][^\n]*",
+        r"Cannot run program [^\n]*",
+        r"\n(\w+(?:Error|Exception): [^\n]+)",
+    ):
+        if found := re.search(pattern, text):
+            return found[found.lastindex or 0].strip()
+    return text.strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,160 @@
+"""Whether a Spark can run TensorFlow's nodes: said before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from tfd_notebook import checkup, findings
+from tfd_notebook._compat import spark as private
+from tfd_notebook.checkup import Findings
+from tfd_notebook.errors import NotEnoughSlots, StateError, Unsupported, UsageError
+from tfd_notebook.spark import asked
+from tfd_notebook.spark.asked import Asked
+from tfd_notebook.spark.findings import CONNECT, DYNAMIC, SLOTS, more
+
+#: Seconds for executors that are expected and not there yet.
+_ARRIVE_SECONDS = 20.0
+
+
+def check(spark: Any, num_executors: int | None = None, *, timeout: float = 60.0) -> Findings:
+    """Look whether a Spark can run TensorFlow's nodes, and print the settings that it lacks.
+
+    A task in every slot tells which Python, TensorFlow and tfd-notebook its executor has, how
+    much room there is, and whether it reaches this process; nothing is changed.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession or pyspark.SparkContext
+    num_executors : int, optional
+        Nodes that shall run at the same time. Default: what fits.
+    timeout : float
+        Seconds that the executors are given to answer. Default 60.
+
+    Returns
+    -------
+    Findings
+        Codes TFD870 to TFD880, the worst first; none where nothing is wrong.
+
+    Raises
+    ------
+    StateError
+        The SparkContext was stopped.
+    """
+    seen, found = looked(spark, num_executors, timeout)
+    sys.stdout.write("\n".join(said(seen, found)) + "\n")
+    return found
+
+
+def looked(
+    spark: Any, num_executors: int | None = None, timeout: float = 60.0
+) -> tuple[Asked, Findings]:
+    """Return what a Spark says of itself and what is wrong with it; see `check`."""
+    checkup.load()
+    _alive(spark)
+    seen = asked.of(spark, num_executors)
+    if not seen.connect and not seen.dynamic and seen.slots:
+        heard, silent = asked.executors(spark, seen.slots, timeout)
+        seen = dataclasses.replace(seen, executors=heard, silent=silent)
+    named = seen.master or "Spark Connect"
+    return seen, Findings(findings.look("spark", seen), [f"the Spark at {named}"])
+
+
+def said(seen: Asked, found: Findings) -> Iterator[str]:
+    """Yield the lines that `check` prints."""
+    yield f"{seen.master or 'Spark Connect'}: {seen.slots} tasks at once" + (
+        f", {seen.needed} nodes wanted" if seen.needed is not None else ""
+    )
+    for host, one in sorted({(one.host, one) for one in seen.executors}, key=lambda two: two[0]):
+        yield (
+            f"  {host}: Python {one.python}, TensorFlow {one.tensorflow}, tfd-notebook "
+            f"{one.package}, {one.free_bytes / 1e9:.1f} GB free"
+        )
+    lines = settings(seen)
+    if lines:
+        yield "Start Spark with:"
+        yield from (f"  --conf {name}={value}" for name, value in lines.items())
+    elif not found:
+        yield "Nothing is missing."
+
+
+def settings(seen: Asked) -> dict[str, str]:
+    """Return the settings that it lacks."""
+    if seen.connect:
+        return {}
+    lines: dict[str, str] = {}
+    if seen.dynamic:
+        lines["spark.dynamicAllocation.enabled"] = "false"
+    if seen.needed is not None and (seen.dynamic or seen.slots < seen.needed):
+        lines.update(more(seen))
+    if "TFD878" in {one.code for one in findings.look("spark", seen)}:
+        lines["spark.authenticate"] = "true"
+        lines["spark.network.crypto.enabled"] = "true"
+    return {name: value for name, value in lines.items() if seen.setting(name) != value}
+
+
+def needed(sc: Any, num: int) -> None:
+    """Raise where `num` nodes cannot run at the same time, before anything starts.
+
+    Executors that Spark was asked for and that are not there yet are waited for, up to twenty
+    seconds.
+
+    Parameters
+    ----------
+    sc : pyspark.SparkContext or pyspark.sql.SparkSession
+    num : int
+
+    Raises
+    ------
+    NotEnoughSlots
+        With how many are needed, and how many there are.
+    Unsupported
+        Dynamic allocation, or Spark Connect.
+    StateError
+        The SparkContext was stopped.
+    UsageError
+        `num` is no number of nodes.
+    """
+    if isinstance(num, bool) or not isinstance(num, int) or num < 1:
+        raise UsageError(f"num_executors={num!r} must be 1 or more")
+    _alive(sc)
+    checkup.load()
+    deadline = time.monotonic() + _ARRIVE_SECONDS
+    seen = asked.of(sc, num)
+    while seen.slots < num and not seen.dynamic and not seen.connect:
+        if len(private.executors(asked.context_of(sc))) >= expected(seen):
+            break
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+        seen = asked.of(sc, num)
+    for one in findings.look("spark", seen):
+        if one.code == SLOTS.code:
+            raise NotEnoughSlots(one.what, fix=one.fix)
+        if one.code in (DYNAMIC.code, CONNECT.code):
+            raise Unsupported(f"{one.what}: {one.why}", fix=one.fix)
+
+
+def expected(seen: Asked) -> int:
+    """Return how many executors Spark was asked for; 0 where that cannot be known."""
+    if found := re.fullmatch(r"local-cluster\[\s*(\d+).*", seen.master):
+        return int(found[1])
+    if instances := seen.setting("spark.executor.instances"):
+        return int(instances)
+    most, cores = seen.setting("spark.cores.max"), seen.setting("spark.executor.cores")
+    return int(most) // int(cores) if most and cores else 0
+
+
+def _alive(spark: Any) -> None:
+    if asked.is_connect(spark):
+        return
+    if not hasattr(spark, "parallelize") and not hasattr(spark, "sparkContext"):
+        raise UsageError(f"{spark!r} is neither a SparkSession nor a SparkContext")
+    if private.is_stopped(asked.context_of(spark)):
+        raise StateError(
+            "the SparkContext was stopped", fix="make another one, with tfd.spark.session()"
+        )

@@ -1,0 +1,303 @@
+"""What can be wrong with a Spark that TensorFlow's tasks shall run on."""
+
+from __future__ import annotations
+
+import ipaddress
+import platform
+from collections.abc import Callable, Iterator
+
+from tfd_notebook._compat import spark as private
+from tfd_notebook.findings import Finding, Kind, check, kind
+from tfd_notebook.launch.greeting import series
+from tfd_notebook.launch.host import tensorflow_version
+from tfd_notebook.spark import asked
+from tfd_notebook.spark.asked import Asked, Executor
+from tfd_notebook.version import VERSION
+
+#: Bytes without which a node has no room for logs and checkpoints.
+LEAST_BYTES = 1_000_000_000
+_TESTED = ("local", "local-cluster", "standalone")
+
+SLOTS = kind(
+    "TFD870",
+    "error",
+    "too few slots",
+    "all nodes run at the same time, and a node whose turn never comes keeps the others waiting",
+)
+DYNAMIC = kind(
+    "TFD871",
+    "error",
+    "dynamic allocation",
+    "nodes are reserved in one barrier stage, which Spark refuses while executors come and go",
+)
+CONNECT = kind(
+    "TFD872",
+    "error",
+    "Spark Connect",
+    "nodes are started by tasks over RDDs, and a session of Spark Connect has none",
+)
+PYTHON = kind(
+    "TFD873",
+    "error",
+    "another Python on executors",
+    "functions travel as Python's own bytes, which another version cannot run",
+)
+PACKAGE = kind(
+    "TFD874",
+    "error",
+    "tfd-notebook on executors",
+    "what starts and feeds the nodes there is this package, in the version of this process",
+)
+TENSORFLOW = kind(
+    "TFD875",
+    "error",
+    "TensorFlow on executors",
+    "nodes import it there, and those of different versions do not understand each other",
+)
+UNREACHABLE = kind(
+    "TFD876",
+    "error",
+    "driver that executors cannot reach",
+    "nodes report to this process, and end where they cannot",
+)
+ROOM = kind(
+    "TFD877",
+    "warning",
+    "little room on executors",
+    "logs, checkpoints and shuffled rows are lost where the disk is full",
+)
+READABLE = kind(
+    "TFD878",
+    "warning",
+    "Spark that anybody may join",
+    "a cluster's secret travels in Spark's tasks, which others on the network can read or send",
+)
+UNTESTED = kind(
+    "TFD879",
+    "info",
+    "cluster manager that was not tried",
+    "this package is tested on local, local-cluster and standalone masters",
+)
+SILENT = kind(
+    "TFD880",
+    "warning",
+    "executors that were not heard",
+    "whether they have Python, TensorFlow and this package is not known",
+)
+
+RECIPE = (
+    "make an environment like this one and send it along: python -m venv environment; "
+    'environment/bin/pip install "tfd-notebook[spark,tensorflow]=={version}" venv-pack; '
+    "environment/bin/venv-pack -o environment.tar.gz; and start Spark with "
+    "spark.archives=environment.tar.gz#environment and "
+    "spark.pyspark.python=./environment/bin/python"
+)
+
+
+@check("spark")
+def slots(seen: Asked) -> Iterator[Finding]:
+    """Find too few slots for the nodes that shall run."""
+    if seen.connect or seen.dynamic:
+        return
+    if seen.needed is not None and seen.slots < seen.needed:
+        yield SLOTS.found(
+            f"{seen.needed} nodes are to run at the same time, and {_slots(seen.slots)}",
+            f"start Spark with {', '.join(f'{k}={v}' for k, v in more(seen).items())}; or have "
+            "fewer nodes",
+        )
+    elif not seen.slots:
+        yield SLOTS.found("no executor is there", "wait until Spark has some, or see its master")
+
+
+@check("spark")
+def dynamic(seen: Asked) -> Iterator[Finding]:
+    """Find dynamic allocation."""
+    if seen.dynamic:
+        yield DYNAMIC.found(
+            "spark.dynamicAllocation.enabled is true",
+            "start Spark with spark.dynamicAllocation.enabled=false and "
+            f"spark.executor.instances={seen.needed or 'the number of nodes'}",
+        )
+
+
+@check("spark")
+def connect(seen: Asked) -> Iterator[Finding]:
+    """Find a session of Spark Connect."""
+    if seen.connect:
+        yield CONNECT.found(
+            "this session is one of Spark Connect",
+            "use a classic session in the driver: SparkSession.builder.master(...), or "
+            "tfd.spark.session()",
+        )
+
+
+@check("spark")
+def python(seen: Asked) -> Iterator[Finding]:
+    """Find executors with another Python than this process."""
+    mine = platform.python_version_tuple()[:2]
+    yield from _each(
+        seen,
+        PYTHON,
+        lambda one: (
+            f"has Python {one.python} ({one.executable}), and this process "
+            f"{platform.python_version()}"
+            if tuple(one.python.split(".")[:2]) != mine
+            else ""
+        ),
+        "set PYSPARK_PYTHON to a Python like this one; or " + RECIPE.format(version=VERSION),
+    )
+
+
+@check("spark")
+def package(seen: Asked) -> Iterator[Finding]:
+    """Find executors without this package, or with another version."""
+
+    def wrong(one: Executor) -> str:
+        if one.package == VERSION:
+            return ""
+        have = one.package or "none"
+        return f"has tfd-notebook {have} in {one.executable}, and this process {VERSION}"
+
+    yield from _each(seen, PACKAGE, wrong, RECIPE.format(version=VERSION))
+
+
+@check("spark")
+def tensorflow(seen: Asked) -> Iterator[Finding]:
+    """Find executors without TensorFlow, or with one of another series."""
+    mine = tensorflow_version()
+
+    def wrong(one: Executor) -> str:
+        if one.tensorflow is None:
+            return f"has no TensorFlow in {one.executable}"
+        known = mine is not None and "unknown" not in (mine, one.tensorflow)
+        if known and series(str(mine)) != series(one.tensorflow):
+            return f"has TensorFlow {one.tensorflow}, and this process {mine}"
+        return ""
+
+    yield from _each(seen, TENSORFLOW, wrong, RECIPE.format(version=VERSION))
+
+
+@check("spark")
+def unreachable(seen: Asked) -> Iterator[Finding]:
+    """Find executors that cannot connect to this process."""
+    host = seen.setting("spark.driver.host", "localhost")
+    yield from _each(
+        seen,
+        UNREACHABLE,
+        lambda one: one.unreachable and f"cannot connect to {host}: {one.unreachable}",
+        "start Spark with spark.driver.host at which executors reach this process, and let them "
+        "connect to all of its ports",
+    )
+
+
+@check("spark")
+def room(seen: Asked) -> Iterator[Finding]:
+    """Find executors with little room on their disk."""
+    yield from _each(
+        seen,
+        ROOM,
+        lambda one: (
+            f"has {one.free_bytes / 1e6:.0f} MB free where it works"
+            if one.free_bytes < LEAST_BYTES
+            else ""
+        ),
+        "make room there, or have spark.local.dir on another disk",
+    )
+
+
+@check("spark")
+def readable(seen: Asked) -> Iterator[Finding]:
+    """Find a Spark on several hosts that takes tasks from anybody, or sends them in the open."""
+    if seen.connect or _stays_here(seen):
+        return
+    wanted = ("spark.authenticate", "spark.network.crypto.enabled")
+    encrypted = seen.setting(wanted[1]) == "true" or seen.setting("spark.ssl.rpc.enabled") == "true"
+    missing = [name for name in wanted[:1] if seen.setting(name) != "true"]
+    missing += [] if encrypted else [wanted[1]]
+    if missing:
+        yield READABLE.found(
+            f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set",
+            f"start Spark with {', '.join(f'{name}=true' for name in missing)}",
+        )
+
+
+@check("spark")
+def untested(seen: Asked) -> Iterator[Finding]:
+    """Find a cluster manager that nobody has tried."""
+    if not seen.connect and seen.manager not in _TESTED:
+        yield UNTESTED.found(
+            f"the master is {seen.master!r}", "try it, and tell how it went; see the matrix"
+        )
+
+
+@check("spark")
+def silent(seen: Asked) -> Iterator[Finding]:
+    """Find that executors could not be asked."""
+    if seen.silent:
+        if "PYTHON_VERSION_MISMATCH" in seen.silent or "Cannot run program" in seen.silent:
+            yield PYTHON.found(
+                f"executors cannot run this Python's functions: {seen.silent}",
+                "set PYSPARK_PYTHON to a Python like this one; or "
+                + RECIPE.format(version=VERSION),
+            )
+        else:
+            yield SILENT.found(
+                f"executors could not be asked: {seen.silent}",
+                "look again when no job keeps them busy; their own logs say more",
+            )
+
+
+@check("process")
+def in_this_process(_: None) -> Iterator[Finding]:
+    """Look at the Spark that lives in this process, without running anything there."""
+    context = private.active_context()
+    if context is None or private.is_stopped(context):
+        return
+    seen = asked.of(context)
+    for one in (slots, dynamic, readable, untested):
+        yield from one(seen)
+
+
+def more(seen: Asked) -> dict[str, str]:
+    """Return the settings with which as many nodes as are needed could run."""
+    needed = seen.needed or 1
+    if seen.manager == "local":
+        return {"spark.master": f"local[{needed}]"}
+    cores = int(seen.setting("spark.executor.cores") or 1)
+    per = max(1, cores // int(seen.setting("spark.task.cpus") or 1))
+    instances = -(-needed // per)
+    if seen.manager == "local-cluster":
+        memory = seen.master.rstrip("]").split(",")[-1]
+        return {"spark.master": f"local-cluster[{instances},{cores},{memory}]"}
+    lines = {"spark.executor.instances": str(instances), "spark.executor.cores": str(cores)}
+    if seen.manager == "standalone":
+        lines["spark.cores.max"] = str(instances * cores)
+    return lines
+
+
+def _slots(number: int) -> str:
+    return f"Spark can run {number} task{'s' * (number != 1)} at once"
+
+
+def _stays_here(seen: Asked) -> bool:
+    if seen.manager in ("local", "local-cluster"):
+        return True
+    host = seen.setting("spark.driver.host")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _each(
+    seen: Asked, found: Kind, wrong: Callable[[Executor], str], fix: str
+) -> Iterator[Finding]:
+    """Yield one finding for all executors with which the same is wrong, by host."""
+    hosts: dict[str, set[str]] = {}
+    for one in seen.executors:
+        if said := wrong(one):
+            hosts.setdefault(said, set()).add(one.host)
+    for said, names in hosts.items():
+        listed = ", ".join(sorted(names)[:5])
+        more_ = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        yield found.found(f"{listed}{more_} {said}", fix)
