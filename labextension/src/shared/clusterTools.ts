@@ -26,6 +26,7 @@ export class ClusterTools {
   private readonly _stop: HTMLButtonElement;
   private readonly _interrupt: HTMLButtonElement;
   private readonly _doctor: HTMLButtonElement;
+  private readonly _insert: HTMLButtonElement | null = null;
   private readonly _findings = new Findings();
   private readonly _scaling: HTMLElement;
 
@@ -74,13 +75,15 @@ export class ClusterTools {
     );
     const { insert, open } = _actions;
     if (insert) {
-      row.append(
-        button('Insert code', 'put code that uses this cluster into the notebook', () => {
+      this._insert = button(
+        'Insert code',
+        'put code that uses this cluster into the notebook',
+        () =>
           insert(
             `import tfd_notebook as tfd\n\ncluster = tfd.clusters()[${JSON.stringify(_cluster)}]`
-          );
-        })
+          )
       );
+      row.append(this._insert);
     }
     if (open) {
       row.append(button('Open', 'open this cluster in a tab of its own', () => open(_cluster)));
@@ -92,6 +95,14 @@ export class ClusterTools {
     const usable = !this._actions.readOnly && !hasEnded(seen);
     for (const one of [this._stop, this._interrupt, this._doctor, this._scaling]) {
       show(one, usable);
+    }
+    if (seen.spark) {
+      // What it may be asked is to come to its end.
+      show(this._interrupt, false);
+      show(this._doctor, false);
+      if (this._insert) {
+        show(this._insert, false);
+      }
     }
     let scalable = false;
     for (const count of this._counts) {

@@ -10,6 +10,7 @@ import { useHistory } from './history';
 import type { Link } from './link';
 import { NoticeList } from './noticeList';
 import { hasEnded, type ICluster } from './protocol';
+import { SparkPart, sparkWords } from './sparkPart';
 import { StreamList } from './streamList';
 import { TaskTable } from './taskTable';
 import { type IActions, View } from './view';
@@ -31,6 +32,7 @@ export class ClusterView extends View {
   private readonly _tools: ClusterTools;
   private readonly _tasks: TaskTable;
   private readonly _gpus = new GpuStrip();
+  private readonly _spark = new SparkPart();
   private readonly _streams: StreamList;
   private readonly _coordinator: CoordinatorPart;
   private readonly _notices = new NoticeList();
@@ -64,6 +66,7 @@ export class ClusterView extends View {
       this._roles,
       this._limits,
       this._tools.node,
+      this._spark.node,
       this._tasks.node,
       this._gpus.node,
       this._streams.node,
@@ -77,6 +80,7 @@ export class ClusterView extends View {
     setCut(this._name, this.cluster);
     for (const part of [
       this._tools,
+      this._spark,
       this._tasks,
       this._gpus,
       this._streams,
@@ -93,7 +97,11 @@ export class ClusterView extends View {
     this._state.className = `tfd-${tone(seen.state)}`;
     setText(
       this._ready,
-      hasEnded(seen) ? '' : `${whole(observed)} of ${plural(planned, 'task')} ready`
+      seen.spark
+        ? sparkWords(seen.spark)
+        : hasEnded(seen)
+          ? ''
+          : `${whole(observed)} of ${plural(planned, 'task')} ready`
     );
     setText(this._launcher, seen.launcher);
     const left = (seen.expires ?? 0) - Date.now() / 1000;
@@ -114,7 +122,9 @@ export class ClusterView extends View {
     const limits = limitsOf(seen);
     this._limitRows.update(Object.keys(limits), (row, key) => setText(row, limits[key]));
     this._tools.show(seen, this.alive);
+    this._spark.show(seen.spark);
     this._tasks.show(seen, this.alive);
+    show(this._tasks.node, !seen.spark);
     this._gpus.show(Object.values(seen.gpus ?? {}));
     this._streams.show(seen);
     this._coordinator.show(seen.coordinator);
@@ -123,7 +133,8 @@ export class ClusterView extends View {
   }
 
   private _announce(seen: ICluster): void {
-    const words = `cluster ${seen.name} ${seen.state}`;
+    const phase = seen.spark ? `, ${seen.spark.phase}` : '';
+    const words = `cluster ${seen.name} ${seen.state}${phase}`;
     if (this._said && this._said !== words) {
       announce(words);
     }

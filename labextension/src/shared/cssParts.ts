@@ -28,6 +28,12 @@ export const PARTS = `
 .tfd-gpu > i { flex: 0 0 auto; height: 0; max-width: 100%; border-top: 4px solid var(--tfd-accent); }
 .tfd-gpu > i { margin-right: 100%; }
 .tfd-gpu > i.tfd-memory { border-top: 3px double var(--tfd-text); }
+.tfd-live ol.tfd-phases { list-style: none; display: flex; flex-wrap: wrap; gap: 1px 14px; margin: 3px 0; padding: 0; }
+.tfd-phases li { margin: 0; }
+.tfd-phases .tfd-here { font-weight: 600; }
+.tfd-reserved { width: 8em; max-width: 100%; accent-color: var(--tfd-accent); }
+.tfd-onspark .tfd-more .tfd-log { height: auto; max-height: 240px; }
+.tfd-onspark a { color: var(--jp-content-link-color, var(--tfd-accent)); overflow-wrap: anywhere; }
 .tfd-stream { margin: 4px 0; min-width: 0; }
 .tfd-stream .tfd-row > .tfd-cut { max-width: 16em; }
 .tfd-live ul.tfd-notices { list-style: none; margin: 2px 0; padding: 0; }

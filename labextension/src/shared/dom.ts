@@ -153,7 +153,7 @@ export class Parts<P extends { readonly node: HTMLElement }> {
   private readonly _parts = new Map<HTMLElement, P>();
   private readonly _nodes: Keyed<HTMLElement>;
 
-  constructor(parent: HTMLElement, make: () => P) {
+  constructor(parent: HTMLElement, make: () => P, head: ChildNode | null = null) {
     this._nodes = new Keyed<HTMLElement>(
       parent,
       () => {
@@ -161,7 +161,8 @@ export class Parts<P extends { readonly node: HTMLElement }> {
         this._parts.set(part.node, part);
         return part.node;
       },
-      node => this._parts.delete(node)
+      node => this._parts.delete(node),
+      head
     );
   }
 

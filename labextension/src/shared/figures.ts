@@ -26,13 +26,17 @@ const SIGNS: Record<string, string> = {
   unreachable: '∅',
   foreign: '✗',
   mismatch: '≠',
+  reserving: '◌',
+  reserved: '○',
+  feeding: '►',
+  draining: '◌',
   info: '·',
   warning: '▲',
   error: '✗'
 };
 
 const TONES: Record<string, string[]> = {
-  good: ['ready', 'running', 'fetching', 'finished', 'alive'],
+  good: ['ready', 'running', 'fetching', 'finished', 'alive', 'feeding'],
   warn: ['hung', 'degraded', 'restarting', 'retrying', 'warning'],
   bad: ['failed', 'lost', 'error', 'refused', 'unreachable', 'foreign', 'mismatch']
 };

@@ -92,6 +92,41 @@ export interface ICoordinator {
   reduced: boolean;
 }
 
+/** A node of a cluster on Spark: the process that runs the user's function. */
+export interface INode {
+  role: string;
+  index: number;
+  executor?: string;
+  host?: string;
+  address?: string;
+  pid?: number;
+  state: string;
+  gpu?: string;
+  rows: number;
+  results: number;
+  rows_per_s: number;
+  queue_depth?: number;
+  queue_capacity?: number;
+  batch_age_s?: number;
+  log: string[];
+  error?: string;
+}
+
+export interface ISpark {
+  phase: string;
+  /** When the phase began; seconds since the epoch. */
+  since: number;
+  reserved: number;
+  needed: number;
+  input_mode?: string;
+  application?: string;
+  nodes: Record<string, INode>;
+  order: string[];
+  reason?: string;
+  error?: string;
+  tensorboard?: string;
+}
+
 export interface INotice {
   time: number;
   severity: string;
@@ -113,6 +148,7 @@ export interface ICluster {
   gpus?: Record<string, IGpu>;
   notices: INotice[];
   coordinator?: ICoordinator;
+  spark?: ISpark;
   expires?: number;
   /** Until when it stays without a kernel; seconds since the epoch. */
   lease?: number;

@@ -39,8 +39,12 @@ export class ClusterPart {
   }
 
   update(cluster: ICluster): void {
-    const seen = Object.values(cluster.observed).reduce((sum, count) => sum + count, 0);
-    const wanted = Object.values(cluster.planned).reduce((sum, count) => sum + count, 0);
+    const total = (counts: Record<string, number>) =>
+      Object.values(counts).reduce((sum, count) => sum + count, 0);
+    const nodes = Object.values(cluster.spark?.nodes ?? {});
+    const running = nodes.filter(node => node.state === 'running').length;
+    const seen = total(cluster.observed) + running;
+    const wanted = total(cluster.planned) + (cluster.spark?.needed ?? 0);
     setText(this._state, `${signed(cluster.state)} ${seen}/${wanted}`);
     setAttribute(this._state, 'class', `tfd-lab-state tfd-${tone(cluster.state)}`);
   }
