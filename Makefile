@@ -32,7 +32,10 @@ demo: $(VENV)/.demo ## train on real images through a tf.data service, in the te
 test: lint $(VENV)/.front ## lint, then all tests: unit, integration, notebooks and front end
 	$(NPM) run --silent test
 	$(NPM) run --silent size
-	$(TESTS) $(MAY) $(NBVAL) tests/unit tests/integration tests/conformance notebooks
+	$(TESTS) $(MAY) -n 2 --dist loadfile tests/unit tests/integration tests/conformance \
+		--ignore tests/integration/test_explain.py
+	# What judges by the time that things take has the machine for itself.
+	$(TESTS) $(NBVAL) tests/integration/test_explain.py notebooks
 	# In a process of their own: once it has connected to a cluster it never is as it was before.
 	$(TESTS) tests/coordinator
 	$(TESTS) tests/browser
