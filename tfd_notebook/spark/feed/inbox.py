@@ -11,6 +11,7 @@ from typing import Any
 
 from tfd_notebook.errors import UnknownName
 from tfd_notebook.launch import sealed
+from tfd_notebook.spark.feed import memory
 from tfd_notebook.spark.feed.chunks import Chunk, Packed
 from tfd_notebook.spark.feed.queues import Facade, Queue, Source
 
@@ -56,6 +57,7 @@ class Inbox:
         queues: Sequence[str] = ("input", "output", "error"),
         capacity: int = 8,
     ) -> None:
+        memory.keep()
         self.node = f"{role}:{index}"
         self._lock = threading.Condition()
         self._queues = {name: Queue(name) for name in queues}

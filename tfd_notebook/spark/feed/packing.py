@@ -55,8 +55,10 @@ def _groups(rows: Iterator[Any], target: int, linger: float) -> Iterator[list[An
             if waiting and size + part_size > 1.5 * target:
                 yield waiting
                 waiting, size = [], 0.0
-            # Not `+=`: who took the last one may still have it.
-            waiting = waiting + part if waiting else part
+            if waiting:
+                waiting += part
+            else:
+                waiting = part
             size += part_size
             if size >= target:
                 yield waiting
@@ -77,9 +79,11 @@ def _measured(piece: list[Any], target: int) -> Iterator[tuple[list[Any], float]
     if not piece:
         return
     samples = piece[:: max(1, len(piece) // 4)]
-    each = max(map(size_of, samples))
-    if each < _LARGE and each * len(piece) <= target:
-        yield piece, sum(map(size_of, samples)) / len(samples) * len(piece)
+    if any(isinstance(row, (bytes, str, bytearray)) for row in samples):
+        samples = piece  # these vary, and are measured quickly
+    sizes = list(map(size_of, samples))
+    if max(sizes) < _LARGE and max(sizes) * len(piece) <= target:
+        yield piece, sum(sizes) / len(sizes) * len(piece)
         return
     part: list[Any] = []
     size = 0

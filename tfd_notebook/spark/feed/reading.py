@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import decimal
 import pickle
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -161,14 +160,20 @@ class _Columns(Column):
     def rows(self, start: int, stop: int) -> list[Any]:
         rows = zip(*(column.rows(start, stop) for column in self._columns), strict=True)
         if self._kind == "row":
-            make = sys.modules["pyspark.sql.types"].Row(*self._names)
-            return [make(*row) for row in rows] if self._columns else [make()] * (stop - start)
+            return list(map(self._row, rows))
         if self._kind == "dict":
             names = self._names
             if not names:
                 return [{} for _ in range(stop - start)]
             return [dict(zip(names, row, strict=True)) for row in rows]
         return list(map(list, rows)) if self._names == "list" else list(rows)
+
+    def _row(self, values: tuple[Any, ...]) -> Any:
+        from pyspark.sql import Row
+
+        made = Row(*values)
+        made.__fields__ = self._names
+        return made
 
     def arrays(self, start: int, stop: int) -> Any:
         found = [column.arrays(start, stop) for column in self._columns]

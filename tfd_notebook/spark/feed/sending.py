@@ -20,6 +20,7 @@ from tfd_notebook.errors import (
     UsageError,
 )
 from tfd_notebook.launch import sealed
+from tfd_notebook.spark.feed import memory
 from tfd_notebook.spark.feed.chunks import Chunk, Packed
 from tfd_notebook.spark.feed.packing import packed
 from tfd_notebook.spark.feed.place import Place, choose
@@ -143,6 +144,7 @@ class _Feeder:
     def __init__(
         self, places: Place | Sequence[Place], qname: str, feed_timeout: float, *, infer: bool
     ) -> None:
+        memory.keep()
         self._place = place = places if isinstance(places, Place) else choose(places)
         self._qname, self._limit = qname, feed_timeout
         self._changed = threading.Condition()
