@@ -22,7 +22,7 @@ from tfd_notebook.spark.feed.packing import packed
 
 pyspark_types = pytest.importorskip("pyspark.sql.types")
 Row = pyspark_types.Row
-Point = collections.namedtuple("Point", "x y")  # noqa: PYI024
+Point = collections.namedtuple("Point", "x y")
 UTC = datetime.timezone.utc
 
 ROWS: dict[str, list[Any]] = {

@@ -1,8 +1,8 @@
 """Memory for large rows: kept by the process that reads them, rather than given back at once.
 
-The C library asks the system for each piece of more than 128 KiB and gives it back when it is freed;
-the system then clears every page of the next one. For rows of that size this costs four times as
-much as copying them.
+The C library asks the system for each piece of more than 128 KiB and gives it back when it is
+freed; the system then clears every page of the next one. For rows of that size this costs four
+times as much as copying them.
 """
 
 from __future__ import annotations
