@@ -176,7 +176,7 @@ class TFCluster(Life):
         tensorflowonspark.TFCluster.TFCluster.inference
         """
         self._must_feed()
-        return feeders.inference(dataRDD, feeders.places(self), feed_timeout, qname)
+        return feeders.inference(dataRDD, self, feeders.places(self), feed_timeout, qname)
 
     def shutdown(
         self,

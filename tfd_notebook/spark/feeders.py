@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.errors import TfdError
+from tfd_notebook.launch import protocol, sealed
 from tfd_notebook.spark.feed import Place, feed_partition, infer_partition
 
 if TYPE_CHECKING:
@@ -59,12 +61,43 @@ def _feed(
         yield None
 
 
-def inference(data: Any, where: Sequence[Place], feed_timeout: float, qname: str) -> Any:
+def inference(
+    data: Any, cluster: TFCluster, where: Sequence[Place], feed_timeout: float, qname: str
+) -> Any:
     """Return the RDD of results for the rows of `data`."""
     rdd = data if not hasattr(data, "rdd") else data.rdd
-    return rdd.mapPartitions(
-        functools.partial(infer_partition, places=where, qname=qname, feed_timeout=feed_timeout)
+    infer = functools.partial(
+        _infer,
+        where=where,
+        qname=qname,
+        feed_timeout=feed_timeout,
+        driver=cluster.server.address,
+        secret=cluster.server.secret,
     )
+    return rdd.mapPartitions(infer)
+
+
+def _infer(
+    rows: Iterable[Any],
+    where: Sequence[Place],
+    qname: str,
+    feed_timeout: float,
+    driver: str,
+    secret: bytes,
+) -> Iterator[Any]:
+    """Yield a partition's results; of an error the driver hears before Spark can try again."""
+    from pyspark import TaskContext
+
+    try:
+        yield from infer_partition(rows, where, qname, feed_timeout)
+    except TfdError as error:
+        context = TaskContext.get()
+        stage = context.stageId() if context is not None else -1
+        packed = protocol.pack_error(error)
+        with contextlib.suppress(OSError, EOFError), sealed.connect(driver, secret) as channel:
+            channel.send({"say": "gave up", "stage": stage, "error": packed})
+            channel.receive(timeout=30.0)
+        raise
 
 
 def is_stream(data: Any) -> bool:

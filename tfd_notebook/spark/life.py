@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook import errors, views
-from tfd_notebook._compat import hadoop
 from tfd_notebook._compat import spark as private
+from tfd_notebook._compat import sparkcontext
+from tfd_notebook.launch import protocol
 from tfd_notebook.snapshot import Snapshot, SparkRow
 from tfd_notebook.spark import jobs, living, roles, seen, starting
 from tfd_notebook.spark.jobs import Job
@@ -52,13 +53,15 @@ class Life:
         self.input_mode = input_mode
         self.num_executors = len(assignments)
         self.working_dir = os.getcwd()
-        self.defaultFS = hadoop.default_fs(sc)
+        self.defaultFS = sparkcontext.default_fs(sc)
         self.error: errors.TfdError | None = None
         self.name = ""
         self._version = 0
         self._phases = Phases(self._changed)
         self._jobs: set[Job] = set()
-        self.server = Steering(*starting.addresses(sc), assignments, heartbeat_limit, self._heard)
+        self.server = Steering(
+            *starting.addresses(sc), assignments, heartbeat_limit, self._heard, self._asked
+        )
         try:
             plan = plan_of(self)
             self.queues = plan.queues
@@ -208,6 +211,14 @@ class Life:
         ):
             self._phases.move(Phase.RUNNING)
         self._phases.poke()
+
+    def _asked(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """End the jobs of a task that has met an error, which Spark would else try again."""
+        # The driver hears of a node's error by itself, and that says more.
+        self._phases.wait(lambda phase: phase.is_end, 2.0)
+        problem = self.error or protocol.unpack_error(said["error"])
+        sparkcontext.cancel_stage(self.sc, int(said["stage"]), str(problem))
+        return {}
 
     def _start_beside(self) -> None:
         try:

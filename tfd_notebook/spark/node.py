@@ -105,7 +105,7 @@ class _Supervisor:
         self._control = mine
         board = tensorboard.start(self._request, self._say_board)
         reader = self._thread(lambda: self._read_log(output))
-        self._thread(self._read_body)
+        self._reader = self._thread(self._read_body)
         self._thread(self._await_body)
         self._thread(self._watch_executor)
         self._thread(self._talk)
@@ -218,6 +218,7 @@ class _Supervisor:
                 self._beat()
                 continue
             if kind == "ended":
+                self._hear_the_rest()
                 return int(what)
             if kind == "executor":
                 self._end("lost", "its executor has ended", signal.SIGKILL)
@@ -226,11 +227,22 @@ class _Supervisor:
             else:
                 self._hear(what)
 
+    def _hear_the_rest(self) -> None:
+        """Hear what the user's process said last."""
+        self._reader.join(2.0)
+        while True:
+            try:
+                kind, what = self._events.get_nowait()
+            except queue.Empty:
+                return
+            if kind == "body":
+                self._hear(what)
+
     def _beat(self) -> None:
         limit = float(self._request["heartbeat_limit"])
         if time.monotonic() - self._heard > limit:
             self._end("lost", f"the driver was not heard of for {limit:g} s", signal.SIGKILL)
-        self._send({"say": "beat", "numbers": self._numbers, "log": self._take_log()})
+        self._send({"say": "beat"})
 
     def _obey(self, order: Mapping[str, Any]) -> None:
         if order["order"] == "stop":
@@ -246,7 +258,7 @@ class _Supervisor:
             self._path = said["path"]
         elif said["say"] == "state":
             self._state = said["state"]
-        self._send({**said, "log": self._take_log()})
+        self._send(said)
 
     def _end(self, state: str, reason: str, how: signal.Signals) -> None:
         if self._ending is None:
@@ -267,7 +279,7 @@ class _Supervisor:
 
     def _last_words(self, status: int) -> None:
         state, reason = self._ending or self._how_it_ended(status)
-        self._send({"say": "ended", "state": state, "reason": reason, "log": self._take_log()})
+        self._send({"say": "ended", "state": state, "reason": reason})
         self._over = True
         if self._channel is not None:
             self._channel.close()
@@ -301,7 +313,7 @@ class _Supervisor:
             channel = self._channel
         if channel is not None:
             with contextlib.suppress(OSError):
-                channel.send(message)
+                channel.send({**message, "numbers": self._numbers, "log": self._take_log()})
 
     def _await_channel(self, message: Mapping[str, Any]) -> None:
         """Give the channel a moment for what must not be lost."""

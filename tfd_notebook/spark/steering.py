@@ -98,6 +98,8 @@ class Steering:
         Seconds without a word after which a node counts as lost.
     changed : callable
         Called with a node, and the kind of what it said, after each change; no lock is held.
+    asked : callable
+        Answers the tasks of Spark that feed.
 
     Attributes
     ----------
@@ -114,6 +116,7 @@ class Steering:
         assignments: Sequence[Assignment],
         heartbeat_limit: float,
         changed: Callable[[Node, str], None],
+        asked: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda said: {},
     ) -> None:
         self.secret = Secret.new()
         self.nodes = {each.node: Node(each) for each in assignments}
@@ -121,6 +124,7 @@ class Steering:
         self.problem: TfdError | None = None
         self._limit = heartbeat_limit
         self._changed = changed
+        self._asked = asked
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._server: Server = serve(self.secret, self._serve, host=listen_at)
@@ -150,6 +154,9 @@ class Steering:
 
     def _serve(self, channel: Channel) -> None:
         header, _ = channel.receive(timeout=60.0)
+        if header.get("say") == "gave up":
+            channel.send(self._asked(header))
+            return
         node = self.nodes.get(int(header.get("node", -1)))
         if node is None:
             return
@@ -201,10 +208,10 @@ class Steering:
     def _note(self, node: Node, said: Mapping[str, Any]) -> None:
         if said.get("log"):
             node.note_log(str(said["log"]))
-        kind = said["say"]
-        if kind == "beat" and said.get("numbers"):
+        if said.get("numbers"):
             node.note_numbers(said["numbers"])
-        elif kind == "inbox":
+        kind = said["say"]
+        if kind == "inbox":
             node.path = str(said["path"])
         elif kind == "tensorboard":
             node.board = str(said["url"])

@@ -10,3 +10,8 @@ def default_fs(sc: Any) -> str:
     found = str(sc._jsc.hadoopConfiguration().get("fs.defaultFS") or "")
     # The slash belongs to the path.
     return found[:-1] if found.startswith("file:") and found.endswith("///") else found
+
+
+def cancel_stage(sc: Any, stage: int, reason: str) -> None:
+    """End the jobs that need a stage; who waits for them gets an error with `reason`."""
+    sc._jsc.sc().cancelStage(stage, reason)
