@@ -34,10 +34,17 @@ _elsewhere: dict[str, Callable[[], Mapping[str, Any]]] = {}
 
 
 def living() -> dict[str, Cluster]:
-    """Return the clusters that have not ended, by name: of this process, and seen through it."""
+    """Return the clusters that have not ended, by name: of this process, and seen through it.
+
+    Those on Spark are among them.
+    """
     found: dict[str, Any] = {}
     for seen in tuple(_elsewhere.values()):
         found.update(seen())
+    if "tfd_notebook.spark.living" in sys.modules:
+        from tfd_notebook.spark.shown import shown
+
+        found.update(shown())
     # Nobody can have made a cluster before its module was imported, which takes a while; where
     # another thread imports it now, this waits.
     if "tfd_notebook.cluster" in sys.modules:

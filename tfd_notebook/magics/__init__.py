@@ -30,6 +30,7 @@ _HOMES = {
     "tfd_cancel": ("stepper", "cancel"),
     "tfd_values": ("stepper", "values"),
     "tfd_kernel": ("elsewhere", "command_line"),
+    "tfd_spark": ("spark", "command_line"),
     "tfd_resolve": ("resolve", "command_line"),
 }
 #: Those that may stand over a cell, too.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
@@ -87,6 +88,8 @@ def _sources(shell: Any) -> dict[str, Callable[[], Iterable[str]]]:
         "state": _states,
         "id": _unfinished,
         "resolver": lambda: makers.CHOICES,
+        "onspark": _on_spark,
+        "rows": lambda: _rows(shell.user_ns),
     }
 
 
@@ -115,6 +118,22 @@ def _states() -> Iterable[str]:
     from tfd_notebook.coordinate.values import VALUE_STATES
 
     return VALUE_STATES
+
+
+def _on_spark() -> list[str]:
+    if "tfd_notebook.spark.living" not in sys.modules:
+        return []
+    from tfd_notebook.magics.spark import on_spark
+
+    return list(on_spark())
+
+
+def _rows(namespace: Mapping[str, Any]) -> list[str]:
+    return [
+        name
+        for name, value in list(namespace.items())
+        if not name.startswith("_") and hasattr(value, "toDF")
+    ]
 
 
 def _unfinished() -> list[str]:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tfd_notebook import hooks
+
 if TYPE_CHECKING:
     from tfd_notebook.spark.life import Life
     from tfd_notebook.spark.TFCluster import TFCluster
@@ -53,6 +55,7 @@ def add(cluster: Life, name: str | None) -> str:
         _living[chosen] = cluster
         _last = cluster
     _tell()
+    hooks.one_starts()
     return chosen
 
 

@@ -199,7 +199,7 @@ test('the panel counts the nodes that run', () => {
     { path: 'p', link: kernel.link } as never,
     'spark',
     { readOnly: false },
-    new Map([['p:spark', true]]) as never
+    new Map([['p:spark', true]])
   );
   part.update({
     ...(clusterOf('spark') as object),
