@@ -11,6 +11,7 @@ from tfd_notebook.launch.jupyter import Jupyter
 from tfd_notebook.launch.link import Channel, SocketChannel
 from tfd_notebook.launch.local import Local
 from tfd_notebook.launch.remote import RemoteHost, RemoteLauncher, join_agent
+from tfd_notebook.launch.spark import Spark
 from tfd_notebook.launch.ssh import SSH
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "RemoteHost",
     "RemoteLauncher",
     "SocketChannel",
+    "Spark",
     "join_agent",
 ]

@@ -1,0 +1,88 @@
+"""``launcher="spark"`` on executors of this host; between hosts, see ``tests/hosts``."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import psutil
+import pytest
+
+import tfd_notebook as tfd
+from tests._waiting import until
+from tfd_notebook import errors
+
+pytestmark = pytest.mark.integration
+
+
+def ends() -> list[psutil.Process]:
+    """Return the processes beside executors that join agents to here."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "launch.sparkend" in " ".join(process.info["cmdline"] or ())
+        and process.environ().get("TFD_TEST_RUN") == os.environ["TFD_TEST_RUN"]
+    ]
+
+
+def numbers(cluster: tfd.Cluster) -> list[int]:
+    import tensorflow as tf
+
+    read = tf.data.Dataset.range(100).apply(cluster.distribute("dynamic"))
+    return sorted(int(x) for x in read)
+
+
+def test_tasks_run_beside_executors_and_take_no_slot(spark: Any, sc: Any) -> None:
+    launcher = tfd.launchers.Spark(spark)
+    with tfd.Cluster(data_workers=2, name="beside", launcher=launcher) as cluster:
+        assert numbers(cluster) == list(range(100))
+        assert len(ends()) == 2
+        assert sc.parallelize(range(2), 2).barrier().mapPartitions(list).count() == 2
+        frame = cluster.to_frame()
+        assert set(frame["state"]) == {"ready"}
+        for pid in frame["pid"]:
+            assert "tfd_notebook" in " ".join(psutil.Process(pid).cmdline())
+    until(lambda: not ends(), 30.0)
+
+
+def test_by_name_it_takes_the_spark_of_this_process(spark: Any, sc: Any) -> None:
+    with tfd.Cluster(data_workers=1, name="named", launcher="spark") as cluster:
+        assert numbers(cluster) == list(range(100))
+    with pytest.raises(errors.LaunchError, match="has 2 executors, and 5 are wanted"):
+        tfd.Cluster(data_workers=1, launcher=tfd.launchers.Spark(spark, executors=5))
+    until(lambda: not ends(), 30.0)
+
+
+def test_what_is_killed_with_its_executor_is_lost_at_once(spark: Any, sc: Any) -> None:
+    cluster = tfd.Cluster(data_workers=2, name="doomed", launcher=tfd.launchers.Spark(spark))
+    pids = set(cluster.to_frame()["pid"])
+    for java in (one for one in psutil.Process().children(recursive=True) if one.name() == "java"):
+        if "--executor-id" in java.cmdline():
+            java.send_signal(signal.SIGKILL)
+    until(lambda: cluster.ended, 60.0)
+    assert cluster.state == "lost"
+    said = " ".join(notice.what for notice in cluster.snapshot().notices)
+    assert "its executor has ended" in said
+    until(lambda: not ends() and not any(map(psutil.pid_exists, pids)), 60.0)
+    # Spark has brought the executors back.
+    again = tfd.launchers.Spark(spark)
+    until(lambda: spark.sparkContext.parallelize(range(2), 2).count() == 2, 60.0)
+    with tfd.Cluster(data_workers=1, name="again", launcher=again) as second:
+        assert numbers(second) == list(range(100))
+    until(lambda: not ends(), 30.0)
+
+
+def test_workers_and_ps_train(spark: Any, sc: Any) -> None:
+    with tfd.Cluster(workers=2, ps=1, name="servers", launcher=tfd.launchers.Spark(spark)) as one:
+        assert {row.role for row in one.snapshot().tasks} == {"worker", "ps"}
+        assert one.state == "ready"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"spark": 3}, "neither a SparkSession"), ({"executors": 0}, "executors=0")],
+)
+def test_what_cannot_be_meant(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(errors.UsageError, match=said):
+        tfd.Cluster(data_workers=1, launcher=tfd.launchers.Spark(**options))
