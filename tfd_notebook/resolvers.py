@@ -11,6 +11,7 @@ from tfd_notebook.resolving.kernels import KernelResolver
 from tfd_notebook.resolving.kubernetes import KubernetesResolver
 from tfd_notebook.resolving.own import OwnResolver
 from tfd_notebook.resolving.slurm import SlurmResolver
+from tfd_notebook.resolving.spark import SparkResolver
 from tfd_notebook.resolving.tpu import TPUResolver
 from tfd_notebook.resolving.union import UnionResolver
 
@@ -23,6 +24,7 @@ __all__ = [
     "Resolver",
     "SageMakerResolver",
     "SlurmResolver",
+    "SparkResolver",
     "TFConfigResolver",
     "TPUResolver",
     "UnionResolver",

@@ -165,6 +165,9 @@ def _kubernetes(options: dict[str, Any]) -> Verdict:
 def _spark(options: dict[str, Any]) -> Verdict:
     if "pyspark" not in sys.modules:
         return _no("pyspark is not imported")
+    living = sys.modules.get("tfd_notebook.spark.living")
+    if living is not None and living.living():
+        return Verdict("fired", "a TFCluster of this process runs on Spark", "spark")
     session = getattr(sys.modules.get("pyspark.sql"), "SparkSession", None)
     active = session.getActiveSession() if session is not None else None
     if active is None:

@@ -1,0 +1,83 @@
+"""Which tasks a cluster on Spark has, from what it says of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tests.unit._grpc import Server, status
+from tfd_notebook import errors
+from tfd_notebook.resolvers import SparkResolver
+from tfd_notebook.snapshot import NodeRow, Snapshot, SparkRow
+
+
+class Shown:
+    """What a resolver needs of a TFCluster."""
+
+    name = "mine"
+
+    def __init__(self, *nodes: NodeRow, phase: str = "running") -> None:
+        self.nodes = nodes
+        self.phase = phase
+
+    def snapshot(self) -> Any:
+        row = SparkRow(phase=self.phase, since=0.0, reserved=2, needed=2, nodes=self.nodes)
+        return dataclasses.replace(
+            Snapshot(version=1, time=0.0, name=self.name, launcher="spark", state="ready"),
+            spark=row,
+        )
+
+
+def node(role: str, index: int, address: str, state: str = "running") -> NodeRow:
+    return NodeRow(role, index, address=address, state=state)
+
+
+def test_nodes_that_have_not_ended_are_the_tasks() -> None:
+    cluster = Shown(
+        node("worker", 0, "a:1"),
+        node("worker", 1, "b:2", "lost"),
+        node("worker", 2, "c:3", "starting"),
+        node("worker", 3, ""),
+        node("ps", 0, "d:4"),
+        node("evaluator", 0, "e:5"),
+    )
+    resolver = SparkResolver(cluster)
+    assert resolver.tasks() == {"worker": {0: "a:1", 2: "c:3"}, "ps": {0: "d:4"}}
+    assert resolver.cluster_spec().task_address("worker", 2) == "c:3"
+    assert resolver.master("ps", 0) == "grpc://d:4"
+    assert resolver.place == "the cluster 'mine' on Spark"
+    with pytest.raises(errors.UnknownName, match="no task worker:1"):
+        resolver.master("worker", 1)
+
+
+def test_answers_are_those_of_now() -> None:
+    cluster = Shown(node("worker", 0, "a:1"))
+    resolver = SparkResolver(cluster)
+    assert resolver.tasks() == {"worker": {0: "a:1"}}
+    cluster.nodes = (node("worker", 0, "b:1"),)
+    assert resolver.tasks() == {"worker": {0: "b:1"}}
+    cluster.nodes = (node("worker", 0, "b:1", "failed"),)
+    with pytest.raises(errors.NoTasks, match="no node that could be used"):
+        resolver.tasks()
+
+
+def test_who_answers_is_asked() -> None:
+    with Server(status("worker:0", "CPU")) as server:
+        resolver = SparkResolver(Shown(node("worker", 0, server.address)))
+        resolver.check()
+        with pytest.raises(errors.TasksMissing, match="worker:0 answers there"):
+            SparkResolver(Shown(node("worker", 1, server.address))).check()
+
+
+def test_without_any_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tfd_notebook.spark import living
+
+    monkeypatch.setattr(living, "_living", {})
+    with pytest.raises(errors.NotThere, match="no cluster of this process"):
+        SparkResolver().tasks()
+    monkeypatch.setattr(living, "_living", {"one": Shown(), "two": Shown(node("ps", 0, "a:1"))})
+    assert SparkResolver().tasks() == {"ps": {0: "a:1"}}
+    with pytest.raises(errors.UsageError, match="no cluster on Spark"):
+        SparkResolver(3)
