@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook import errors
-from tfd_notebook.spark import draining, feeders, jobs, roles, starting
+from tfd_notebook.spark import checks, draining, feeders, jobs, roles, starting
 from tfd_notebook.spark.jobs import Job
 from tfd_notebook.spark.launching import Plan
 from tfd_notebook.spark.life import Life
@@ -335,7 +335,7 @@ def run(
         )
 
     def start() -> TFCluster:
-        starting.check_slots(sc, sum(not each.on_driver for each in assignments))
+        checks.needed(sc, sum(not each.on_driver for each in assignments))
         cluster = TFCluster(sc, plan_of, assignments, mode, name, heartbeat_limit)
         begun.append(cluster)
         reached = cluster._phases.wait(

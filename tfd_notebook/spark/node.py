@@ -61,6 +61,16 @@ def name_process(name: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"tfd {name}"[:15].encode(), 0, 0, 0)
 
 
+def sweep(pid: int) -> None:
+    """Remove what the supervisor of that pid, which was killed, has left."""
+    for directory in runtime.runtime_dir().glob(f"{_prefix(pid)}*"):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _prefix(pid: int) -> str:
+    return f"node-{pid}-"
+
+
 class _Supervisor:
     def __init__(self, request: Mapping[str, Any], held: int, log: int) -> None:
         self._request = request
@@ -88,7 +98,7 @@ class _Supervisor:
         if sys.platform == "linux":
             # Children of the user's process are this one's when that has gone.
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        directory = Path(tempfile.mkdtemp(prefix="node-", dir=runtime.runtime_dir()))
+        directory = Path(tempfile.mkdtemp(prefix=_prefix(os.getpid()), dir=runtime.runtime_dir()))
         try:
             self._supervise(directory)
         finally:

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook import errors
-from tfd_notebook._compat import spark as private
 from tfd_notebook.launch import sockets
 from tfd_notebook.spark import executor, launching
 from tfd_notebook.spark.jobs import Job
@@ -65,22 +64,6 @@ def addresses(sc: Any) -> tuple[str, str]:
     conf = sc.getConf()
     host = conf.get("spark.driver.host") or "127.0.0.1"
     return str(host), str(conf.get("spark.driver.bindAddress") or host)
-
-
-def check_slots(sc: Any, needed: int) -> None:
-    """Raise at once where Spark cannot run so many nodes at the same time.
-
-    Raises
-    ------
-    NotEnoughSlots
-    """
-    available = private.slots(sc)
-    if needed > available:
-        raise errors.NotEnoughSlots(
-            f"{needed} nodes need {needed} slots at the same time, and Spark has {available}",
-            fix=f"num_executors={available}, or more executors and cores: "
-            "tfd.spark.check(spark) shows the lines of the configuration",
-        )
 
 
 class Launch:

@@ -208,8 +208,10 @@ def _serve(listener: socket.socket, jvm: Watch, problem: str) -> None:
         poll.register(handle, select.POLLIN)
     idle_since = time.monotonic()
     channels: dict[int, socket.socket] = {}
+    forked: set[int] = set()
     while not jvm.ended:
         ready = [descriptor for descriptor, _ in poll.poll(1000)]
+        _sweep(forked)
         if not channels and not ready and time.monotonic() - idle_since > _IDLE_SECONDS:
             return
         for descriptor in ready:
@@ -222,7 +224,8 @@ def _serve(listener: socket.socket, jvm: Watch, problem: str) -> None:
                     channel.close()
             elif descriptor in channels:
                 idle_since = time.monotonic()
-                if not _answer(channels[descriptor], [listener, *channels.values()], problem):
+                open_here = [listener, *channels.values()]
+                if not _answer(channels[descriptor], open_here, problem, forked):
                     poll.unregister(descriptor)
                     channels.pop(descriptor).close()
 
@@ -233,8 +236,19 @@ def is_ours(channel: socket.socket) -> bool:
     return bool(struct.unpack("3i", credentials)[1] == os.getuid())
 
 
-def _answer(channel: socket.socket, open_here: list[socket.socket], problem: str) -> bool:
-    """Answer one request; False when there is none any more."""
+def _sweep(forked: set[int]) -> None:
+    """Forget supervisors that have ended, and what they may have left behind."""
+    from tfd_notebook.spark import node
+
+    for pid in [pid for pid in forked if not os.path.exists(f"/proc/{pid}")]:
+        forked.discard(pid)
+        node.sweep(pid)
+
+
+def _answer(
+    channel: socket.socket, open_here: list[socket.socket], problem: str, forked: set[int]
+) -> bool:
+    """Answer one request; False when there is none any more. Adds to `forked`."""
     try:
         received = forkserver.receive_request(channel)
         if received is None:
@@ -243,6 +257,7 @@ def _answer(channel: socket.socket, open_here: list[socket.socket], problem: str
         answer: dict[str, Any] = {"error": problem} if problem else {}
         if not problem:
             answer["pid"] = _fork(request, fds, open_here)
+            forked.add(answer["pid"])
         for fd in fds:
             os.close(fd)
         channel.sendall(json.dumps(answer).encode() + b"\n")
