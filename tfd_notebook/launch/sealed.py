@@ -133,13 +133,17 @@ class Channel:
             with self._broken_by_any_error():
                 self._send_all([memoryview(lengths + code + head), *parts])
 
-    def receive(self, timeout: float | None = None) -> tuple[dict[str, Any], memoryview]:
+    def receive(
+        self, timeout: float | None = None, allocate: Callable[[int], Any] = bytearray
+    ) -> tuple[dict[str, Any], memoryview]:
         """Return the next message.
 
         Parameters
         ----------
         timeout : float, optional
             Seconds until it has to begin. Default: no limit.
+        allocate : callable
+            Returns a writable buffer of that many bytes for the body. Default `bytearray`.
 
         Returns
         -------
@@ -159,7 +163,7 @@ class Channel:
         with self._receiving:
             self._await(timeout)
             with self._broken_by_any_error():
-                return self._receive()
+                return self._receive(allocate)
 
     def close(self) -> None:
         """Close it; whoever sends or receives gets an error at once. Never raises."""
@@ -181,14 +185,14 @@ class Channel:
         with contextlib.suppress(Exception):
             self._socket.close()
 
-    def _receive(self) -> tuple[dict[str, Any], memoryview]:
+    def _receive(self, allocate: Callable[[int], Any]) -> tuple[dict[str, Any], memoryview]:
         first = _take(self._socket, _LENGTHS.size, first=True)
         head_size, size = _LENGTHS.unpack(first)
         if head_size > MOST_HEADER or size > MOST_BODY:
             raise ConnectionAbortedError("what arrived is no message")
         code = _take(self._socket, _CODE) if self._keys else b""
         head = _take(self._socket, head_size)
-        body = memoryview(_take(self._socket, size))
+        body = memoryview(_take(self._socket, size, allocate=allocate))
         if self._keys:
             expected = _code(self._keys[1], self._received, bytes(first), head, [body])
             self._received += 1
@@ -460,10 +464,15 @@ def _code(
 
 
 def _take(
-    connected: socket.socket, size: int, *, first: bool = False, deadline: float | None = None
-) -> bytearray:
+    connected: socket.socket,
+    size: int,
+    *,
+    first: bool = False,
+    deadline: float | None = None,
+    allocate: Callable[[int], Any] = bytearray,
+) -> Any:
     """Return exactly so many bytes; EOFError where the stream ends, between messages if `first`."""
-    taken = bytearray(size)
+    taken = allocate(size)
     view = memoryview(taken)
     while view:
         if deadline is not None:

@@ -101,14 +101,18 @@ class DataFeed:
 
         from tfd_notebook.spark.feed import dataset
 
-        arrays = self._joined(batch_size)
-        if arrays is None:
+        spans = list(self._spans(batch_size))
+        if not spans:
             nothing = np.empty(0, object)
             return (
                 nothing
                 if self.input_tensors is None
                 else dict.fromkeys(self.input_tensors, nothing)
             )
+        arrays = dataset.joined(
+            [chunk.arrays(start, stop) for chunk, start, stop in spans],
+            lambda: [row for chunk, start, stop in spans for row in chunk.rows(start, stop)],
+        )
         return dataset.named(self.input_tensors, arrays)
 
     def as_dataset(
@@ -150,30 +154,15 @@ class DataFeed:
             self._receive()
         return self._chunk
 
+    def rows_in_hand(self) -> int:
+        """Wait for rows, and return how many are left of their chunk; 0 at the end."""
+        chunk = self.first()
+        return 0 if chunk is None else chunk.count - self._at
+
     def parts(self, count: int) -> Iterator[Any]:
-        """Yield arrays of the next rows, up to `count` of them, or up to the end of a batch.
-
-        For training as they come, which may be in several parts; else in one.
-        """
-        if self.train_mode:
-            for chunk, start, stop in self._spans(count):
-                yield chunk.arrays(start, stop)
-            return
-        arrays = self._joined(count)
-        if arrays is not None:
-            yield arrays
-
-    def _joined(self, count: int) -> Any:
-        """Return the next rows as arrays, or None where there are none."""
-        from tfd_notebook.spark.feed import dataset
-
-        spans = list(self._spans(count))
-        if not spans:
-            return None
-        return dataset.joined(
-            [chunk.arrays(start, stop) for chunk, start, stop in spans],
-            lambda: [row for chunk, start, stop in spans for row in chunk.rows(start, stop)],
-        )
+        """Yield the next rows, up to a batch, as arrays: in as many parts as they came."""
+        for chunk, start, stop in self._spans(count):
+            yield chunk.arrays(start, stop)
 
     def should_stop(self) -> bool:
         """Whether the end of the feed was reached."""

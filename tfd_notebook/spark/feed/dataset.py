@@ -35,12 +35,17 @@ def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_rema
     batches = tf.nest.map_structure(
         lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), output_signature
     )
-    size = 1 << 62 if feed.train_mode else batch_size
 
     def chunks() -> Iterator[Any]:
         while not feed.done_feeding:
-            for arrays in feed.parts(size):
-                yield fitted(named(feed.input_tensors, arrays), output_signature)
+            rows = feed.rows_in_hand() if feed.train_mode else 0
+            # Large rows in batches already: then nothing has to be copied to make one.
+            parts = [
+                fitted(named(feed.input_tensors, arrays), output_signature)
+                for arrays in feed.parts(max(rows, batch_size))
+            ]
+            if parts:
+                yield concatenated(parts)
 
     dataset = tf.data.Dataset.from_generator(chunks, output_signature=batches)
     if feed.train_mode:
@@ -166,7 +171,7 @@ def joined(parts: list[Any], rows: Callable[[], list[Any]]) -> Any:
     if len(parts) == 1:
         return parts[0]
     try:
-        return _concatenated(parts)
+        return concatenated(parts)
     except (KeyError, TypeError, ValueError):
         found = rows()
         objects = np.empty(len(found), object)
@@ -174,14 +179,23 @@ def joined(parts: list[Any], rows: Callable[[], list[Any]]) -> Any:
         return objects
 
 
-def _concatenated(parts: list[Any]) -> Any:
+def concatenated(parts: list[Any]) -> Any:
+    """Return arrays, or tuples or dicts of them, as one.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        They are not alike.
+    """
     first = parts[0]
+    if len(parts) == 1:
+        return first
     if len({type(part) for part in parts}) > 1:
         raise TypeError
     if isinstance(first, tuple):
-        return tuple(_concatenated(list(column)) for column in zip(*parts, strict=True))
+        return tuple(concatenated(list(column)) for column in zip(*parts, strict=True))
     if isinstance(first, dict):
-        return {name: _concatenated([part[name] for part in parts]) for name in first}
+        return {name: concatenated([part[name] for part in parts]) for name in first}
     if len({part.dtype.kind for part in parts}) > 1:
         raise TypeError
     return np.concatenate(parts)

@@ -224,7 +224,7 @@ class Inbox:
             return
         try:
             while True:
-                header, body = channel.receive()
+                header, body = channel.receive(allocate=memory.aligned)
                 chunk = Chunk(header, body) if header.get("op") == "rows" else None
                 with self._lock:
                     if self._state == "running":

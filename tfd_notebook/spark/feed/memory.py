@@ -10,6 +10,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
+from typing import Any
+
+import numpy as np
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 #: Up to here a piece comes from memory that is reused; the library allows no more.
@@ -17,6 +20,13 @@ _PIECE = 32 << 20
 #: Bytes that are free at the end of the heap and stay there, and that it grows by.
 _KEPT = 256 << 20
 _GROWTH = 16 << 20
+
+
+def aligned(size: int) -> np.ndarray[Any, Any]:
+    """Return so many bytes, not cleared, that begin where TensorFlow can use numbers in place."""
+    made = np.empty(size + 64, np.uint8)
+    begin = -made.__array_interface__["data"][0] % 64
+    return made[begin : begin + size]
 
 
 @functools.cache

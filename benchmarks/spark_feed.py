@@ -1,0 +1,184 @@
+"""Rows per second from an RDD into TensorFlow: TensorFlowOnSpark 2.2.5 and ours.
+
+Each side has a Spark of its own with two executors, in which the same rows lie ready, all distinct,
+and two nodes whose function puts every batch through a ``tf.function``. Both are fed by
+``cluster.train``. TensorFlowOnSpark's function makes a tensor of what ``next_batch`` returns; ours
+iterates over ``as_dataset``.
+
+The other figure is our share of what Spark alone brings from its Java into Python, where the rows
+are dropped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+import _pairs
+import _peers
+from _sides import Side
+
+#: What TensorFlowOnSpark imports from setuptools is in these only.
+PEER = ("tensorflowonspark==2.2.5", "setuptools==80.9.0")
+UNIT = "rows/s, more is better"
+PARTITIONS = 4
+#: For each kind of rows: how many for us, how many for TensorFlowOnSpark, how many in a batch. Each
+#: side gets what takes it some seconds.
+KINDS = {
+    "10 floats": (1_500_000, 10_000, 1024),
+    "28x28 bytes": (200_000, 12_000, 256),
+    "150 KB blobs": (2_400, 900, 16),
+}
+QUICK = 4
+
+
+def rows(kind: str, partition: int, numbers: Iterable[int]) -> Iterator[Any]:
+    import random
+
+    import numpy as np
+
+    own = random.Random(partition)
+    for _ in numbers:
+        if kind == "10 floats":
+            yield [own.random() for _ in range(10)]
+        elif kind == "28x28 bytes":
+            yield np.frombuffer(own.randbytes(784), np.uint8).reshape(28, 28)
+        else:
+            yield own.randbytes(150_000)
+
+
+def drop(partition: Iterable[Any]) -> None:
+    from collections import deque
+
+    deque(partition, maxlen=0)
+
+
+def step_of(tf: Any) -> Any:
+    @tf.function(reduce_retracing=True)
+    def step(batch: Any) -> Any:
+        if batch.dtype == tf.string:
+            return tf.reduce_sum(tf.strings.length(batch))
+        return tf.reduce_sum(tf.cast(batch, tf.float32))
+
+    return step
+
+
+def consume_ours(args: Any, ctx: Any) -> None:
+    import tensorflow as tf
+
+    step = step_of(tf)
+    for batch in ctx.get_data_feed().as_dataset(args.batch_size):
+        step(batch)
+
+
+def consume_theirs(args: Any, ctx: Any) -> None:
+    import numpy as np
+    import tensorflow as tf
+    from tensorflowonspark import TFNode
+
+    step = step_of(tf)
+    feed = TFNode.DataFeed(ctx.mgr)
+    while not feed.should_stop():
+        taken = feed.next_batch(args.batch_size)
+        if taken:
+            numbers = not isinstance(taken[0], bytes)
+            step(tf.constant(np.array(taken) if numbers else taken))
+
+
+def child(kind: str, quick: bool) -> None:
+    """Answer on standard output, where nobody else may write."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    config: dict[str, object] = {}
+    if kind == "theirs":
+        directory = str(_peers.installed("tensorflowonspark-2.2.5", PEER))
+        sys.path.insert(0, directory)
+        config["spark.executorEnv.PYTHONPATH"] = directory
+        from tensorflowonspark import TFCluster
+
+        consume: Callable[[Any, Any], None] = consume_theirs
+    else:
+        from tfd_notebook.spark import TFCluster
+
+        consume = consume_ours
+    from tfd_notebook.spark import sessions
+
+    spark = sessions.session(executors=2, cores=1, memory="1536m", name=kind, config=config)
+    sc = spark.sparkContext
+    print("ready", file=answers)
+    cluster = data = None
+    count = 0
+    for line in sys.stdin:
+        asked, _, what = line.strip().partition(" ")
+        if asked == "open":
+            ours, theirs, batch_size = KINDS[what]
+            count = (theirs if kind == "theirs" else ours) // (QUICK if quick else 1)
+            # By Spark's own numbers, not by Python's.
+            data = sc.range(0, count, 1, PARTITIONS)
+            data = data.mapPartitionsWithIndex(functools.partial(rows, what)).cache()
+            data.count()
+            arguments = argparse.Namespace(batch_size=batch_size)
+            mode = TFCluster.InputMode.SPARK
+            cluster = TFCluster.run(sc, consume, arguments, 2, 0, False, mode)
+        began = time.perf_counter()
+        if asked == "feed":
+            cluster.train(data, 1)
+        elif asked == "floor":
+            data.foreachPartition(drop)
+        seconds = time.perf_counter() - began
+        if asked == "close":
+            cluster.shutdown()
+            data.unpersist(blocking=True)
+        print(count / seconds if asked in ("feed", "floor") else 0.0, file=answers)
+    sessions.end()
+    answers.flush()
+    os._exit(0)
+
+
+def main() -> None:
+    parser = _pairs.parser(__doc__)
+    parser.add_argument("--child", choices=("ours", "theirs"))
+    options = parser.parse_args()
+    if options.child:
+        child(options.child, "TFD_QUICK" in os.environ)
+        return
+    _peers.installed("tensorflowonspark-2.2.5", PEER)
+    if options.quick:
+        os.environ["TFD_QUICK"] = "1"
+    ours, theirs = Side(__file__, "ours"), Side(__file__, "theirs")
+    results = {}
+    for kind in KINDS:
+        for side in (ours, theirs):
+            side.ask(f"open {kind}")
+        figures = _pairs.interleave(
+            {
+                "ours": lambda: ours.ask("feed")[0],
+                "theirs": lambda: theirs.ask("feed")[0],
+                "floor": lambda: ours.ask("floor")[0],
+            },
+            rounds=2 if options.quick else 5,
+        )
+        for side in (ours, theirs):
+            side.ask("close")
+        results[kind] = _pairs.compare(figures["ours"], figures["theirs"])
+        share = _pairs.compare(figures["ours"], figures["floor"])
+        print(f"{kind}: {results[kind]}; of Spark's own rate: {share}", flush=True)
+        _pairs.report(f"spark_feed ({kind}, share of Spark's own rate)", share, UNIT)
+    for kind, result in list(results.items())[::-1]:
+        _pairs.report("spark_feed" if kind == "10 floats" else f"spark_feed ({kind})", result, UNIT)
+    ours.close()
+    theirs.close()
+
+
+if __name__ == "__main__":
+    main()
