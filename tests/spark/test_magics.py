@@ -1,0 +1,154 @@
+"""``%tfd_spark`` on a real Spark, and clusters there among all others: list, bus, stop."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from tests._waiting import until
+from tfd_notebook import commands, errors, magics, views
+from tfd_notebook.bus import hub
+from tfd_notebook.bus.session import Session
+from tfd_notebook.spark.living import living
+
+pytestmark = pytest.mark.integration
+
+#: Seconds for what takes a few on an idle machine.
+LONG = 120.0
+
+
+@pytest.fixture
+def shell(sc: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+    # Nothing here runs a task of a `tfd.Cluster`.
+    monkeypatch.setenv("TFD_PRELOAD", "off")
+    made = InteractiveShell()
+    magics.load_ipython_extension(made)
+    made.user_ns.update(takes=takes, answers=answers, fails=fails)
+    made.user_ns["rows"] = sc.parallelize(range(20), 4)
+    yield made
+    for cluster in living().values():
+        cluster.fail(errors.SparkError("the test is over"))
+    until(lambda: not living(), LONG)
+    magics.unload_ipython_extension(made)
+    made.history_manager.end_session()
+
+
+def takes(args: Any, ctx: Any) -> None:
+    print("takes", args, flush=True)
+    feed = ctx.get_data_feed()
+    while not feed.should_stop():
+        feed.next_batch(4)
+
+
+def answers(args: Any, ctx: Any) -> None:
+    feed = ctx.get_data_feed(train_mode=False)
+    while not feed.should_stop():
+        batch = feed.next_batch(4)
+        if batch:
+            feed.batch_results([one * one for one in batch])
+
+
+def fails(args: Any, ctx: Any) -> None:
+    raise ValueError("no such digit")
+
+
+def spark(shell: InteractiveShell, line: str) -> Any:
+    return shell.run_line_magic("tfd_spark", line)
+
+
+def test_a_cluster_is_run_fed_seen_and_shut_down(shell: Any, capsys: Any) -> None:
+    cluster = spark(shell, "run takes --args (1,2) --executors 2 -o c")
+    assert shell.user_ns["c"] is cluster
+    assert "runs on Spark; it is in the variable 'c'" in capsys.readouterr().out
+    spark(shell, "train rows --epochs 2")
+    assert "has taken all rows" in capsys.readouterr().out
+    view = spark(shell, "status")
+    assert isinstance(view, views.View)
+    assert "2 of 2 nodes have reported" in repr(view)
+    frame = spark(shell, "status --frame")
+    assert list(frame["node"]) == ["worker:0", "worker:1"]
+    until(lambda: spark(shell, "status --frame")["rows"].sum() == 40, LONG)
+    until(lambda: "takes (1, 2)" in cluster.logs("worker:1"), LONG)
+    spark(shell, "logs worker:1")
+    assert "takes (1, 2)" in capsys.readouterr().out
+    future = spark(shell, f"shutdown {cluster.name} --timeout {LONG} --background")
+    future.result(timeout=LONG)
+    assert "stopped" in repr(spark(shell, "status"))
+    assert not living()
+
+
+def test_inference_gives_an_rdd_of_answers(shell: Any, capsys: Any) -> None:
+    spark(shell, "run answers --executors 2")
+    assert spark(shell, "inference rows").collect() == [n * n for n in range(20)]
+    spark(shell, f"shutdown --timeout {LONG}")
+    assert "the SparkContext lives on" in capsys.readouterr().out
+
+
+def test_errors_are_the_magics_own(shell: Any, capsys: Any) -> None:
+    future = spark(shell, "run fails --executors 1 --background")
+    assert "%tfd_spark status --live" in capsys.readouterr().out
+    # Whether it fails before all run or just after that is a matter of moments.
+    with contextlib.suppress(errors.NodeFailed):
+        future.result(timeout=LONG)
+    until(lambda: not living(), LONG)
+    with pytest.raises(errors.NodeFailed, match="no such digit"):
+        spark(shell, "shutdown")
+    assert "no such digit" in repr(spark(shell, "status"))
+    with pytest.raises(errors.StateError, match="no cluster lives on Spark"):
+        spark(shell, "train rows")
+    with pytest.raises(errors.NotEnoughSlots, match="5"):
+        spark(shell, "run takes --executors 5")
+    with pytest.raises(errors.UnknownName, match="no variable 'nothing'"):
+        spark(shell, "run nothing")
+    with pytest.raises(errors.UnknownName, match="there is no cluster 'other'"):
+        spark(shell, "shutdown other")
+
+
+def test_the_check_prints_and_returns_findings(shell: Any, capsys: Any) -> None:
+    found = spark(shell, "check --executors 2")
+    assert "2 tasks at once, 2 nodes wanted" in capsys.readouterr().out
+    assert not [one for one in found if one.severity == "error"]
+
+
+def test_it_stands_among_all_clusters(shell: Any, capsys: Any) -> None:
+    told: list[Any] = []
+    session = Session(lambda message, buffers: told.append(message), everything=True)
+    hub.join(session)
+    try:
+        hub.receive(session, {"kind": "hello", "client": "me"})
+        cluster = spark(shell, "run takes --executors 2")
+        assert commands.living()[cluster.name] is commands.living()[cluster.name]
+        (one,) = commands.perform({"command": "list"})
+        assert one | {"name": ""} == {
+            **{"name": "", "state": "ready", "launcher": "spark", "planned": 2},
+            **{"observed": 2, "reading": 0, "lease": None},
+        }
+        assert "worker:1" in commands.perform({"command": "snapshot", "name": cluster.name})["text"]
+        text = repr(shell.run_line_magic("tfd_cluster", f"status {cluster.name}"))
+        assert "nodes have reported" in text
+
+        def phases() -> list[str]:
+            return [
+                one["spark"]["phase"]
+                for message in list(told)
+                if message["kind"] == "state"
+                for one in message["state"]["clusters"].values()
+                if one and "phase" in one.get("spark", {})
+            ]
+
+        until(lambda: "running" in phases(), LONG)
+        with pytest.raises(errors.Unsupported, match="runs on Spark"):
+            commands.perform({"command": "scale", "name": cluster.name, "workers": 3})
+        assert commands.perform({"command": "stop", "name": cluster.name}) == "stopped"
+        until(lambda: "stopped" in phases(), LONG)
+        assert "stopped" in phases()
+        assert not commands.living()
+    finally:
+        hub.leave(session)
+        hub.await_end(LONG)
+    assert sys.modules["tfd_notebook.spark.living"]
