@@ -18,7 +18,7 @@ from tfd_notebook.spark.asked import Asked
 from tfd_notebook.spark.findings import CONNECT, DYNAMIC, SLOTS, more
 
 #: Seconds for executors that are expected and not there yet.
-_ARRIVE_SECONDS = 20.0
+_ARRIVE_SECONDS = 60.0
 
 
 def check(spark: Any, num_executors: int | None = None, *, timeout: float = 60.0) -> Findings:
@@ -100,8 +100,8 @@ def settings(seen: Asked) -> dict[str, str]:
 def needed(sc: Any, num: int) -> None:
     """Raise where `num` nodes cannot run at the same time, before anything starts.
 
-    Executors that Spark was asked for and that are not there yet are waited for, up to twenty
-    seconds.
+    Executors that Spark was asked for and that are not there yet are waited for, up to a
+    minute.
 
     Parameters
     ----------
@@ -126,7 +126,9 @@ def needed(sc: Any, num: int) -> None:
     deadline = time.monotonic() + _ARRIVE_SECONDS
     seen = asked.of(sc, num)
     while seen.slots < num and not seen.dynamic and not seen.connect:
-        if len(private.executors(asked.context_of(sc))) >= expected(seen):
+        there = len(private.executors(asked.context_of(sc)))
+        # One that was lost a moment ago is still there, and has no slots any more.
+        if there >= expected(seen) and seen.slots >= there * _slots_of_one(seen):
             break
         if time.monotonic() > deadline:
             break
@@ -147,6 +149,13 @@ def expected(seen: Asked) -> int:
         return int(instances)
     most, cores = seen.setting("spark.cores.max"), seen.setting("spark.executor.cores")
     return int(most) // int(cores) if most and cores else 0
+
+
+def _slots_of_one(seen: Asked) -> int:
+    """Return how many slots an executor has; 1 where that cannot be known."""
+    found = re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*(\d+).*", seen.master)
+    cores = found[1] if found else seen.setting("spark.executor.cores")
+    return max(int(cores) // int(seen.setting("spark.task.cpus", "1")), 1) if cores else 1
 
 
 def _alive(spark: Any) -> None:

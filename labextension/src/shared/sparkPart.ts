@@ -17,8 +17,8 @@ const COLUMNS: readonly [string, string][] = [
   ['node', ''],
   ['state', ''],
   ['rows/s', 'tfd-number'],
-  ['queue', 'tfd-number tfd-c2'],
-  ['last batch', 'tfd-number tfd-c3'],
+  ['queue', 'tfd-number tfd-c3'],
+  ['last batch', 'tfd-number tfd-c2'],
   ['rows', 'tfd-number tfd-c4'],
   ['executor', 'tfd-number tfd-c5'],
   ['host', 'tfd-c5'],
@@ -211,6 +211,7 @@ class NodePart {
   }
 
   private _fill(name: string, row: INode): void {
+    const over = OVER.includes(row.state);
     this._facts.show([
       ['state', row.state],
       ['executor', row.executor ?? ''],
@@ -219,10 +220,10 @@ class NodePart {
       ['pid', row.pid === undefined ? '' : String(row.pid)],
       ['GPU', row.gpu ?? ''],
       ['rows', row.rows ? whole(row.rows) : ''],
-      ['rows/s', row.rows ? count(row.rows_per_s) : ''],
+      ['rows/s', row.rows && !over ? count(row.rows_per_s) : ''],
       ['results', row.results ? whole(row.results) : ''],
-      ['queue', queueOf(row)],
-      ['last batch', ageOf(row)]
+      ['queue', over ? '' : queueOf(row)],
+      ['last batch', over ? '' : ageOf(row)]
     ]);
     setText(this._error, tail(row.error ?? ''));
     setAttribute(this._error, 'aria-label', `the error of ${name}`);
