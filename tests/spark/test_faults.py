@@ -310,9 +310,14 @@ if __name__ == "__main__":
 def test_the_kernel_is_killed(tmp_path: Path) -> None:
     """A notebook's process of its own, with a Spark of its own: no process and no port is left."""
     script = tmp_path / "kernel.py"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
     script.write_text(KERNEL.format(path=[entry for entry in sys.path if entry]))
     with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
     ) as kernel:
         assert kernel.stdout is not None
         try:

@@ -10,13 +10,13 @@ from typing import Any
 
 from tfd_notebook import errors
 from tfd_notebook.spark import checks, draining, feeders, jobs, roles, starting
+from tfd_notebook.spark.coordinating import Coordinating, serve
 from tfd_notebook.spark.jobs import Job
 from tfd_notebook.spark.launching import Plan
-from tfd_notebook.spark.life import Life
 from tfd_notebook.spark.modes import InputMode
 from tfd_notebook.spark.phases import Phase
 
-__all__ = ["InputMode", "TFCluster", "run"]
+__all__ = ["InputMode", "TFCluster", "run", "serve"]
 
 #: How often the rows are repeated where nobody says.
 _EPOCHS = 10
@@ -24,7 +24,7 @@ _EPOCHS = 10
 _BOARD_SECONDS = 60.0
 
 
-class TFCluster(Life):
+class TFCluster(Coordinating):
     """A running cluster; `run` makes it.
 
     Attributes
@@ -337,6 +337,7 @@ def run(
     def start() -> TFCluster:
         checks.needed(sc, sum(not each.on_driver for each in assignments))
         cluster = TFCluster(sc, plan_of, assignments, mode, name, heartbeat_limit)
+        cluster.serves = map_fun is serve
         begun.append(cluster)
         reached = cluster._phases.wait(
             lambda phase: phase not in (Phase.RESERVING, Phase.STARTING), reservation_timeout

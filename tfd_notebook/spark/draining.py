@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
 from tfd_notebook.spark import roles
+from tfd_notebook.spark.modes import InputMode
 from tfd_notebook.spark.phases import Phase
 from tfd_notebook.spark.steering import Node
 
@@ -60,9 +61,9 @@ class Draining:
             return
         if self._ssc is not None:
             self._await_stream()
-        from tfd_notebook.spark.TFCluster import InputMode
-
-        if cluster.input_mode is InputMode.SPARK:
+        if cluster.serves:
+            cluster.let_go()
+        elif cluster.input_mode is InputMode.SPARK:
             self._await("feeding", lambda: cluster.phase is not Phase.FEEDING, cluster.fed)
         else:
             self._await("their functions", self._are_over(cluster.fed), cluster.fed)
@@ -73,6 +74,9 @@ class Draining:
         elif cluster.phase not in (Phase.DRAINING, Phase.FAILED):
             return
         self._raise_failure()
+        if cluster.serves:
+            self._stop()
+            return
         cluster.server.order("finish", cluster.fed)
         self._await("their functions", self._are_over(cluster.fed), cluster.fed)
         if self._abandoned.is_set():

@@ -6,7 +6,7 @@ import base64
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,7 +148,7 @@ def _request(
         "default_fs": plan.default_fs,
         "release_port": plan.release_port,
         "spec": spec,
-        "peers": _networks(addresses),
+        "peers": networks([*addresses.values(), plan.driver]),
         "environment": {**environment, "TF_CONFIG": config},
         "directory": os.getcwd(),
         "path": [os.path.abspath(entry) for entry in sys.path],
@@ -156,10 +156,10 @@ def _request(
     }
 
 
-def _networks(addresses: Mapping[int, str]) -> list[str]:
+def networks(addresses: Iterable[str]) -> list[str]:
     """Return the hosts of these addresses, each as a network of itself."""
     found = set()
-    for address in addresses.values():
+    for address in addresses:
         host, _, port = address.rpartition(":")
         for answer in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
             found.add(str(answer[4][0]).partition("%")[0])

@@ -59,6 +59,8 @@ class Life:
         self._version = 0
         self._phases = Phases(self._changed)
         self._jobs: set[Job] = set()
+        #: Whether its nodes run servers for this process, and come to no end by themselves.
+        self.serves = False
         self.server = Steering(
             *starting.addresses(sc), assignments, heartbeat_limit, self._heard, self._asked
         )
@@ -240,6 +242,9 @@ class Life:
         if self.error is error and self._phases.move(Phase.FAILED, error.what.split("\n")[0]):
             self.end(_END_SECONDS, "the cluster has failed")
 
+    def let_go(self) -> None:
+        """Let go of what uses the nodes from here."""
+
     def end(self, seconds: float, reason: str) -> Future[None]:
         """Have nodes and jobs ended, and listen no more; the future is that of it."""
         self.server.order("stop", reason=reason)
@@ -248,6 +253,7 @@ class Life:
         return jobs.in_background(lambda: self._end(seconds), "end")
 
     def _end(self, seconds: float) -> None:
+        self.let_go()
         self._phases.wait(lambda _: all(n.ended or n.attempt is None for n in self.nodes), seconds)
         if not private.is_stopped(self.sc):
             self._launch.close()

@@ -157,13 +157,17 @@ def _start(address: str, executor: Executor, environment: Mapping[str, str]) -> 
             time.sleep(0.01)  # it is bound, and will listen
             return
         listener.listen(64)
+        # Beside a notebook it is of use for one start only.
+        idle = 0.0 if executor.pid == os.getpid() else _IDLE_SECONDS
         # The session of its own keeps it from the signals that Spark sends to its workers.
         subprocess.Popen(
             [sys.executable, "-m", "tfd_notebook.spark.zygote"],
             env={
                 **environment,
                 "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
-                VARIABLE: json.dumps([listener.fileno(), executor.pid, executor.started]),
+                # NumPy's library would start threads, which a fork loses.
+                "OPENBLAS_NUM_THREADS": "1",
+                VARIABLE: json.dumps([listener.fileno(), executor.pid, executor.started, idle]),
             },
             pass_fds=[listener.fileno()],
             stdin=subprocess.DEVNULL,
@@ -177,9 +181,9 @@ def main() -> None:
     """Be the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    fd, pid, started = json.loads(os.environ[VARIABLE])
+    fd, pid, started, idle = json.loads(os.environ[VARIABLE])
     with socket.socket(fileno=fd) as listener:
-        _serve(listener, Watch(pid, started), _import_tensorflow())
+        _serve(listener, Watch(pid, started), _import_tensorflow(), idle)
 
 
 def _import_tensorflow() -> str:
@@ -199,7 +203,7 @@ def _import_tensorflow() -> str:
     return "" if threads == 1 else f"its import has started {threads - 1} threads"
 
 
-def _serve(listener: socket.socket, jvm: Watch, problem: str) -> None:
+def _serve(listener: socket.socket, jvm: Watch, problem: str, idle: float) -> None:
     """Answer requests until the executor ends, or nobody asks any more."""
     poll = select.poll()
     poll.register(listener, select.POLLIN)
@@ -212,7 +216,7 @@ def _serve(listener: socket.socket, jvm: Watch, problem: str) -> None:
     while not jvm.ended:
         ready = [descriptor for descriptor, _ in poll.poll(1000)]
         _sweep(forked)
-        if not channels and not ready and time.monotonic() - idle_since > _IDLE_SECONDS:
+        if not channels and not ready and time.monotonic() - idle_since > idle:
             return
         for descriptor in ready:
             if descriptor == listener.fileno():

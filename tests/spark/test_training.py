@@ -1,0 +1,151 @@
+"""TensorFlow's strategies on nodes of Spark, each trained for real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests._waiting import until
+from tfd_notebook import errors
+from tfd_notebook.spark import TFCluster
+from tfd_notebook.spark.living import living
+from tfd_notebook.spark.TFCluster import InputMode
+
+pytestmark = pytest.mark.integration
+
+LONG = 120.0
+
+
+@pytest.fixture
+def ended() -> Iterator[list[Any]]:
+    """Give a list of clusters that are ended with the test."""
+    made: list[Any] = []
+    yield made
+    for cluster in made:
+        cluster.fail(errors.SparkError("the test is over"))
+    until(lambda: not living(), LONG)
+
+
+def test_multi_worker_mirrored_strategy_learns(sc: Any, tmp_path: Path, ended: list[Any]) -> None:
+    """Both workers find y = 3x + 1, and the same weights, each from data of its own."""
+
+    def function(args: Any, ctx: Any) -> None:
+        import json
+
+        import tensorflow as tf
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        assert strategy.num_replicas_in_sync == 2
+        with strategy.scope():
+            slope = tf.Variable(0.0)
+            offset = tf.Variable(0.0)
+        generator = tf.random.Generator.from_seed(ctx.task_index)
+
+        @tf.function
+        def step(x: Any) -> None:
+            def replica(x: Any) -> None:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((slope * x + offset - (3 * x + 1)) ** 2)
+                gradients = tape.gradient(loss, [slope, offset])
+                for variable, gradient in zip((slope, offset), gradients, strict=True):
+                    total = tf.distribute.get_replica_context().all_reduce("mean", gradient)
+                    variable.assign_sub(0.3 * total)
+
+            strategy.run(replica, (x,))
+
+        for _ in range(200):
+            step(generator.uniform([32], -1.0, 1.0))
+        found = [float(slope.numpy()), float(offset.numpy())]
+        (tmp_path / str(ctx.task_index)).write_text(json.dumps(found))
+
+    cluster = TFCluster.run(sc, function, None, 2, 0)
+    ended.append(cluster)
+    cluster.shutdown(timeout=LONG)
+    first, second = (json.loads((tmp_path / str(index)).read_text()) for index in range(2))
+    assert first == second
+    assert first == pytest.approx([3, 1], abs=0.01)
+
+
+def test_mirrored_workers_are_fed_until_they_have_enough(
+    sc: Any, tmp_path: Path, ended: list[Any]
+) -> None:
+    """Each takes as many steps; who has enough ends its feed, however much is still to come."""
+
+    def function(args: Any, ctx: Any) -> None:
+        import tensorflow as tf
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            total = tf.Variable(0.0)
+
+        @tf.function
+        def step(amount: Any) -> None:
+            def replica(amount: Any) -> None:
+                context = tf.distribute.get_replica_context()
+                # An argument has no device, and all_reduce wants to know one.
+                total.assign_add(context.all_reduce("sum", tf.identity(amount)))
+
+            strategy.run(replica, (amount,))
+
+        feed = ctx.get_data_feed()
+        for _ in range(args):
+            step(tf.constant(float(sum(feed.next_batch(8)))))
+        feed.terminate()
+        (tmp_path / str(ctx.task_index)).write_text(str(total.numpy()))
+
+    def endless(index: int, _: Any) -> Any:
+        import itertools
+
+        return itertools.repeat(1, 100_000 if index else 1_000_000)
+
+    cluster = TFCluster.run(sc, function, 20, 2, 0, input_mode=InputMode.SPARK)
+    ended.append(cluster)
+    cluster.train(sc.parallelize(range(4), 4).mapPartitionsWithIndex(endless), 1)
+    cluster.shutdown(timeout=LONG)
+    assert [(tmp_path / str(n)).read_text() for n in range(2)] == [str(20.0 * 8 * 2)] * 2
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_parameter_server_strategy_with_the_coordinator_here(
+    sc: Any, ended: list[Any], beside: bool
+) -> None:
+    import tensorflow as tf
+
+    nodes = 3 if beside else 2
+    cluster = TFCluster.run(sc, TFCluster.serve, None, nodes, 1, driver_ps_nodes=beside)
+    ended.append(cluster)
+    assert cluster.snapshot().spark.nodes[0].node == "ps:0"
+    assert (cluster.nodes[0].executor == "driver") is beside
+    strategy = cluster.strategy()
+    coordinator = cluster.coordinator(strategy)
+    with strategy.scope():
+        weight = tf.Variable(0.0)
+    assert "/job:ps" in weight.device
+
+    @tf.function
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = (weight - 5.0) ** 2
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    for _ in range(60):
+        coordinator.schedule(step)
+    coordinator.join(LONG)
+    assert float(weight.numpy()) == pytest.approx(5.0, abs=0.05)
+    assert coordinator.values.counts()
+    cluster.shutdown(timeout=LONG)
+    assert cluster.phase == "stopped"
+    assert sc.parallelize(range(4), 2).sum() == 6
+
+
+def test_a_strategy_needs_servers(sc: Any, ended: list[Any]) -> None:
+    cluster = TFCluster.run(sc, TFCluster.serve, None, 1, 0)
+    ended.append(cluster)
+    with pytest.raises(errors.StateError, match="no ps"):
+        cluster.strategy()
+    cluster.shutdown(timeout=LONG)
