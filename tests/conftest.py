@@ -37,8 +37,8 @@ _FOREIGN_THREADS = ("GarbageCollectorThread", "HistorySavingThread")
 #: Those of the agents and of the browser's driver, by the beginning of their names, and the one
 #: for Ctrl-C: where an iterator ends in a background thread, it stays until the next one.
 _LASTING_THREADS = ("tfd-agent", "asyncio_", "tfd-ctrl-c")
-#: Threads of a coordinator, which a shared cluster may make anew.
-_COORDINATORS_THREADS = ("WorkerClosureProcessingLoop", "WorkerPreemptionHandler")
+#: Threads of a coordinator, and of connections from executors: a shared cluster may make them anew.
+_RENEWED_THREADS = ("WorkerClosureProcessingLoop", "WorkerPreemptionHandler", "tfd-sealed-channel")
 _failed = pytest.StashKey[bool]()
 
 if sys.platform != "linux":  # the port filter and network namespaces are of Linux only
@@ -174,7 +174,7 @@ class Leftovers:
             *(
                 f"thread {t.name}"
                 for t in _threads() - self._threads
-                if not (shared and t.name.startswith(_COORDINATORS_THREADS))
+                if not (shared and t.name.startswith(_RENEWED_THREADS))
             ),
             *(f"process {p.pid}: {_command(p)}" for p in self._new_processes(shared)),
             *(f"port {port}" for port in sorted(self._ports()) if self.own_ports),

@@ -108,6 +108,8 @@ def _whose(pid: int) -> object:
     command = _command(pid)
     if command.startswith("sshd: "):
         return "a session of ssh, which ends with the agent's relay"
+    if "org.apache.spark" in command or "pyspark.daemon" in command:
+        return "Spark, whose executors come and go"
     if "ipykernel_launcher" in command:
         return "a kernel; which of them should be there, the server is asked"
     try:

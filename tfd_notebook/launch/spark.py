@@ -16,11 +16,11 @@ from tfd_notebook.launch import relay, sealed, sparktask
 from tfd_notebook.launch.greeting import read_greeting
 from tfd_notebook.launch.link import Channel
 from tfd_notebook.launch.remote import RemoteHost, RemoteLauncher
+from tfd_notebook.launch.sparkend import PING_SECONDS, SILENT_SECONDS
 
 _ANSWER_SECONDS = 30.0
 _JOB_SECONDS = 45.0
 _CONNECT_SECONDS = 10.0
-_PING_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 
 
@@ -250,7 +250,7 @@ class _SparkHost(RemoteHost):
                     self._idle = None
                     return True
             since_ping += _LOOK_SECONDS
-            if since_ping >= _PING_SECONDS:
+            if since_ping >= PING_SECONDS:
                 since_ping = 0.0
                 channel.send({"ping": True})
         while not channel.closed:  # the session has it
@@ -269,7 +269,7 @@ class _SparkHost(RemoteHost):
             raise OSError(f"its executor did not connect within {_CONNECT_SECONDS:g} s")
         try:
             channel.send({"agent": agent, "how": "start" if start else "again"})
-            header, _ = channel.receive(_ANSWER_SECONDS)
+            header, _ = channel.receive(_ANSWER_SECONDS if start else _CONNECT_SECONDS)
             if "gone" in header:
                 self._gone = str(header["gone"])
                 raise self._lost()
@@ -313,7 +313,7 @@ class _SealedChannel:
         rest = b""
         while True:
             try:
-                _, body = self._channel.receive()
+                _, body = self._channel.receive(SILENT_SECONDS)
             except (OSError, EOFError):
                 return
             *whole, rest = (rest + bytes(body)).split(b"\n")

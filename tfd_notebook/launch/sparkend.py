@@ -26,8 +26,10 @@ from tfd_notebook.launch.host import address_towards
 
 _CHUNK_BYTES = 1 << 16
 _CONNECT_SECONDS = 10.0
+#: Each end says something that often.
+PING_SECONDS = 5.0
 #: A connection over which not even a ping came for so long is lost.
-_SILENT_SECONDS = 20.0
+SILENT_SECONDS = 20.0
 _PAUSES = (0.1, 0.5, 1.0, 2.0)
 _END_SECONDS = 10.0
 #: Nobody is waited for longer where no agent is.
@@ -101,7 +103,7 @@ class _End:
 
     def _await_session(self, channel: sealed.Channel) -> None:
         while True:
-            header, _ = channel.receive(_SILENT_SECONDS)
+            header, _ = channel.receive(SILENT_SECONDS)
             self._heard = time.monotonic()
             if "end" in header:
                 self._over.set()
@@ -133,14 +135,22 @@ class _End:
                 return
             inward = threading.Thread(target=self._carry_in, args=(channel, peer), daemon=True)
             inward.start()
+            threading.Thread(target=self._ping, args=(channel,), daemon=True).start()
             with peer:
                 while data := peer.recv(_CHUNK_BYTES):
                     channel.send({}, data)
 
+    def _ping(self, channel: sealed.Channel) -> None:
+        """Show the other end that this one can be heard, which a broken network might hide."""
+        with contextlib.suppress(OSError):
+            while not channel.closed:
+                channel.send({})
+                time.sleep(PING_SECONDS)
+
     def _carry_in(self, channel: sealed.Channel, peer: socket.socket) -> None:
         with contextlib.suppress(OSError, EOFError):
             while True:
-                peer.sendall(channel.receive()[1])
+                peer.sendall(channel.receive(SILENT_SECONDS)[1])
                 self._heard = time.monotonic()
         with contextlib.suppress(OSError):
             peer.shutdown(socket.SHUT_RDWR)

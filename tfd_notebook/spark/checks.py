@@ -125,11 +125,7 @@ def needed(sc: Any, num: int) -> None:
     checkup.load()
     deadline = time.monotonic() + _ARRIVE_SECONDS
     seen = asked.of(sc, num)
-    while seen.slots < num and not seen.dynamic and not seen.connect:
-        there = len(private.executors(asked.context_of(sc)))
-        # One that was lost a moment ago is still there, and has no slots any more.
-        if there >= expected(seen) and seen.slots >= there * _slots_of_one(seen):
-            break
+    while seen.slots < num and not seen.connect and _are_coming(seen, asked.context_of(sc)):
         if time.monotonic() > deadline:
             break
         time.sleep(0.1)
@@ -139,6 +135,15 @@ def needed(sc: Any, num: int) -> None:
             raise NotEnoughSlots(one.what, fix=one.fix)
         if one.code in (DYNAMIC.code, CONNECT.code):
             raise Unsupported(f"{one.what}: {one.why}", fix=one.fix)
+
+
+def _are_coming(seen: Asked, context: Any) -> bool:
+    """Whether there will be more executors than there are."""
+    if seen.dynamic or seen.manager == "local":
+        return False
+    if wanted := expected(seen):
+        return len(private.executors(context)) < wanted
+    return time.time() - float(context.startTime) / 1000 < _ARRIVE_SECONDS
 
 
 def expected(seen: Asked) -> int:

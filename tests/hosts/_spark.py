@@ -1,0 +1,193 @@
+"""A real standalone Spark: its master at home, a worker on ``north`` and on ``east``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests._waiting import until
+from tests.hosts._hosts import Host, Hosts
+from tests.hosts._services import Servers
+
+_START_SECONDS = 120.0
+_QUIET = """\
+rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+
+def spark_class() -> str:
+    """Return the command that starts Spark's servers."""
+    import pyspark
+
+    return str(Path(pyspark.__file__).parent / "bin" / "spark-class")
+
+
+def settings(directory: Path, address: str, secret: str) -> dict[str, str]:
+    """Return the environment of a server of Spark, which only who knows `secret` may join."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "log4j2.properties").write_text(_QUIET)
+    lines = {"spark.authenticate": "true", "spark.authenticate.secret": secret}
+    (directory / "spark-defaults.conf").write_text(
+        "".join(f"{name} {value}\n" for name, value in lines.items())
+    )
+    return {
+        "SPARK_CONF_DIR": str(directory),
+        "SPARK_LOCAL_IP": address,
+        "SPARK_LOCAL_DIRS": str(directory / "local"),
+        "SPARK_WORKER_DIR": str(directory / "work"),
+        "SPARK_DAEMON_JAVA_OPTS": "-XX:-UsePerfData",
+        "SPARK_DAEMON_MEMORY": "256m",
+    }
+
+
+class Worker:
+    """A worker of the standalone master, on a host."""
+
+    def __init__(self, host: Host, directory: Path, master: str, secret: str) -> None:
+        self.host = host
+        self.log = directory / "log"
+        self._env = settings(directory, host.address, secret)
+        self._master = master
+        self._process: subprocess.Popen[str] | None = None
+
+    def launch(self) -> None:
+        words = ["--host", self.host.address, "--cores", "4", "--memory", "4g", "--webui-port", "0"]
+        with self.log.open("ab") as log:
+            self._process = self.host.start(
+                [spark_class(), "org.apache.spark.deploy.worker.Worker", *words, self._master],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait_ready(self) -> None:
+        """Nothing to wait for here: the master is asked how many have come."""
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        if self._process:
+            self._process.terminate()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+
+class Standalone(Servers[Worker]):
+    """A master at home, and a worker on ``north`` and on ``east``.
+
+    Attributes
+    ----------
+    master : str
+        Its address, ``"spark://..."``.
+    secret : str
+        Without which nobody joins.
+    """
+
+    def __init__(self, hosts: Hosts, directory: Path) -> None:
+        self.directory = directory
+        self.secret = os.urandom(16).hex()
+        self.home = hosts.home.address
+        self.master = f"spark://{self.home}:7077"
+        self.environment = settings(directory / "home", self.home, self.secret)
+        self._log = directory / "home" / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(
+            hosts,
+            {
+                name: Worker(hosts[name], directory / name, self.master, self.secret)
+                for name in ("north", "east")
+            },
+        )
+
+    def __enter__(self) -> Standalone:
+        words = ["--host", self.home, "--port", "7077", "--webui-port", "7080"]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [spark_class(), "org.apache.spark.deploy.master.Master", *words],
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            until(lambda: "aliveworkers" in self._state(), _START_SECONDS)
+            super().__enter__()
+            until(lambda: self._state().get("aliveworkers") == 2, _START_SECONDS)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self._end()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(30)
+
+    def _state(self) -> dict[str, Any]:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(f"http://{self.home}:7080/json/", timeout=5) as reply:
+                found: dict[str, Any] = json.load(reply)
+                return found
+        except (OSError, ValueError):
+            return {}
+
+    def session(self) -> str:
+        """Return an expression for a session with an executor on each host."""
+        config = {
+            "spark.driver.host": self.home,
+            "spark.driver.bindAddress": self.home,
+            "spark.cores.max": "2",
+            "spark.executor.cores": "1",
+            "spark.executor.memory": "512m",
+            "spark.ui.enabled": "false",
+            "spark.pyspark.python": sys.executable,
+            # A worker that stays would count as left behind by whoever came first.
+            "spark.python.worker.reuse": "false",
+            "spark.executor.extraJavaOptions": "-XX:-UsePerfData",
+            "spark.sql.catalogImplementation": "in-memory",
+        }
+        options = "".join(f".config({name!r}, {value!r})" for name, value in config.items())
+        return (
+            "__import__('pyspark.sql').sql.SparkSession.builder"
+            f".master({self.master!r}){options}.getOrCreate()"
+        )
+
+
+@contextlib.contextmanager
+def environment(values: dict[str, str]) -> Iterator[None]:
+    """Have these variables set."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

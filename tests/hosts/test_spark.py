@@ -1,0 +1,88 @@
+"""``launcher="spark"`` between hosts of their own, with executors of a standalone master."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+import tfd_notebook as tfd
+from tests._waiting import until
+from tests.hosts._conformance import Conformance, Make
+from tests.hosts._hosts import Hosts
+from tests.hosts._spark import Standalone, environment
+from tfd_notebook._compat import spark as private
+from tfd_notebook.spark import sessions
+
+pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
+
+
+@pytest.fixture(scope="module")
+def standalone(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    directory = tmp_path_factory.mktemp("spark")
+    with Standalone(hosts, directory) as made, environment(made.environment):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def session(standalone: Standalone) -> Iterator[Any]:
+    spark = eval(standalone.session())
+    context = spark.sparkContext
+    try:
+        until(lambda: len(private.executors(context)) == 2, 120.0)
+        # What forks Python's workers stays from now on.
+        context.parallelize(range(2), 2).barrier().mapPartitions(list).collect()
+        yield spark
+    finally:
+        sessions.end()
+
+
+@pytest.fixture(scope="module")
+def make(session: Any) -> Make:
+    def make(**options: object) -> tfd.launchers.Spark:
+        until(lambda: len(private.executors(session.sparkContext)) == 2, 60.0)
+        return tfd.launchers.Spark(session, **options)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def written(standalone: Standalone) -> str:
+    return f"tfd.launchers.Spark({standalone.session()}, grace={{grace}})"
+
+
+@pytest.fixture(scope="module")
+def cut(hosts: Hosts) -> Callable[[], None]:
+    def cut() -> None:
+        """End the connections that the executor's end at ``north`` has made to this process."""
+        mine = psutil.Process().net_connections("tcp")
+        listening = {one.laddr.port for one in mine if one.status == psutil.CONN_LISTEN}
+        for one in mine:
+            if one.raddr and one.raddr.ip == hosts.north.address and one.laddr.port in listening:
+                with socket.socket(fileno=os.dup(one.fd)) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    return cut
+
+
+@pytest.fixture(scope="module")
+def shared(make: Make) -> Iterator[tfd.Cluster]:
+    with tfd.Cluster(data_workers=2, name="shared", launcher=make()) as cluster:
+        yield cluster
+
+
+class TestSpark(Conformance):
+    def test_no_secret_is_in_any_log(
+        self, hosts: Hosts, standalone: Standalone, shared: tfd.Cluster
+    ) -> None:
+        for path in standalone.directory.rglob("*"):
+            if path.is_file() and path.name != "spark-defaults.conf":
+                assert standalone.secret.encode() not in path.read_bytes(), path
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                assert standalone.secret not in " ".join(process.cmdline())

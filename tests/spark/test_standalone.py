@@ -1,0 +1,220 @@
+"""A standalone master with two workers: everything at once, with strangers at every port."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests._waiting import until
+from tests.spark._standalone import Standalone
+from tfd_notebook.launch import sweep
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+PROGRAM = """
+import json, sys
+from tfd_notebook.launch import sealed
+
+known = []
+new = sealed.Secret.new.__func__
+
+def noted(kind):
+    known.append(new(kind))
+    return known[-1]
+
+sealed.Secret.new = classmethod(noted)
+
+import tensorflow as tf
+import tfd_notebook as tfd
+from pyspark.sql import SparkSession
+from tfd_notebook.spark import TFCluster
+
+def train(directory, ctx):
+    feed = ctx.get_data_feed()
+    total = 0
+    while not feed.should_stop():
+        total += sum(row[0] for row in feed.next_batch(10))
+    with open(f"{directory}/{ctx.task_index}", "w") as file:
+        file.write(str(total))
+
+config, directory = json.loads(sys.argv[1]), sys.argv[2]
+builder = SparkSession.builder.appName("standalone")
+for name, value in config.items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+sc = spark.sparkContext
+tfd.spark.checks.needed(sc, 2)
+found = tfd.spark.check(spark, 2)
+cluster = TFCluster.run(sc, train, directory, 2, 0, input_mode=TFCluster.InputMode.SPARK)
+data = tfd.Cluster(data_workers=2, name="data", launcher=tfd.launchers.Spark(spark))
+print("ready", flush=True)
+sys.stdin.readline()
+cluster.train(sc.parallelize([[number] for number in range(1000)], 4), 1)
+cluster.shutdown()
+read = tf.data.Dataset.range(100).apply(data.distribute("dynamic"))
+numbers = sorted(int(x) for x in read)
+data.stop()
+alive = sc.parallelize(range(10)).sum()
+spark.stop()
+print(json.dumps({
+    "codes": list(found.codes), "numbers": numbers, "alive": alive,
+    "secrets": [bytes(secret).hex() for secret in known],
+}), flush=True)
+"""
+
+
+class Bomb:
+    """Makes a directory where somebody unpickles it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (self.path,)
+
+
+@pytest.fixture(scope="module")
+def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    with Standalone(tmp_path_factory.mktemp("standalone")) as made:
+        yield made
+
+
+def members() -> list[psutil.Process]:
+    """Return all processes of this run but the tests' own."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            ours = process.environ().get("TFD_TEST_RUN") == os.environ["TFD_TEST_RUN"]
+        except psutil.Error:
+            continue
+        if ours and process.pid != os.getpid():
+            found.append(process)
+    return found
+
+
+def listening() -> dict[int, str]:
+    """Return the ports at which any of them listens, and what its command is."""
+    names = {process.pid: process.name() for process in members()}
+    return {
+        one.laddr.port: names[one.pid]
+        for one in psutil.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN and one.pid in names
+    }
+
+
+def knock(port: int, words: bytes) -> None:
+    """Say something at a port of this host, and hear what it answers for a moment."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), 5.0) as peer:
+            peer.settimeout(0.3)
+            peer.sendall(words)
+            peer.shutdown(socket.SHUT_WR)
+            while peer.recv(4096):
+                pass
+    except OSError:
+        pass
+
+
+def forms(secret: bytes) -> list[bytes]:
+    """Return how a secret could be written."""
+    return [
+        secret,
+        secret.hex().encode(),
+        base64.b64encode(secret),
+        base64.urlsafe_b64encode(secret),
+        repr(secret)[2:-1].encode(),
+    ]
+
+
+def test_strangers_at_every_port_change_nothing_and_no_secret_is_in_any_log(
+    standalone: Standalone, tmp_path: Path
+) -> None:
+    bomb, results = tmp_path / "bomb", tmp_path / "results"
+    results.mkdir()
+    errors = tmp_path / "errors"
+    command = [sys.executable, "-c", PROGRAM, json.dumps(standalone.config()), str(results)]
+    with errors.open("wb") as file:
+        program = subprocess.Popen(
+            command,
+            env={**os.environ, **standalone.environment("driver")},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+        )
+    try:
+        assert program.stdout
+        assert program.stdin
+        said: list[str] = []
+        while not said or said[-1] != "ready\n":
+            said.append(program.stdout.readline())
+            assert said[-1], errors.read_text()[-5_000:]
+        assert any("2 tasks at once, 2 nodes wanted" in line for line in said)
+        ports = listening()
+        assert "java" in ports.values()
+        assert len([port for port, name in ports.items() if name != "java"]) >= 4
+        header = json.dumps({"do": "end", "end": True, "agent": "x", "how": "start"}).encode()
+        for port in ports:
+            for words in (
+                pickle.dumps(Bomb(bomb)) * 3,
+                len(header).to_bytes(4, "big") + header,
+                b"TFDSEAL1" + bytes(64) + header,
+                b'TFD1 host agent 1 13 {"do": "stop"}\n',
+                os.urandom(2_000),
+            ):
+                knock(port, words)
+        output, _ = program.communicate("go on\n", timeout=300)
+    finally:
+        program.kill()
+        program.wait()
+    assert output, errors.read_text()[-5_000:]
+    told: dict[str, Any] = json.loads(output.splitlines()[-1])
+    assert not bomb.exists()
+    assert sum(int(path.read_text()) for path in results.iterdir()) == sum(range(1000))
+    assert told["numbers"] == list(range(100))
+    assert told["alive"] == sum(range(10))
+    assert told["codes"] == []
+    assert len(told["secrets"]) >= 2
+    logs = [errors, *standalone.files(), *_files(Path(os.environ["TFD_RUNTIME_DIR"]))]
+    assert len(logs) > 6
+    written = "".join(said).encode() + b"".join(path.read_bytes() for path in logs)
+    for secret in map(bytes.fromhex, told["secrets"]):
+        assert not any(form in written for form in forms(secret))
+    assert standalone.secret.encode() not in written
+
+
+def _files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def test_nothing_is_left_when_the_driver_is_killed(standalone: Standalone, tmp_path: Path) -> None:
+    before = {process.pid for process in members()}
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, json.dumps(standalone.config()), str(tmp_path)],
+        env={**os.environ, **standalone.environment("killed")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert program.stdout
+        lines = iter(program.stdout.readline, "")
+        assert any(line == "ready\n" for line in lines)
+        assert len(members()) > len(before) + 6
+    finally:
+        program.kill()
+        program.communicate()
+    until(lambda: not [one for one in members() if one.pid not in before], 120.0)
+    sweep.sweep()  # what the killed process could not remove
