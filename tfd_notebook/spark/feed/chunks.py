@@ -52,6 +52,13 @@ def pack(rows: Sequence[Any]) -> Packed:
     """
     buffers: list[columns.Fragments] = []
     layout = columns.encode(rows, buffers)
+    return packed_columns(len(rows), layout, buffers)
+
+
+def packed_columns(
+    count: int, layout: columns.Layout, buffers: Sequence[columns.Fragments]
+) -> Packed:
+    """Return `count` rows that are a column already."""
     body: list[memoryview] = []
     sizes = []
     total = 0
@@ -64,7 +71,7 @@ def pack(rows: Sequence[Any]) -> Packed:
             body.append(memoryview(_PADDING)[:padding])
         sizes.append(size)
         total += size + padding
-    return Packed(len(rows), {"count": len(rows), "layout": layout, "sizes": sizes}, body, total)
+    return Packed(count, {"count": count, "layout": layout, "sizes": sizes}, body, total)
 
 
 def _bytes(fragment: Any) -> memoryview:

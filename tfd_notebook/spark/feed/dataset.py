@@ -77,7 +77,7 @@ def signature(layout: Layout) -> Any:
     }
     if kind in plain:
         return tf.TensorSpec([], plain[kind])
-    if kind in ("array", "scalar"):
+    if kind in ("array", "scalar", "number"):
         dtype = np.dtype(layout[1])
         of_text = dtype.kind in "SU"
         if of_text or dtype.kind in "?biufc":

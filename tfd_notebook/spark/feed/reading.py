@@ -72,6 +72,14 @@ class _Numbers(Column):
         return part
 
 
+class _Typed(_Numbers):
+    """Python's own numbers, which are of some type in arrays."""
+
+    def __init__(self, layout: Layout, count: int, buffers: Iterator[memoryview]) -> None:
+        Column.__init__(self, layout, count, buffers)
+        self._values = np.frombuffer(next(buffers), layout[1])
+
+
 class _Days(_Numbers):
     _DTYPES: ClassVar[dict[str, Any]] = {"date": np.int64, "datetime": np.int64}
 
@@ -290,6 +298,7 @@ _COLUMNS: dict[str, type[Column]] = {
     "int": _Numbers,
     "float": _Numbers,
     "complex": _Numbers,
+    "number": _Typed,
     "big": _Parsed,
     "decimal": _Parsed,
     "str": _Text,

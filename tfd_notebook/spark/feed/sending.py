@@ -27,7 +27,6 @@ from tfd_notebook.spark.feed.place import Place, choose
 
 #: Bytes on the way, beyond which one chunk at a time is sent.
 _MOST_BYTES = 64 << 20
-_NONE: Any = object()
 
 
 @dataclass(frozen=True)
@@ -82,12 +81,18 @@ def feed_partition(
     UsageError
         A row cannot be sent; or a queue of that name does not exist.
     """
-    rows = iter(rows)
-    first = next(rows, _NONE)
-    if first is _NONE:
+    return feed_chunks(packed(rows), places, qname, feed_timeout)
+
+
+def feed_chunks(
+    chunks: Iterator[Packed], places: Place | Sequence[Place], qname: str, feed_timeout: float
+) -> Fed:
+    """Do what `feed_partition` does, with rows that are packed."""
+    first = next(chunks, None)
+    if first is None:
         return Fed()
     with _Feeder(places, qname, feed_timeout, infer=False) as feeder:
-        for chunk in packed(chain([first], rows)):
+        for chunk in chain([first], chunks):
             if not feeder.send(chunk):
                 break
         else:
@@ -116,20 +121,19 @@ def infer_partition(
     SparkError
         The node's function ended and did not give all results.
     """
-    for chunk in infer_chunks(rows, places, qname, feed_timeout):
+    for chunk in infer_chunks(packed(rows), places, qname, feed_timeout):
         yield from chunk.rows(0, chunk.count)
 
 
 def infer_chunks(
-    rows: Iterable[Any], places: Place | Sequence[Place], qname: str, feed_timeout: float
+    chunks: Iterator[Packed], places: Place | Sequence[Place], qname: str, feed_timeout: float
 ) -> Iterator[Chunk]:
-    """Do what `infer_partition` does, and yield the results in chunks."""
-    rows = iter(rows)
-    first = next(rows, _NONE)
-    if first is _NONE:
+    """Do what `infer_partition` does, with rows that are packed, and yield results in chunks."""
+    first = next(chunks, None)
+    if first is None:
         return
     with _Feeder(places, qname, feed_timeout, infer=True) as feeder:
-        for chunk in packed(chain([first], rows)):
+        for chunk in chain([first], chunks):
             if not feeder.send(chunk):
                 break
             yield from feeder.results()

@@ -1,0 +1,99 @@
+"""Feeding from Spark's own tasks, from RDDs and, by Arrow, from DataFrames."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark._feeding import node
+from tfd_notebook.errors import NodeFailed
+from tfd_notebook.spark.feed import arrow, feed_partition, infer_partition
+
+pytestmark = pytest.mark.integration
+
+SCHEMA = (
+    "i int, l long, b byte, f float, d double, t boolean, s string, y binary, day date, "
+    "at timestamp, ntz timestamp_ntz, n decimal(10,2), nothing int, array array<double>, "
+    "varying array<string>, map map<string,int>, struct struct<a: int, b: array<struct<c: string>>>"
+)
+
+
+def rows(count: int) -> list[tuple[Any, ...]]:
+    day = datetime.datetime(2020, 2, 29, 1, 2, 3, 4)
+    return [
+        (
+            *(n, n * 2**40, n % 100, n / 4, n / 3, n % 2 == 0, f"ü{n}" * (n % 4), bytes([n % 256])),
+            *(day.date(), day, day, decimal.Decimal(n) / 4, None if n % 3 else n, [n / 2, 1.0]),
+            *([str(m) for m in range(n % 3)], {"a": n}, (n, [(str(n),)] * (n % 2))),
+        )
+        for n in range(count)
+    ]
+
+
+def test_partitions_of_an_rdd_of_several_sizes(sc: Any, tmp_path: Path) -> None:
+    data = sc.parallelize([range(0), range(5), range(5, 2000), range(2000, 2001)], 4)
+    with node(tmp_path, "collect") as running:
+        data.flatMap(list).foreachPartition(functools.partial(feed_partition, places=running.place))
+        found = [row for batch in running.end() for row in batch]
+    assert sorted(map(int, found)) == list(range(2001))
+
+
+def test_results_of_an_rdd_are_in_its_order(sc: Any, tmp_path: Path) -> None:
+    with node(tmp_path, "double") as running:
+        infer = functools.partial(infer_partition, places=running.place)
+        data = sc.parallelize(range(1000), 7).mapPartitions(infer)
+        assert data.collect() == list(range(0, 2000, 2))
+        assert data.take(3) == [0, 2, 4]  # it is computed anew, and only in part
+        assert data.sum() == 999_000
+        running.end()
+
+
+def test_a_dataframe_gives_the_rows_of_its_rdd(spark: Any, sc: Any, tmp_path: Path) -> None:
+    frame = spark.createDataFrame(rows(500), SCHEMA).repartition(3)
+    assert arrow.fits(frame)
+    with node(tmp_path, "collect") as running:
+        assert arrow.training(frame, 2, running.place, 60, "input")() is None
+        found = [row for batch in running.end() for row in batch]
+    assert sorted(found) == sorted(map(repr, frame.rdd.collect() * 2))
+
+
+def test_the_error_of_a_node_comes_back_from_a_dataframe(
+    spark: Any, sc: Any, tmp_path: Path
+) -> None:
+    with node(tmp_path, "fail") as running:
+        error = arrow.training(spark.range(100_000), 1, running.place, 60, "input")()
+    assert isinstance(error, NodeFailed)
+    assert "that row is wrong" in str(error)
+
+
+def test_results_for_a_dataframe_are_one(spark: Any, sc: Any, tmp_path: Path) -> None:
+    frame = spark.createDataFrame(rows(300), SCHEMA).repartition(4)
+    with node(tmp_path, "echo") as running:
+        found = arrow.inference(frame, frame.schema, running.place, 60, "input")
+        assert sorted(row.i for row in found.select("i").collect()) == list(range(300))
+        assert sorted(map(repr, found.collect())) == sorted(map(repr, frame.collect()))
+        running.end()
+
+
+def test_results_of_one_value(spark: Any, sc: Any, tmp_path: Path) -> None:
+    with node(tmp_path, "first_times_two") as running:
+        found = arrow.inference(spark.range(100), "twice long", running.place, 60, "input")
+        assert sorted(row.twice for row in found.collect()) == list(range(0, 200, 2))
+        running.end()
+
+
+def test_how_many_rows_go_into_a_batch_of_arrow(spark: Any, sc: Any) -> None:
+    assert arrow.records_per_batch(spark.range(10)) == 1 << 16
+    large = spark.createDataFrame([(bytes(150_000),)] * 3, "image binary")
+    assert 20 < arrow.records_per_batch(large) < 30
+
+
+def test_types_that_arrow_lacks(spark: Any, sc: Any) -> None:
+    from pyspark.ml.linalg import Vectors
+
+    assert not arrow.fits(spark.createDataFrame([(Vectors.dense([1.0]),)], ["features"]))
