@@ -37,6 +37,11 @@ def training(
     data: Any, epochs: int, where: Sequence[Place], feed_timeout: float, qname: str
 ) -> Callable[[], TfdError | None]:
     """Return the action that feeds `data`; it returns the first error of a node."""
+    if hasattr(data, "mapInArrow"):
+        from tfd_notebook.spark.feed import arrow
+
+        if arrow.fits(data):
+            return arrow.training(data, epochs, where, feed_timeout, qname)
     rdd = data if not hasattr(data, "rdd") else data.rdd
     repeated = rdd if epochs == 1 else rdd.context.union([rdd] * epochs)
     fed = repeated.mapPartitions(

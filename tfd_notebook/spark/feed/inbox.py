@@ -216,6 +216,10 @@ class Inbox:
             numbers = self.numbers()
             channel.send({"depth": numbers["queue_depth"], "feeders": numbers["feeders"]})
             return
+        if said.get("op") == "end_of_feed":
+            self.end_of_feed()
+            channel.send({"op": "ended"})
+            return
         source = self._welcome(channel, said)
         if source is None:
             # Until who connected has read it and gone.
