@@ -97,3 +97,27 @@ def test_types_that_arrow_lacks(spark: Any, sc: Any) -> None:
     from pyspark.ml.linalg import Vectors
 
     assert not arrow.fits(spark.createDataFrame([(Vectors.dense([1.0]),)], ["features"]))
+
+
+def average(args: Any, ctx: Any) -> None:
+    """The function of a node: writes what it got into a directory, by batches of arrays."""
+    total, count = 0.0, 0
+    for batch in ctx.get_data_feed().as_dataset(32):
+        total += float(sum(batch["x"])) + float(sum(sum(batch["pair"])))
+        count += len(batch["x"])
+    (Path(args["directory"]) / str(ctx.task_index)).write_text(f"{count} {total}")
+
+
+def test_a_cluster_is_fed_from_a_dataframe(spark: Any, sc: Any, tmp_path: Path) -> None:
+    from tfd_notebook.spark import TFCluster
+
+    data = [(float(n), [n, 1]) for n in range(400)]
+    frame = spark.createDataFrame(data, "x double, pair array<int>").repartition(5)
+    cluster = TFCluster.run(
+        sc, average, {"directory": str(tmp_path)}, 2, 0, input_mode=TFCluster.InputMode.SPARK
+    )
+    cluster.train(frame, num_epochs=2, feed_timeout=100)
+    cluster.shutdown(timeout=100)
+    found = [path.read_text().split() for path in tmp_path.iterdir()]
+    assert sum(int(count) for count, _ in found) == 800
+    assert sum(float(total) for _, total in found) == 2 * (2 * sum(range(400)) + 400)
