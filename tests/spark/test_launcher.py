@@ -38,6 +38,8 @@ def test_tasks_run_beside_executors_and_take_no_slot(spark: Any, sc: Any) -> Non
     with tfd.Cluster(data_workers=2, name="beside", launcher=launcher) as cluster:
         assert numbers(cluster) == list(range(100))
         assert len(ends()) == 2
+        with pytest.raises(errors.Unsupported, match="ends with its application"):
+            cluster.detach()
         assert sc.parallelize(range(2), 2).barrier().mapPartitions(list).count() == 2
         frame = cluster.to_frame()
         assert set(frame["state"]) == {"ready"}

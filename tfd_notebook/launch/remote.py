@@ -16,6 +16,7 @@ from tfd_notebook.errors import (
     LaunchError,
     StartTimeout,
     TfdError,
+    Unsupported,
     UsageError,
 )
 from tfd_notebook.launch import local, proxies, relay, tls
@@ -50,6 +51,9 @@ class RemoteHost:
     label : str
         How it is called where a person reads it.
     """
+
+    #: Whether what runs there can outlive the process that started it.
+    lasts: ClassVar[bool] = True
 
     def __init__(self, label: str) -> None:
         self.label = label
@@ -386,6 +390,10 @@ class RemoteNode(AgentNode):
         return made
 
     def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
+        if do == "lease" and not self.remote.lasts:
+            raise Unsupported(
+                f"{self.label}: what runs there ends with its application at the latest"
+            )
         if do == "hold":
             for packed in arguments["tasks"]:
                 packed["host"] = packed["host"] or self.host

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import json
+import re
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -132,16 +133,28 @@ class Spark(RemoteLauncher):
                 fix="see that no other job keeps them busy, and that their hosts are up",
             ) from None
         except Exception as error:
-            said = str(error).strip().partition("\n")[0]
-            raise LaunchError(
-                f"Spark could not run a task on each executor: {said}",
-                fix="tfd.spark.check(spark) tells more",
-            ) from error
+            raise _failed(error) from error
         except BaseException:
             context.cancelJobGroup(group)
             raise
         finally:
             cloudpickle.unregister_pickle_by_value(sparktask)
+
+
+def _failed(error: Exception) -> LaunchError:
+    """Return what matters of an error of Spark, whose text is a page long."""
+    text = str(error).strip()
+    if lost := re.search(r"ExecutorLostFailure \([^\n]*", text):
+        return LaunchError(
+            f"an executor of Spark cannot be reached: {lost[0]}",
+            fix="see that its host is up; Spark brings another one where it can",
+        )
+    lines = re.findall(r"^(?:\w+\.)*\w+(?:Error|Exception): [^\n]+", text, re.M)
+    said = lines[-1] if lines else text.partition("\n")[0]
+    return LaunchError(
+        f"Spark could not run a task on each executor: {said}",
+        fix="tfd.spark.check(spark) tells more",
+    )
 
 
 def _bracketed(host: str) -> str:
@@ -207,6 +220,8 @@ class _Meeting:
 
 class _SparkHost(RemoteHost):
     """An executor."""
+
+    lasts: ClassVar[bool] = False
 
     def __init__(self, label: str, meeting: _Meeting) -> None:
         super().__init__(label)

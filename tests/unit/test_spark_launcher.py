@@ -1,0 +1,48 @@
+"""What the launcher on Spark says where it cannot begin."""
+
+from __future__ import annotations
+
+import pytest
+
+import tfd_notebook as tfd
+from tfd_notebook import errors
+from tfd_notebook.launch import spark
+
+LOST = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a failed
+barrier ResultStage. Most recent failure reason: Stage failed because a task did not finish.
+ExecutorLostFailure (executor 0 exited caused by one of the running tasks) Reason: worker lost
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala)
+"""
+RAISED = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 failed
+Traceback (most recent call last):
+  File "worker.py", line 1, in main
+OSError: [Errno 28] No space left on device
+
+\tat org.apache.spark.api.python.BasePythonRunner
+"""
+
+
+def test_an_executor_that_was_lost_is_one_that_cannot_be_reached() -> None:
+    error = spark._failed(Exception(LOST))
+    assert "cannot be reached: ExecutorLostFailure (executor 0 exited" in error.what
+    assert "scala" not in error.what
+
+
+def test_what_a_task_raised_is_said() -> None:
+    assert spark._failed(Exception(RAISED)).what.endswith("No space left on device")
+    assert spark._failed(Exception("short")).what.endswith(": short")
+
+
+def test_without_a_spark_it_says_how_to_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark.private, "active_context", lambda: None)
+    with pytest.raises(errors.StateError, match=r"(?s)no Spark lives.*tfd\.spark\.session"):
+        tfd.Cluster(data_workers=1, launcher="spark")
+
+
+def test_it_is_made_again_from_its_options() -> None:
+    made = tfd.launchers.Spark(executors=2, grace=5)
+    assert tfd.launchers.Spark(**made.options).options == made.options
+    with pytest.raises(errors.Unsupported, match="ends with its Spark application"):
+        made.again("mine", [])
