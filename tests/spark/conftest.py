@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,10 +26,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark(leftovers: type[Any]) -> Iterator[Any]:
     """A SparkSession on ``local-cluster[2,1,1024]``."""
+    from pyspark import java_gateway
+
     from tfd_notebook.spark import sessions
 
     before = leftovers()
-    yield sessions.session(executors=2, cores=1, memory="1024m", name="tests")
+    session = sessions.session(executors=2, cores=1, memory="1024m", name="tests")
+    # Java calls Python for streams, through a port and threads that stay as long as Java does.
+    java_gateway.ensure_callback_server_started(session.sparkContext._gateway)
+    yield session
     sessions.end()
     before.check("Spark", settle=_SETTLE_SECONDS)
 
@@ -69,6 +75,11 @@ def _beside_spark(leftovers: type[Any]) -> type[Any]:
             for process in super()._new_processes(False):
                 if not _of_spark(process):
                     yield process
+
+        def _left(self, shared: bool) -> list[str]:
+            # Where Java has called Python, py4j keeps the connection, and a thread without a name.
+            calls = re.compile(r"thread Thread-\d+ \(run\)")
+            return [left for left in super()._left(shared) if not calls.fullmatch(left)]
 
     return Leftovers
 

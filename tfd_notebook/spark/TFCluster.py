@@ -154,6 +154,54 @@ class TFCluster(Coordinating):
                 self._phases.wait(lambda phase: phase.is_end, 5.0)
             raise self.error or problem
 
+    def train_stream(
+        self,
+        stream: Any,
+        feed_timeout: float = 600,
+        qname: str = "input",
+        **options: Any,
+    ) -> Any:
+        """Feed each micro-batch of a streaming DataFrame as it comes.
+
+        Parameters
+        ----------
+        stream : pyspark.sql.DataFrame
+            Of Structured Streaming: ``isStreaming`` is true.
+        feed_timeout : float
+            Seconds that a node may take without having taken anything. Default 600.
+        qname : str
+        **options
+            Of Spark's ``writeStream``, such as ``checkpointLocation="..."``; ``trigger`` is a dict
+            with the arguments of its method of that name.
+
+        Returns
+        -------
+        pyspark.sql.streaming.StreamingQuery
+            It runs in the background: ``stop()`` it before `shutdown`. What a node fails of
+            ends it, and is in ``query.exception()``.
+
+        Raises
+        ------
+        StateError
+            The cluster reads its data itself, or has ended.
+        UsageError
+            `stream` is no streaming DataFrame.
+        """
+        self._must_feed()
+        if not getattr(stream, "isStreaming", False):
+            raise errors.UsageError(
+                f"{type(stream).__name__} is no streaming DataFrame",
+                fix="spark.readStream makes one; train(...) takes what is there already",
+            )
+
+        def feed(batch: Any, number: int) -> None:
+            self.train(batch, 1, feed_timeout, qname)
+
+        writer = stream.writeStream.foreachBatch(feed)
+        if (trigger := options.pop("trigger", None)) is not None:
+            writer = writer.trigger(**trigger)
+        return writer.options(**options).start()
+
     def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
         """Return an RDD of the nodes' results for the rows of `dataRDD`, one for each, in order.
 
