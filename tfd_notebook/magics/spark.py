@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import functools
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfd_notebook import views
@@ -12,6 +14,8 @@ from tfd_notebook.magics import living, starting
 from tfd_notebook.magics.cluster import say
 from tfd_notebook.magics.parsing import Command, CommandLine, Parser, nearest
 
+#: Seconds for a cluster to be seen that starts in the background.
+_APPEAR_SECONDS = 10.0
 _SESSION = "spark = tfd.spark.session()"
 
 
@@ -135,7 +139,8 @@ class _Run:
         if count is None:
             context = getattr(session, "sparkContext", session)
             count = private.slots(context) + (options.ps if options.driver_ps else 0)
-        begun = TFCluster.run(
+        run = functools.partial(
+            TFCluster.run,
             session,
             function,
             args,
@@ -148,15 +153,31 @@ class _Run:
             master_node=options.master_node,
             reservation_timeout=options.timeout,
             eval_node=options.evaluator,
-            wait=not options.background,
             name=options.label,
         )
         if options.background:
+            begun = _begin(run)
             say("it starts; %tfd_spark status --live shows how, and the result is a future of it")
             return begun
+        begun = run()
         bound = living.bind(self._shell.user_ns, variable, begun)
         say(f"cluster {begun.name!r} runs on Spark; it is in the variable {bound!r}")
         return begun
+
+
+def _begin(run: Callable[..., Any]) -> Any:
+    """Return the future of a cluster; when it can be seen, so that the next cell may look at it."""
+    from tfd_notebook.spark import living as known
+
+    appeared = threading.Event()
+    known.on_change(appeared.set)
+    try:
+        begun = run(wait=False)
+        begun.add_done_callback(lambda _: appeared.set())
+        appeared.wait(_APPEAR_SECONDS)
+        return begun
+    finally:
+        known.forget(appeared.set)
 
 
 def _train_args(parser: Parser) -> None:

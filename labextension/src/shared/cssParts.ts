@@ -12,7 +12,7 @@ export const PARTS = `
 .tfd-tasks .tfd-toggle::before { content: '▸'; flex: none; width: .8em; color: var(--tfd-quiet); }
 .tfd-tasks .tfd-toggle[aria-expanded='true']::before { content: '▾'; }
 .tfd-live.tfd-live td.tfd-more { white-space: normal; max-width: none; padding: 2px 0 8px 14px; overflow: visible; }
-.tfd-facts { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 1px 8px; margin: 2px 0 6px; }
+.tfd-live.tfd-live .tfd-facts { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: 1px 8px; margin: 2px 0 6px; }
 .tfd-live .tfd-facts > dt, .tfd-live .tfd-facts > dd { float: none; width: auto; margin: 0; padding: 0; font-weight: inherit; }
 .tfd-live .tfd-facts > dt { color: var(--tfd-quiet); }
 .tfd-facts dd { overflow-wrap: anywhere; }
