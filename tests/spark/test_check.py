@@ -129,7 +129,8 @@ def test_a_spark_that_anybody_may_join(seen: Asked) -> None:
 
 def test_a_manager_that_nobody_tried(seen: Asked) -> None:
     assert codes(dataclasses.replace(seen, master="yarn")) == {"TFD879"}
-    assert codes(dataclasses.replace(seen, master="local[4]")) == set()
+    assert codes(dataclasses.replace(seen, master="local[4]")) == {"TFD879"}
+    assert codes(dataclasses.replace(seen, master="spark://host:7077")) == set()
 
 
 def hold(path: str) -> Any:
@@ -193,4 +194,4 @@ def test_a_reason_is_a_line() -> None:
     assert asked._reason(Exception(text)).endswith("Python in worker has 3.9")
     assert asked._reason(Exception("")) == "Exception"
     silent = Asked(silent=asked._reason(Exception(text)), slots=1)
-    assert codes(dataclasses.replace(silent, master="local[1]")) == {"TFD873"}
+    assert codes(dataclasses.replace(silent, master="local-cluster[1,1,1024]")) == {"TFD873"}

@@ -16,7 +16,7 @@ from tfd_notebook.version import VERSION
 
 #: Bytes without which a node has no room for logs and checkpoints.
 LEAST_BYTES = 1_000_000_000
-_TESTED = ("local", "local-cluster", "standalone")
+_TESTED = ("local-cluster", "standalone")
 
 SLOTS = kind(
     "TFD870",
@@ -76,7 +76,7 @@ UNTESTED = kind(
     "TFD879",
     "info",
     "cluster manager that was not tried",
-    "this package is tested on local, local-cluster and standalone masters",
+    "this package is tested on local-cluster and standalone masters",
 )
 SILENT = kind(
     "TFD880",
