@@ -53,7 +53,7 @@ lint: $(VENV)/.test $(VENV)/.npm ## ruff, mypy and the layers; eslint, prettier 
 lab: $(VENV)/.lab $(VENV)/.front ## JupyterLab on the tutorials
 	$(BIN)/jupyter lab notebooks
 
-bench: $(VENV)/.demo ## every benchmark; the figures go to benchmarks/results.md
+bench: $(VENV)/.demo $(VENV)/.spark ## every benchmark; the figures go to benchmarks/results.md
 	$(BIN)/python benchmarks/run.py
 
 docs: $(VENV)/.docs ## the documentation, in docs/_build/html
