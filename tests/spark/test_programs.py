@@ -1,0 +1,51 @@
+"""Programs in the manner of TensorFlowOnSpark run with their import lines changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfd_notebook.spark import java
+
+PROGRAMS = Path(__file__).parent / "programs"
+#: Seconds for Spark, two clusters and a training, on a busy machine.
+LONG = 600.0
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(700)]
+
+
+def test_a_program_trains_fed_by_spark_and_infers(tmp_path: Path) -> None:
+    text = (PROGRAMS / "digits_spark.py").read_text()
+    program = tmp_path / "digits_spark.py"
+    assert "from tensorflowonspark import" in text
+    program.write_text(text.replace("tensorflowonspark import", "tfd_notebook.spark import"))
+    environment = {
+        **os.environ,
+        "JAVA_HOME": str(java.choose().prepared(tmp_path)),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_SUBMIT_ARGS": "--master local-cluster[2,1,1024] "
+        "--conf spark.ui.enabled=false pyspark-shell",
+    }
+    done = subprocess.run(
+        [
+            *(sys.executable, str(program)),
+            *("--export_dir", str(tmp_path / "export"), "--output", str(tmp_path / "right")),
+        ],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+    )
+    # Java says much, too.
+    said = [line for line in done.stderr.splitlines() if not line.lstrip().startswith("at ")]
+    assert done.returncode == 0, "\n".join(said[-80:])
+    shares = [float(file.read_text()) for file in sorted(tmp_path.glob("right-*"))]
+    assert len(shares) == 2
+    assert min(shares) > 0.75
+    assert "executor_id" not in {one.name for one in tmp_path.iterdir()}
