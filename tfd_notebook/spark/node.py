@@ -113,7 +113,7 @@ class _Supervisor:
         os.close(into)
         os.close(self._held)
         self._control = mine
-        board = tensorboard.start(self._request, self._say_board)
+        board = tensorboard.start(self._request, directory, self._say_board)
         reader = self._thread(lambda: self._read_log(output))
         self._reader = self._thread(self._read_body)
         self._thread(self._await_body)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 
 
-def start(request: Mapping[str, Any], say: Callable[[str], None]) -> Board | None:
+def start(request: Mapping[str, Any], temporary: Path, say: Callable[[str], None]) -> Board | None:
     """Start it where `request` has a directory for it; `say` gets its address."""
     directory = request.get("tensorboard")
-    return Board(str(directory), str(request["host"]), say) if directory else None
+    return Board(str(directory), str(request["host"]), temporary, say) if directory else None
 
 
 class Board:
@@ -30,14 +32,19 @@ class Board:
         Where the event files are.
     host : str
         Name or address to listen at: that of the executor, as Spark knows it.
+    temporary : Path
+        For its files, which are not its own to remove when it is killed.
     say : callable
         Called with its address once it listens.
     """
 
-    def __init__(self, directory: str, host: str, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: str, host: str, temporary: Path, say: Callable[[str], None]
+    ) -> None:
         arguments = ["--logdir", directory, "--host", host, "--port", "0", "--load_fast=false"]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tensorboard.main", *arguments],
+            env={**os.environ, "TMPDIR": str(temporary)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
