@@ -96,7 +96,7 @@ def test_why_works_from_a_wheel(tmp_path: Path) -> None:
         ask, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.startswith("TFD811 dispatcher without workers (error)")
-    assert not (tmp_path / "installed/tfd_notebook/checkup/pages/doctor.md").is_symlink()
+    assert (tmp_path / "installed/tfd_notebook/checkup/pages/errors.md").is_file()
 
 
 def test_doctor_in_a_terminal(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,11 @@
-"""What a code means, from the pages of the documentation: they are data of this package."""
+"""What a code means, from the pages of the documentation, which a wheel carries as data."""
 
 from __future__ import annotations
 
 import difflib
 import re
 import textwrap
-from importlib import resources
+from pathlib import Path
 
 from tfd_notebook.errors import UnknownName
 
@@ -50,7 +50,10 @@ def why(code: str, width: int = 100) -> str:
 
 
 def _page(name: str) -> str:
-    return (resources.files(__package__) / "pages" / name).read_text(encoding="utf-8")
+    page = Path(__file__).with_name("pages") / name
+    if not page.exists():  # a checkout, which the package runs from
+        page = Path(__file__).parents[2] / "docs" / name
+    return page.read_text(encoding="utf-8")
 
 
 def _errors(page: str) -> dict[str, str]:
