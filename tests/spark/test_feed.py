@@ -256,6 +256,28 @@ def test_a_task_feeds_the_node_of_its_executor(tmp_path: Path) -> None:
             choose([place(1, 1, tmp_path / "gone")])
 
 
+def test_of_several_nodes_of_an_executor_the_idle_one_is_fed(tmp_path: Path) -> None:
+    host = os.uname().nodename
+
+    def place(index: int, inbox: Inbox) -> Place:
+        path, jvm = str(inbox.address), os.getppid()
+        return Place("c", "worker", index, host, str(index), jvm, path, _feeding.SECRET)
+
+    with (
+        Inbox(tmp_path / "a", _feeding.SECRET) as busy,
+        Inbox(tmp_path / "b", _feeding.SECRET) as idle,
+    ):
+        places = [place(0, busy), place(1, idle)]
+        feeder = threading.Thread(target=feed_partition, args=([1, 2], places[0]))
+        feeder.start()
+        _until(lambda: busy.numbers()["queue_depth"])
+        assert choose(places) == places[1]
+        assert choose(places[::-1]) == places[1]
+        busy.terminate()
+        feeder.join(60)
+        assert not feeder.is_alive()
+
+
 def _until(reached: Any, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not reached():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from tfd_notebook.spark import java
@@ -23,8 +24,14 @@ def test_a_program_trains_fed_by_spark_and_infers(tmp_path: Path) -> None:
     program = tmp_path / "digits_spark.py"
     assert "from tensorflowonspark import" in text
     program.write_text(text.replace("tensorflowonspark import", "tfd_notebook.spark import"))
+    home = tmp_path / "spark"  # Spark writes its executors' files to where it lies
+    home.mkdir()
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        if entry.name != "work":
+            (home / entry.name).symlink_to(entry)
     environment = {
         **os.environ,
+        "SPARK_HOME": str(home),
         "JAVA_HOME": str(java.choose().prepared(tmp_path)),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",

@@ -235,6 +235,29 @@ def test_inference_answers_each_row_in_order(start: Start, sc: Any) -> None:
     cluster.shutdown(timeout=LONG)
 
 
+def test_an_action_on_an_inference_feeds(start: Start, sc: Any) -> None:
+    def function(args: Any, ctx: Any) -> None:
+        import time
+
+        feed = ctx.get_data_feed(train_mode=False)
+        while not feed.should_stop():
+            batch = feed.next_batch(1)
+            time.sleep(0.1)
+            feed.batch_results(batch)
+
+    cluster = start(function)
+    results = cluster.inference(sc.parallelize(range(60), 2))
+    assert cluster.phase == "running"
+    found: list[int] = []
+    action = threading.Thread(target=lambda: found.extend(results.collect()))
+    action.start()
+    until(lambda: cluster.phase == "feeding", LONG)
+    cluster.shutdown(timeout=LONG)  # which waits for it
+    action.join(LONG)
+    assert found == list(range(60))
+    assert cluster.phase == "stopped"
+
+
 def test_inference_that_fails_names_the_node(start: Start, sc: Any) -> None:
     def function(args: Any, ctx: Any) -> None:
         ctx.get_data_feed(train_mode=False).next_batch(1)

@@ -109,6 +109,50 @@ def test_mirrored_workers_are_fed_until_they_have_enough(
     assert [(tmp_path / str(n)).read_text() for n in range(2)] == [str(20.0 * 8 * 2)] * 2
 
 
+def test_uneven_partitions_do_not_hold_up_mirrored_workers(
+    sc: Any, tmp_path: Path, ended: list[Any]
+) -> None:
+    """A worker without rows takes part in each step of the others, until all have ended."""
+
+    def function(args: Any, ctx: Any) -> None:
+        import json
+
+        import tensorflow as tf
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            total = tf.Variable(0.0)
+
+        @tf.function(reduce_retracing=True)
+        def step(rows: Any) -> None:
+            def replica(rows: Any) -> None:
+                context = tf.distribute.get_replica_context()
+                total.assign_add(context.all_reduce("sum", tf.reduce_sum(rows)))
+
+            strategy.run(replica, (rows,))
+
+        steps = counted = mine = 0
+        feed = ctx.get_data_feed()
+        for rows, count in feed.together(strategy, 8, tf.TensorSpec([], tf.float32)):
+            step(rows)
+            steps, counted, mine = steps + 1, counted + count, mine + len(rows)
+        found = {"total": float(total.numpy()), "steps": steps, "rows": counted, "mine": mine}
+        (tmp_path / str(ctx.task_index)).write_text(json.dumps(found))
+
+    def uneven(index: int, _: Any) -> Any:
+        return iter([1.0] * (1000, 3, 0)[index])
+
+    cluster = TFCluster.run(sc, function, None, 2, 0, input_mode=InputMode.SPARK)
+    ended.append(cluster)
+    cluster.train(sc.parallelize(range(3), 3).mapPartitionsWithIndex(uneven), 1)
+    cluster.shutdown(timeout=LONG)
+    one, two = (json.loads((tmp_path / str(index)).read_text()) for index in range(2))
+    assert one["total"] == two["total"] == one["rows"] == two["rows"] == 1003
+    assert one["steps"] == two["steps"] > 100
+    assert one["mine"] + two["mine"] == 1003
+    assert one["mine"] != two["mine"]
+
+
 @pytest.mark.parametrize("beside", [False, True])
 def test_parameter_server_strategy_with_the_coordinator_here(
     sc: Any, ended: list[Any], beside: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Sequence
@@ -384,9 +385,13 @@ def run(
 
     def start() -> TFCluster:
         checks.needed(sc, sum(not each.on_driver for each in assignments))
+        if interrupted.is_set():
+            raise errors.SparkError("the start was interrupted")
         cluster = TFCluster(sc, plan_of, assignments, mode, name, heartbeat_limit)
         cluster.serves = map_fun is serve
         begun.append(cluster)
+        if interrupted.is_set():
+            give_up()
         reached = cluster._phases.wait(
             lambda phase: phase not in (Phase.RESERVING, Phase.STARTING), reservation_timeout
         )
@@ -397,9 +402,11 @@ def run(
         return cluster
 
     def give_up() -> None:
+        interrupted.set()
         for cluster in begun:
             cluster.fail(errors.SparkError("the start was interrupted"))
 
     begun: list[TFCluster] = []
+    interrupted = threading.Event()
     future = jobs.in_background(start, "start")
     return jobs.wait(future, give_up) if wait else future

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
 from collections.abc import Callable
@@ -56,7 +57,10 @@ class Job:
     def cancel(self) -> None:
         """Have Spark end it; returns at once."""
         self._cancelled = True
-        if not self.future.done() and self._sc._jsc is not None:
+        if self.future.done():
+            return
+        # Where Spark has ended, or its Java is gone, nothing is left to cancel.
+        with contextlib.suppress(Exception):
             self._sc.cancelJobGroup(self._group)
 
 

@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook import errors, views
-from tfd_notebook._compat import spark as private
 from tfd_notebook._compat import sparkcontext
 from tfd_notebook.launch import protocol
 from tfd_notebook.snapshot import Snapshot, SparkRow
@@ -49,6 +48,7 @@ class Life:
         heartbeat_limit: float,
     ) -> None:
         self.sc = sc
+        self._application = str(sc.applicationId)
         self.cluster_id = secrets.randbits(63)
         self.input_mode = input_mode
         self.num_executors = len(assignments)
@@ -57,6 +57,7 @@ class Life:
         self.error: errors.TfdError | None = None
         self.name = ""
         self._version = 0
+        self._is_fed = False
         self._phases = Phases(self._changed)
         self._jobs: set[Job] = set()
         #: Whether its nodes run servers for this process, and come to no end by themselves.
@@ -140,7 +141,7 @@ class Life:
             reserved=len(rows),
             needed=self.num_executors,
             input_mode=self.input_mode.name,
-            application=str(self.sc.applicationId),
+            application=self._application,
             nodes=tuple(sorted(rows, key=lambda row: order[row.node])),
             reason=phases.reason,
             error=str(self.error) if self.error is not None else "",
@@ -205,14 +206,30 @@ class Life:
             self.fail(starting.failed(node))
         elif node.state == "lost":
             self.fail(starting.lost(node))
-        elif kind == "reserved" and all(other.state for other in self.nodes):
-            self._phases.move(Phase.STARTING)
-            self._start_beside()
-        elif kind == "state" and not any(
+        elif self.phase is Phase.RESERVING and all(other.state for other in self.nodes):
+            # Of two that hear of the last two nodes at the same time, one gets true.
+            if self._phases.move(Phase.STARTING):
+                self._start_beside()
+        elif self.phase is Phase.DRAINING and kind == "hello" and node.assignment.is_fed:
+            self.server.order("finish", [node])  # it may have been away when that was said
+        if self.phase is Phase.STARTING and not any(
             other.state in ("", "reserved", "starting") for other in self.nodes
         ):
             self._phases.move(Phase.RUNNING)
+        self._note_feeders()
         self._phases.poke()
+
+    def _note_feeders(self) -> None:
+        """Enter the phase for rows that come by nobody's `train`: by an action on an inference."""
+        with self.server.lock:
+            fed = any(node.numbers.get("feeders") and not node.is_over for node in self.fed)
+            if fed is self._is_fed:
+                return
+            self._is_fed = fed
+        if fed:
+            self._phases.feed_began()
+        else:
+            self._phases.feed_ended()
 
     def _asked(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """End the jobs of a task that has met an error, which Spark would else try again."""
@@ -227,6 +244,13 @@ class Life:
             self._launch.start_beside()
         except errors.TfdError as error:
             self.fail(error)
+        except Exception as error:
+            self.fail(
+                errors.LaunchError(
+                    f"the nodes beside the notebook cannot be started: "
+                    f"{type(error).__name__}: {error}"
+                )
+            )
 
     def _launch_ended(self, future: Future[Any]) -> None:
         error = future.exception()
@@ -255,10 +279,11 @@ class Life:
     def _end(self, seconds: float) -> None:
         self.let_go()
         self._phases.wait(lambda _: all(n.ended or n.attempt is None for n in self.nodes), seconds)
-        if not private.is_stopped(self.sc):
+        try:
             self._launch.close()
-        self.server.close()
-        living.remove(self)
+        finally:
+            self.server.close()
+            living.remove(self)
 
     def move(self, to: Phase, reason: str) -> bool:
         """Enter a phase; False where it may not follow the present one."""

@@ -37,6 +37,15 @@ BEAT_SECONDS = 1.0
 _TERM_SECONDS = 3.0
 #: Characters of the log that wait for the driver, and that one report carries.
 _MOST_LOG = 1 << 16
+#: Characters of the first line of an error.
+_MOST_WHAT = 1 << 14
+#: What is known of the node, by the word that tells it, and the field of that word.
+_KNOWN = {
+    "state": ("state", "state"),
+    "inbox": ("path", "path"),
+    "tensorboard": ("board", "url"),
+    "port": ("open_to", "open_to"),
+}
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -84,8 +93,8 @@ class _Supervisor:
         self._unsent_size = 0
         self._log_lock = threading.Lock()
         self._numbers: dict[str, Any] = {}
-        self._path = ""
-        self._state = "starting"
+        #: What every word to the driver carries, so that none that is lost is missed.
+        self._known = {"state": "starting", "path": "", "board": "", "open_to": ""}
         #: Why this supervisor ends the node itself: its state then, and the reason.
         self._ending: tuple[str, str] | None = None
         self._over = False
@@ -211,8 +220,7 @@ class _Supervisor:
             "node": self._request["node"],
             "pid": self._pid,
             "supervisor": os.getpid(),
-            "state": self._state,
-            "path": self._path,
+            "known": self._known,
         }
 
     # What follows from it, in the main thread
@@ -261,13 +269,18 @@ class _Supervisor:
             self._tell_body({"order": "finish"})
 
     def _hear(self, said: dict[str, Any]) -> None:
-        if said["say"] == "numbers":
+        kind = said["say"]
+        if kind == "numbers":
             self._numbers = said["numbers"]
             return
-        if said["say"] == "inbox":
-            self._path = said["path"]
-        elif said["say"] == "state":
-            self._state = said["state"]
+        if kind == "error":
+            said["what"], said["traceback"] = (
+                said["what"][:_MOST_WHAT],
+                said["traceback"][-_MOST_LOG:],
+            )
+        elif kind in _KNOWN:
+            name, field = _KNOWN[kind]
+            self._known[name] = said[field]
         self._send(said)
 
     def _end(self, state: str, reason: str, how: signal.Signals) -> None:
@@ -295,8 +308,8 @@ class _Supervisor:
             self._channel.close()
 
     def _how_it_ended(self, status: int) -> tuple[str, str]:
-        if self._state in ("finished", "failed"):
-            return self._state, ""
+        if self._known["state"] in ("finished", "failed"):
+            return self._known["state"], ""
         if status < 0:
             return "lost", f"its process was killed by {signal.Signals(-status).name}"
         return "lost", f"its process exited with status {status} before its function returned"
@@ -323,7 +336,14 @@ class _Supervisor:
             channel = self._channel
         if channel is not None:
             with contextlib.suppress(OSError):
-                channel.send({**message, "numbers": self._numbers, "log": self._take_log()})
+                channel.send(
+                    {
+                        **message,
+                        "known": self._known,
+                        "numbers": self._numbers,
+                        "log": self._take_log(),
+                    }
+                )
 
     def _await_channel(self, message: Mapping[str, Any]) -> None:
         """Give the channel a moment for what must not be lost."""

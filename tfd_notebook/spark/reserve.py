@@ -41,7 +41,7 @@ class Start:
         try:
             pid = self._start(node, BarrierTaskContext.get())
         except Exception as error:
-            if isinstance(error, OSError) or not tell_failure(self._plan, node, error):
+            if not tell_failure(self._plan, node, error):
                 raise
             return  # an exception would have Spark try again
         if pid is None:

@@ -64,6 +64,13 @@ class Node:
         (began, first), (ended, last) = self.rates[0], self.rates[-1]
         return (last - first) / (ended - began) if ended > began else 0.0
 
+    def note_known(self, known: Mapping[str, Any]) -> None:
+        """Note what its supervisor knows of it."""
+        self.path, self.board = str(known["path"]), str(known["board"])
+        self.open_to = str(known["open_to"])
+        if not self.is_over and not self.ended:
+            self.state = str(known["state"])
+
     def note_numbers(self, numbers: Mapping[str, Any]) -> None:
         """Note what its inbox counted."""
         self.numbers = numbers
@@ -185,9 +192,8 @@ class Steering:
     def _hold(self, node: Node, channel: Channel, hello: Mapping[str, Any]) -> None:
         with self._lock:
             node.channel, node.heard = channel, time.monotonic()
-            node.pid, node.path = int(hello["pid"]), str(hello["path"])
-            if not node.is_over:
-                node.state = str(hello["state"])
+            node.pid = int(hello["pid"])
+            node.note_known(hello["known"])
         self._changed(node, "hello")
         try:
             while True:
@@ -210,17 +216,10 @@ class Steering:
             node.note_log(str(said["log"]))
         if said.get("numbers"):
             node.note_numbers(said["numbers"])
+        node.note_known(said["known"])
         kind = said["say"]
-        if kind == "inbox":
-            node.path = str(said["path"])
-        elif kind == "tensorboard":
-            node.board = str(said["url"])
-        elif kind == "port":
-            node.open_to = str(said["open_to"])
-        elif kind == "error":
+        if kind == "error":
             node.error = f"{said['what']}\n{said['traceback']}"
-        elif kind == "state" and not node.ended:
-            node.state = str(said["state"])
         elif kind == "ended":
             node.ended = True
             # What its function came to counts for more than how its process ended afterwards.

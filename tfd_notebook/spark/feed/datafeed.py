@@ -148,6 +148,39 @@ class DataFeed:
 
         return dataset.as_dataset(self, batch_size, output_signature, drop_remainder)
 
+    def together(
+        self, strategy: Any, batch_size: int, output_signature: Any
+    ) -> Iterator[tuple[Any, int]]:
+        """Yield a batch for each step that all workers of `strategy` take together.
+
+        All of them have to call it, and take as many steps: a worker that has no rows at the
+        moment gets an empty batch, so that nobody waits in a collective for one that waits for
+        rows. It ends for all at the same step, when the feed of all has ended.
+
+        Parameters
+        ----------
+        strategy : tf.distribute.MultiWorkerMirroredStrategy
+        batch_size : int
+            Most rows of this worker in a step.
+        output_signature : nested structure of tf.TypeSpec
+            Of one row, with a known shape.
+
+        Yields
+        ------
+        batch : nested structure of tf.Tensor
+            From 0 to `batch_size` rows. Have the step, a `tf.function`, reduce its retracing.
+        total : int
+            Rows of all workers in this step, at least 1: divide sums over rows by it.
+
+        Raises
+        ------
+        UsageError
+            The rows do not fit the signature.
+        """
+        from tfd_notebook.spark.feed.together import together
+
+        return together(self, strategy, batch_size, output_signature)
+
     def first(self) -> Chunk | None:
         """Wait for rows, and return the chunk that the next batch begins in; None at the end."""
         while self._chunk is None and not self.done_feeding:
@@ -159,9 +192,12 @@ class DataFeed:
         chunk = self.first()
         return 0 if chunk is None else chunk.count - self._at
 
-    def parts(self, count: int) -> Iterator[Any]:
-        """Yield the next rows, up to a batch, as arrays: in as many parts as they came."""
-        for chunk, start, stop in self._spans(count):
+    def parts(self, count: int, wait: float | None = None) -> Iterator[Any]:
+        """Yield the next rows, up to a batch, as arrays: in as many parts as they came.
+
+        Fewer where none come for `wait` seconds. Default: they are waited for.
+        """
+        for chunk, start, stop in self._spans(count, wait):
             yield chunk.arrays(start, stop)
 
     def should_stop(self) -> bool:
@@ -206,11 +242,13 @@ class DataFeed:
         self._release()
         self.done_feeding = True
 
-    def _spans(self, count: int) -> Iterator[tuple[Chunk, int, int]]:
+    def _spans(self, count: int, wait: float | None = None) -> Iterator[tuple[Chunk, int, int]]:
         """Yield parts of chunks, until there are `count` rows or the batch ends."""
         found = 0
         while found < count and not self.done_feeding:
             if self._chunk is None:
+                if wait is not None and not self.mgr.arrived(self.qname_in, wait):
+                    return
                 ended_partition = self._receive()
                 if ended_partition and found and not self.train_mode:
                     return

@@ -191,6 +191,20 @@ class Inbox:
                 # A signal's handler runs between two waits.
                 self._lock.wait(1.0)
 
+    def arrived(self, name: str, timeout: float) -> bool:
+        """Whether `take` has something to return, or will within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            queue = self._queue(name)
+            while self._state == "running" and queue.is_empty:
+                if queue.ended and not any(source.queue is queue for source in self._sources):
+                    break
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._lock.wait(left)
+        return True
+
     def took(self, source: Source, rows: int) -> None:
         """Count rows that the user's function got."""
         with self._lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,8 +68,9 @@ def jvm_pid() -> int:
 def choose(places: Sequence[Place]) -> Place:
     """Return the node that a task in this process feeds.
 
-    That is the node of its own executor; where that has none, the node of this host that has the
-    fewest chunks waiting. Rows do not leave the host.
+    That is the node of its own executor; where that has none, one of this host. Of several, the
+    one with the fewest chunks waiting, and tasks that ask at the same time begin with different
+    ones. Rows do not leave the host.
 
     Parameters
     ----------
@@ -82,11 +84,10 @@ def choose(places: Sequence[Place]) -> Place:
     host = socket.gethostname()
     here = [place for place in places if place.host == host and os.path.exists(place.path)]
     above = {os.getpid(), *_ancestors()}
-    for place in here:
-        if place.jvm in above:
-            return place
+    here = [place for place in here if place.jvm in above] or here
     if len(here) > 1:
-        return min(here, key=_load)
+        first = _partition() % len(here)
+        return min([*here[first:], *here[:first]], key=_load)
     if here:
         return here[0]
     nodes = ", ".join(f"{place.node} on {place.host}" for place in places) or "none"
@@ -94,6 +95,16 @@ def choose(places: Sequence[Place]) -> Place:
         f"no node of this cluster that takes rows is on the host {host}; there are: {nodes}",
         fix="give the cluster as many nodes as there are executors, or keep other executors away",
     )
+
+
+def _partition() -> int:
+    """Return the number of the partition that this process feeds; 0 outside of Spark's tasks."""
+    if "pyspark" not in sys.modules:
+        return 0
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0
 
 
 def _load(place: Place) -> tuple[int, int]:

@@ -58,6 +58,13 @@ class Queue:
         self._lanes: dict[Source, deque[tuple[Source, Chunk | None]]] = {}
         self._current: Source | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing that `pop` could return now."""
+        if self._current is not None:
+            return not self._lanes[self._current]
+        return not self._common and not any(self._lanes.values())
+
     def put(self, source: Source, chunk: Chunk | None) -> None:
         """Append a chunk, or the end of the source's partition."""
         self.depth += chunk is not None
