@@ -39,7 +39,7 @@ test: lint $(VENV)/.front ## lint, then all tests: unit, integration, notebooks 
 	# In a process of their own: once it has connected to a cluster it never is as it was before.
 	$(TESTS) tests/coordinator
 	$(TESTS) tests/browser
-	$(TESTS) tests/spark
+	$(TESTS) -n 2 --dist loadfile tests/spark
 	$(IF_ROOT) $(TESTS) -n 2 --dist loadfile tests/hosts --ignore tests/hosts/test_coordinator_hosts.py
 	$(IF_ROOT) $(TESTS) tests/hosts/test_coordinator_hosts.py
 

@@ -50,6 +50,7 @@ def settings(directory: Path, address: str, secret: str) -> dict[str, str]:
         "SPARK_WORKER_DIR": str(directory / "work"),
         "SPARK_DAEMON_JAVA_OPTS": "-XX:-UsePerfData",
         "SPARK_DAEMON_MEMORY": "256m",
+        "PYSPARK_PYTHON": sys.executable,
     }
 
 
@@ -165,7 +166,6 @@ class Standalone(Servers[Worker]):
             "spark.executor.cores": "1",
             "spark.executor.memory": "512m",
             "spark.ui.enabled": "false",
-            "spark.pyspark.python": sys.executable,
             # A worker that stays would count as left behind by whoever came first.
             "spark.python.worker.reuse": "false",
             "spark.executor.extraJavaOptions": "-XX:-UsePerfData",

@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,6 @@ class Standalone:
             "spark.executor.memory": "512m",
             "spark.executor.extraJavaOptions": "-XX:-UsePerfData",
             "spark.ui.enabled": "false",
-            "spark.pyspark.python": sys.executable,
             "spark.sql.catalogImplementation": "in-memory",
         }
 

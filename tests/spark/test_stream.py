@@ -16,7 +16,11 @@ from tfd_notebook.spark import TFCluster
 from tfd_notebook.spark.living import living
 from tfd_notebook.spark.TFCluster import InputMode
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    # pyspark leaves the end of a connection to Java to the garbage where a query is stopped.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 LONG = 90.0
 

@@ -89,8 +89,8 @@ RECIPE = (
     "make an environment like this one and send it along: python -m venv environment; "
     'environment/bin/pip install "tfd-notebook[spark,tensorflow]=={version}" venv-pack; '
     "environment/bin/venv-pack -o environment.tar.gz; and start Spark with "
-    "spark.archives=environment.tar.gz#environment and "
-    "spark.pyspark.python=./environment/bin/python"
+    "spark.archives=environment.tar.gz#environment, and with "
+    "PYSPARK_PYTHON=./environment/bin/python in the environment of this process"
 )
 
 
