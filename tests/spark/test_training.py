@@ -20,6 +20,12 @@ pytestmark = pytest.mark.integration
 LONG = 120.0
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _ports_stay(leftovers: Any) -> None:
+    """TensorFlow keeps a port of this process for each strategy that connected it."""
+    leftovers.own_ports = False
+
+
 @pytest.fixture
 def ended() -> Iterator[list[Any]]:
     """Give a list of clusters that are ended with the test."""

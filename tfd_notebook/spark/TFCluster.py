@@ -135,6 +135,7 @@ class TFCluster(Coordinating):
             try:
                 self._judge(job)
             finally:
+                self._trained = time.monotonic()
                 self._jobs.discard(job)
                 self._phases.feed_ended()
 

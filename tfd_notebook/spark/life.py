@@ -22,6 +22,8 @@ from tfd_notebook.spark.steering import Node, Steering
 
 #: Seconds for nodes to end when the cluster has failed.
 _END_SECONDS = 10.0
+#: Seconds after which what a node counted is no longer what was before.
+_COUNTED_SECONDS = 3.0
 
 
 class Life:
@@ -58,6 +60,7 @@ class Life:
         self.name = ""
         self._version = 0
         self._is_fed = False
+        self._trained = float("-inf")
         self._phases = Phases(self._changed)
         self._jobs: set[Job] = set()
         #: Whether its nodes run servers for this process, and come to no end by themselves.
@@ -221,8 +224,11 @@ class Life:
 
     def _note_feeders(self) -> None:
         """Enter the phase for rows that come by nobody's `train`: by an action on an inference."""
+        # What nodes counted is a second old, and may be of a `train` that has just ended.
+        others = not self._jobs and time.monotonic() - self._trained > _COUNTED_SECONDS
         with self.server.lock:
-            fed = any(node.numbers.get("feeders") and not node.is_over for node in self.fed)
+            counted = any(node.numbers.get("feeders") and not node.is_over for node in self.fed)
+            fed = others and counted
             if fed is self._is_fed:
                 return
             self._is_fed = fed
