@@ -75,7 +75,10 @@ def stunnels(host: Host) -> dict[str, int]:
     """Return the pids of a host's tunnels by the names of their configurations."""
     found = {}
     for pid in host.pids():
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+        except FileNotFoundError:  # it has ended meanwhile
+            continue
         if words[0].endswith("stunnel"):
             found[Path(words[1]).stem] = pid
     return found
