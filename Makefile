@@ -9,7 +9,7 @@ PYTHONS := python3 python3.13 python3.12 python3.11 python3.10
 MAY    := $(if $(filter 0,$(shell id -u)),,-m "not root")
 IF_ROOT := $(if $(MAY),: only root may run:,)
 TESTS  := $(BIN)/python tests/run.py
-NBVAL  := --nbval --nbval-current-env --nbval-sanitize-with tests/notebooks/sanitize.cfg
+NBVAL  := --nbval --nbval-current-env --nbval-sanitize-with=tests/notebooks/sanitize.cfg
 # The front end: what it is built from, and how its tools are called: with Python's before the
 # system's, because Node comes from there where the system has none.
 FRONT  := $(shell find labextension/src labextension/style labextension/schema \
