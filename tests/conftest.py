@@ -42,7 +42,12 @@ _RENEWED_THREADS = ("WorkerClosureProcessingLoop", "WorkerPreemptionHandler", "t
 _failed = pytest.StashKey[bool]()
 
 if sys.platform != "linux":  # the port filter and network namespaces are of Linux only
-    collect_ignore = ["hosts", "unit/test_sockets.py", "integration/test_closed_by_default.py"]
+    collect_ignore = [
+        "hosts",
+        "unit/test_sockets.py",
+        "integration/test_closed_by_default.py",
+        "spark/test_feed_memory.py",
+    ]
 
 
 def pytest_configure() -> None:

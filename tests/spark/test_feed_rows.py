@@ -6,9 +6,6 @@ import collections
 import datetime
 import decimal
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,32 +179,3 @@ def test_large_values_are_not_copied_before_they_are_sent() -> None:
     assert any(part.obj is value for part in pack([value]).body)
     array = np.zeros(1 << 20, np.uint8)
     assert any(np.shares_memory(np.frombuffer(p, np.uint8), array) for p in pack([array]).body if p)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the C library's way of keeping memory")
-def test_memory_of_large_rows_is_reused() -> None:
-    code = """
-import resource, sys
-from tfd_notebook.spark.feed import memory
-if sys.argv[1] == "keep":
-    assert memory.keep()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(100):
-    rows = [bytes([1]) * 150_000 for _ in range(50)]
-    del rows
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-    root = Path(__file__).parents[2]
-
-    def faults(how: str) -> int:
-        done = subprocess.run(
-            [sys.executable, "-c", code, how],
-            env=dict(os.environ, PYTHONPATH=str(root)),
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-        return int(done.stdout)
-
-    assert faults("keep") < faults("not") / 5

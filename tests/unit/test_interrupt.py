@@ -12,6 +12,12 @@ from tfd_notebook._compat import interrupt
 from tfd_notebook._compat.meter import Meter
 
 
+@pytest.fixture(autouse=True)
+def nobody_else():
+    """An iterator that a test of another file left holds a watch of its own: begin without."""
+    interrupt.undo()
+
+
 @pytest.fixture
 def meter():
     meter = Meter()

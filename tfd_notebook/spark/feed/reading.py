@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import datetime
 import decimal
 import pickle
@@ -13,7 +14,7 @@ import numpy as np
 from tfd_notebook.spark.feed.columns import EPOCH, Layout
 
 
-class Column:
+class Column(abc.ABC):
     """A column that was received: values by position.
 
     Parameters
@@ -29,9 +30,9 @@ class Column:
         self.count = count
         self.layout = layout
 
+    @abc.abstractmethod
     def rows(self, start: int, stop: int) -> list[Any]:
         """Return those values as they were before."""
-        raise NotImplementedError
 
     def arrays(self, start: int, stop: int) -> Any:
         """Return those values as a numpy array, or as a tuple or dict of arrays."""
