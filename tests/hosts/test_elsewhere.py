@@ -96,7 +96,8 @@ def test_its_coordinator_is_seen_and_steered(kernel: tfd.RemoteKernel, train: tf
     coordinator = train.present_coordinator()
     coordinator.pause()
     kernel.run("values = [coordinator.schedule(step) for _ in range(10)]")
-    until(lambda: coordinator.values.counts()["paused"] == 10)
+    assert coordinator.values.counts()["paused"] == 10  # what it has done is known when it ends
+    assert len(coordinator.values.to_frame()) == 10
     assert coordinator.step(3) == 3
     assert coordinator.values.counts()["ready"] == 3
     assert coordinator.cancel(9)

@@ -77,24 +77,40 @@ class Reader:
         TfdError
             What was answered; TimeLimit where nothing was.
         """
+        said = self._answer("command", command, timeout, command=command, **arguments)
+        if "error" in said:
+            raise commands.error_from(said["error"])
+        return said["value"]
+
+    def catch_up(self, timeout: float) -> None:
+        """Wait until what holds there now is known here, and every closure of it.
+
+        Raises
+        ------
+        TfdError
+            It could not be asked, or has not answered.
+        """
+        wanted = None
+        while wanted != self._wanted:  # closures come only when they were asked for
+            wanted = self._wanted
+            self._answer("tell", "what there is", timeout)
+
+    def _answer(self, kind: str, what: str, timeout: float, **fields: Any) -> Any:
         number = str(next(self._numbers))
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._asked[number] = answer
         try:
-            self._tell("command", command=command, ask=number, **arguments)
-            said = answer.result(timeout)
+            self._tell(kind, ask=number, **fields)
+            return answer.result(timeout)
         except concurrent.futures.TimeoutError:
             raise TimeLimit(
-                f"the other kernel did not answer {command!r} within {timeout:g} s",
+                f"the other kernel did not answer {what!r} within {timeout:g} s",
                 fix="it may be busy with a cell: a kernel with subshells answers meanwhile",
             ) from None
         except OSError as error:
             raise RemoteError(f"the other kernel cannot be reached now: {error}") from None
         finally:
             self._asked.pop(number, None)
-        if "error" in said:
-            raise commands.error_from(said["error"])
-        return said["value"]
 
     # What arrives
 

@@ -65,6 +65,7 @@ class Session:
         self._columns: dict[str, ColumnFeed] = {}
         self._seq = 0
         self._whole = True
+        self._to_tell: list[dict[str, Any]] = []
 
     # What comes in
 
@@ -89,6 +90,8 @@ class Session:
             self._columns.clear()
         elif kind == "want":
             self._want(self._clients[client], message.get("values"))
+        elif kind == "tell":
+            self._to_tell.append({"kind": "reply", "client": client, "ask": message.get("ask")})
 
     def _want(self, client: _Client, names: Any) -> None:
         wanted = frozenset(name for name in names or () if isinstance(name, str))
@@ -152,6 +155,9 @@ class Session:
         self._columns = {name: feed for name, feed in self._columns.items() if name in wanted}
         for name in sorted(wanted & set(clusters)):
             self._push_columns(name, clusters[name])
+        told, self._to_tell = self._to_tell, []
+        for reply in told:
+            self._send({**reply, "value": None}, [])
 
     def _push_columns(self, name: str, cluster: Cluster) -> None:
         with contextlib.suppress(errors.TfdError):

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _ASK_SECONDS = 30.0
 _POLL_SECONDS = 0.05
-#: Three ticks of the other kernel's bus.
-_TOLD_SECONDS = 0.3
 _ENDED = ("stopped", "failed", "lost", "left")
 
 
@@ -180,6 +178,7 @@ class RemoteCoordinator:
 
     def step(self, n: int = 1, timeout: float | None = 60.0) -> int:
         """Let the next `n` closures run, and wait until they have ended; return how many have."""
+        self._cluster._kernel.catch_up()
         before = self._ended
         self._cluster.ask("step", count=n)
         with contextlib.suppress(TimeLimit):
@@ -209,7 +208,7 @@ class RemoteCoordinator:
     def _await(self, holds: Callable[[], bool], timeout: float | None, what: str) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         kernel = self._cluster._kernel
-        time.sleep(_TOLD_SECONDS)  # what was asked just now is told a moment later
+        kernel.catch_up()
         while not holds():
             if kernel.state != "ready":
                 raise RemoteError(f"the kernel at {kernel.label} is {kernel.state}")

@@ -28,8 +28,8 @@ _START_SECONDS = 60.0
 _ASK_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _PING_SECONDS = 5.0
-#: A kernel tells of a cluster that it started within a tick of its bus.
-_TELL_SECONDS = 1.0
+#: A kernel tells what there is within a tick of its bus, which it may be too busy for.
+_TELL_SECONDS = 5.0
 _INTERRUPT_SECONDS = 10.0
 _PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
 #: Makes the other kernel tell of its clusters, and end when nobody has been heard for a while.
@@ -179,7 +179,12 @@ class RemoteKernel:
         """
         if not isinstance(source, str):
             raise UsageError(f"source={source!r} is no text")
-        self._do(source, timeout, show)
+        try:
+            self._do(source, timeout, show)
+        except TfdError:
+            self.catch_up()
+            raise
+        self.catch_up()
 
     def _do(self, source: str, timeout: float | None, show: Any) -> None:
         with self._running:
@@ -266,12 +271,15 @@ class RemoteKernel:
 
     def _await_cluster(self, name: str) -> RemoteCluster:
         """Return one that is not known, if the kernel tells of it now; it may just have started."""
-        deadline = time.monotonic() + _TELL_SECONDS
-        while name not in self._reader.names():
-            if self.state != "ready" or time.monotonic() > deadline:
-                self._reader.snapshot(name)  # raises, and says which there are
-            time.sleep(_POLL_SECONDS / 10)
+        self.catch_up()
+        self._reader.snapshot(name)  # raises, and says which there are
         return self._clusters.setdefault(name, RemoteCluster(self, name))
+
+    def catch_up(self) -> None:
+        """Have what holds there now known here; a kernel that is too busy tells of it later."""
+        if self.state == "ready":
+            with contextlib.suppress(TfdError):
+                self._reader.catch_up(_TELL_SECONDS)
 
     def ask(self, command: str, timeout: float = _ASK_SECONDS, **arguments: Any) -> Any:
         """Have that kernel perform a command upon its clusters; see `tfd_notebook.commands`."""
