@@ -128,8 +128,7 @@ class _Run:
         self._shell = shell
 
     def __call__(self, options: argparse.Namespace) -> Any:
-        from tfd_notebook._compat import spark as private
-        from tfd_notebook.spark import TFCluster
+        from tfd_notebook.spark import TFCluster, asked
 
         variable = living.check_variable(options.output)
         session = _session(self._shell, options.spark)
@@ -137,8 +136,8 @@ class _Run:
         args = _expression(self._shell, options.args, "the arguments")
         count = options.executors
         if count is None:
-            context = getattr(session, "sparkContext", session)
-            count = private.slots(context) + (options.ps if options.driver_ps else 0)
+            # At least one, so that what there is too little of is said.
+            count = max(asked.of(session).free, 1) + (options.ps if options.driver_ps else 0)
         run = functools.partial(
             TFCluster.run,
             session,

@@ -21,6 +21,8 @@ __all__ = ["InputMode", "TFCluster", "run", "serve"]
 
 #: How often the rows are repeated where nobody says.
 _EPOCHS = 10
+#: Held from looking for free slots until the cluster that takes them is known.
+_one_at_a_time = threading.Lock()
 #: Seconds for TensorBoard to say where it listens.
 _BOARD_SECONDS = 60.0
 
@@ -354,7 +356,8 @@ def run(
     Raises
     ------
     NotEnoughSlots
-        Spark cannot run so many nodes at the same time; nothing was started.
+        Spark cannot run so many nodes at the same time, or other clusters hold slots; nothing was
+        started.
     ReservationLimit
         Not all nodes came up in time.
     NodeFailed, NodeLost
@@ -385,10 +388,11 @@ def run(
         )
 
     def start() -> TFCluster:
-        checks.needed(sc, sum(not each.on_driver for each in assignments))
-        if interrupted.is_set():
-            raise errors.SparkError("the start was interrupted")
-        cluster = TFCluster(sc, plan_of, assignments, mode, name, heartbeat_limit)
+        with _one_at_a_time:
+            checks.needed(sc, sum(not each.on_driver for each in assignments))
+            if interrupted.is_set():
+                raise errors.SparkError("the start was interrupted")
+            cluster = TFCluster(sc, plan_of, assignments, mode, name, heartbeat_limit)
         cluster.serves = map_fun is serve
         begun.append(cluster)
         if interrupted.is_set():

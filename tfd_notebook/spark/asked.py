@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfd_notebook._compat import spark as private
-from tfd_notebook.spark import onlooker
+from tfd_notebook.spark import living, onlooker
 
 _REACH_SECONDS = 5.0
 
@@ -55,6 +55,8 @@ class Asked:
     settings : mapping of str to str
     slots : int
         Tasks that can run at once.
+    held : mapping of str to int
+        Slots that nodes keep while they live, by the names of our clusters.
     needed : int, optional
         Nodes that shall run at once; None where nobody said.
     executors : tuple of Executor
@@ -67,6 +69,7 @@ class Asked:
     connect: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
     slots: int = 0
+    held: Mapping[str, int] = field(default_factory=dict)
     needed: int | None = None
     executors: tuple[Executor, ...] = ()
     silent: str = ""
@@ -74,6 +77,11 @@ class Asked:
     def setting(self, name: str, default: str = "") -> str:
         """Return a setting, in small letters."""
         return str(self.settings.get(name, default)).strip().lower()
+
+    @property
+    def free(self) -> int:
+        """How many slots no node of ours keeps; other jobs of Spark give theirs back."""
+        return max(self.slots - sum(self.held.values()), 0)
 
     @property
     def dynamic(self) -> bool:
@@ -108,7 +116,7 @@ def of(spark: Any, needed: int | None = None) -> Asked:
         return Asked(connect=True, needed=needed)
     context = context_of(spark)
     settings = dict(context.getConf().getAll())
-    return Asked(context.master, False, settings, private.slots(context), needed)
+    return Asked(context.master, False, settings, private.slots(context), living.held(), needed)
 
 
 def executors(spark: Any, slots: int, timeout: float) -> tuple[tuple[Executor, ...], str]:

@@ -24,7 +24,7 @@ _ARRIVE_SECONDS = 60.0
 def check(spark: Any, num_executors: int | None = None, *, timeout: float = 60.0) -> Findings:
     """Look whether a Spark can run TensorFlow's nodes, and print the settings that it lacks.
 
-    A task in every slot tells which Python, TensorFlow and tfd-notebook its executor has, how
+    A task in every free slot tells which Python, TensorFlow and tfd-notebook its executor has, how
     much room there is, and whether it reaches this process; nothing is changed.
 
     Parameters
@@ -57,8 +57,8 @@ def looked(
     checkup.load()
     _alive(spark)
     seen = asked.of(spark, num_executors)
-    if not seen.connect and not seen.dynamic and seen.slots:
-        heard, silent = asked.executors(spark, seen.slots, timeout)
+    if not seen.connect and not seen.dynamic and seen.free:
+        heard, silent = asked.executors(spark, seen.free, timeout)
         seen = dataclasses.replace(seen, executors=heard, silent=silent)
     named = seen.master or "Spark Connect"
     return seen, Findings(findings.look("spark", seen), [f"the Spark at {named}"])
@@ -66,9 +66,9 @@ def looked(
 
 def said(seen: Asked, found: Findings) -> Iterator[str]:
     """Yield the lines that `check` prints."""
-    yield f"{seen.master or 'Spark Connect'}: {seen.slots} tasks at once" + (
-        f", {seen.needed} nodes wanted" if seen.needed is not None else ""
-    )
+    held = "".join(f", {slots} held by cluster {name!r}" for name, slots in seen.held.items())
+    wanted = f", {seen.needed} nodes wanted" if seen.needed is not None else ""
+    yield f"{seen.master or 'Spark Connect'}: {seen.slots} tasks at once{held}{wanted}"
     for host, one in sorted({(one.host, one) for one in seen.executors}, key=lambda two: two[0]):
         yield (
             f"  {host}: Python {one.python}, TensorFlow {one.tensorflow}, tfd-notebook "
@@ -89,7 +89,7 @@ def settings(seen: Asked) -> dict[str, str]:
     lines: dict[str, str] = {}
     if seen.dynamic:
         lines["spark.dynamicAllocation.enabled"] = "false"
-    if seen.needed is not None and (seen.dynamic or seen.slots < seen.needed):
+    if seen.needed is not None and (seen.dynamic or seen.free < seen.needed):
         lines.update(more(seen))
     if "TFD878" in {one.code for one in findings.look("spark", seen)}:
         lines["spark.authenticate"] = "true"
@@ -101,7 +101,7 @@ def needed(sc: Any, num: int) -> None:
     """Raise where `num` nodes cannot run at the same time, before anything starts.
 
     Executors that Spark was asked for and that are not there yet are waited for, up to a
-    minute.
+    minute. Slots that nodes of our living clusters keep are not free; those of other jobs are.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def needed(sc: Any, num: int) -> None:
     Raises
     ------
     NotEnoughSlots
-        With how many are needed, and how many there are.
+        With how many are needed, how many there are, and which cluster holds how many.
     Unsupported
         Dynamic allocation, or Spark Connect.
     StateError
@@ -125,7 +125,7 @@ def needed(sc: Any, num: int) -> None:
     checkup.load()
     deadline = time.monotonic() + _ARRIVE_SECONDS
     seen = asked.of(sc, num)
-    while seen.slots < num and not seen.connect and _are_coming(seen, asked.context_of(sc)):
+    while seen.free < num and not seen.connect and _are_coming(seen, asked.context_of(sc)):
         if time.monotonic() > deadline:
             break
         time.sleep(0.1)
@@ -154,13 +154,6 @@ def expected(seen: Asked) -> int:
         return int(instances)
     most, cores = seen.setting("spark.cores.max"), seen.setting("spark.executor.cores")
     return int(most) // int(cores) if most and cores else 0
-
-
-def _slots_of_one(seen: Asked) -> int:
-    """Return how many slots an executor has; 1 where that cannot be known."""
-    found = re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*(\d+).*", seen.master)
-    cores = found[1] if found else seen.setting("spark.executor.cores")
-    return max(int(cores) // int(seen.setting("spark.task.cpus", "1")), 1) if cores else 1
 
 
 def _alive(spark: Any) -> None:

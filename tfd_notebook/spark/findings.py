@@ -99,10 +99,11 @@ def slots(seen: Asked) -> Iterator[Finding]:
     """Find too few slots for the nodes that shall run."""
     if seen.connect or seen.dynamic:
         return
-    if seen.needed is not None and seen.slots < seen.needed:
+    if seen.needed is not None and seen.free < seen.needed:
         yield SLOTS.found(
-            f"{seen.needed} nodes are to run at the same time, and {_slots(seen.slots)}",
-            f"start Spark with {', '.join(f'{k}={v}' for k, v in more(seen).items())}; or have "
+            f"{seen.needed} nodes are to run at the same time, and {_slots(seen)}",
+            ("shut down a cluster that holds some; or " if seen.held else "")
+            + f"start Spark with {', '.join(f'{k}={v}' for k, v in more(seen).items())}; or have "
             "fewer nodes",
         )
     elif not seen.slots:
@@ -260,7 +261,7 @@ def in_this_process(_: None) -> Iterator[Finding]:
 
 def more(seen: Asked) -> dict[str, str]:
     """Return the settings with which as many nodes as are needed could run."""
-    needed = seen.needed or 1
+    needed = (seen.needed or 1) + sum(seen.held.values())
     if seen.manager == "local":
         return {"spark.master": f"local[{needed}]"}
     cores = int(seen.setting("spark.executor.cores") or 1)
@@ -275,8 +276,12 @@ def more(seen: Asked) -> dict[str, str]:
     return lines
 
 
-def _slots(number: int) -> str:
-    return f"Spark can run {number} task{'s' * (number != 1)} at once"
+def _slots(seen: Asked) -> str:
+    said = f"Spark can run {seen.slots} task{'s' * (seen.slots != 1)} at once"
+    if not seen.held:
+        return said
+    holders = ", ".join(f"cluster {name!r} holds {slots}" for name, slots in seen.held.items())
+    return f"{said}, of which {seen.free} {'is' if seen.free == 1 else 'are'} free: {holders}"
 
 
 def _stays_here(seen: Asked) -> bool:

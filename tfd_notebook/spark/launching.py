@@ -58,8 +58,8 @@ class Plan:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def holds_slot(self, node: Assignment) -> bool:
-        """Whether Spark's task stays while the node lives, so that no rows come to its executor."""
-        return self.input_mode == "TENSORFLOW" or not node.is_fed
+        """Whether Spark's task stays while the node lives, so that no rows come to its slot."""
+        return not node.on_driver and (self.input_mode == "TENSORFLOW" or not node.is_fed)
 
     def shows_board(self, node: Assignment) -> bool:
         """Whether TensorBoard runs beside this node: the leader, or the first worker."""

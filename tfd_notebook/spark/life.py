@@ -107,6 +107,11 @@ class Life:
         return [node for node in self.nodes if node.assignment.is_fed]
 
     @property
+    def slots_held(self) -> int:
+        """How many slots of Spark its nodes keep while they live; they are free when it ends."""
+        return 0 if self.phase.is_end else self._launch.slots_held
+
+    @property
     def cluster_info(self) -> list[dict[str, Any]]:
         """What is known of each node that has reported."""
         return [

@@ -25,6 +25,11 @@ def living() -> Mapping[str, TFCluster]:
         return dict(_living)
 
 
+def held() -> dict[str, int]:
+    """Return how many slots of Spark the nodes of each keep, by name; those that keep any."""
+    return {name: slots for name, one in living().items() if (slots := one.slots_held)}
+
+
 def last() -> TFCluster | None:
     """Return the newest, ended or not; None where there was none."""
     found: TFCluster | None = _last

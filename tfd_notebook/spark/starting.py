@@ -100,6 +100,14 @@ class Launch:
         self._start = Start(plan, elsewhere)
         self._job: Job | None = None
 
+    @property
+    def slots_held(self) -> int:
+        """How many slots nodes keep until they have ended."""
+        return sum(
+            self._plan.holds_slot(node) and not self._steering.nodes[node.node].ended
+            for node in self._plan.nodes
+        )
+
     def begin(self) -> Future[Any]:
         """Have Spark start the nodes on executors; returns the future of the barrier stage.
 
