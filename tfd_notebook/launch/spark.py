@@ -8,12 +8,12 @@ import json
 import re
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from tfd_notebook._compat import spark as private
 from tfd_notebook.errors import AgentLost, LaunchError, StateError, Unsupported, UsageError
-from tfd_notebook.launch import relay, sealed, sparktask
+from tfd_notebook.launch import arrival, relay, sealed, sparktask
 from tfd_notebook.launch.greeting import read_greeting
 from tfd_notebook.launch.link import Channel
 from tfd_notebook.launch.remote import RemoteHost, RemoteLauncher
@@ -87,6 +87,12 @@ class Spark(RemoteLauncher):
             meeting.close()
             raise
 
+    def _enough(self, context: Any) -> Callable[[], bool]:
+        most = self._executors
+        if most is None:
+            return arrival.All(context)
+        return lambda: len(private.executors(context)) >= most
+
     def _context(self) -> Any:
         spark = self._spark if self._spark is not None else private.active_context()
         if spark is None:
@@ -104,9 +110,13 @@ class Spark(RemoteLauncher):
         """Have a process started beside each executor, and return what each said."""
         from pyspark import cloudpickle
 
+        arrival.wait(context, self._enough(context))
         slots = private.slots(context)
         if not slots:
-            raise LaunchError("Spark has no executor", fix="wait until it has some")
+            raise LaunchError(
+                "Spark has no executor, and none has come",
+                fix="see that a worker of Spark has room for one; tfd.spark.check says more",
+            )
         group = f"tfd-launch-{uuid.uuid4().hex[:8]}"
         done: concurrent.futures.Future[list[dict[str, Any]]] = concurrent.futures.Future()
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,12 +11,10 @@ from tfd_notebook import checkup, findings
 from tfd_notebook._compat import spark as private
 from tfd_notebook.checkup import Findings
 from tfd_notebook.errors import NotEnoughSlots, StateError, Unsupported, UsageError
+from tfd_notebook.launch import arrival
 from tfd_notebook.spark import asked
 from tfd_notebook.spark.asked import Asked
 from tfd_notebook.spark.findings import CONNECT, DYNAMIC, SLOTS, more
-
-#: Seconds for executors that are expected and not there yet.
-_ARRIVE_SECONDS = 60.0
 
 
 def check(spark: Any, num_executors: int | None = None, *, timeout: float = 60.0) -> Findings:
@@ -123,37 +119,15 @@ def needed(sc: Any, num: int) -> None:
         raise UsageError(f"num_executors={num!r} must be 1 or more")
     _alive(sc)
     checkup.load()
-    deadline = time.monotonic() + _ARRIVE_SECONDS
+    if not asked.is_connect(sc):
+        context = asked.context_of(sc)
+        arrival.wait(context, lambda: asked.of(context).free >= num)
     seen = asked.of(sc, num)
-    while seen.free < num and not seen.connect and _are_coming(seen, asked.context_of(sc)):
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.1)
-        seen = asked.of(sc, num)
     for one in findings.look("spark", seen):
         if one.code == SLOTS.code:
             raise NotEnoughSlots(one.what, fix=one.fix)
         if one.code in (DYNAMIC.code, CONNECT.code):
             raise Unsupported(f"{one.what}: {one.why}", fix=one.fix)
-
-
-def _are_coming(seen: Asked, context: Any) -> bool:
-    """Whether there will be more executors than there are."""
-    if seen.dynamic or seen.manager == "local":
-        return False
-    if wanted := expected(seen):
-        return len(private.executors(context)) < wanted
-    return time.time() - float(context.startTime) / 1000 < _ARRIVE_SECONDS
-
-
-def expected(seen: Asked) -> int:
-    """Return how many executors Spark was asked for; 0 where that cannot be known."""
-    if found := re.fullmatch(r"local-cluster\[\s*(\d+).*", seen.master):
-        return int(found[1])
-    if instances := seen.setting("spark.executor.instances"):
-        return int(instances)
-    most, cores = seen.setting("spark.cores.max"), seen.setting("spark.executor.cores")
-    return int(most) // int(cores) if most and cores else 0
 
 
 def _alive(spark: Any) -> None:
