@@ -159,3 +159,46 @@ def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
     assert home.exists()
     sessions._remove_leftovers()
     assert not home.exists()
+
+
+WARM = """
+import json, os, psutil, sys, time
+import tfd_notebook as tfd
+from tfd_notebook._compat import spark as private
+from tfd_notebook.spark import TFCluster, sessions, zygote
+
+def ready():
+    java = private.java_process().pid
+    executors = {one.pid for one in psutil.Process(java).children(recursive=True)}
+    for process in psutil.process_iter():
+        try:
+            if "tfd_notebook.spark.zygote" in process.cmdline():
+                if json.loads(process.environ()[zygote.VARIABLE])[1] in executors:
+                    yield process.pid
+        except psutil.Error:
+            pass
+
+def nothing(args, ctx):
+    import tensorflow
+
+made = tfd.spark.session(executors=1, warm="warm" in sys.argv)
+deadline = time.monotonic() + 60
+while "warm" in sys.argv and not list(ready()) and time.monotonic() < deadline:
+    time.sleep(0.1)
+assert made.range(3).count() == 3
+before = list(ready())
+TFCluster.run(made, nothing, [], 1, 0).shutdown()
+print(json.dumps({"before": before, "after": list(ready())}))
+"""
+
+
+@pytest.mark.parametrize("how", ["warm", "cold"])
+def test_executors_import_tensorflow_before_they_are_asked(how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WARM, how], capture_output=True, text=True, timeout=170
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert bool(said["before"]) == (how == "warm")
+    assert said["after"]
+    assert {*said["before"]} <= {*said["after"]}

@@ -67,9 +67,9 @@ class Plan:
         return bool(self.tensorboard) and node == fed[0]
 
 
-def environment_of(plan: Plan, gpus: tuple[str, ...] | None) -> dict[str, str]:
-    """Return a node's environment: that of this process, and what its GPUs and the plan say."""
-    found = {**os.environ, **plan.environment}
+def environment_of(more: Mapping[str, str], gpus: tuple[str, ...] | None) -> dict[str, str]:
+    """Return a node's environment: that of this process, what is `more`, and its GPUs."""
+    found = {**os.environ, **more}
     # What Spark gave to its worker alone.
     for name in ("PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_PORT"):
         found.pop(name, None)

@@ -53,7 +53,7 @@ class Start:
     def _start(self, node: Assignment, context: BarrierTaskContext) -> int | None:
         place = executor.here()
         gpus = _gpus(context)
-        environment = launching.environment_of(self._plan, gpus)
+        environment = launching.environment_of(self._plan.environment, gpus)
         # TensorFlow is imported there while this task waits for the others.
         zygote = Zygote(place, environment)
         try:

@@ -23,7 +23,7 @@ import psutil
 from tfd_notebook._compat import spark as private
 from tfd_notebook.errors import LaunchError, StartTimeout, StateError, Unsupported, UsageError
 from tfd_notebook.launch import runtime
-from tfd_notebook.spark import java
+from tfd_notebook.spark import java, warming
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,6 +59,7 @@ def session(
     config: Mapping[str, Any] | None = None,
     *,
     timeout: float = _START_SECONDS,
+    warm: bool = True,
 ) -> SparkSession:
     """Return a Spark session of this process, with executors that are processes of this host.
 
@@ -80,6 +81,10 @@ def session(
         Settings of Spark; they come before those that are made here.
     timeout : float
         Seconds for the start. Default 180.
+    warm : bool
+        Whether executors import TensorFlow at once, in the background, so that the first cluster
+        starts sooner. Each keeps a process that has it, for ten minutes after its last use.
+        Default true.
 
     Returns
     -------
@@ -113,6 +118,8 @@ def session(
             return _living(living, wished)
         made = _start(wished, timeout)
         _wished = wished
+        if warm:
+            warming.warm(made.sparkContext)
         return made
 
 

@@ -123,7 +123,7 @@ class Launch:
         if not self._held:
             return
         place = executor.of_driver()
-        environment = launching.environment_of(self._plan, ())
+        environment = launching.environment_of(self._plan.environment, ())
         nodes = self._steering.nodes
         known = {number: node.address for number, node in nodes.items()}
         zygote = Zygote(place, environment)

@@ -1,0 +1,33 @@
+"""TensorFlow is imported on executors before the first cluster asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tfd_notebook._compat import spark as private
+from tfd_notebook.spark import executor, launching
+from tfd_notebook.spark.jobs import Job
+from tfd_notebook.spark.zygote import Zygote
+
+
+def warm(sc: Any) -> None:
+    """Have every executor import TensorFlow in the process that nodes are forked from.
+
+    Returns at once; what goes wrong is told by the cluster that needs it.
+
+    Parameters
+    ----------
+    sc : pyspark.SparkContext
+    """
+    if slots := private.slots(sc):
+        # A barrier: as single tasks, all might go to the executor that came first.
+        tasks = sc.parallelize(range(slots), slots).barrier().mapPartitions(_import)
+        Job(sc, "TensorFlow is imported", tasks.collect)
+
+
+def _import(_: Iterable[int]) -> Iterator[int]:
+    with contextlib.suppress(Exception):
+        Zygote(executor.here(), launching.environment_of({}, None)).close()
+    return iter(())
