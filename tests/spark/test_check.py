@@ -51,6 +51,12 @@ def test_nothing_is_found_where_nothing_is_wrong(
     checks.needed(spark.sparkContext, 1)
 
 
+def test_it_can_be_a_future(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    looking = tfd.spark.check(spark, 3, wait=False)
+    assert [one.code for one in looking.result(120)] == ["TFD870"]
+    assert "2 tasks at once, 3 nodes wanted" in capsys.readouterr().out
+
+
 def test_every_executor_is_heard(seen: Asked) -> None:
     assert len(seen.executors) == 2
     assert {one.executable for one in seen.executors} == {sys.executable}

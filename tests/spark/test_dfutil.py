@@ -14,6 +14,9 @@ from tfd_notebook.spark import dfutil
 
 pytestmark = pytest.mark.integration
 
+#: Seconds for what takes one on an idle machine.
+SOON = 60.0
+
 EVERYTHING = (
     "flag boolean, tiny tinyint, small smallint, number int, big bigint, single float, "
     "twice double, word string, raw binary, flags array<boolean>, numbers array<bigint>, "
@@ -180,6 +183,19 @@ def test_compressed_files_and_patterns(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "theirs" / "more-1.gz").write_bytes(gzip.compress(plain.read_bytes()))
     assert dfutil.loadTFRecords(spark, str(tmp_path / "theirs")).count() == 2
     assert dfutil.loadTFRecords(spark, str(tmp_path / "theirs" / "more-*")).count() == 1
+
+
+def test_both_ways_can_be_futures(spark: Any, tmp_path: Path) -> None:
+    df = spark.createDataFrame([(1,), (2,)], "n int")
+    out = str(tmp_path / "out")
+    assert dfutil.saveAsTFRecords(df, out, wait=False).result(SOON) is None
+    back = dfutil.loadTFRecords(spark, out, wait=False).result(SOON)
+    assert sorted(row.n for row in back.collect()) == [1, 2]
+    assert dfutil.isLoadedDF(back)
+    with pytest.raises(UsageError, match="exists"):
+        dfutil.saveAsTFRecords(df, out, wait=False).result(SOON)
+    with pytest.raises(UsageError, match="no TFRecord file"):
+        dfutil.loadTFRecords(spark, str(tmp_path / "nowhere"), wait=False).result(SOON)
 
 
 def test_a_dataframe_knows_that_it_was_loaded(spark: Any, tmp_path: Path) -> None:

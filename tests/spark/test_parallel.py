@@ -50,6 +50,23 @@ def test_each_task_knows_its_number_and_how_many_there_are(
     assert all(len(one["nodes"]) == (2 if use_barrier else 0) for one in seen)
 
 
+def test_it_can_be_a_future(sc: Any, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    def function(args: Any, ctx: Any) -> None:
+        while not gate.exists():
+            time.sleep(0.05)
+        if args:
+            raise ValueError(args)
+
+    running = TFParallel.run(sc, function, "", 2, wait=False)
+    assert not running.done()
+    gate.touch()
+    assert running.result(SOON) is None
+    with pytest.raises(NodeFailed, match="no such shard"):
+        TFParallel.run(sc, function, "no such shard", 1, wait=False).result(SOON)
+
+
 def test_tensorflow_works_in_each(sc: Any, tmp_path: Path) -> None:
     def square(args: Any, ctx: Any) -> None:
         import tensorflow as tf

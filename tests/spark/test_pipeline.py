@@ -81,7 +81,7 @@ def test_a_signature_is_applied_to_every_row_in_order(spark: Any, exported: str)
             {"whole": "c", "twice": "b", "sum": "a", "word": "e", "large": "d"},
         )
     )
-    out = model.transform(images(spark))
+    out = model.transform_async(images(spark)).result(120)
     # In the order of the tensors' names: large, sum, twice, whole, word.
     assert out.dtypes == [
         ("d", "boolean"),

@@ -77,8 +77,9 @@ def test_tensorboard_is_where_it_says_and_ends(sc: Any, tmp_path: Path, ended: l
     logs.mkdir()
     cluster = TFCluster.run(sc, function, None, 1, 0, tensorboard=True, log_dir=str(logs))
     ended.append(cluster)
-    url = cluster.tensorboard_url()
+    url = cluster.tensorboard_url(wait=False).result(LONG)
     assert url is not None
+    assert cluster.tensorboard_url() == url
     assert cluster.snapshot().spark.tensorboard == url
     with urllib.request.urlopen(f"{url}/data/environment", timeout=LONG) as answer:
         assert str(logs) in answer.read().decode()
@@ -94,4 +95,5 @@ def test_without_tensorboard_there_is_no_address(sc: Any, ended: list[Any]) -> N
     cluster = TFCluster.run(sc, lambda args, ctx: None, None, 1, 0)
     ended.append(cluster)
     assert cluster.tensorboard_url() is None
+    assert cluster.tensorboard_url(wait=False).result(LONG) is None
     cluster.shutdown(timeout=LONG)

@@ -144,6 +144,34 @@ def test_it_ends_and_begins_again_and_leaves_nothing() -> None:
     assert not list(Path(os.environ["TMPDIR"]).glob(f"*{Path(said['home']).name}"))
 
 
+IN_THE_BACKGROUND = """
+import threading
+from IPython.core.interactiveshell import InteractiveShell
+import tfd_notebook as tfd
+coming = tfd.spark.session(executors=1, wait=False)
+assert not coming.done()
+spark = coming.result(150)
+assert spark.range(3).count() == 3
+shell = InteractiveShell()
+tfd.load_ipython_extension(shell)
+shell.run_line_magic("tfd_spark", "check --executors 1")
+assert tfd.spark.session(executors=1) is spark
+"""
+
+
+def test_it_starts_in_the_background_and_is_found_by_others() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_THE_BACKGROUND], capture_output=True, text=True, timeout=170
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 tasks at once, 1 nodes wanted" in done.stdout
+
+
+def test_what_it_cannot_mean_is_said_before_it_starts() -> None:
+    with pytest.raises(tfd.errors.UsageError, match="executors=0"):
+        session(executors=0, wait=False)
+
+
 def test_a_machine_without_java_gets_one(tmp_path: Path) -> None:
     for tool in ("bash", "sh", "dirname", "env", "uname", "readlink", "ps"):
         found = next(p for p in (Path("/usr/bin"), Path("/bin")) if (p / tool).exists())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,13 @@ from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.timeout(900),
     # pyspark leaves the end of a connection to Java to the garbage where a query is stopped.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-LONG = 90.0
+#: Seconds for what takes a few on an idle machine.
+LONG = 300.0
 
 
 @pytest.fixture
@@ -34,10 +35,13 @@ def cluster(sc: Any, tmp_path: Path) -> Iterator[Any]:
     def function(args: Any, ctx: Any) -> None:
         feed = ctx.get_data_feed()
         with (seen / str(ctx.task_index)).open("a") as file:
-            while not feed.should_stop():
-                for row in feed.next_batch(1):
-                    file.write(f"{row[0]}\n")
+            while not feed.should_stop() and not (tmp_path / "enough").exists():
+                for (row,) in feed.next_batch(1):
+                    if row < 0:
+                        raise ValueError(f"no such number: {row}")
+                    file.write(f"{row}\n")
                 file.flush()
+        feed.terminate()
 
     cluster = TFCluster.run(sc, function, None, 2, 0, input_mode=InputMode.SPARK)
     yield cluster
@@ -77,38 +81,62 @@ def test_what_does_not_stream_is_refused(spark: Any, cluster: Any) -> None:
         cluster.train_stream(spark.range(3))
 
 
-class Stream:
-    """What a DStream looks like: `foreachRDD`."""
+@pytest.fixture
+def context(sc: Any) -> Iterator[Any]:
+    """A StreamingContext of Spark's, with a batch five times a second."""
+    from pyspark.streaming import StreamingContext
 
-    def foreachRDD(self, work: Any) -> None:
-        self.work = work
-
-
-class Context:
-    """What a StreamingContext looks like when it is waited for and stopped."""
-
-    def __init__(self) -> None:
-        self.stopped = threading.Event()
-        self.calls: list[tuple[bool, bool]] = []
-
-    def awaitTerminationOrTimeout(self, timeout: float) -> bool:
-        return self.stopped.wait(min(timeout, 0.2))
-
-    def stop(self, stopSparkContext: bool = True, stopGraceFully: bool = False) -> None:
-        self.calls.append((stopSparkContext, stopGraceFully))
-        self.stopped.set()
+    with pytest.warns(FutureWarning, match="DStream is deprecated"):
+        context = StreamingContext(sc, 0.2)
+    yield context
+    context.stop(stopSparkContext=False, stopGraceFully=False)
 
 
-def test_a_dstream_is_fed_and_said_to_be_of_yesterday(
-    sc: Any, cluster: Any, tmp_path: Path
+def batches(sc: Any, context: Any, *numbers: int) -> Any:
+    """A DStream with a number in each batch, and twice 100 in all that follow."""
+    rows = [sc.parallelize([(number,)], 1) for number in numbers]
+    return context.queueStream(rows, default=sc.parallelize([(100,), (100,)], 2))
+
+
+def test_a_dstream_is_fed_until_the_nodes_have_enough(
+    sc: Any, cluster: Any, context: Any, tmp_path: Path
 ) -> None:
-    stream, context = Stream(), Context()
     with pytest.warns(DeprecationWarning, match="train_stream"):
-        cluster.train(stream, 1)
-    stream.work(sc.parallelize([(n,) for n in range(8)], 2))
-    assert seen(tmp_path) == list(range(8))
+        fed = cluster.train(batches(sc, context, *range(8)), 1, wait=False)
+    context.start()
+    until(lambda: seen(tmp_path)[8:], LONG)
+    assert seen(tmp_path)[:8] == list(range(8))
+    assert not fed.done()
     stopping = cluster.shutdown(ssc=context, timeout=LONG, wait=False)
-    context.stopped.set()
+    (tmp_path / "enough").touch()
     stopping.result(LONG)
     assert cluster.phase == "stopped"
-    assert context.calls == []
+    assert fed.result(LONG) is None
+    assert context.getActive() is None
+    assert sc.parallelize(range(4), 2).sum() == 6
+
+
+def test_an_error_of_a_node_ends_a_dstream(sc: Any, cluster: Any, context: Any) -> None:
+    with pytest.warns(DeprecationWarning, match="train_stream"):
+        fed = cluster.train(batches(sc, context, 1, -2, 3), 1, wait=False)
+    context.start()
+    with pytest.raises(errors.NodeFailed, match="no such number: -2"):
+        fed.result(LONG)
+    with pytest.raises(errors.NodeFailed, match="no such number: -2"):
+        cluster.shutdown(ssc=context, timeout=LONG)
+    assert context.getActive() is None
+    assert sc.parallelize(range(4), 2).sum() == 6
+
+
+def test_an_error_of_a_node_ends_a_stream(spark: Any, cluster: Any, tmp_path: Path) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    (tmp_path / "one.json").write_text('{"n": -1}\n')
+    stream = spark.readStream.schema("n long").json(str(tmp_path / "*.json"))
+    query = cluster.train_stream(stream, checkpointLocation=str(tmp_path / "checkpoint"))
+    with pytest.raises(StreamingQueryException, match="no such number: -1"):
+        query.awaitTermination(LONG)
+    assert not query.isActive
+    with pytest.raises(errors.NodeFailed, match="no such number: -1"):
+        cluster.shutdown(timeout=LONG)
+    assert spark.range(3).count() == 3

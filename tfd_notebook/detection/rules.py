@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tfd_notebook import control
+from tfd_notebook._compat import spark as private
 from tfd_notebook.detection import cells
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launch import detached, profiles
@@ -168,11 +169,9 @@ def _spark(options: dict[str, Any]) -> Verdict:
     living = sys.modules.get("tfd_notebook.spark.living")
     if living is not None and living.living():
         return Verdict("fired", "a TFCluster of this process runs on Spark", "spark")
-    session = getattr(sys.modules.get("pyspark.sql"), "SparkSession", None)
-    active = session.getActiveSession() if session is not None else None
-    if active is None:
-        return _close("pyspark is imported, and no SparkSession is active")
-    return Verdict("fired", "a SparkSession is active", "", cells.SPARK)
+    if private.active_context() is None:
+        return _close("pyspark is imported, and no SparkContext lives here")
+    return Verdict("fired", "a SparkContext lives here", "", cells.SPARK)
 
 
 def _ray(options: dict[str, Any]) -> Verdict:

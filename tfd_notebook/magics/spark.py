@@ -71,7 +71,11 @@ def _session(shell: Any, named: str | None) -> Any:
         return living.evaluate(shell, named, "a SparkSession")
     from pyspark.sql import SparkSession
 
+    from tfd_notebook._compat import spark as private
+
     session = SparkSession.getActiveSession()
+    if session is None and private.active_context() is not None:
+        session = SparkSession.builder.getOrCreate()  # another thread's, which is active there only
     if session is None:
         raise StateError("no SparkSession is active here", fix=_SESSION)
     return session
@@ -295,6 +299,7 @@ def _check_args(parser: Parser) -> None:
         "--executors", type=int, metavar="N", help="nodes that shall run (default: what fits)"
     )
     _spark_option(parser)
+    _wait_option(parser)
 
 
 class _Check:
@@ -304,4 +309,7 @@ class _Check:
     def __call__(self, options: argparse.Namespace) -> Any:
         from tfd_notebook.spark.checks import check
 
-        return check(_session(self._shell, options.spark), options.executors)
+        session = _session(self._shell, options.spark)
+        if options.background:
+            return check(session, options.executors, wait=False)
+        return check(session, options.executors)

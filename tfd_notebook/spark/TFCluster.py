@@ -60,16 +60,42 @@ class TFCluster(Coordinating):
     tensorflowonspark.TFCluster.TFCluster
     """
 
-    def tensorboard_url(self) -> str | None:
-        """Return the address of TensorBoard, None where the cluster has none."""
+    def tensorboard_url(self, *, wait: bool = True) -> Any:
+        """Return the address of TensorBoard, None where the cluster has none.
+
+        Parameters
+        ----------
+        wait : bool
+            Whether to wait until it listens (default), or return the future of it.
+
+        Returns
+        -------
+        str or None, or concurrent.futures.Future of it
+
+        Raises
+        ------
+        TimeLimit
+            It has not come up within a minute.
+        StateError
+            The cluster ended before; where it failed, that error.
+
+        See Also
+        --------
+        tensorflowonspark.TFCluster.TFCluster.tensorboard_url
+        """
+        return self._board_url() if wait else jobs.in_background(self._board_url, "board")
+
+    def _board_url(self) -> str | None:
+        def known() -> str:
+            return next((node.board for node in self.nodes if node.board), "")
+
         if not self._has_board:
             return None
-        deadline = time.monotonic() + _BOARD_SECONDS
-        while time.monotonic() < deadline and not self.phase.is_end:
-            url = next((node.board for node in self.nodes if node.board), None)
-            if url:
-                return url
-            time.sleep(0.1)
+        self._phases.wait_until(lambda: bool(known()) or self.phase.is_end, _BOARD_SECONDS)
+        if url := known():
+            return url
+        if self.phase.is_end:
+            raise self.error or errors.StateError("the cluster ended before TensorBoard came up")
         raise errors.TimeLimit(
             f"TensorBoard has not come up within {_BOARD_SECONDS:g} s",
             fix="is it installed for the executors' Python?",
@@ -91,14 +117,16 @@ class TFCluster(Coordinating):
         Parameters
         ----------
         dataRDD : pyspark.RDD or pyspark.sql.DataFrame
-            A DStream as well, which is deprecated: see `train_stream`.
+            A DStream as well, which is deprecated: see `train_stream`. Its rows are fed as they
+            come, and nothing is waited for.
         num_epochs : int
             How often the rows are repeated. 0 (default) means 10, with a warning.
         feed_timeout : float
             Seconds that a node may take without having taken anything. Default 600.
         qname : str
         wait : bool
-            Whether to wait (default), or return the future of it.
+            Whether to wait (default), or return the future of it. The future of a DStream ends
+            with the cluster, or with the first error of a feed.
 
         Raises
         ------
@@ -121,8 +149,8 @@ class TFCluster(Coordinating):
             )
         places = feeders.places(self)
         if feeders.is_stream(dataRDD):
-            feeders.feed_stream(self, dataRDD, num_epochs, feed_timeout, qname)
-            return None
+            fed = feeders.feed_stream(self, dataRDD, num_epochs, feed_timeout, qname)
+            return None if wait else fed
         return self._feed(feeders.training(dataRDD, num_epochs, places, feed_timeout, qname), wait)
 
     def _feed(self, work: Any, wait: bool) -> Future[None] | None:

@@ -10,6 +10,7 @@ import os
 import socket
 import traceback
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from tfd_notebook._compat import sparkcontext
 from tfd_notebook.errors import NodeFailed, SparkError, UsageError
 from tfd_notebook.launch import sealed
 from tfd_notebook.spark.context import TFNodeContext
-from tfd_notebook.spark.jobs import Job
+from tfd_notebook.spark.jobs import Job, in_background
 
 __all__ = ["run"]
 
@@ -33,7 +34,9 @@ def run(
     tf_args: Any,
     num_executors: int,
     use_barrier: bool = True,
-) -> None:
+    *,
+    wait: bool = True,
+) -> Future[None] | None:
     """Run ``map_fn(tf_args, ctx)`` in `num_executors` tasks and wait for all of them.
 
     Parameters
@@ -50,6 +53,8 @@ def run(
     use_barrier : bool
         Start all at the same time or none (default). Without, Spark starts each as it has a slot,
         and ``ctx.nodes`` is empty.
+    wait : bool
+        Whether to wait (default), or return the future of it.
 
     Raises
     ------
@@ -65,6 +70,21 @@ def run(
     -----
     The counterpart is ``tensorflowonspark.TFParallel.run``. What the function returns is dropped.
     """
+    if not wait:
+        return in_background(
+            lambda: _run(sc, map_fn, tf_args, num_executors, use_barrier), "parallel"
+        )
+    _run(sc, map_fn, tf_args, num_executors, use_barrier)
+    return None
+
+
+def _run(
+    sc: Any,
+    map_fn: Callable[[Any, TFNodeContext], Any],
+    tf_args: Any,
+    num_executors: int,
+    use_barrier: bool,
+) -> None:
     if num_executors < 1:
         raise UsageError(f"num_executors={num_executors} is no number of executors")
     sc = getattr(sc, "sparkContext", sc)

@@ -12,12 +12,14 @@ from tfd_notebook._compat import spark as private
 from tfd_notebook.checkup import Findings
 from tfd_notebook.errors import NotEnoughSlots, StateError, Unsupported, UsageError
 from tfd_notebook.launch import arrival
-from tfd_notebook.spark import asked
+from tfd_notebook.spark import asked, jobs
 from tfd_notebook.spark.asked import Asked
 from tfd_notebook.spark.findings import CONNECT, DYNAMIC, SLOTS, more
 
 
-def check(spark: Any, num_executors: int | None = None, *, timeout: float = 60.0) -> Findings:
+def check(
+    spark: Any, num_executors: int | None = None, *, timeout: float = 60.0, wait: bool = True
+) -> Any:
     """Look whether a Spark can run TensorFlow's nodes, and print the settings that it lacks.
 
     A task in every free slot tells which Python, TensorFlow and tfd-notebook its executor has, how
@@ -30,10 +32,12 @@ def check(spark: Any, num_executors: int | None = None, *, timeout: float = 60.0
         Nodes that shall run at the same time. Default: what fits.
     timeout : float
         Seconds that the executors are given to answer. Default 60.
+    wait : bool
+        Whether to wait (default), or return the future of what follows; it prints when it is there.
 
     Returns
     -------
-    Findings
+    Findings or concurrent.futures.Future of Findings
         Codes TFD870 to TFD880, the worst first; none where nothing is wrong.
 
     Raises
@@ -41,6 +45,8 @@ def check(spark: Any, num_executors: int | None = None, *, timeout: float = 60.0
     StateError
         The SparkContext was stopped.
     """
+    if not wait:
+        return jobs.in_background(lambda: check(spark, num_executors, timeout=timeout), "check")
     seen, found = looked(spark, num_executors, timeout)
     sys.stdout.write("\n".join(said(seen, found)) + "\n")
     return found

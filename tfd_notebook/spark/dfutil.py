@@ -11,10 +11,11 @@ import posixpath
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook.errors import DataError, UsageError
-from tfd_notebook.spark import outcomes, records
+from tfd_notebook.spark import jobs, outcomes, records
 from tfd_notebook.spark.paths import located, understood
 
 __all__ = [
@@ -46,7 +47,9 @@ def isLoadedDF(df: Any) -> bool:
     return df in loadedDF
 
 
-def saveAsTFRecords(df: Any, output_dir: str, overwrite: bool = False) -> None:
+def saveAsTFRecords(
+    df: Any, output_dir: str, overwrite: bool = False, *, wait: bool = True
+) -> Future[None] | None:
     """Write a DataFrame as TFRecord files of ``tf.train.Example``, one for each partition.
 
     Whole numbers and booleans are kept as int64, floating-point numbers as float32, strings as
@@ -62,6 +65,8 @@ def saveAsTFRecords(df: Any, output_dir: str, overwrite: bool = False) -> None:
         process. Files are called ``part-r-00000`` and so on.
     overwrite : bool
         Replace what is there. Default false.
+    wait : bool
+        Whether to wait (default), or return the future of it.
 
     Raises
     ------
@@ -74,6 +79,13 @@ def saveAsTFRecords(df: Any, output_dir: str, overwrite: bool = False) -> None:
     -----
     The counterpart is ``tensorflowonspark.dfutil.saveAsTFRecords``.
     """
+    if not wait:
+        return jobs.in_background(lambda: _save(df, output_dir, overwrite), "save")
+    _save(df, output_dir, overwrite)
+    return None
+
+
+def _save(df: Any, output_dir: str, overwrite: bool) -> None:
     import tensorflow as tf
 
     columns = records.columns_of(df.dtypes)
@@ -105,7 +117,12 @@ def saveAsTFRecords(df: Any, output_dir: str, overwrite: bool = False) -> None:
 
 
 def loadTFRecords(
-    sc: Any, input_dir: str, binary_features: Sequence[str] = (), schema: Any = None
+    sc: Any,
+    input_dir: str,
+    binary_features: Sequence[str] = (),
+    schema: Any = None,
+    *,
+    wait: bool = True,
 ) -> Any:
     """Return TFRecord files of ``tf.train.Example`` as a DataFrame, one partition for each file.
 
@@ -122,10 +139,13 @@ def loadTFRecords(
         their records tell, columns by name: int64 as ``bigint``, float as ``double``, bytes as
         ``string`` where all of it is UTF-8 and else ``binary``, and an array where a record has
         more than one value.
+    wait : bool
+        Whether to wait (default) until the files are listed, and looked at where no schema is
+        known, or return the future of it.
 
     Returns
     -------
-    pyspark.sql.DataFrame
+    pyspark.sql.DataFrame or concurrent.futures.Future of it
         Lazy as any other. A record that does not fit is an error with file, number and column.
 
     Raises
@@ -140,6 +160,10 @@ def loadTFRecords(
     The counterpart is ``tensorflowonspark.dfutil.loadTFRecords``, which looks at the first record
     only.
     """
+    if not wait:
+        return jobs.in_background(
+            lambda: loadTFRecords(sc, input_dir, binary_features, schema), "load"
+        )
     sc = getattr(sc, "sparkContext", sc)
     place = located(sc, input_dir)
     files = _files(place)

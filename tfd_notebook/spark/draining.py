@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
-from tfd_notebook.spark import roles
+from tfd_notebook.spark import roles, starting
 from tfd_notebook.spark.modes import InputMode
 from tfd_notebook.spark.phases import Phase
 from tfd_notebook.spark.steering import Node
@@ -56,11 +56,15 @@ class Draining:
 
     def run(self) -> None:
         """Do it."""
-        cluster = self._cluster
-        if cluster.phase is Phase.STOPPED:
+        if self._cluster.phase is Phase.STOPPED:
             return
-        if self._ssc is not None:
-            self._await_stream()
+        problem = self._await_stream() if self._ssc is not None else None
+        self._drain()
+        if problem is not None:
+            raise starting.why_feeding_failed(problem) from problem
+
+    def _drain(self) -> None:
+        cluster = self._cluster
         if cluster.serves:
             cluster.let_go()
         elif cluster.input_mode is InputMode.SPARK:
@@ -108,12 +112,20 @@ class Draining:
             cluster.fail(error)
             raise error
 
-    def _await_stream(self) -> None:
-        """Wait for the StreamingContext, which is stopped when nobody wants rows any more."""
-        while not self._abandoned.is_set() and not self._ssc.awaitTerminationOrTimeout(1.0):
-            over = all(node.is_over for node in self._cluster.fed)
-            if over or self._cluster.phase.is_end or self._left() <= 0:
-                self._ssc.stop(False, True)
+    def _await_stream(self) -> Exception | None:
+        """Wait for the StreamingContext, which is stopped when nobody wants rows any more.
+
+        Returns what a batch has failed of.
+        """
+        over = self._are_over(self._cluster.fed)
+        try:
+            while not self._abandoned.is_set() and not self._ssc.awaitTerminationOrTimeout(1.0):
+                if over() or self._cluster.phase.is_end or self._left() <= 0:
+                    self._ssc.stop(False, False)  # batches that wait would not be taken
+        except Exception as error:  # Java's
+            self._ssc.stop(False, False)
+            return error
+        return None
 
     def _are_over(self, nodes: Sequence[Node]) -> Callable[[], bool]:
         return lambda: all(node.is_over for node in nodes)

@@ -6,10 +6,12 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.errors import TfdError
 from tfd_notebook.launch import protocol, sealed
+from tfd_notebook.spark import jobs
 from tfd_notebook.spark.feed import Place, feed_partition, infer_partition
 
 if TYPE_CHECKING:
@@ -112,15 +114,33 @@ def is_stream(data: Any) -> bool:
 
 def feed_stream(
     cluster: TFCluster, stream: Any, epochs: int, feed_timeout: float, qname: str
-) -> None:
-    """Have each RDD of a DStream fed when it comes."""
+) -> Future[None]:
+    """Have each RDD of a DStream fed when it comes.
+
+    The future ends when the cluster does, or with the first error of a feed.
+    """
     warnings.warn(
         "DStreams are deprecated by Spark: use Structured Streaming and cluster.train_stream(df)",
         DeprecationWarning,
         stacklevel=3,
     )
 
+    problems: list[Exception] = []
+
     def feed(rdd: Any) -> None:
-        cluster.train(rdd, epochs, feed_timeout, qname)
+        try:
+            cluster.train(rdd, epochs, feed_timeout, qname)
+        except Exception as error:
+            problems.append(error)
+            cluster.poke()
+            raise  # Spark tells it to who waits for the StreamingContext
+
+    def follow() -> None:
+        cluster.wait_until(lambda: problems or cluster.phase.is_end, None)
+        if cluster.error is not None:
+            raise cluster.error
+        if problems:
+            raise problems[0]
 
     stream.foreachRDD(feed)
+    return jobs.in_background(follow, "stream")

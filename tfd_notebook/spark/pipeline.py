@@ -243,6 +243,22 @@ class TFModel(
             tag_set=None,
         )
 
+    def transform_async(self, dataset: Any, params: Any = None) -> Future[Any]:
+        """Look at the model in the background, which ``transform`` waits for.
+
+        Parameters
+        ----------
+        dataset : pyspark.sql.DataFrame
+        params : mapping of Param, optional
+            As ``transform`` takes them.
+
+        Returns
+        -------
+        concurrent.futures.Future
+            Of the DataFrame that ``transform`` returns, lazy as any other, or of what it raises.
+        """
+        return in_background(lambda: self.transform(dataset, params), "transform")
+
     def _transform(self, dataset: Any) -> Any:
         merged = self.merge_args_params()
         sc = dataset.sparkSession.sparkContext

@@ -23,7 +23,7 @@ import psutil
 from tfd_notebook._compat import spark as private
 from tfd_notebook.errors import LaunchError, StartTimeout, StateError, Unsupported, UsageError
 from tfd_notebook.launch import runtime
-from tfd_notebook.spark import java, warming
+from tfd_notebook.spark import java, jobs, warming
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,7 +60,8 @@ def session(
     *,
     timeout: float = _START_SECONDS,
     warm: bool = True,
-) -> SparkSession:
+    wait: bool = True,
+) -> Any:
     """Return a Spark session of this process, with executors that are processes of this host.
 
     Starting takes some ten seconds. It is there for the next call with the same arguments, until
@@ -85,10 +86,13 @@ def session(
         Whether executors import TensorFlow at once, in the background, so that the first cluster
         starts sooner. Each keeps a process that has it, for ten minutes after its last use.
         Default true.
+    wait : bool
+        Whether to wait (default), or return the future of it. Where Spark starts in the background
+        Ctrl-C does not cancel jobs of yours: pyspark sees to that in the main thread only.
 
     Returns
     -------
-    pyspark.sql.SparkSession
+    pyspark.sql.SparkSession or concurrent.futures.Future of it
 
     Raises
     ------
@@ -106,6 +110,11 @@ def session(
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise UsageError(f"{what}={number!r} must be 1 or more")
     megabytes = _megabytes(memory)
+    if not wait:
+        return jobs.in_background(
+            lambda: session(executors, cores, memory, name, config, timeout=timeout, warm=warm),
+            "session",
+        )
     wished = {
         "executors": executors,
         "cores": cores,
