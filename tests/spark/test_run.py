@@ -188,3 +188,18 @@ def test_feeding_needs_the_other_mode(sc: Any) -> None:
         cluster.train(sc.parallelize([1]), 1)
     cluster.shutdown(timeout=LONG)
     cluster.shutdown(timeout=LONG)  # a second time does nothing
+
+
+def test_keras_takes_a_data_frame_in_a_node(sc: Any, tmp_path: Path) -> None:
+    def function(args: Any, ctx: Any) -> None:
+        import keras
+        import pandas as pd
+
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        frame = pd.DataFrame({"a": [0.0, 1.0, 2.0, 3.0], "b": [1.0, 1.0, 1.0, 1.0]})
+        seen = model.fit(frame, pd.Series([0.0, 1.0, 2.0, 3.0]), epochs=2, verbose=0)
+        (tmp_path / "losses").write_text(json.dumps(seen.history["loss"]))
+
+    TFCluster.run(sc, function, None, 1, 0).shutdown(timeout=LONG)
+    assert len(json.loads((tmp_path / "losses").read_text())) == 2
