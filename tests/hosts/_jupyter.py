@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import ssl
-import subprocess
 import sys
 import urllib.request
 import uuid
@@ -14,18 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests._waiting import until
 from tests.hosts._authority import Authority
 from tests.hosts._hosts import Host, Hosts
-from tests.hosts._services import Servers
+from tests.hosts._services import Server, Servers
 
 PORT = 8888
-_START_SECONDS = 60.0
 #: Extensions of the server that have nothing to do with kernels.
 _UNUSED = ("jupyter_lsp", "jupyter_server_terminals", "jupyterlab", "notebook", "notebook_shim")
 
 
-class Server:
+class Jupyter(Server):
     """A Jupyter server at a host.
 
     Parameters
@@ -47,8 +43,9 @@ class Server:
     token : str
     ca : Path
         The certificate to trust.
-    log : Path
     """
+
+    start_seconds = 60.0
 
     def __init__(
         self,
@@ -59,14 +56,20 @@ class Server:
         expired: bool = False,
         cull: int | None = None,
     ) -> None:
-        self.host = host
+        settings = directory / "config" / "server.json"
+        command = [sys.executable, "-m", "jupyter_server", f"--config={settings}"]
+        env = {
+            "JUPYTER_CONFIG_DIR": str(directory / "config"),
+            "JUPYTER_DATA_DIR": str(directory / "data"),
+            "JUPYTER_RUNTIME_DIR": str(directory / "runtime"),
+            "IPYTHONDIR": str(directory / "ipython"),
+        }
+        super().__init__(host, command, directory / "log", env)
         self.port = port
         self.url = f"https://{host.address}:{port}"
         self.token = uuid.uuid4().hex
         self.ca = authority.path
-        self.log = directory / "log"
         self._expired = expired
-        self._process: subprocess.Popen[str] | None = None
         for kind in ("config", "data", "runtime", "ipython", "notebooks"):
             (directory / kind).mkdir(parents=True)
         certificate, key = authority.issue(host, expired)
@@ -91,40 +94,7 @@ class Server:
                 "cull_interval": 1,
                 "cull_connected": True,
             }
-        self._config = directory / "config" / "server.json"
-        self._config.write_text(json.dumps(config))
-        self._env = {
-            "JUPYTER_CONFIG_DIR": str(directory / "config"),
-            "JUPYTER_DATA_DIR": str(directory / "data"),
-            "JUPYTER_RUNTIME_DIR": str(directory / "runtime"),
-            "IPYTHONDIR": str(directory / "ipython"),
-        }
-
-    def launch(self) -> None:
-        """Start it, without waiting."""
-        with self.log.open("ab") as log:
-            self._process = self.host.start(
-                [sys.executable, "-m", "jupyter_server", f"--config={self._config}"],
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def wait_ready(self) -> None:
-        """Wait until it answers."""
-        until(self._answers, _START_SECONDS)
-
-    def alive(self) -> bool:
-        """Whether it runs."""
-        return self._process is not None and self._process.poll() is None
-
-    def stop(self) -> None:
-        """End it and its kernels."""
-        if self._process:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.wait(30)
+        settings.write_text(json.dumps(config))
 
     def get(self, path: str, **how: Any) -> Any:
         """Return what it answers, read as JSON; see `open`."""
@@ -159,8 +129,8 @@ class Server:
         handlers = urllib.request.HTTPSHandler(context=context), urllib.request.ProxyHandler({})
         return urllib.request.build_opener(*handlers).open(request, timeout=timeout)
 
-    def _answers(self) -> bool:
-        assert self.alive(), self.log.read_text()[-4_000:]
+    def answers(self) -> bool:
+        """Whether it tells its status."""
         context = ssl.create_default_context(cafile=str(self.ca))
         if self._expired:
             context.check_hostname = False
@@ -171,7 +141,7 @@ class Server:
             return False
 
 
-class Jupyters(Servers[Server]):
+class Jupyters(Servers[Jupyter]):
     """Servers at two hosts, by the names of the hosts; more of them are started by `started`.
 
     Attributes
@@ -184,14 +154,14 @@ class Jupyters(Servers[Server]):
         self.authority = Authority(directory / "authority")
         super().__init__(
             hosts,
-            {name: Server(hosts[name], directory / name, self.authority) for name in names},
+            {name: Jupyter(hosts[name], directory / name, self.authority) for name in names},
         )
 
     @contextlib.contextmanager
-    def started(self, host: Host, port: int = PORT + 1, **settings: Any) -> Iterator[Server]:
-        """Have one more server; `settings` are `expired` and `cull` of `Server`."""
+    def started(self, host: Host, port: int = PORT + 1, **settings: Any) -> Iterator[Jupyter]:
+        """Have one more server; `settings` are `expired` and `cull` of `Jupyter`."""
         directory = self._directory / uuid.uuid4().hex[:8]
-        server = Server(host, directory, self.authority, port, **settings)
+        server = Jupyter(host, directory, self.authority, port, **settings)
         server.launch()
         try:
             server.wait_ready()

@@ -1,20 +1,90 @@
-"""Servers of one kind, each at a host."""
+"""Servers at hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from tests.hosts._hosts import Hosts, Service
+from tests._waiting import until
+from tests.hosts._hosts import Host, Hosts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Server(Service, Protocol):
-    """A service that can be ended."""
+class Server:
+    """A process at a host that serves until it is stopped.
 
-    def stop(self) -> None: ...
+    Parameters
+    ----------
+    host : Host
+    command : sequence of str
+    log : Path
+        What it says; it is written on when the process is started again.
+    env : mapping, optional
+        Adds to the host's environment.
+
+    Attributes
+    ----------
+    host : Host
+    log : Path
+    """
+
+    #: Seconds for its start.
+    start_seconds = 20.0
+
+    def __init__(
+        self,
+        host: Host,
+        command: Sequence[str],
+        log: Path,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.host = host
+        self.log = log
+        self._command = list(command)
+        self._env = dict(env or {})
+        self._process: subprocess.Popen[str] | None = None
+
+    def launch(self) -> None:
+        """Start it, without waiting."""
+        with self.log.open("ab") as log:
+            self._process = self.host.start(
+                self._command,
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def wait_ready(self) -> None:
+        """Wait until it answers."""
+        until(self._ready, self.start_seconds)
+
+    def _ready(self) -> bool:
+        assert self.alive(), self.log.read_text()[-4_000:]
+        return self.answers()
+
+    def answers(self) -> bool:
+        """Whether it serves; where others are asked that, this need not tell."""
+        return True
+
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process:
+            self._process.terminate()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
 
 AnyServer = TypeVar("AnyServer", bound=Server)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests._waiting import until
 from tests.hosts._hosts import Host, Hosts
+from tests.hosts._services import Server
 
 #: Sorted as text they are n1, n10, n2.
 NODES = {"north": "n1", "east": "n2", "west": "n10"}
@@ -42,40 +42,6 @@ _NODE = "NodeName={node} NodeHostname={name} NodeAddr={address} CPUs=8 State=UNK
 _CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
 
 
-class _Daemon:
-    """A process on a host that is to run as long as Slurm does."""
-
-    def __init__(self, host: Host, command: Sequence[str], log: Path) -> None:
-        self._host = host
-        self._command = list(command)
-        self._log = log
-        self._process: subprocess.Popen[str] | None = None
-
-    def launch(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = self._host.start(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def wait_ready(self) -> None:
-        """Nothing: `Slurm` waits for all of them."""
-
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def stop(self) -> None:
-        if self._process:
-            self._process.terminate()
-            self._process.wait(20)
-
-    def said(self) -> str:
-        return self._log.read_text()[-4_000:]
-
-
 class Slurm:
     """The cluster; a context manager, which waits for all nodes to be idle.
 
@@ -101,7 +67,7 @@ class Slurm:
         (directory / "state").mkdir()
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
-        self._daemons = []
+        self._daemons: list[Server] = []
         for host in hosts:
             node = NODES[host.name]
             (directory / f"spool-{node}").mkdir()
@@ -129,7 +95,7 @@ class Slurm:
 
     def _daemon(self, host: Host, command: list[str], log: Path) -> None:
         path = shutil.which(command[0]) or f"/usr/sbin/{command[0]}"
-        self._daemons.append(_Daemon(host, [path, *command[1:]], log))
+        self._daemons.append(Server(host, [path, *command[1:]], log))
 
     def __enter__(self) -> Slurm:
         for daemon in self._daemons:
@@ -149,7 +115,7 @@ class Slurm:
 
     def _idle(self) -> bool:
         for daemon in self._daemons:
-            assert daemon.alive(), daemon.said()
+            daemon.wait_ready()
         states = self.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()
         return states == ["idle"] * len(NODES)
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests._waiting import until
 from tests.hosts._hosts import Host, Hosts
-from tests.hosts._services import Servers
+from tests.hosts._services import Server, Servers
 
 _START_SECONDS = 120.0
 _QUIET = """\
@@ -54,45 +52,29 @@ def settings(directory: Path, address: str, secret: str) -> dict[str, str]:
     }
 
 
-class Worker:
-    """A worker of the standalone master, on a host."""
-
-    def __init__(self, host: Host, directory: Path, master: str, secret: str) -> None:
-        self.host = host
-        self.log = directory / "log"
-        self._env = settings(directory, host.address, secret)
-        self._master = master
-        self._process: subprocess.Popen[str] | None = None
-
-    def launch(self) -> None:
-        words = ["--host", self.host.address, "--cores", "4", "--memory", "4g", "--webui-port", "0"]
-        with self.log.open("ab") as log:
-            self._process = self.host.start(
-                [spark_class(), "org.apache.spark.deploy.worker.Worker", *words, self._master],
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def wait_ready(self) -> None:
-        """Nothing to wait for here: the master is asked how many have come."""
-
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def stop(self) -> None:
-        if self._process:
-            self._process.terminate()
-            try:
-                self._process.wait(30)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+def server(kind: str, *words: str) -> list[str]:
+    """Return the command line of a ``"master"`` or a ``"worker"``."""
+    return [spark_class(), f"org.apache.spark.deploy.{kind}.{kind.capitalize()}", *words]
 
 
-class Standalone(Servers[Worker]):
+def state(address: str) -> dict[str, Any]:
+    """Return what the page of a master at ``"host:port"`` tells; nothing before it answers."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://{address}/json/", timeout=5) as reply:
+            found: dict[str, Any] = json.load(reply)
+            return found
+    except (OSError, ValueError):
+        return {}
+
+
+def _worker(host: Host, directory: Path, master: str, secret: str) -> Server:
+    words = ["--host", host.address, "--cores", "4", "--memory", "4g", "--webui-port", "0", master]
+    env = settings(directory, host.address, secret)
+    return Server(host, server("worker", *words), directory / "log", env)
+
+
+class Standalone(Servers[Server]):
     """A master at home, and a worker on ``north`` and on ``east``.
 
     Attributes
@@ -114,7 +96,7 @@ class Standalone(Servers[Worker]):
         super().__init__(
             hosts,
             {
-                name: Worker(hosts[name], directory / name, self.master, self.secret)
+                name: _worker(hosts[name], directory / name, self.master, self.secret)
                 for name in ("north", "east")
             },
         )
@@ -123,7 +105,7 @@ class Standalone(Servers[Worker]):
         words = ["--host", self.home, "--port", "7077", "--webui-port", "7080"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [spark_class(), "org.apache.spark.deploy.master.Master", *words],
+                server("master", *words),
                 env={**os.environ, **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -149,13 +131,7 @@ class Standalone(Servers[Worker]):
             self._process.wait(30)
 
     def _state(self) -> dict[str, Any]:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(f"http://{self.home}:7080/json/", timeout=5) as reply:
-                found: dict[str, Any] = json.load(reply)
-                return found
-        except (OSError, ValueError):
-            return {}
+        return state(f"{self.home}:7080")
 
     def session(self) -> str:
         """Return an expression for a session with an executor on each host."""
@@ -176,18 +152,3 @@ class Standalone(Servers[Worker]):
             "__import__('pyspark.sql').sql.SparkSession.builder"
             f".master({self.master!r}){options}.getOrCreate()"
         )
-
-
-@contextlib.contextmanager
-def environment(values: dict[str, str]) -> Iterator[None]:
-    """Have these variables set."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

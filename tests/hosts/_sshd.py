@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import tfd_notebook as tfd
-from tests._waiting import until
 from tests.hosts._hosts import Host, Hosts
-from tests.hosts._services import Servers
+from tests.hosts._services import Server, Servers
 
 PORT = 22
 _CONFIG = """\
@@ -52,25 +51,22 @@ _CLIENT = {
 }
 
 
-class Sshd:
+class Sshd(Server):
     """The server of one host.
 
     Attributes
     ----------
-    host : Host
     address : str
     port : int
     user : str
-    log : Path
-        What the server says; it is written on when the server is started again.
     """
 
     def __init__(self, host: Host, directory: Path, authorized: Path) -> None:
-        self.host = host
+        sshd = shutil.which("sshd") or "/usr/sbin/sshd"
+        command = [sshd, "-D", "-e", "-f", str(directory / "config")]
+        super().__init__(host, command, directory / "log")
         self.address, self.port, self.user = host.address, PORT, "root"
-        self.log = directory / "log"
         self._directory = directory
-        self._process: subprocess.Popen[str] | None = None
         directory.mkdir()
         self._key = directory / "host_key"
         make_key(self._key)
@@ -91,32 +87,6 @@ class Sshd:
     def host_key(self) -> str:
         """The public key of the host, as a line of known_hosts has it after the names."""
         return " ".join(Path(f"{self._key}.pub").read_text().split()[:2])
-
-    def launch(self) -> None:
-        """Start it, without waiting."""
-        sshd = shutil.which("sshd") or "/usr/sbin/sshd"
-        with self.log.open("ab") as log:
-            self._process = self.host.start(
-                [sshd, "-D", "-e", "-f", str(self._directory / "config")],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def wait_ready(self) -> None:
-        """Wait until it answers with the key that it should have."""
-        until(self._answers)
-
-    def alive(self) -> bool:
-        """Whether it runs."""
-        return self._process is not None and self._process.poll() is None
-
-    def stop(self) -> None:
-        """End the server; its sessions go on."""
-        if self._process:
-            self._process.terminate()
-            self._process.wait(10)
 
     @contextlib.contextmanager
     def changed_key(self) -> Iterator[None]:
@@ -141,8 +111,8 @@ class Sshd:
             self._process.send_signal(signal.SIGHUP)
             self.wait_ready()
 
-    def _answers(self) -> bool:
-        assert self.alive(), self.log.read_text()[-4_000:]
+    def answers(self) -> bool:
+        """Whether it has the key that it should have."""
         try:
             socket.create_connection((self.address, self.port), 1).close()
         except OSError:

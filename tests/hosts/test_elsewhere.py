@@ -11,7 +11,7 @@ import pytest
 import tfd_notebook as tfd
 from tests._waiting import until
 from tests.hosts._hosts import Hosts
-from tests.hosts._jupyter import Jupyters, Server
+from tests.hosts._jupyter import Jupyter, Jupyters
 from tfd_notebook import commands, control, errors
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
@@ -33,7 +33,7 @@ def step():
 """
 
 
-def kernel_at(server: Server, **options: object) -> tfd.RemoteKernel:
+def kernel_at(server: Jupyter, **options: object) -> tfd.RemoteKernel:
     options = {"token": server.token, "ca": str(server.ca), **options}
     return tfd.RemoteKernel(server.url, **options)  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests._waiting import until
 from tests.hosts._hosts import Host, Hosts
-from tests.hosts._jupyter import Jupyters, Server
+from tests.hosts._jupyter import Jupyter, Jupyters
 from tests.hosts._network import Peer
 from tests.hosts._sshd import Sshds
 
@@ -401,7 +401,7 @@ def test_jupyter_is_there_again(jupyter: Jupyters) -> None:
     assert jupyter["north"].get("/api")
 
 
-def refusal(server: Server, path: str, token: str) -> int:
+def refusal(server: Jupyter, path: str, token: str) -> int:
     with pytest.raises(urllib.error.HTTPError) as refused:
         server.open(path, token=token)
     with refused.value as reply:

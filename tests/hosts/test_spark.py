@@ -15,8 +15,9 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tests.hosts._conformance import Conformance, Make
 from tests.hosts._hosts import Hosts
-from tests.hosts._spark import Standalone, environment
+from tests.hosts._spark import Standalone
 from tfd_notebook._compat import spark as private
+from tfd_notebook.launch.variables import variables
 from tfd_notebook.spark import sessions
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170
 @pytest.fixture(scope="module")
 def standalone(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     directory = tmp_path_factory.mktemp("spark")
-    with Standalone(hosts, directory) as made, environment(made.environment):
+    with Standalone(hosts, directory) as made, variables(made.environment):
         yield made
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from tests._waiting import until
-from tests.hosts._spark import settings, spark_class
+from tests.hosts._spark import server, settings, state
 
 _START_SECONDS = 150.0
 _END_SECONDS = 60.0
@@ -83,7 +81,7 @@ class Standalone:
         environment = self.environment(name)
         with (self.directory / name / "log").open("ab") as log:
             process = subprocess.Popen(
-                [spark_class(), f"org.apache.spark.deploy.{kind}.{kind.capitalize()}", *words],
+                server(kind, *words),
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -93,13 +91,7 @@ class Standalone:
         self._processes.append(process)
 
     def _state(self) -> dict[str, Any]:
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(f"http://127.0.0.1:{self._ports[1]}/json/", timeout=5) as reply:
-                found: dict[str, Any] = json.load(reply)
-                return found
-        except (OSError, ValueError):
-            return {}
+        return state(f"127.0.0.1:{self._ports[1]}")
 
 
 def _free_ports(count: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -11,6 +10,7 @@ from typing import Any, ClassVar
 
 from tfd_notebook._compat import servers as compat
 from tfd_notebook.errors import LaunchError, StateError, TfdError
+from tfd_notebook.launch.variables import variables
 from tfd_notebook.spec import SERVER_ROLES, Role
 
 
@@ -90,7 +90,9 @@ def _task_server(port: int, settings: Mapping[str, Any]) -> Server:
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=settings.get("threads", 0))
     if not settings.get("gpus", True):
         config.device_count["GPU"] = 0
-    with _one_more(), _sharing_ports():
+    # The server reads it when it is made, and listens beside the socket that holds its port. In the
+    # environment that a task is forked with, it would take a new import of TensorFlow.
+    with _one_more(), variables({"TF_GRPC_REUSE_PORT": "1"}):
         return _TaskServer(
             tf.distribute.Server(
                 settings["cluster"], settings["job"], settings["index"], config=config
@@ -129,24 +131,6 @@ def _one_more() -> Iterator[None]:
         check_room(1)
         yield
         _endless += 1
-
-
-@contextlib.contextmanager
-def _sharing_ports() -> Iterator[None]:
-    """Let a ``tf.distribute.Server`` listen beside the socket that holds its port.
-
-    TensorFlow reads the variable when it makes the server. In the environment that a task is
-    forked with, it would be one of those that take a new import of TensorFlow.
-    """
-    before = os.environ.get("TF_GRPC_REUSE_PORT")
-    os.environ["TF_GRPC_REUSE_PORT"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["TF_GRPC_REUSE_PORT"]
-        else:
-            os.environ["TF_GRPC_REUSE_PORT"] = before
 
 
 _STARTERS = {

@@ -17,6 +17,7 @@ from typing import Any
 from tfd_notebook._compat import sparkcontext
 from tfd_notebook.errors import NodeFailed, SparkError, UsageError
 from tfd_notebook.launch import sealed
+from tfd_notebook.launch.variables import variables
 from tfd_notebook.spark.context import TFNodeContext
 from tfd_notebook.spark.jobs import Job, in_background
 
@@ -171,18 +172,14 @@ class _Task:
         context.num_workers = self.count
         context.nodes = nodes  # type: ignore[attr-defined]
         given = task.resources().get("gpu") if task is not None else None
-        before = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if given is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(given.addresses)
-        try:
-            self.function(self.args, context)
-        except Exception as error:
-            with contextlib.suppress(OSError):  # then Spark says it, in its own way
-                self._tell(number, error)
-            raise  # ends the others at once
-        finally:
-            if given is not None:
-                _restore("CUDA_VISIBLE_DEVICES", before)
+        gpus = {} if given is None else {"CUDA_VISIBLE_DEVICES": ",".join(given.addresses)}
+        with variables(gpus):
+            try:
+                self.function(self.args, context)
+            except Exception as error:
+                with contextlib.suppress(OSError):  # then Spark says it, in its own way
+                    self._tell(number, error)
+                raise  # ends the others at once
         return ()
 
     def _tell(self, number: int, error: Exception) -> None:
@@ -199,10 +196,3 @@ class _Task:
                 }
             )
             channel.receive(timeout=_TELL_SECONDS)
-
-
-def _restore(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value

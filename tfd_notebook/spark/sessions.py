@@ -23,6 +23,7 @@ import psutil
 from tfd_notebook._compat import spark as private
 from tfd_notebook.errors import LaunchError, StartTimeout, StateError, Unsupported, UsageError
 from tfd_notebook.launch import runtime
+from tfd_notebook.launch.variables import variables
 from tfd_notebook.spark import java, jobs, warming
 
 if TYPE_CHECKING:
@@ -296,16 +297,10 @@ def _environment(home: Path) -> Iterator[None]:
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
     try:
-        yield
+        with variables(values):
+            yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
         properties.unlink(missing_ok=True)
 
 
