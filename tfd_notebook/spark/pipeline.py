@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.ml import Estimator, Model
 
 from tfd_notebook.errors import TfdError, UnknownName, UsageError
-from tfd_notebook.spark import TFCluster, dfutil, outcomes, savedmodels
+from tfd_notebook.spark import TFCluster, dfutil, outcomes, params, savedmodels
 from tfd_notebook.spark.jobs import in_background
 from tfd_notebook.spark.params import (
     HasBatchSize,
@@ -39,37 +39,12 @@ from tfd_notebook.spark.params import (
     HasTFRecordDir,
     Namespace,
     TFParams,
-    TFTypeConverters,
+    TFTypeConverters,  # noqa: F401 - one of those in params.__all__
 )
 from tfd_notebook.spark.paths import located
 
-__all__ = [
-    "HasBatchSize",
-    "HasClusterSize",
-    "HasDriverPSNodes",
-    "HasEpochs",
-    "HasExportDir",
-    "HasFeedTimeout",
-    "HasGraceSecs",
-    "HasInputMapping",
-    "HasInputMode",
-    "HasMasterNode",
-    "HasModelDir",
-    "HasNumPS",
-    "HasOutputMapping",
-    "HasProtocol",
-    "HasReaders",
-    "HasSignatureDefKey",
-    "HasSteps",
-    "HasTFRecordDir",
-    "HasTagSet",
-    "HasTensorboard",
-    "Namespace",
-    "TFEstimator",
-    "TFModel",
-    "TFParams",
-    "TFTypeConverters",
-]
+__all__ = ["TFEstimator", "TFModel"]
+__all__ += params.__all__
 
 
 class TFEstimator(
