@@ -16,19 +16,16 @@ import functools
 import os
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+import _onspark
 import _pairs
-import _peers
 from _sides import Side
 
-#: What TensorFlowOnSpark imports from setuptools is in these only.
-PEER = ("tensorflowonspark==2.2.5", "setuptools==80.9.0")
 UNIT = "rows/s, more is better"
 PARTITIONS = 4
 #: For each kind of rows: how many for us, how many for TensorFlowOnSpark, how many in a batch. Each
@@ -94,28 +91,10 @@ def consume_theirs(args: Any, ctx: Any) -> None:
             step(tf.constant(np.array(taken) if numbers else taken))
 
 
-def child(kind: str, quick: bool) -> None:
-    """Answer on standard output, where nobody else may write."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    warnings.simplefilter("ignore")
-    config: dict[str, object] = {}
-    if kind == "theirs":
-        directory = str(_peers.installed("tensorflowonspark-2.2.5", PEER))
-        sys.path.insert(0, directory)
-        config["spark.executorEnv.PYTHONPATH"] = directory
-        from tensorflowonspark import TFCluster
-
-        consume: Callable[[Any, Any], None] = consume_theirs
-    else:
-        from tfd_notebook.spark import TFCluster
-
-        consume = consume_ours
-    from tfd_notebook.spark import sessions
-
-    spark = sessions.session(executors=2, cores=1, memory="1536m", name=kind, config=config)
-    sc = spark.sparkContext
-    print("ready", file=answers)
+def answer(side: _onspark.Child, kind: str, quick: bool) -> None:
+    consume = consume_theirs if kind == "theirs" else consume_ours
+    sc = side.session.sparkContext
+    print("ready", file=side.answers)
     cluster = data = None
     count = 0
     for line in sys.stdin:
@@ -128,8 +107,8 @@ def child(kind: str, quick: bool) -> None:
             data = data.mapPartitionsWithIndex(functools.partial(rows, what)).cache()
             data.count()
             arguments = argparse.Namespace(batch_size=batch_size)
-            mode = TFCluster.InputMode.SPARK
-            cluster = TFCluster.run(sc, consume, arguments, 2, 0, False, mode)
+            mode = side.TFCluster.InputMode.SPARK
+            cluster = side.TFCluster.run(sc, consume, arguments, 2, 0, False, mode)
         began = time.perf_counter()
         if asked == "feed":
             cluster.train(data, 1)
@@ -139,10 +118,7 @@ def child(kind: str, quick: bool) -> None:
         if asked == "close":
             cluster.shutdown()
             data.unpersist(blocking=True)
-        print(count / seconds if asked in ("feed", "floor") else 0.0, file=answers)
-    sessions.end()
-    answers.flush()
-    os._exit(0)
+        print(count / seconds if asked in ("feed", "floor") else 0.0, file=side.answers)
 
 
 def main() -> None:
@@ -150,9 +126,10 @@ def main() -> None:
     parser.add_argument("--child", choices=("ours", "theirs"))
     options = parser.parse_args()
     if options.child:
-        child(options.child, "TFD_QUICK" in os.environ)
+        with _onspark.child(options.child) as side:
+            answer(side, options.child, "TFD_QUICK" in os.environ)
         return
-    _peers.installed("tensorflowonspark-2.2.5", PEER)
+    _onspark.peer()
     if options.quick:
         os.environ["TFD_QUICK"] = "1"
     ours, theirs = Side(__file__, "ours"), Side(__file__, "theirs")

@@ -13,17 +13,15 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
+import _onspark
 import _pairs
-import _peers
 from _sides import Side
-from spark_feed import PEER
 
 UNIT = "seconds from run to the first batch"
 #: Seconds for a first batch on a busy machine.
@@ -51,33 +49,20 @@ def first_batch(args: Any, ctx: Any) -> None:
             first = False
 
 
-def child(kind: str) -> None:
-    """Start once, and answer on standard output, where nobody else may write."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    warnings.simplefilter("ignore")
-    config: dict[str, object] = {}
-    if kind == "theirs":
-        directory = str(_peers.installed("tensorflowonspark-2.2.5", PEER))
-        sys.path.insert(0, directory)
-        config["spark.executorEnv.PYTHONPATH"] = directory
-        from tensorflowonspark import TFCluster
-    else:
-        from tfd_notebook.spark import TFCluster
-    from tfd_notebook.spark import sessions
-
-    spark = sessions.session(executors=2, cores=1, memory="1536m", name=kind, config=config)
-    data = spark.sparkContext.parallelize([[float(n)] * 10 for n in range(1024)], 4).cache()
+def answer(side: _onspark.Child, kind: str) -> None:
+    """Start a cluster whenever that is asked for."""
+    sc = side.session.sparkContext
+    data = sc.parallelize([[float(n)] * 10 for n in range(1024)], 4).cache()
     data.count()
-    print("ready", file=answers)
+    print("ready", file=side.answers)
     for line in sys.stdin:
         if line.strip() != "start":
             continue
         with tempfile.TemporaryDirectory() as seen:
             arguments = argparse.Namespace(directory=seen, ours=kind == "ours")
-            mode = TFCluster.InputMode.SPARK
+            mode = side.TFCluster.InputMode.SPARK
             began = time.time()
-            cluster = TFCluster.run(spark.sparkContext, first_batch, arguments, 2, 0, False, mode)
+            cluster = side.TFCluster.run(sc, first_batch, arguments, 2, 0, False, mode)
             feeding = threading.Thread(target=cluster.train, args=(data, 1))
             feeding.start()
             while not (found := list(Path(seen).iterdir())) or not found[0].read_text():
@@ -87,10 +72,7 @@ def child(kind: str) -> None:
             seconds = min(float(path.read_text()) for path in found) - began
             feeding.join()
             cluster.shutdown()
-        print(seconds, file=answers)
-    sessions.end()
-    answers.flush()
-    os._exit(0)
+        print(seconds, file=side.answers)
 
 
 def start(kind: str) -> float:
@@ -106,9 +88,10 @@ def main() -> None:
     parser.add_argument("--child", choices=("ours", "theirs"))
     options = parser.parse_args()
     if options.child:
-        child(options.child)
+        with _onspark.child(options.child) as side:
+            answer(side, options.child)
         return
-    _peers.installed("tensorflowonspark-2.2.5", PEER)
+    _onspark.peer()
     rounds = 2 if options.quick else 5
     result = _pairs.measure(lambda: start("ours"), lambda: start("theirs"), rounds)
     print(result)

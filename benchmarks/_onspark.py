@@ -1,0 +1,67 @@
+"""The two sides of a comparison with TensorFlowOnSpark, each with a Spark of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+#: What TensorFlowOnSpark imports from setuptools is in these only.
+_PEER = ("tensorflowonspark==2.2.5", "setuptools==80.9.0")
+
+
+def peer() -> Path:
+    """Return the directory of TensorFlowOnSpark, beside this environment's packages; made once."""
+    directory = Path(sys.prefix) / "tensorflowonspark-2.2.5"
+    complete = directory / ".complete"
+    if not complete.exists():
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade"),
+                *("--target", str(directory), *_PEER),
+            ],
+            check=True,
+            stdout=sys.stderr,
+        )
+        complete.touch()
+    return directory
+
+
+@dataclass(frozen=True)
+class Child:
+    """What a side has: a Spark with two executors, and the ``TFCluster`` that it is to use."""
+
+    session: Any
+    TFCluster: Any
+    answers: TextIO
+
+
+@contextlib.contextmanager
+def child(kind: str) -> Iterator[Child]:
+    """Be the side `kind`, ``"ours"`` or ``"theirs"``; this process ends with it.
+
+    Answers go to standard output, where nobody else may write.
+    """
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    config: dict[str, object] = {}
+    if kind == "theirs":
+        sys.path.insert(0, str(peer()))
+        config["spark.executorEnv.PYTHONPATH"] = str(peer())
+        from tensorflowonspark import TFCluster
+    else:
+        from tfd_notebook.spark import TFCluster
+    from tfd_notebook.spark import sessions
+
+    session = sessions.session(executors=2, cores=1, memory="1536m", name=kind, config=config)
+    yield Child(session, TFCluster, answers)
+    sessions.end()
+    answers.flush()
+    os._exit(0)
