@@ -19,7 +19,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _LENGTH = struct.Struct("!Q")
@@ -51,18 +51,22 @@ def receive_request(channel: socket.socket) -> tuple[dict[str, Any], list[int]] 
     return json.loads(body), list(fds)
 
 
-def _fork_task(channel: socket.socket, request: dict[str, Any], fds: list[int]) -> int:
-    """Fork the task that `request` describes; return its pid."""
+def fork_away(work: Callable[[], None]) -> int:
+    """Have `work` done by a process that is no child of this one; return its pid."""
     read, write = os.pipe()
     between = os.fork()
     if between == 0:
         try:
             pid = os.fork()
             if pid == 0:
-                os.close(read)
-                os.close(write)
-                channel.close()
-                _be_task(request, fds)
+                status = 1
+                try:
+                    os.close(read)
+                    os.close(write)
+                    work()
+                    status = 0
+                finally:
+                    os._exit(status)
             os.write(write, b"%d" % pid)
         finally:
             os._exit(0)
@@ -70,20 +74,22 @@ def _fork_task(channel: socket.socket, request: dict[str, Any], fds: list[int]) 
     with os.fdopen(read, "rb") as pipe:
         answer = pipe.read()
     os.waitpid(between, 0)
-    for fd in fds:
-        os.close(fd)
     return int(answer)
 
 
-def _be_task(request: dict[str, Any], fds: list[int]) -> None:
-    status = 1
-    try:
+def _fork_task(channel: socket.socket, request: dict[str, Any], fds: list[int]) -> int:
+    """Fork the task that `request` describes; return its pid."""
+
+    def work() -> None:
         from tfd_notebook.launch import task
 
+        channel.close()
         task.run(request, socket.socket(fileno=fds[0]), fds[1])
-        status = 0
-    finally:
-        os._exit(status)
+
+    pid = fork_away(work)
+    for fd in fds:
+        os.close(fd)
+    return pid
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tfd_notebook.errors import LaunchError, TensorFlowMissing, Unsupported
@@ -279,33 +279,7 @@ def _fork(request: dict[str, Any], fds: list[int], open_here: list[socket.socket
         os.environ.pop(VARIABLE, None)
         node.run(request, *fds)
 
-    return fork_away(work)
-
-
-def fork_away(work: Callable[[], None]) -> int:
-    """Have `work` done by a process that is no child of this one; return its pid."""
-    read, write = os.pipe()
-    between = os.fork()
-    if between == 0:
-        try:
-            pid = os.fork()
-            if pid == 0:
-                status = 1
-                try:
-                    os.close(read)
-                    os.close(write)
-                    work()
-                    status = 0
-                finally:
-                    os._exit(status)
-            os.write(write, b"%d" % pid)
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        answer = pipe.read()
-    os.waitpid(between, 0)
-    return int(answer)
+    return forkserver.fork_away(work)
 
 
 if __name__ == "__main__":
