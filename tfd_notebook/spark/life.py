@@ -199,33 +199,34 @@ class Life:
         self._version += 1
         if self.phase.is_end and kind == "hello":
             self.server.order("stop", [node])
-        elif kind == "unable":
-            self.fail(self.server.problem or errors.LaunchError("a node could not be started"))
-        elif kind == "again":
-            self.fail(
-                errors.NodeLost(
-                    f"Spark has started {node.assignment.name} a second time: an executor was "
-                    "lost while the nodes started",
-                    task=node.assignment.name,
-                    fix="TFCluster.run(...) starts a new cluster",
-                )
-            )
-        elif kind == "error":
-            self.fail(starting.failed(node))
-        elif node.state == "lost":
-            self.fail(starting.lost(node))
-        elif self.phase is Phase.RESERVING and all(other.state for other in self.nodes):
-            # Of two that hear of the last two nodes at the same time, one gets true.
-            if self._phases.move(Phase.STARTING):
-                self._start_beside()
-        elif self.phase is Phase.DRAINING and kind == "hello" and node.assignment.is_fed:
-            self.server.order("finish", [node])  # it may have been away when that was said
-        if self.phase is Phase.STARTING and not any(
-            other.state in ("", "reserved", "starting") for other in self.nodes
-        ):
-            self._phases.move(Phase.RUNNING)
+        elif (problem := self._problem(node, kind)) is not None:
+            self.fail(problem)
+        else:
+            if self.phase is Phase.DRAINING and kind == "hello" and node.assignment.is_fed:
+                self.server.order("finish", [node])  # it may have been away when that was said
+            self._advance()
         self._note_feeders()
         self._phases.poke()
+
+    def _problem(self, node: Node, kind: str) -> errors.TfdError | None:
+        """Return what the cluster fails of, by what a node said."""
+        if kind == "unable":
+            return self.server.problem or errors.LaunchError("a node could not be started")
+        if kind == "again":
+            return starting.twice(node)
+        if kind == "error":
+            return starting.failed(node)
+        return starting.lost(node) if node.state == "lost" else None
+
+    def _advance(self) -> None:
+        """Enter the next phase of the start, when all nodes are so far."""
+        reserved = self.phase is Phase.RESERVING and all(node.state for node in self.nodes)
+        # Of two that hear of the last two nodes at the same time, one gets true.
+        if reserved and self._phases.move(Phase.STARTING):
+            self._start_beside()
+        coming = ("", "reserved", "starting")
+        if self.phase is Phase.STARTING and all(node.state not in coming for node in self.nodes):
+            self._phases.move(Phase.RUNNING)
 
     def _note_feeders(self) -> None:
         """Enter the phase for rows that come by nobody's `train`: by an action on an inference."""

@@ -191,6 +191,16 @@ def lost(node: Node) -> errors.NodeLost:
     )
 
 
+def twice(node: Node) -> errors.NodeLost:
+    """Return the error for a node that Spark has started a second time."""
+    return errors.NodeLost(
+        f"Spark has started {node.assignment.name} a second time: an executor was lost while the "
+        "nodes started",
+        task=node.assignment.name,
+        fix="TFCluster.run(...) starts a new cluster",
+    )
+
+
 def failed(node: Node) -> errors.NodeFailed:
     """Return the error for a node whose function raised."""
     return errors.NodeFailed(
