@@ -36,11 +36,6 @@ class Executor:
     pid: int
     started: float
 
-    @property
-    def lives(self) -> bool:
-        """Whether its JVM runs."""
-        return runtime.runs(self.pid, self.started)
-
 
 def here() -> Executor:
     """Return the executor that this Python process, a worker of Spark's, belongs to.

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tfd_notebook.spark.feed.inbox import Inbox as Inbox
     from tfd_notebook.spark.feed.place import Place as Place
     from tfd_notebook.spark.feed.place import choose as choose
-    from tfd_notebook.spark.feed.place import jvm_pid as jvm_pid
     from tfd_notebook.spark.feed.sending import Fed as Fed
     from tfd_notebook.spark.feed.sending import feed_partition as feed_partition
     from tfd_notebook.spark.feed.sending import infer_partition as infer_partition
@@ -35,7 +34,6 @@ _HOMES = {
     "choose": "place",
     "feed_partition": "sending",
     "infer_partition": "sending",
-    "jvm_pid": "place",
 }
 
 __all__ = [
@@ -47,7 +45,6 @@ __all__ = [
     "choose",
     "feed_partition",
     "infer_partition",
-    "jvm_pid",
 ]
 
 

@@ -29,7 +29,7 @@ class Place:
     executor : str
         Spark's id of its executor; may be empty.
     jvm : int
-        Process id of its executor's JVM on that host, from `jvm_pid`; 0 if unknown.
+        Process id of its executor's JVM on that host; 0 if unknown.
     path : str
         The inbox's address: the path of its socket.
     secret : bytes
@@ -49,20 +49,6 @@ class Place:
     def node(self) -> str:
         """The node's name, such as ``worker:0``."""
         return f"{self.role}:{self.index}"
-
-
-def jvm_pid() -> int:
-    """Return the process id of the JVM whose Python worker this process is; 0 outside of Spark.
-
-    A worker is forked by a daemon that the executor's JVM started.
-    """
-    for pid in _ancestors():
-        try:
-            if Path(f"/proc/{pid}/comm").read_text().strip() == "java":
-                return pid
-        except OSError:
-            break
-    return 0
 
 
 def choose(places: Sequence[Place]) -> Place:
