@@ -19,6 +19,7 @@ About = Literal["process", "tasks", "service", "cluster", "dataset", "spark"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 #: Names of a finding's fields, for tables and JSON.
 FIELDS = ("code", "severity", "where", "what", "why", "fix")
+_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,12 @@ def look(about: About, subject: Any) -> Iterator[Finding]:
                 f"{type(error).__name__}: {error}",
                 "report it, with what tfd support writes",
             )
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for a sentence: the first few, and how many more there are."""
+    first, rest = (found := list(names))[:_NAMED], len(found) - _NAMED
+    return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
 
 
 def ordered(found: Iterable[Finding]) -> tuple[Finding, ...]:

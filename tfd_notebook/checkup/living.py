@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tfd_notebook.errors import TfdError
-from tfd_notebook.findings import Finding, check, kind
+from tfd_notebook.findings import Finding, check, kind, listed
 from tfd_notebook.launch import modules
 from tfd_notebook.launch.findings import MEMORY, NEAR
 from tfd_notebook.launch.policy import limits
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 #: Restarts of a task, or of a connection to a host, that are too many.
 _OFTEN = 3
-_NAMED = 5
 #: What changes in a kernel by itself, and concerns no task.
 _OWN = re.compile(
     r"(_|COLUMNS|LINES|OLDPWD|PWD|SHLVL|TERM|TF2_BEHAVIOR|no_grpc_proxy)$"
@@ -88,9 +87,8 @@ def open_tasks(cluster: Cluster) -> Iterator[Finding]:
         if row.open_to == "everyone" or row.open_to.startswith("unknown"):
             by_peers.setdefault(row.open_to, []).append(row.task)
     for peers, tasks in by_peers.items():
-        more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
         yield OPEN.found(
-            f"{', '.join(tasks[:_NAMED])}{more} are open to {peers}",
+            f"{listed(tasks)} are open to {peers}",
             'name the networks that need them: allow=("10.0.0.0/8",) at the launcher',
             cluster.name,
         )
@@ -153,9 +151,8 @@ def late_environment(cluster: Cluster) -> Iterator[Finding]:
         and not _OWN.match(name)
     )
     if names:
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         yield LATE.found(
-            f"{', '.join(names[:_NAMED])}{more} changed after the cluster had started",
+            f"{listed(names)} changed after the cluster had started",
             "set them before the cluster starts, or pass env={...}, and start it anew",
             cluster.name,
         )
@@ -169,7 +166,7 @@ def stale_modules(cluster: Cluster) -> Iterator[Finding]:
         return
     if names := modules.stale(began.modules):
         yield STALE.found(
-            f"{', '.join(names[:_NAMED])} changed after the cluster had started",
+            f"{listed(names)} changed after the cluster had started",
             "importlib.reload it here, and start the tasks anew: cluster.restart(task)",
             cluster.name,
         )

@@ -17,13 +17,12 @@ from tfd_notebook.data.host import ServiceHost
 from tfd_notebook.data.using import ServiceUse
 from tfd_notebook.data.watch import check_dataset
 from tfd_notebook.errors import FinishedJob, NotSerializable, TfdError
-from tfd_notebook.findings import Finding, check, kind
+from tfd_notebook.findings import Finding, check, kind, listed
 
 #: Splits from which on one message to the dispatcher for each is felt.
 _MANY_SPLITS = 1_000
 #: Bytes at which the way of an element costs ten times what the way of its bytes costs.
 _SMALL = int(verdict.TRANSFER_PER_ELEMENT / verdict.TRANSFER_PER_BYTE / 10)
-_NAMED = 3
 
 FINISHED = kind(
     "TFD814",
@@ -284,9 +283,8 @@ def relative_paths(path: Path) -> Iterator[Finding]:
     names = [name for name in graph.strings_of(path.definition) if _is_relative(name)]
     if names:
         there = host.surroundings.directory if host.service_on_this_host else "on another host"
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         yield RELATIVE.found(
-            f"{', '.join(names[:_NAMED])}{more} lie in {here}, the data workers are {there}",
+            f"{listed(names)} lie in {here}, the data workers are {there}",
             "use absolute paths, to where all hosts find the files",
             host.name,
         )
@@ -307,7 +305,7 @@ def missing_library(path: Path) -> Iterator[Finding]:
     ops = sorted(oplibraries.loaded_ops() & graph.ops_of(path.definition))
     if ops:
         yield NO_LIBRARY.found(
-            f"the dataset uses {', '.join(ops[:_NAMED])} of a library that was loaded here",
+            f"the dataset uses {listed(ops)} of a library that was loaded here",
             'start the cluster with preload=["/path/of/the/library.so"]',
             host.name,
         )

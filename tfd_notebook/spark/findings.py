@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable, Iterator
 
 from tfd_notebook._compat import spark as private
-from tfd_notebook.findings import Finding, Kind, check, kind
+from tfd_notebook.findings import Finding, Kind, check, kind, listed
 from tfd_notebook.launch.greeting import series
 from tfd_notebook.launch.host import tensorflow_version
 from tfd_notebook.spark import asked
@@ -303,6 +303,4 @@ def _each(
         if said := wrong(one):
             hosts.setdefault(said, set()).add(one.host)
     for said, names in hosts.items():
-        listed = ", ".join(sorted(names)[:5])
-        more_ = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        yield found.found(f"{listed}{more_} {said}", fix)
+        yield found.found(f"{listed(sorted(names))} {said}", fix)
