@@ -1,0 +1,247 @@
+"""What the reference of TFCluster promises: names, arguments, attributes, and what they do."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests._waiting import until
+from tfd_notebook import errors
+from tfd_notebook.spark import TFCluster, TFNode, TFParallel, dfutil
+from tfd_notebook.spark.context import TFNodeContext
+from tfd_notebook.spark.living import living
+from tfd_notebook.spark.TFCluster import InputMode
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+#: Seconds for what takes a few on an idle machine.
+LONG = 240.0
+QUEUES = ["input", "output", "error"]
+NEEDED = object()
+LOCAL = "file:" + "//"
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (
+            TFCluster.run,
+            {
+                **{"sc": NEEDED, "map_fun": NEEDED, "tf_args": NEEDED, "num_executors": NEEDED},
+                **{"num_ps": 0, "tensorboard": False, "input_mode": 0, "log_dir": None},
+                **{"driver_ps_nodes": False, "master_node": None, "reservation_timeout": 600},
+                **{"queues": QUEUES, "eval_node": False, "release_port": True},
+            },
+        ),
+        (
+            TFCluster.TFCluster.train,
+            {"dataRDD": NEEDED, "num_epochs": 0, "feed_timeout": 600, "qname": "input"},
+        ),
+        (
+            TFCluster.TFCluster.inference,
+            {"dataRDD": NEEDED, "feed_timeout": 600, "qname": "input"},
+        ),
+        (TFCluster.TFCluster.shutdown, {"ssc": None, "grace_secs": 0, "timeout": 259200}),
+        (TFCluster.TFCluster.tensorboard_url, {}),
+        (
+            TFNode.DataFeed,
+            {
+                **{"mgr": NEEDED, "train_mode": True, "qname_in": "input", "qname_out": "output"},
+                "input_mapping": None,
+            },
+        ),
+        (
+            TFNodeContext.get_data_feed,
+            {
+                **{"train_mode": True, "qname_in": "input", "qname_out": "output"},
+                "input_mapping": None,
+            },
+        ),
+        (TFNode.DataFeed.next_batch, {"batch_size": NEEDED}),
+        (TFNode.DataFeed.batch_results, {"results": NEEDED}),
+        (TFNode.hdfs_path, {"ctx": NEEDED, "path": NEEDED}),
+        (
+            TFParallel.run,
+            {
+                **{"sc": NEEDED, "map_fn": NEEDED, "tf_args": NEEDED, "num_executors": NEEDED},
+                "use_barrier": True,
+            },
+        ),
+        (dfutil.saveAsTFRecords, {"df": NEEDED, "output_dir": NEEDED}),
+        (dfutil.loadTFRecords, {"sc": NEEDED, "input_dir": NEEDED, "binary_features": []}),
+    ],
+)
+def test_arguments_have_their_places_and_defaults(
+    function: Callable[..., Any], arguments: dict[str, Any]
+) -> None:
+    """By position as well as by name; what is added stands behind."""
+    given = [
+        each for each in inspect.signature(function).parameters.values() if each.name != "self"
+    ]
+    places = [each for each in given if each.kind is each.POSITIONAL_OR_KEYWORD]
+    assert [each.name for each in places][: len(arguments)] == list(arguments)
+    for each in places[: len(arguments)]:
+        default = arguments[each.name]
+        if default is NEEDED:
+            assert each.default is each.empty
+        else:
+            found = list(each.default) if isinstance(default, list) else each.default
+            assert found == default
+    assert all(each.default is not each.empty for each in given[len(arguments) :])
+
+
+def test_modes_are_numbers() -> None:
+    assert (InputMode.TENSORFLOW, InputMode.SPARK) == (0, 1)
+    assert TFCluster.InputMode is InputMode
+
+
+@pytest.mark.parametrize(
+    ("root", "path", "full"),
+    [
+        (LOCAL + "/", "data/a", LOCAL + "/there/now/data/a"),
+        (LOCAL + "/", "/data/a", LOCAL + "/data/a"),
+        ("hdfs://name:8020", "data/a", "hdfs://name:8020/user/{me}/data/a"),
+        ("hdfs://name:8020/", "/data/a", "hdfs://name:8020/data/a"),
+        ("viewfs://cluster", "a", "viewfs://cluster/user/{me}/a"),
+        ("hdfs://name:8020", "s3a://bucket/a", "s3a://bucket/a"),
+        ("hdfs://name:8020", LOCAL + "/data/a", LOCAL + "/data/a"),
+        (LOCAL + "/", "hdfs://other/a", "hdfs://other/a"),
+        (LOCAL + "/", "gs://bucket/a", "gs://bucket/a"),
+    ],
+)
+def test_paths_have_scheme_and_directory(root: str, path: str, full: str) -> None:
+    import getpass
+
+    ctx = TFNodeContext(default_fs=root, working_dir="/there/now")
+    assert ctx.absolute_path(path) == full.format(me=getpass.getuser())
+    assert TFNode.hdfs_path(ctx, path) == ctx.absolute_path(path)
+
+
+@pytest.fixture
+def ended() -> Iterator[list[Any]]:
+    """Give a list of clusters that are ended with the test."""
+    made: list[Any] = []
+    yield made
+    for cluster in made:
+        cluster.fail(errors.SparkError("the test is over"))
+    until(lambda: not living(), LONG)
+
+
+def test_queues_mapping_port_and_attributes(sc: Any, tmp_path: Path, ended: list[Any]) -> None:
+    def function(args: Any, ctx: Any) -> None:
+        import socket
+        import threading
+
+        def listens(port: int) -> bool:
+            with socket.socket() as own:
+                try:
+                    own.bind(("127.0.0.1", port))
+                except OSError:
+                    return False
+                return True
+
+        port = int(ctx.cluster_spec["worker"][ctx.task_index].rpartition(":")[2])
+        seen = {
+            "port": [port, ctx.tmp_socket.getsockname()[1]],
+            "shared": os.environ.get("TF_GRPC_REUSE_PORT"),
+            "held": not listens(port),
+            "path": ctx.absolute_path("data"),
+            "working_dir": ctx.working_dir,
+        }
+        ctx.release_port()
+        seen["released"] = ctx.tmp_socket is None and listens(port)
+        ctx.release_port()  # a second time does nothing
+
+        def answer() -> None:
+            feed = TFNode.DataFeed(ctx.mgr, False, "questions", "answers")
+            while not feed.should_stop():
+                feed.batch_results([row + 1 for row in feed.next_batch(4)])
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        feed = ctx.get_data_feed(True, "input", input_mapping={"b": "second", "a": "first"})
+        seen["rows"] = []
+        while not feed.should_stop():
+            batch = feed.next_batch(3)
+            seen["rows"] += zip(batch["first"], batch["second"], strict=True)
+        answering.join()
+        (tmp_path / str(ctx.task_index)).write_text(json.dumps(seen))
+
+    queues = [*QUEUES, "questions", "answers"]
+    cluster = TFCluster.run(
+        sc, function, None, 2, 0, input_mode=1, queues=queues, release_port=False
+    )
+    ended.append(cluster)
+    cluster.train(sc.parallelize([(n, -n) for n in range(20)], 4), 1, qname="input")
+    asked = cluster.inference(sc.parallelize(range(10), 4), qname="questions")
+    assert asked.collect() == list(range(1, 11))
+    with pytest.raises(errors.UnknownName, match="'elsewhere'"):
+        cluster.train(sc.parallelize([1], 1), 1, qname="elsewhere")
+
+    assert cluster.sc is sc
+    assert cluster.input_mode is InputMode.SPARK
+    assert list(cluster.queues) == queues
+    assert cluster.num_executors == 2
+    assert cluster.nodeRDD.collect() == [0, 1]
+    assert cluster.working_dir == os.getcwd()
+    assert cluster.server is not None
+    assert cluster.cluster_meta == {
+        "id": cluster.cluster_id,
+        "cluster_template": {"worker": [0, 1]},
+        "num_executors": 2,
+        "default_fs": cluster.defaultFS,
+        "working_dir": cluster.working_dir,
+        "server_addr": cluster.server.address,
+        "release_port": False,
+    }
+    info = cluster.cluster_info
+    assert [(one["executor_id"], one["task_index"]) for one in info] == [(0, 0), (1, 1)]
+    spec = [f"{one['host']}:{one['port']}" for one in info]
+    assert [one.rpartition(":")[2] for one in cluster.cluster_spec["worker"]] == [
+        one.rpartition(":")[2] for one in spec
+    ]
+    cluster.shutdown(timeout=LONG)
+
+    nodes = [json.loads((tmp_path / str(index)).read_text()) for index in range(2)]
+    assert sorted(row for node in nodes for row in node["rows"]) == [[n, -n] for n in range(20)]
+    for node, known in zip(nodes, info, strict=True):
+        assert node["port"] == [known["port"]] * 2
+        assert node["held"]
+        assert node["released"]
+        assert node["shared"] is None
+        assert node["path"] == f"{LOCAL}{node['working_dir']}/data"
+
+
+def test_roles_by_name_and_beside_the_notebook(sc: Any, tmp_path: Path, ended: list[Any]) -> None:
+    def function(args: Any, ctx: Any) -> None:
+        import threading
+
+        (tmp_path / ctx.job_name).write_text(os.environ["TF_CONFIG"])
+        if ctx.job_name != "master":
+            threading.Event().wait()
+        others = ("ps", "evaluator")
+        while not all((tmp_path / name).exists() for name in others):
+            threading.Event().wait(0.05)
+
+    cluster = TFCluster.run(
+        sc, function, None, 3, 1, driver_ps_nodes=True, master_node="master", eval_node=True
+    )
+    ended.append(cluster)
+    assert cluster.num_executors == 3
+    assert list(cluster.cluster_spec) == ["ps", "master", "evaluator"]
+    where = {one["job_name"]: one["executor"] for one in cluster.cluster_info}
+    assert where["ps"] == "driver"
+    assert "driver" not in (where["master"], where["evaluator"])
+    cluster.shutdown(timeout=LONG)
+    for name in ("ps", "master", "evaluator"):
+        config = json.loads((tmp_path / name).read_text())
+        assert config["task"] == {"type": name, "index": 0}
+        assert config["cluster"]["master"] == cluster.cluster_spec["master"]
+    states = {row.node: row.state for row in cluster.snapshot().spark.nodes}
+    assert states == {"ps:0": "stopped", "master:0": "finished", "evaluator:0": "stopped"}
