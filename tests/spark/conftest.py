@@ -48,6 +48,19 @@ def sc(spark: Any) -> Any:
     return spark.sparkContext
 
 
+@pytest.fixture
+def ended() -> Iterator[list[Any]]:
+    """Give a list of clusters that are ended with the test."""
+    from tfd_notebook import errors
+    from tfd_notebook.spark.living import living
+
+    made: list[Any] = []
+    yield made
+    for cluster in made:
+        cluster.fail(errors.SparkError("the test is over"))
+    until(lambda: not living(), 120.0)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _module_leaves_nothing(request: pytest.FixtureRequest, leftovers: type[Any]) -> Iterator[None]:
     """Fail a module that leaves anything behind; what Spark needs while it lives is Spark's."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,12 @@ import psutil
 import pytest
 
 from tests._waiting import until
-from tfd_notebook import errors
 from tfd_notebook.spark import TFCluster
-from tfd_notebook.spark.living import living
 from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = pytest.mark.integration
 
 LONG = 90.0
-
-
-@pytest.fixture
-def ended() -> Iterator[list[Any]]:
-    """Give a list of clusters that are ended with the test."""
-    made: list[Any] = []
-    yield made
-    for cluster in made:
-        cluster.fail(errors.SparkError("the test is over"))
-    until(lambda: not living(), LONG)
 
 
 def test_chief_and_parameter_server_each_with_its_configuration(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.spark import TFCluster
-from tfd_notebook.spark.living import living
 from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = pytest.mark.integration
@@ -24,16 +21,6 @@ LONG = 120.0
 def _ports_stay(leftovers: Any) -> None:
     """TensorFlow keeps a port of this process for each strategy that connected it."""
     leftovers.own_ports = False
-
-
-@pytest.fixture
-def ended() -> Iterator[list[Any]]:
-    """Give a list of clusters that are ended with the test."""
-    made: list[Any] = []
-    yield made
-    for cluster in made:
-        cluster.fail(errors.SparkError("the test is over"))
-    until(lambda: not living(), LONG)
 
 
 def test_multi_worker_mirrored_strategy_learns(sc: Any, tmp_path: Path, ended: list[Any]) -> None:
