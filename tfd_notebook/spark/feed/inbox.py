@@ -17,7 +17,8 @@ from tfd_notebook.spark.feed.queues import Facade, Queue, Source
 
 #: Seconds between two messages about how far the node is.
 _TICK = 1.0
-#: Chunks that every feeder may have on the way, however many there are.
+#: Chunks on the way or waiting, over all feeders, and those that each may have at least.
+_CAPACITY = 8
 _FEWEST = 2
 
 
@@ -38,8 +39,6 @@ class Inbox:
         Who this node is, for the errors of those who feed it. Default ``worker`` 0.
     queues : sequence of str
         Names of queues. Default ``("input", "output", "error")``.
-    capacity : int
-        Chunks on the way or waiting, for each queue. Default 8. Each feeder may have two.
 
     Attributes
     ----------
@@ -55,7 +54,6 @@ class Inbox:
         role: str = "worker",
         index: int = 0,
         queues: Sequence[str] = ("input", "output", "error"),
-        capacity: int = 8,
     ) -> None:
         memory.keep()
         self.node = f"{role}:{index}"
@@ -63,7 +61,6 @@ class Inbox:
         self._queues = {name: Queue(name) for name in queues}
         self._facades: dict[str, Facade] = {}
         self._values: dict[str, Any] = {}
-        self._capacity = capacity
         self._sources: set[Source] = set()
         self._state = "running"
         self._last: dict[str, Any] = {}
@@ -88,7 +85,7 @@ class Inbox:
                 "rows": sum(queue.taken for queue in self._queues.values()),
                 "results": self._results,
                 "queue_depth": sum(queue.depth for queue in self._queues.values()),
-                "queue_capacity": self._capacity,
+                "queue_capacity": _CAPACITY,
                 "batch_age_s": age,
                 "feeders": len(self._sources),
                 "state": self._state,
@@ -98,17 +95,11 @@ class Inbox:
                 },
             }
 
-    def end_of_feed(self, queue: str | None = None) -> None:
-        """Let the user's function see the end, after what is there now and who is still feeding.
-
-        Parameters
-        ----------
-        queue : str, optional
-            Default: all queues.
-        """
+    def end_of_feed(self) -> None:
+        """Let the user's function see the end, after what is there now and who is still feeding."""
         with self._lock:
-            for each in self._queues.values() if queue is None else [self._queue(queue)]:
-                each.ended = True
+            for queue in self._queues.values():
+                queue.ended = True
             self._lock.notify_all()
 
     def terminate(self, reason: str = "the function called terminate()") -> None:
@@ -186,7 +177,7 @@ class Inbox:
                 item = queue.pop()
                 if item is not None:
                     return item
-                if queue.ended and not any(source.queue is queue for source in self._sources):
+                if self._is_through(queue):
                     return None
                 # A signal's handler runs between two waits.
                 self._lock.wait(1.0)
@@ -197,13 +188,17 @@ class Inbox:
         with self._lock:
             queue = self._queue(name)
             while self._state == "running" and queue.is_empty:
-                if queue.ended and not any(source.queue is queue for source in self._sources):
+                if self._is_through(queue):
                     break
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
                 self._lock.wait(left)
         return True
+
+    def _is_through(self, queue: Queue) -> bool:
+        """Whether nothing will come any more."""
+        return queue.ended and not any(source.queue is queue for source in self._sources)
 
     def took(self, source: Source, rows: int) -> None:
         """Count rows that the user's function got."""
@@ -268,7 +263,7 @@ class Inbox:
                 assert queue is not None
                 source = Source(queue, channel, bool(said.get("infer")))
                 self._sources.add(source)
-                window = max(_FEWEST, self._capacity // len(self._sources))
+                window = max(_FEWEST, _CAPACITY // len(self._sources))
                 answer = {"op": "go", "window": window}
             else:
                 source = None
