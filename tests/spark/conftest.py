@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -103,7 +105,10 @@ def _of_spark(process: psutil.Process) -> bool:
     What such a worker has started is not, but for the one process for each executor that has
     TensorFlow ready.
     """
-    with contextlib.suppress(psutil.Error):
+    with contextlib.suppress(psutil.Error, OSError):
+        if process.cmdline()[-2:-1] == ["tfd-spark-guard"]:
+            home = Path(process.cmdline()[-1])
+            return json.loads((home / "state.json").read_text())["pid"] == os.getpid()
         if "java" in process.name():
             return any(parent.pid == os.getpid() for parent in process.parents())
         chain = [process, *process.parents()]

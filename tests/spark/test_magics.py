@@ -14,6 +14,7 @@ from tests._waiting import until
 from tfd_notebook import commands, errors, magics, views
 from tfd_notebook.bus import hub
 from tfd_notebook.bus.session import Session
+from tfd_notebook.spark import jobs
 from tfd_notebook.spark.living import living
 
 pytestmark = pytest.mark.integration
@@ -113,6 +114,12 @@ def test_the_check_prints_and_returns_findings(shell: Any, capsys: Any) -> None:
     found = spark(shell, "check --executors 2")
     assert "2 tasks at once, 2 nodes wanted" in capsys.readouterr().out
     assert not [one for one in found if one.severity == "error"]
+
+
+def test_the_session_is_found_from_any_thread(shell: Any, capsys: Any) -> None:
+    """What Spark calls the active session is so in the thread alone that has made it."""
+    found = jobs.in_background(lambda: spark(shell, "check --executors 3"), "other").result(LONG)
+    assert found.codes == ("TFD870",)
 
 
 def test_it_stands_among_all_clusters(shell: Any, capsys: Any) -> None:

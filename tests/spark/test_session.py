@@ -13,10 +13,15 @@ import psutil
 import pytest
 
 import tfd_notebook as tfd
-from tfd_notebook.spark import sessions
+from tests._waiting import until
+from tests.integration._kernel import Kernel
+from tfd_notebook.spark import homes
 from tfd_notebook.spark.sessions import session
 
 pytestmark = pytest.mark.integration
+
+#: Seconds for what takes a few on an idle machine.
+LONG = 90.0
 
 
 def seen(_: int) -> dict[str, Any]:
@@ -120,6 +125,12 @@ if "end" in sys.argv:
     said["gone"] = not os.path.exists(home)
     assert tfd.spark.session(executors=1).range(3).count() == 3
 print(json.dumps(said), flush=True)
+if "unguarded" in sys.argv:
+    import contextlib, psutil
+    for one in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if one.cmdline()[-2:] == ["tfd-spark-guard", home]:
+                one.kill()
 if "die" in sys.argv:
     os.kill(os.getpid(), 9)
 """
@@ -181,12 +192,29 @@ def test_a_machine_without_java_gets_one(tmp_path: Path) -> None:
     assert "Exception" not in errors
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next() -> None:
+def test_what_a_killed_process_left_goes_after_it() -> None:
     said, _ = child("die")
+    until(lambda: not Path(said["home"]).exists(), LONG)
+
+
+def test_what_a_power_cut_left_is_removed_by_the_next() -> None:
+    """The process is gone, and what should have removed its directory with it."""
+    said, _ = child("die", "unguarded")
     home = Path(said["home"])
     assert home.exists()
-    sessions._remove_leftovers()
-    assert not home.exists()
+
+    def is_removed() -> bool:
+        homes.remove_leftovers()
+        return not home.exists()
+
+    until(is_removed, LONG)  # once its Java has ended
+
+
+def test_a_kernel_that_jupyter_shuts_down_leaves_no_directory(tmp_path: Path) -> None:
+    with Kernel(TMPDIR=str(tmp_path)) as kernel:
+        kernel.run("import tfd_notebook as tfd; spark = tfd.spark.session(executors=1)", 170)
+        assert len(list(tmp_path.glob("tfd-spark-*"))) == 1
+    until(lambda: not list(tmp_path.glob("tfd-spark-*")), LONG)
 
 
 WARM = """

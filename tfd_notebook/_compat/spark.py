@@ -17,6 +17,19 @@ def active_context() -> Any | None:
     return getattr(SparkContext, "_active_spark_context", None)
 
 
+def active_session() -> Any | None:
+    """Return the SparkSession that lives in this process, whichever thread asks; None: none does.
+
+    What Spark itself calls active is so for one thread alone.
+    """
+    context = active_context()
+    if context is None or is_stopped(context):
+        return None
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+
+
 def java_process() -> subprocess.Popen[bytes] | None:
     """Return the process of Spark's Java that this process started; None where there is none."""
     if "pyspark" not in sys.modules:

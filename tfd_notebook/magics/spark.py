@@ -69,21 +69,19 @@ def _pick(name: str | None, ended: bool = False) -> Any:
 def _session(shell: Any, named: str | None) -> Any:
     if named is not None:
         return living.evaluate(shell, named, "a SparkSession")
-    from pyspark.sql import SparkSession
-
     from tfd_notebook._compat import spark as private
 
-    session = SparkSession.getActiveSession()
-    if session is None and private.active_context() is not None:
-        session = SparkSession.builder.getOrCreate()  # another thread's, which is active there only
+    session = private.active_session()
     if session is None:
-        raise StateError("no SparkSession is active here", fix=_SESSION)
+        raise StateError("no Spark lives in this process", fix=_SESSION)
     return session
 
 
 def _spark_option(parser: Parser) -> None:
     parser.add_argument(
-        "--spark", metavar="S", help="variable of the SparkSession (default: the active one)"
+        "--spark",
+        metavar="S",
+        help="variable of the SparkSession (default: the one that lives here)",
     )
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import re
 import secrets
 import shlex
-import shutil
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -22,33 +19,19 @@ import psutil
 
 from tfd_notebook._compat import spark as private
 from tfd_notebook.errors import LaunchError, StartTimeout, StateError, Unsupported, UsageError
-from tfd_notebook.launch import runtime
 from tfd_notebook.launch.variables import variables
-from tfd_notebook.spark import java, jobs, warming
+from tfd_notebook.spark import homes, java, jobs, warming
+from tfd_notebook.spark.homes import Home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_PREFIX = "tfd-spark-"
 _START_SECONDS = 180.0
 _END_SECONDS = 20.0
 _UNITS = {"": 1 << 20, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
-#: What Spark says of itself goes to standard error, which is the notebook's: errors only.
-_LOG = """\
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = console
-logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
-logger.gateway.level = error
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
-"""
-
 _lock = threading.RLock()
-_home: Path | None = None
+_home: Home | None = None
 _wished: dict[str, Any] | None = None
 
 
@@ -157,7 +140,7 @@ def end(timeout: float = _END_SECONDS) -> None:
             with contextlib.suppress(Exception):
                 process.wait(1.0)
         if _home is not None:
-            runtime.remove(_home)
+            _home.remove()
             _home = None
 
 
@@ -180,18 +163,18 @@ def _start(wished: dict[str, Any], timeout: float) -> SparkSession:
         raise Unsupported(
             f"pyspark cannot be imported: {error}", fix='pip install "tfd-notebook[spark]"'
         ) from None
-    _remove_leftovers()
-    home = _home_directory()
+    homes.remove_leftovers()
+    home = _made_home()
     builder = SparkSession.builder
     if hasattr(builder, "classic"):  # where there is Spark Connect, too
         builder = builder.classic
     builder = builder.appName(wished["name"]).master(
         f"local-cluster[{wished['executors']},{wished['cores']},{wished['memory']}]"
     )
-    settings = {**_settings(wished, home), **wished["config"]}
+    settings = {**_settings(wished, home.path), **wished["config"]}
     for key, value in settings.items():
         builder = builder.config(key, value)
-    with _environment(home):
+    with _environment(home.path):
         try:
             made = builder.getOrCreate()
         except Exception as error:
@@ -200,6 +183,8 @@ def _start(wished: dict[str, Any], timeout: float) -> SparkSession:
                 f"Spark did not start: {str(error).strip() or type(error).__name__}",
                 fix="what its Java said is above, or in the log of the Jupyter server",
             ) from error
+    if (process := private.java_process()) is not None:
+        home.note_java(process.pid)
     try:
         _await_executors(made, wished["executors"], timeout)
     except BaseException:
@@ -252,26 +237,13 @@ def _within(entry: str, prefix: str) -> bool:
     return os.path.commonpath([entry, os.path.abspath(prefix)]) == os.path.abspath(prefix)
 
 
-def _home_directory() -> Path:
-    """Return a SPARK_HOME that can be written to: executors have their directories in it."""
+def _made_home() -> Home:
+    """Return the directory of this process's Spark, which is made where there is none."""
     global _home
     if _home is None:
         from pyspark.find_spark_home import _find_spark_home
 
-        original = Path(_find_spark_home())
-        _home = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        own = {"pid": os.getpid(), "started": runtime.process_start(os.getpid())}
-        runtime.write_state(_home, own)
-        for entry in original.iterdir():
-            if entry.name not in ("work", "conf", "logs", "tmp"):
-                (_home / entry.name).symlink_to(entry)
-        for name in ("conf", "tmp", "work"):
-            (_home / name).mkdir()
-        if (original / "conf").is_dir():
-            for entry in (original / "conf").iterdir():
-                (_home / "conf" / entry.name).symlink_to(entry)
-        if not (_home / "conf" / "log4j2.properties").exists():
-            (_home / "conf" / "log4j2.properties").write_text(_LOG)
+        _home = Home(Path(_find_spark_home()))
         atexit.register(end)
     return _home
 
@@ -331,16 +303,6 @@ def _await_end(pid: int, below: list[psutil.Process], timeout: float) -> None:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(alive, 5.0)
-
-
-def _remove_leftovers() -> None:
-    """Remove the directories of processes of this user that were killed."""
-    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError, ValueError):
-            if directory.stat().st_uid == os.getuid():
-                state = json.loads((directory / runtime.STATE_FILE).read_text())
-                if not runtime.runs(state.get("pid"), state.get("started")):
-                    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _megabytes(memory: str | int) -> int:
