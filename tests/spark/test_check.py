@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import socket
 import subprocess
 import sys
 import threading
+import venv
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tfd_notebook as tfd
 from tests._waiting import until
-from tfd_notebook import errors, findings
-from tfd_notebook.spark import asked, checks
+from tfd_notebook import checkup, errors, findings
+from tfd_notebook.spark import asked, checks, onlooker, recipes
 from tfd_notebook.spark.asked import Asked
 
 pytestmark = pytest.mark.integration
@@ -80,7 +84,7 @@ def test_slots_of_other_masters(seen: Asked) -> None:
     few = dataclasses.replace(seen, master="spark://host:7077", needed=5)
     few = with_settings(few, executor_cores="2")
     assert "TFD870" in codes(few)
-    lines = checks.settings(few)
+    lines = recipes.settings(few, codes(few))
     assert lines["spark.executor.instances"] == "3"
     assert lines["spark.cores.max"] == "6"
     assert "TFD870" not in codes(dataclasses.replace(few, slots=6))
@@ -90,7 +94,7 @@ def test_slots_of_other_masters(seen: Asked) -> None:
 def test_dynamic_allocation(seen: Asked) -> None:
     found = with_settings(seen, dynamicAllocation_enabled="true")
     assert codes(found) == {"TFD871"}
-    assert checks.settings(found)["spark.dynamicAllocation.enabled"] == "false"
+    assert recipes.settings(found, codes(found))["spark.dynamicAllocation.enabled"] == "false"
     assert codes(with_settings(seen, dynamicAllocation_enabled="false")) == set()
 
 
@@ -139,6 +143,124 @@ def test_a_manager_that_nobody_tried(seen: Asked) -> None:
     assert codes(dataclasses.replace(seen, master="spark://host:7077")) == set()
 
 
+@pytest.fixture
+def other_python(sc: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have executors run another Python, as where PYSPARK_PYTHON names it."""
+    return lambda path: monkeypatch.setattr(sc, "pythonExec", str(path))
+
+
+def test_executors_with_a_bare_python(
+    spark: Any, other_python: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = tmp_path / "bare"
+    venv.create(bare, symlinks=True, with_pip=False)
+    other_python(bare / "bin" / "python")
+    found = tfd.spark.check(spark, 2)
+    assert found.codes == ("TFD874", "TFD875")
+    assert f"has no TensorFlow in {bare}" in found[1].what
+    printed = capsys.readouterr().out
+    assert all(str(one) in printed for one in found)
+    # All of it is on this host, so that no environment has to be sent.
+    assert f"Start this process with:\n  PYSPARK_PYTHON={sys.executable}\n" in printed
+    assert "Start Spark with" not in printed
+
+
+def test_executors_with_a_python_that_is_not_there(spark: Any, other_python: Any) -> None:
+    other_python("/nowhere/python")
+    (found,) = tfd.spark.check(spark, 2)
+    assert found.code == "TFD873"
+    assert "/nowhere/python" in found.what
+
+
+def test_executors_with_another_version_of_python(
+    spark: Any, sc: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To executors this process is another one: what runs there refuses it."""
+    monkeypatch.setattr(sc, "pythonVer", "3.9")
+    (found,) = tfd.spark.check(spark, 2)
+    assert found.code == "TFD873"
+    assert "PYTHON_VERSION_MISMATCH" in found.what
+
+
+def test_a_port_of_this_process_that_executors_do_not_reach(seen: Asked, sc: Any) -> None:
+    with socket.socket() as nobody_listens:
+        nobody_listens.bind(("127.0.0.1", 0))
+        look = onlooker.looker("127.0.0.1", nobody_listens.getsockname()[1], 5.0)
+        (said,) = sc.parallelize(range(1), 1).mapPartitions(look).collect()
+    unheard = dataclasses.replace(seen, executors=(asked.Executor(**said),))
+    (found,) = findings.look("spark", unheard)
+    assert found.code == "TFD876"
+    assert "refused" in found.what
+    assert "spark.driver.host" in found.fix
+
+
+@pytest.mark.root
+def test_an_executor_on_a_disk_that_is_full(spark: Any, sc: Any) -> None:
+    directories = sc.parallelize(range(2), 2).map(lambda _: os.getcwd()).collect()
+    directory = directories[0]
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", directory], check=True)
+    try:
+        (found,) = tfd.spark.check(spark, 2)
+    finally:
+        subprocess.run(["umount", directory], check=True)
+    assert found.code == "TFD877"
+    assert "has 1 MB free" in found.what
+
+
+def test_what_executors_elsewhere_need_is_printed_line_by_line(seen: Asked) -> None:
+    far = with_settings(seen, driver_host="192.0.2.1", authenticate="true")
+    far = with_settings(far, network_crypto_enabled="true")
+    far = dataclasses.replace(
+        with_executor(far, package=None, tensorflow=None), master="spark://host:7077"
+    )
+    found = checkup.Findings(findings.look("spark", far), [])
+    assert found.codes == ("TFD874", "TFD875")
+    printed = list(checks.said(far, found))
+    assert printed[-8:] == [
+        "Make an environment for the executors:",
+        "  python -m venv environment",
+        "  environment/bin/pip install "
+        f'"tfd-notebook[spark,tensorflow]=={tfd.__version__}" venv-pack',
+        "  environment/bin/venv-pack -o environment.tar.gz",
+        "Start this process with:",
+        "  PYSPARK_PYTHON=./environment/bin/python",
+        "Start Spark with:",
+        "  --conf spark.archives=environment.tar.gz#environment",
+    ]
+
+
+def test_speculative_execution(seen: Asked) -> None:
+    found = with_settings(seen, speculation="true")
+    assert codes(found) == {"TFD881"}
+    assert recipes.settings(found, codes(found)) == {"spark.speculation": "false"}
+
+
+@pytest.mark.parametrize(
+    ("cores", "amount", "share"), [(1, 2, "2"), (2, 2, "1"), (4, 2, "0.5"), (3, 1, "0.33")]
+)
+def test_gpus_that_no_task_is_given(seen: Asked, cores: int, amount: int, share: str) -> None:
+    master = f"local-cluster[2,{cores},1024]"
+    wanted = {
+        "spark.executor.resource.gpu.amount": str(amount),
+        "spark.task.resource.gpu.amount": share,
+    }
+    there = dataclasses.replace(with_executor(seen, gpus=amount), master=master)
+    assert codes(there) == {"TFD882"}
+    assert recipes.settings(there, codes(there)) == wanted
+    known = dataclasses.replace(seen, master=master)
+    known = with_settings(known, executor_resource_gpu_amount=str(amount))
+    assert codes(known) == {"TFD882"}
+    given = with_settings(known, task_resource_gpu_amount=share)
+    assert codes(given) == set()
+    assert recipes.slots_of_one(given) == cores
+
+
+def test_executors_have_the_slots_that_their_gpus_allow(seen: Asked) -> None:
+    few = dataclasses.replace(seen, master="local-cluster[2,4,1024]", needed=5)
+    few = with_settings(few, executor_resource_gpu_amount="2", task_resource_gpu_amount="1")
+    assert recipes.settings(few, codes(few)) == {"spark.master": "local-cluster[3,4,1024]"}
+
+
 def hold(path: str) -> Any:
     def holding(rows: Any) -> Any:
         import os
@@ -175,7 +297,7 @@ def test_executors_that_are_busy_are_not_waited_for(
 
 def test_the_doctor_knows_spark(spark: Any) -> None:
     assert list(tfd.doctor(spark)) == []
-    assert {f"TFD{number}" for number in range(870, 881)} <= set(findings.kinds())
+    assert {f"TFD{number}" for number in range(870, 883)} <= set(findings.kinds())
     assert not {one.code for one in tfd.doctor() if one.code.startswith("TFD87")}
     done = subprocess.run(
         [sys.executable, "-m", "tfd_notebook", "why", "TFD871"],

@@ -31,6 +31,8 @@ class Executor:
         Room where it works.
     unreachable : str
         Why it cannot connect to this process; empty where it can.
+    gpus : int
+        NVIDIA's GPUs of its host.
     """
 
     host: str
@@ -40,6 +42,7 @@ class Executor:
     tensorflow: str | None
     free_bytes: int
     unreachable: str
+    gpus: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,12 @@ class Asked:
     def setting(self, name: str, default: str = "") -> str:
         """Return a setting, in small letters."""
         return str(self.settings.get(name, default)).strip().lower()
+
+    @property
+    def cores(self) -> int:
+        """How many cores each executor has; 1 where that cannot be known."""
+        found = re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*(\d+).*", self.master)
+        return int(found[1] if found else self.setting("spark.executor.cores") or 1)
 
     @property
     def free(self) -> int:

@@ -12,15 +12,15 @@ from tfd_notebook._compat import spark as private
 from tfd_notebook.checkup import Findings
 from tfd_notebook.errors import NotEnoughSlots, StateError, Unsupported, UsageError
 from tfd_notebook.launch import arrival
-from tfd_notebook.spark import asked, jobs
+from tfd_notebook.spark import asked, jobs, recipes
 from tfd_notebook.spark.asked import Asked
-from tfd_notebook.spark.findings import CONNECT, DYNAMIC, SLOTS, more
+from tfd_notebook.spark.findings import CONNECT, DYNAMIC, SLOTS
 
 
 def check(
     spark: Any, num_executors: int | None = None, *, timeout: float = 60.0, wait: bool = True
 ) -> Any:
-    """Look whether a Spark can run TensorFlow's nodes, and print the settings that it lacks.
+    """Look whether a Spark can run TensorFlow's nodes, and print what mends what it lacks.
 
     A task in every free slot tells which Python, TensorFlow and tfd-notebook its executor has, how
     much room there is, and whether it reaches this process; nothing is changed.
@@ -38,7 +38,7 @@ def check(
     Returns
     -------
     Findings or concurrent.futures.Future of Findings
-        Codes TFD870 to TFD880, the worst first; none where nothing is wrong.
+        Codes TFD870 to TFD882, the worst first; none where nothing is wrong.
 
     Raises
     ------
@@ -71,32 +71,29 @@ def said(seen: Asked, found: Findings) -> Iterator[str]:
     held = "".join(f", {slots} held by cluster {name!r}" for name, slots in seen.held.items())
     wanted = f", {seen.needed} nodes wanted" if seen.needed is not None else ""
     yield f"{seen.master or 'Spark Connect'}: {seen.slots} tasks at once{held}{wanted}"
-    for host, one in sorted({(one.host, one) for one in seen.executors}, key=lambda two: two[0]):
-        yield (
-            f"  {host}: Python {one.python}, TensorFlow {one.tensorflow}, tfd-notebook "
-            f"{one.package}, {one.free_bytes / 1e9:.1f} GB free"
+    rooms: dict[str, int] = {}
+    for one in seen.executors:
+        gpus = f", {one.gpus} GPUs" if one.gpus else ""
+        line = (
+            f"  {one.host}: Python {one.python}, TensorFlow {one.tensorflow}, tfd-notebook "
+            f"{one.package}{gpus}"
         )
-    lines = settings(seen)
-    if lines:
+        rooms[line] = min(one.free_bytes, rooms.get(line, one.free_bytes))
+    for line, room in sorted(rooms.items()):
+        yield f"{line}, {room / 1e9:.1f} GB free"
+    for finding in found:
+        yield f"{finding.severity}: {finding}"
+    if commands := recipes.commands(seen, found.codes):
+        yield "Make an environment for the executors:"
+        yield from (f"  {command}" for command in commands)
+    if variables := recipes.variables(seen, found.codes):
+        yield "Start this process with:"
+        yield from (f"  {name}={value}" for name, value in variables.items())
+    if lines := recipes.settings(seen, found.codes):
         yield "Start Spark with:"
         yield from (f"  --conf {name}={value}" for name, value in lines.items())
-    elif not found:
+    if not found:
         yield "Nothing is missing."
-
-
-def settings(seen: Asked) -> dict[str, str]:
-    """Return the settings that it lacks."""
-    if seen.connect:
-        return {}
-    lines: dict[str, str] = {}
-    if seen.dynamic:
-        lines["spark.dynamicAllocation.enabled"] = "false"
-    if seen.needed is not None and (seen.dynamic or seen.free < seen.needed):
-        lines.update(more(seen))
-    if "TFD878" in {one.code for one in findings.look("spark", seen)}:
-        lines["spark.authenticate"] = "true"
-        lines["spark.network.crypto.enabled"] = "true"
-    return {name: value for name, value in lines.items() if seen.setting(name) != value}
 
 
 def needed(sc: Any, num: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import platform
 from collections.abc import Callable, Iterator
 
@@ -10,7 +9,7 @@ from tfd_notebook._compat import spark as private
 from tfd_notebook.findings import Finding, Kind, check, kind, listed
 from tfd_notebook.launch.greeting import series
 from tfd_notebook.launch.host import tensorflow_version
-from tfd_notebook.spark import asked
+from tfd_notebook.spark import asked, recipes
 from tfd_notebook.spark.asked import Asked, Executor
 from tfd_notebook.version import VERSION
 
@@ -85,12 +84,17 @@ SILENT = kind(
     "whether they have Python, TensorFlow and this package is not known",
 )
 
-RECIPE = (
-    "make an environment like this one and send it along: python -m venv environment; "
-    'environment/bin/pip install "tfd-notebook[spark,tensorflow]=={version}" venv-pack; '
-    "environment/bin/venv-pack -o environment.tar.gz; and start Spark with "
-    "spark.archives=environment.tar.gz#environment, and with "
-    "PYSPARK_PYTHON=./environment/bin/python in the environment of this process"
+SPECULATION = kind(
+    "TFD881",
+    "warning",
+    "speculative execution",
+    "a task that feeds and seems slow is run a second time, and its rows are fed twice",
+)
+GPUS = kind(
+    "TFD882",
+    "warning",
+    "GPUs that no task is given",
+    "every node on a host then takes the memory of all its GPUs, and the second one fails",
 )
 
 
@@ -103,8 +107,7 @@ def slots(seen: Asked) -> Iterator[Finding]:
         yield SLOTS.found(
             f"{seen.needed} nodes are to run at the same time, and {_slots(seen)}",
             ("shut down a cluster that holds some; or " if seen.held else "")
-            + f"start Spark with {', '.join(f'{k}={v}' for k, v in more(seen).items())}; or have "
-            "fewer nodes",
+            + f"start Spark with {recipes.more_listed(seen)}; or have fewer nodes",
         )
     elif not seen.slots:
         yield SLOTS.found("no executor is there", "wait until Spark has some, or see its master")
@@ -145,7 +148,7 @@ def python(seen: Asked) -> Iterator[Finding]:
             if tuple(one.python.split(".")[:2]) != mine
             else ""
         ),
-        "set PYSPARK_PYTHON to a Python like this one; or " + RECIPE.format(version=VERSION),
+        recipes.environment(seen),
     )
 
 
@@ -159,7 +162,7 @@ def package(seen: Asked) -> Iterator[Finding]:
         have = one.package or "none"
         return f"has tfd-notebook {have} in {one.executable}, and this process {VERSION}"
 
-    yield from _each(seen, PACKAGE, wrong, RECIPE.format(version=VERSION))
+    yield from _each(seen, PACKAGE, wrong, recipes.environment(seen))
 
 
 @check("spark")
@@ -175,7 +178,7 @@ def tensorflow(seen: Asked) -> Iterator[Finding]:
             return f"has TensorFlow {one.tensorflow}, and this process {mine}"
         return ""
 
-    yield from _each(seen, TENSORFLOW, wrong, RECIPE.format(version=VERSION))
+    yield from _each(seen, TENSORFLOW, wrong, recipes.environment(seen))
 
 
 @check("spark")
@@ -186,8 +189,8 @@ def unreachable(seen: Asked) -> Iterator[Finding]:
         seen,
         UNREACHABLE,
         lambda one: one.unreachable and f"cannot connect to {host}: {one.unreachable}",
-        "start Spark with spark.driver.host at which executors reach this process, and let them "
-        "connect to all of its ports",
+        f"start Spark with spark.driver.host={recipes.reachable(seen)}, or where else executors "
+        "reach this process, and let them connect to all of its ports",
     )
 
 
@@ -209,7 +212,7 @@ def room(seen: Asked) -> Iterator[Finding]:
 @check("spark")
 def readable(seen: Asked) -> Iterator[Finding]:
     """Find a Spark on several hosts that takes tasks from anybody, or sends them in the open."""
-    if seen.connect or _stays_here(seen):
+    if seen.connect or recipes.stays_here(seen):
         return
     wanted = ("spark.authenticate", "spark.network.crypto.enabled")
     encrypted = seen.setting(wanted[1]) == "true" or seen.setting("spark.ssl.rpc.enabled") == "true"
@@ -238,14 +241,38 @@ def silent(seen: Asked) -> Iterator[Finding]:
         if "PYTHON_VERSION_MISMATCH" in seen.silent or "Cannot run program" in seen.silent:
             yield PYTHON.found(
                 f"executors cannot run this Python's functions: {seen.silent}",
-                "set PYSPARK_PYTHON to a Python like this one; or "
-                + RECIPE.format(version=VERSION),
+                recipes.environment(seen),
             )
         else:
             yield SILENT.found(
                 f"executors could not be asked: {seen.silent}",
                 "look again when no job keeps them busy; their own logs say more",
             )
+
+
+@check("spark")
+def speculation(seen: Asked) -> Iterator[Finding]:
+    """Find tasks that are run twice."""
+    if seen.setting("spark.speculation") == "true":
+        yield SPECULATION.found(
+            "spark.speculation is true", "start Spark with spark.speculation=false"
+        )
+
+
+@check("spark")
+def gpus(seen: Asked) -> Iterator[Finding]:
+    """Find GPUs that Spark knows, or that hosts have, and of which tasks are given none."""
+    if seen.connect or recipes.amount(seen, "spark.task.resource.gpu.amount"):
+        return
+    have = seen.setting("spark.executor.resource.gpu.amount")
+    hosts = sorted({f"{one.host} has {one.gpus}" for one in seen.executors if one.gpus})
+    if have or hosts:
+        known = f"executors have {have}" if have else ", ".join(hosts)
+        yield GPUS.found(
+            f"spark.task.resource.gpu.amount is not set, and of GPUs {known}",
+            f"start Spark with {recipes.gpus_listed(seen)} and a script that names them, "
+            "spark.executor.resource.gpu.discoveryScript; or have CUDA_VISIBLE_DEVICES empty there",
+        )
 
 
 @check("process")
@@ -255,25 +282,8 @@ def in_this_process(_: None) -> Iterator[Finding]:
     if context is None or private.is_stopped(context):
         return
     seen = asked.of(context)
-    for one in (slots, dynamic, readable, untested):
+    for one in (slots, dynamic, readable, untested, speculation):
         yield from one(seen)
-
-
-def more(seen: Asked) -> dict[str, str]:
-    """Return the settings with which as many nodes as are needed could run."""
-    needed = (seen.needed or 1) + sum(seen.held.values())
-    if seen.manager == "local":
-        return {"spark.master": f"local[{needed}]"}
-    cores = int(seen.setting("spark.executor.cores") or 1)
-    per = max(1, cores // int(seen.setting("spark.task.cpus") or 1))
-    instances = -(-needed // per)
-    if seen.manager == "local-cluster":
-        memory = seen.master.rstrip("]").split(",")[-1]
-        return {"spark.master": f"local-cluster[{instances},{cores},{memory}]"}
-    lines = {"spark.executor.instances": str(instances), "spark.executor.cores": str(cores)}
-    if seen.manager == "standalone":
-        lines["spark.cores.max"] = str(instances * cores)
-    return lines
 
 
 def _slots(seen: Asked) -> str:
@@ -282,16 +292,6 @@ def _slots(seen: Asked) -> str:
         return said
     holders = ", ".join(f"cluster {name!r} holds {slots}" for name, slots in seen.held.items())
     return f"{said}, of which {seen.free} {'is' if seen.free == 1 else 'are'} free: {holders}"
-
-
-def _stays_here(seen: Asked) -> bool:
-    if seen.manager in ("local", "local-cluster"):
-        return True
-    host = seen.setting("spark.driver.host")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _each(

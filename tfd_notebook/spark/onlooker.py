@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import platform
 import shutil
@@ -23,6 +24,7 @@ def looker(host: str, port: int, seconds: float) -> Callable[[Iterable[Any]], It
             "tensorflow": tensorflow(),
             "free_bytes": shutil.disk_usage(os.getcwd()).free,
             "unreachable": reach(),
+            "gpus": len(glob.glob("/dev/nvidia[0-9]*")),
         }
 
     def version(name: str) -> str | None:
