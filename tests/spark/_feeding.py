@@ -66,14 +66,6 @@ def echo(inbox: Inbox) -> Any:
     return None
 
 
-def first_times_two(inbox: Inbox) -> Any:
-    """For Rows: twice the first value of each."""
-    feed = DataFeed(inbox, train_mode=False)
-    while not feed.should_stop():
-        feed.batch_results([row[0] * 2 for row in feed.next_batch(64)])
-    return None
-
-
 def fail(inbox: Inbox) -> Any:
     DataFeed(inbox).next_batch(3)
     raise ArithmeticError("that row is wrong")
@@ -132,7 +124,6 @@ FUNCTIONS: dict[str, Callable[[Inbox], Any]] = {
         mapped,
         double,
         echo,
-        first_times_two,
         fail,
         stuck,
         idle,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import threading
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,35 +14,91 @@ import tensorflow as tf
 
 import tfd_notebook as tfd
 from tfd_notebook.errors import FeedTimeout
-from tfd_notebook.spark.feed import ServiceFeed
 
 pytestmark = pytest.mark.integration
 
+#: Seconds for what takes one on an idle machine.
+LONG = 120.0
+NUMBER = tf.TensorSpec([], tf.int64)
 
-def test_rows_go_by_data_workers_to_a_consumer(sc: Any) -> None:
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[tfd.Cluster]:
+    with tfd.Cluster(data_workers=1, name="beside") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cluster(spark: Any, local: tfd.Cluster) -> Iterator[tfd.Cluster]:
+    """A data worker beside each of Spark's executors."""
+    launcher = tfd.launchers.Spark(spark)
+    with tfd.Cluster(data_workers=2, name="fed", launcher=launcher) as made:
+        yield made
+    assert not list(Path(tempfile.gettempdir()).glob("tfd-feed-*"))
+
+
+def read(cluster: tfd.Cluster, feed: Any) -> list[int]:
+    dataset = feed.dataset().apply(cluster.distribute("off"))
+    return [int(n) for batch in dataset.as_numpy_iterator() for n in batch]
+
+
+def test_rows_go_by_data_workers_to_a_consumer(sc: Any, cluster: Any) -> None:
     rows = sc.parallelize([[float(n), 2.0 * n] for n in range(5000)], 6)
-    feed = ServiceFeed(64, tf.TensorSpec([2], tf.float32))
-    failed: list[BaseException] = []
-
-    def train() -> None:
-        try:
-            feed.train(rows, num_epochs=2, feed_timeout=120)
-        except BaseException as error:
-            failed.append(error)
-        feed.end(sc)
-
-    with tfd.Cluster(data_workers=2) as cluster:
+    with (
+        tfd.spark.ServiceFeed(sc, 64, tf.TensorSpec([2], tf.float32)) as feed,
+        ThreadPoolExecutor(1) as pool,
+    ):
         dataset = feed.dataset().apply(cluster.distribute("off"))
-        thread = threading.Thread(target=train)
-        thread.start()
-        found = np.concatenate(list(dataset.as_numpy_iterator()))
-        thread.join(120)
-    assert not failed
+        reader = pool.submit(lambda: np.concatenate(list(dataset.as_numpy_iterator())))
+        feed.train(rows, num_epochs=2, feed_timeout=LONG)
+        feed.end()
+        found = reader.result(LONG)
     assert sorted(found[:, 0].tolist()) == sorted([float(n) for n in range(5000)] * 2)
     np.testing.assert_array_equal(found[:, 1], 2 * found[:, 0])
 
 
+def test_a_dataframe_goes_by_a_local_cluster_too(
+    spark: Any, sc: Any, cluster: Any, local: Any
+) -> None:
+    frame = spark.range(0, 100, 1, 3).selectExpr("id", "id / 2 as half")
+    signature = {"id": NUMBER, "half": tf.TensorSpec([], tf.float32)}
+    with (
+        tfd.spark.ServiceFeed(spark, 8, signature) as feed,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        dataset = feed.dataset().apply(local.distribute("off"))
+        reader = pool.submit(lambda: list(dataset.unbatch().as_numpy_iterator()))
+        feed.train(frame, feed_timeout=LONG)
+        feed.end()
+        found = reader.result(LONG)
+    assert {row["id"]: row["half"] for row in found} == {n: n / 2 for n in range(100)}
+
+
+def test_several_iterations_in_the_same_workers(sc: Any, cluster: Any) -> None:
+    with tfd.spark.ServiceFeed(sc, 8, NUMBER) as feed, ThreadPoolExecutor(3) as pool:
+        readers = [pool.submit(read, cluster, feed) for _ in range(2)]
+        feed.train(sc.parallelize(range(1000), 20), feed_timeout=LONG)
+        feed.end()
+        found = [n for reader in readers for n in reader.result(LONG)]
+    assert sorted(found) == list(range(1000))
+
+
+def test_a_worker_that_begins_after_the_end(sc: Any, cluster: Any) -> None:
+    with tfd.spark.ServiceFeed(sc, 8, NUMBER) as feed:
+        feed.end()
+        assert read(cluster, feed) == []
+
+
+def test_a_feed_that_is_closed(sc: Any, cluster: Any) -> None:
+    feed = tfd.spark.ServiceFeed(sc, 8, NUMBER)
+    feed.close()
+    with pytest.raises(Exception, match="keep the ServiceFeed open"):
+        read(cluster, feed)
+
+
 def test_a_dataset_that_nobody_reads(sc: Any) -> None:
-    feed = ServiceFeed(64, tf.TensorSpec([], tf.int64))
-    with pytest.raises(FeedTimeout, match="no data worker on "):
+    with (
+        tfd.spark.ServiceFeed(sc, 64, NUMBER) as feed,
+        pytest.raises(FeedTimeout, match="no data worker on "),
+    ):
         feed.train(sc.parallelize(range(10), 1), feed_timeout=1)

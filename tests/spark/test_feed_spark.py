@@ -12,6 +12,7 @@ import pytest
 
 from tests.spark._feeding import node
 from tfd_notebook.errors import NodeFailed
+from tfd_notebook.spark import feeders
 from tfd_notebook.spark.feed import arrow, feed_partition, infer_partition
 
 pytestmark = pytest.mark.integration
@@ -55,9 +56,9 @@ def test_results_of_an_rdd_are_in_its_order(sc: Any, tmp_path: Path) -> None:
 
 def test_a_dataframe_gives_the_rows_of_its_rdd(spark: Any, sc: Any, tmp_path: Path) -> None:
     frame = spark.createDataFrame(rows(500), SCHEMA).repartition(3)
-    assert arrow.fits(frame)
+    assert not arrow.misfits(frame)
     with node(tmp_path, "collect") as running:
-        assert arrow.training(frame, 2, running.place, 60, "input")() is None
+        assert feeders.training(frame, 2, running.place, 60, "input")() is None
         found = [row for batch in running.end() for row in batch]
     assert sorted(found) == sorted(map(repr, frame.rdd.collect() * 2))
 
@@ -66,25 +67,9 @@ def test_the_error_of_a_node_comes_back_from_a_dataframe(
     spark: Any, sc: Any, tmp_path: Path
 ) -> None:
     with node(tmp_path, "fail") as running:
-        error = arrow.training(spark.range(100_000), 1, running.place, 60, "input")()
+        error = feeders.training(spark.range(100_000), 1, running.place, 60, "input")()
     assert isinstance(error, NodeFailed)
     assert "that row is wrong" in str(error)
-
-
-def test_results_for_a_dataframe_are_one(spark: Any, sc: Any, tmp_path: Path) -> None:
-    frame = spark.createDataFrame(rows(300), SCHEMA).repartition(4)
-    with node(tmp_path, "echo") as running:
-        found = arrow.inference(frame, frame.schema, running.place, 60, "input")
-        assert sorted(row.i for row in found.select("i").collect()) == list(range(300))
-        assert sorted(map(repr, found.collect())) == sorted(map(repr, frame.collect()))
-        running.end()
-
-
-def test_results_of_one_value(spark: Any, sc: Any, tmp_path: Path) -> None:
-    with node(tmp_path, "first_times_two") as running:
-        found = arrow.inference(spark.range(100), "twice long", running.place, 60, "input")
-        assert sorted(row.twice for row in found.collect()) == list(range(0, 200, 2))
-        running.end()
 
 
 def test_how_many_rows_go_into_a_batch_of_arrow(spark: Any, sc: Any) -> None:
@@ -93,10 +78,35 @@ def test_how_many_rows_go_into_a_batch_of_arrow(spark: Any, sc: Any) -> None:
     assert 20 < arrow.records_per_batch(large) < 30
 
 
+@pytest.mark.parametrize("before", [0, 10, 20_000])
+def test_batches_are_small_while_somebody_feeds(spark: Any, sc: Any, before: int) -> None:
+    def limit() -> int:
+        return int(spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch"))
+
+    usual = limit()
+    small = spark.range(10)
+    large = spark.createDataFrame([(bytes(150_000),)] * 3, "image binary")
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", before)
+    try:
+        first, second = arrow.small_batches(small), arrow.small_batches(large)
+        with first:
+            assert limit() == (before or 1 << 16)
+            second.__enter__()
+            few = min(before or 1 << 16, arrow.records_per_batch(large))
+            assert limit() == few
+        assert limit() == few
+        second.__exit__(None, None, None)
+        assert limit() == before
+    finally:
+        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", usual)
+
+
 def test_types_that_arrow_lacks(spark: Any, sc: Any) -> None:
     from pyspark.ml.linalg import Vectors
 
-    assert not arrow.fits(spark.createDataFrame([(Vectors.dense([1.0]),)], ["features"]))
+    frame = spark.createDataFrame([(1, Vectors.dense([1.0]))], ["label", "features"])
+    assert arrow.misfits(frame) == ["features"]
+    assert arrow.misfits(frame.select("label", "label")) == ["label", "label"]
 
 
 def average(args: Any, ctx: Any) -> None:

@@ -51,7 +51,7 @@ def answers(args: Any, ctx: Any) -> None:
     while not feed.should_stop():
         batch = feed.next_batch(4)
         if batch:
-            feed.batch_results([one * one for one in batch])
+            feed.batch_results([(one if isinstance(one, int) else one.id) ** 2 for one in batch])
 
 
 def fails(args: Any, ctx: Any) -> None:
@@ -83,9 +83,14 @@ def test_a_cluster_is_run_fed_seen_and_shut_down(shell: Any, capsys: Any) -> Non
     assert not living()
 
 
-def test_inference_gives_an_rdd_of_answers(shell: Any, capsys: Any) -> None:
+def test_inference_gives_answers_as_they_are_wanted(shell: Any, capsys: Any) -> None:
+    from pyspark.sql import SparkSession
+
     spark(shell, "run answers --executors 2")
     assert spark(shell, "inference rows").collect() == [n * n for n in range(20)]
+    shell.user_ns["frame"] = SparkSession.active().range(0, 20, 1, 4)
+    found = spark(shell, "inference frame --schema 'square long'")
+    assert [row.square for row in found.collect()] == [n * n for n in range(20)]
     spark(shell, f"shutdown --timeout {LONG}")
     assert "the SparkContext lives on" in capsys.readouterr().out
 

@@ -77,3 +77,8 @@ def is_stopped(context: Any) -> bool:
     """Whether a SparkContext was stopped, by us or by Spark itself."""
     java = getattr(context, "_jsc", None)
     return java is None or bool(java.sc().isStopped())
+
+
+def session_key(session: Any) -> Any:
+    """Return what is equal for all of Python's objects of one session."""
+    return getattr(session, "_jsparkSession", session)

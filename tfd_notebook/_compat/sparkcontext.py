@@ -15,3 +15,8 @@ def default_fs(sc: Any) -> str:
 def cancel_stage(sc: Any, stage: int, reason: str) -> None:
     """End the jobs that need a stage; who waits for them gets an error with `reason`."""
     sc._jsc.sc().cancelStage(stage, reason)
+
+
+def cancel_group(sc: Any, group: str) -> None:
+    """End the jobs of a group, those that are still to come among them."""
+    sc._jsc.sc().cancelJobGroupAndFutureJobs(group)

@@ -24,7 +24,12 @@ def command_line(shell: Any) -> CommandLine:
     commands = (
         Command("run", "start a cluster: a function in each node", _Run(shell), _run_args),
         Command("train", "feed the rows of an RDD or DataFrame", _Train(shell), _train_args),
-        Command("inference", "an RDD of the nodes' results", _Inference(shell), _inference_args),
+        Command(
+            "inference",
+            "the nodes' results for those rows",
+            _Inference(shell),
+            _inference_args,
+        ),
         Command("shutdown", "let the nodes come to their end", _shutdown, _shutdown_args),
         Command("status", "phase, nodes, feeding, errors", _status, _status_args),
         Command("logs", "what nodes wrote", _logs, _logs_args),
@@ -220,6 +225,9 @@ class _Train:
 
 def _inference_args(parser: Parser) -> None:
     parser.add_argument("rows", metavar="ROWS", help="variable that holds an RDD or DataFrame")
+    parser.add_argument(
+        "--schema", metavar="'NAME TYPE, ...'", help="of a DataFrame's results, which are then one"
+    )
     _feed_options(parser)
 
 
@@ -229,7 +237,8 @@ class _Inference:
 
     def __call__(self, options: argparse.Namespace) -> Any:
         rows = living.evaluate(self._shell, options.rows, "an RDD or DataFrame")
-        return _pick(options.cluster).inference(rows, options.feed_timeout)
+        cluster = _pick(options.cluster)
+        return cluster.inference(rows, options.feed_timeout, schema=options.schema)
 
 
 def _name_args(parser: Parser) -> None:

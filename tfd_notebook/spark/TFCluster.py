@@ -234,8 +234,15 @@ class TFCluster(Coordinating):
             writer = writer.trigger(**trigger)
         return writer.options(**options).start()
 
-    def inference(self, dataRDD: Any, feed_timeout: float = 600, qname: str = "input") -> Any:
-        """Return an RDD of the nodes' results for the rows of `dataRDD`, one for each, in order.
+    def inference(
+        self,
+        dataRDD: Any,
+        feed_timeout: float = 600,
+        qname: str = "input",
+        *,
+        schema: Any = None,
+    ) -> Any:
+        """Return the nodes' results for the rows of `dataRDD`, one for each, in order.
 
         Nothing is computed before an action is called on what is returned.
 
@@ -245,18 +252,30 @@ class TFCluster(Coordinating):
         feed_timeout : float
             Seconds that a node may take without any progress. Default 600.
         qname : str
+        schema : pyspark.sql.types.StructType or str, optional
+            Columns of the results of a DataFrame, such as ``"guess long, scores array<float>"``:
+            they are then a DataFrame, and rows and results go by Arrow. With one column a result
+            is its value; with more it is a tuple or list in their order, a dict or a Row. Default:
+            the results are an RDD of what the nodes gave.
+
+        Returns
+        -------
+        pyspark.RDD or pyspark.sql.DataFrame
 
         Raises
         ------
         StateError
             The cluster reads its data itself, or has ended.
+        UsageError
+            A schema for what is no DataFrame, or one with columns that Arrow cannot carry.
 
         See Also
         --------
         tensorflowonspark.TFCluster.TFCluster.inference
         """
         self._must_feed()
-        return feeders.inference(dataRDD, self, feeders.places(self), feed_timeout, qname)
+        places = feeders.places(self)
+        return feeders.inference(dataRDD, self, places, feed_timeout, qname, schema)
 
     def shutdown(
         self,

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tfd_notebook.spark.checks import check as check
+    from tfd_notebook.spark.service import ServiceFeed as ServiceFeed
     from tfd_notebook.spark.sessions import session as session
 
 #: Where a name is defined; a module where nothing is said.
 _HOMES = {
+    "ServiceFeed": "service",
     "TFCluster": "",
     "TFNode": "",
     "TFParallel": "",
@@ -26,7 +28,17 @@ _HOMES = {
     "session": "sessions",
 }
 
-__all__ = ["TFCluster", "TFNode", "TFParallel", "check", "compat", "dfutil", "pipeline", "session"]
+__all__ = [
+    "ServiceFeed",
+    "TFCluster",
+    "TFNode",
+    "TFParallel",
+    "check",
+    "compat",
+    "dfutil",
+    "pipeline",
+    "session",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pickle
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook.errors import TfdError
+from tfd_notebook.errors import TfdError, UsageError
 from tfd_notebook.launch import protocol, sealed
 from tfd_notebook.spark import jobs
 from tfd_notebook.spark.feed import Place, feed_partition, infer_partition
+from tfd_notebook.spark.feed.place import Where
 
 if TYPE_CHECKING:
     from tfd_notebook.spark.TFCluster import TFCluster
@@ -36,15 +38,15 @@ def places(cluster: TFCluster) -> tuple[Place, ...]:
 
 
 def training(
-    data: Any, epochs: int, where: Sequence[Place], feed_timeout: float, qname: str
+    data: Any, epochs: int, where: Where, feed_timeout: float, qname: str
 ) -> Callable[[], TfdError | None]:
     """Return the action that feeds `data`; it returns the first error of a node."""
-    if hasattr(data, "mapInArrow"):
+    if _is_frame(data):
         from tfd_notebook.spark.feed import arrow
 
-        if arrow.fits(data):
-            return arrow.training(data, epochs, where, feed_timeout, qname)
-    rdd = data if not hasattr(data, "rdd") else data.rdd
+        if not arrow.misfits(data):
+            return _training_by_arrow(data, epochs, where, feed_timeout, qname)
+    rdd = _rdd(data)
     repeated = rdd if epochs == 1 else rdd.context.union([rdd] * epochs)
     fed = repeated.mapPartitions(
         functools.partial(_feed, where=where, qname=qname, feed_timeout=feed_timeout)
@@ -57,7 +59,7 @@ def training(
 
 
 def _feed(
-    rows: Iterable[Any], where: Sequence[Place], qname: str, feed_timeout: float
+    rows: Iterable[Any], where: Where, qname: str, feed_timeout: float
 ) -> Iterator[TfdError | None]:
     """Feed a partition; an error of the node's is a result, so that Spark does not try again."""
     try:
@@ -68,35 +70,102 @@ def _feed(
         yield None
 
 
+def _training_by_arrow(
+    frame: Any, epochs: int, where: Where, feed_timeout: float, qname: str
+) -> Callable[[], TfdError | None]:
+    from tfd_notebook.spark.feed import arrow
+
+    feed = functools.partial(_feed_by_arrow, where=where, qname=qname, feed_timeout=feed_timeout)
+    fed = frame.mapInArrow(feed, "error binary")
+
+    def work() -> TfdError | None:
+        with arrow.small_batches(frame):
+            # One action for each: what Spark has shuffled for the first is there for the others.
+            for _ in range(epochs):
+                if found := fed.collect():
+                    # From tasks of one's own application, as everything that Spark collects.
+                    error: TfdError = pickle.loads(found[0].error)  # noqa: S301
+                    return error
+        return None
+
+    return work
+
+
+def _feed_by_arrow(
+    batches: Iterable[Any], where: Where, qname: str, feed_timeout: float
+) -> Iterator[Any]:
+    """Feed a partition of record batches; an error of the node's is a result."""
+    from tfd_notebook.spark.feed import arrow
+
+    try:
+        arrow.feed_batches(batches, where, qname, feed_timeout)
+    except TfdError as error:
+        yield arrow.one_value("error", pickle.dumps(error))
+
+
 def inference(
-    data: Any, cluster: TFCluster, where: Sequence[Place], feed_timeout: float, qname: str
+    data: Any,
+    cluster: TFCluster,
+    where: Where,
+    feed_timeout: float,
+    qname: str,
+    schema: Any = None,
 ) -> Any:
-    """Return the RDD of results for the rows of `data`."""
-    rdd = data if not hasattr(data, "rdd") else data.rdd
-    infer = functools.partial(
-        _infer,
-        where=where,
-        qname=qname,
-        feed_timeout=feed_timeout,
-        driver=cluster.server.address,
-        secret=cluster.server.secret,
+    """Return the results for the rows of `data`: an RDD, or a DataFrame where a schema is given."""
+    options: dict[str, Any] = {"where": where, "qname": qname, "feed_timeout": feed_timeout}
+    giving_up = functools.partial(_giving_up, cluster.server.address, cluster.server.secret)
+    if schema is None:
+        return _rdd(data).mapPartitions(functools.partial(_infer, giving_up, **options))
+    if not _is_frame(data):
+        raise UsageError(
+            f"schema= is for DataFrames, and the rows are a {type(data).__name__}",
+            fix="leave it out, or give a DataFrame: spark.createDataFrame(rdd)",
+        )
+    from tfd_notebook.spark.feed import arrow
+
+    if misfits := arrow.misfits(data):
+        raise UsageError(
+            f"Arrow cannot carry the columns {', '.join(misfits)} of the DataFrame: each needs a "
+            "name of its own, and a type that Arrow has",
+            fix="select others, such as pyspark.ml.functions.vector_to_array(column); or leave "
+            "schema= out, and get an RDD",
+        )
+    wanted, columns = arrow.schemas(schema)
+    return data.mapInArrow(
+        functools.partial(_infer_by_arrow, giving_up, schema=columns, **options), wanted
     )
-    return rdd.mapPartitions(infer)
 
 
 def _infer(
-    rows: Iterable[Any],
-    where: Sequence[Place],
+    giving_up: Any, rows: Iterable[Any], where: Where, qname: str, feed_timeout: float
+) -> Iterator[Any]:
+    """Yield a partition's results."""
+    with giving_up():
+        yield from infer_partition(rows, where, qname, feed_timeout)
+
+
+def _infer_by_arrow(
+    giving_up: Any,
+    batches: Iterable[Any],
+    where: Where,
     qname: str,
     feed_timeout: float,
-    driver: str,
-    secret: bytes,
+    schema: Any,
 ) -> Iterator[Any]:
-    """Yield a partition's results; of an error the driver hears before Spark can try again."""
+    """Yield a partition's results as record batches."""
+    from tfd_notebook.spark.feed import arrow
+
+    with giving_up():
+        yield from arrow.infer_batches(batches, where, schema, qname, feed_timeout)
+
+
+@contextlib.contextmanager
+def _giving_up(driver: str, secret: bytes) -> Iterator[None]:
+    """Have the driver hear of an error before Spark can try again."""
     from pyspark import TaskContext
 
     try:
-        yield from infer_partition(rows, where, qname, feed_timeout)
+        yield
     except TfdError as error:
         context = TaskContext.get()
         stage = context.stageId() if context is not None else -1
@@ -105,6 +174,15 @@ def _infer(
             channel.send({"say": "gave up", "stage": stage, "error": packed})
             channel.receive(timeout=30.0)
         raise
+
+
+def _is_frame(data: Any) -> bool:
+    """Whether `data` is a DataFrame."""
+    return hasattr(data, "mapInArrow")
+
+
+def _rdd(data: Any) -> Any:
+    return data.rdd if hasattr(data, "rdd") else data
 
 
 def is_stream(data: Any) -> bool:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from tfd_notebook._compat import sparkcontext
+
 Result = TypeVar("Result")
 
 
@@ -38,30 +40,26 @@ class Job:
     description : str
         What Spark's own pages show.
     work : callable
-        Calls an action and returns its result.
+        Calls actions and returns a result.
     """
 
     def __init__(self, sc: Any, description: str, work: Callable[[], Any]) -> None:
         self._sc = sc
         self._group = f"tfd-{uuid.uuid4().hex[:12]}"
-        self._cancelled = False
 
         def run() -> Any:
             sc.setJobGroup(self._group, description, interruptOnCancel=True)
-            if self._cancelled:
-                raise RuntimeError("the job was cancelled before it began")
             return work()
 
         self.future = in_background(run, "job")
 
     def cancel(self) -> None:
-        """Have Spark end it; returns at once."""
-        self._cancelled = True
+        """Have Spark end it, with all actions that are still to come; returns at once."""
         if self.future.done():
             return
         # Where Spark has ended, or its Java is gone, nothing is left to cancel.
         with contextlib.suppress(Exception):
-            self._sc.cancelJobGroup(self._group)
+            sparkcontext.cancel_group(self._sc, self._group)
 
 
 def wait(future: Future[Result], interrupted: Callable[[], None]) -> Result:

@@ -164,7 +164,7 @@ class TFEstimator(
         try:
             if mode is TFCluster.InputMode.SPARK:
                 cluster.train(
-                    dataset.select(columns).rdd, merged.epochs, feed_timeout=merged.feed_timeout
+                    dataset.select(columns), merged.epochs, feed_timeout=merged.feed_timeout
                 )
             cluster.shutdown(grace_secs=merged.grace_secs)
         except BaseException:

@@ -23,14 +23,12 @@ if TYPE_CHECKING:
     from tfd_notebook.spark.feed.sending import Fed as Fed
     from tfd_notebook.spark.feed.sending import feed_partition as feed_partition
     from tfd_notebook.spark.feed.sending import infer_partition as infer_partition
-    from tfd_notebook.spark.feed.service import ServiceFeed as ServiceFeed
 
 _HOMES = {
     "DataFeed": "datafeed",
     "Fed": "sending",
     "Inbox": "inbox",
     "Place": "place",
-    "ServiceFeed": "service",
     "choose": "place",
     "feed_partition": "sending",
     "infer_partition": "sending",
@@ -41,7 +39,6 @@ __all__ = [
     "Fed",
     "Inbox",
     "Place",
-    "ServiceFeed",
     "choose",
     "feed_partition",
     "infer_partition",

@@ -7,29 +7,34 @@ get from ``df.rdd``. The node needs no Arrow.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from tfd_notebook.errors import TfdError, UsageError
+from tfd_notebook._compat import spark as private
+from tfd_notebook.errors import UsageError
 from tfd_notebook.spark.feed import columns
 from tfd_notebook.spark.feed.chunks import Chunk, Packed, packed_columns
 from tfd_notebook.spark.feed.packing import TARGET
-from tfd_notebook.spark.feed.place import Place
+from tfd_notebook.spark.feed.place import Where
 from tfd_notebook.spark.feed.sending import Fed, feed_chunks, infer_chunks
 
 #: What Spark is told how many rows go into one of its batches; four chunks' worth.
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BATCH_BYTES = 4 * TARGET
+#: For each session that feeds now what the setting was before, and what each of its feeds needs.
+_limited: dict[Any, tuple[str, list[int]]] = {}
+_lock = threading.Lock()
 
 
 def feed_batches(
     batches: Iterable[pa.RecordBatch],
-    places: Place | Sequence[Place],
+    places: Where,
     qname: str = "input",
     feed_timeout: float = 600.0,
 ) -> Fed:
@@ -46,7 +51,7 @@ def feed_batches(
 
 def infer_batches(
     batches: Iterable[pa.RecordBatch],
-    places: Place | Sequence[Place],
+    places: Where,
     schema: pa.Schema,
     qname: str = "input",
     feed_timeout: float = 600.0,
@@ -66,73 +71,44 @@ def infer_batches(
         yield _record_batch(chunk, schema)
 
 
-def training(
-    frame: Any, epochs: int, places: Sequence[Place], feed_timeout: float, qname: str
-) -> Callable[[], TfdError | None]:
-    """Return the action that feeds a DataFrame; it returns the first error of a node.
+def schemas(schema: Any) -> tuple[Any, pa.Schema]:
+    """Return the schema of results as Spark has it, and as Arrow has it.
 
     Parameters
     ----------
-    frame : pyspark.sql.DataFrame
-    epochs : int
-    places, feed_timeout, qname
-        As for `feed_partition`.
-    """
-
-    def feed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        # The error is a result, so that Spark does not try again.
-        try:
-            feed_batches(batches, places, qname, feed_timeout)
-        except TfdError as error:
-            yield pa.RecordBatch.from_pydict({"error": [pickle.dumps(error)]})
-
-    def work() -> TfdError | None:
-        repeated = frame
-        for _ in range(epochs - 1):
-            repeated = repeated.unionAll(frame)
-        session = frame.sparkSession
-        before = session.conf.get(_RECORDS)
-        session.conf.set(_RECORDS, str(min(int(before), records_per_batch(frame))))
-        try:
-            found = repeated.mapInArrow(feed, "error binary").collect()
-        finally:
-            session.conf.set(_RECORDS, before)
-        # From tasks of one's own application, as everything that Spark collects.
-        return pickle.loads(found[0].error) if found else None  # noqa: S301
-
-    return work
-
-
-def inference(
-    frame: Any, schema: Any, places: Sequence[Place], feed_timeout: float, qname: str
-) -> Any:
-    """Return the DataFrame of the results for the rows of a DataFrame.
-
-    It is computed when it is needed, in batches of as many rows as
-    ``spark.sql.execution.arrow.maxRecordsPerBatch`` says then: `records_per_batch` tells how many
-    are good.
-
-    Parameters
-    ----------
-    frame : pyspark.sql.DataFrame
     schema : pyspark.sql.types.StructType or str
-        Of the results.
-    places, feed_timeout, qname
-        As for `feed_partition`.
+
+    Raises
+    ------
+    UsageError
+        It is none, or has a type that Arrow lacks.
     """
+    from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
 
-    wanted = schema if isinstance(schema, StructType) else StructType.fromDDL(schema)
-    arrow_schema = pa.schema(list(_arrow_type(wanted)))
+    try:
+        wanted = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+        if not isinstance(wanted, StructType):
+            raise TypeError("neither text nor a StructType")
+    except (PySparkException, TypeError) as error:
+        raise UsageError(
+            f"schema={schema!r} is no schema: {str(error).strip().partition(chr(10))[0]}",
+            fix='columns and their types, such as "guess long, scores array<float>"',
+        ) from error
+    columns = [pa.field(field.name, _arrow_type(field.dataType)) for field in wanted.fields]
+    return wanted, pa.schema(columns)
 
-    def infer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from infer_batches(batches, places, arrow_schema, qname, feed_timeout)
 
-    return frame.mapInArrow(infer, wanted)
+def one_value(name: str, value: Any) -> pa.RecordBatch:
+    """Return a record batch of one row and one column."""
+    return pa.RecordBatch.from_pydict({name: [value]})
 
 
-def fits(frame: Any) -> bool:
-    """Whether a DataFrame can be fed by Arrow: whether Arrow has all of its types."""
+def misfits(frame: Any) -> list[str]:
+    """Return the names of a DataFrame's columns that cannot be fed by Arrow.
+
+    Those are columns of a type that Arrow lacks, and those that share a name.
+    """
     from pyspark.sql import types
 
     plain = (
@@ -155,7 +131,41 @@ def fits(frame: Any) -> bool:
         return isinstance(kind, plain)
 
     names = frame.schema.names
-    return len(set(names)) == len(names) and has(frame.schema)
+    return [
+        field.name
+        for field in frame.schema.fields
+        if not has(field.dataType) or names.count(field.name) > 1
+    ]
+
+
+@contextlib.contextmanager
+def small_batches(frame: Any) -> Iterator[None]:
+    """Have Spark make record batches of a few mebibytes of this DataFrame's rows meanwhile.
+
+    The setting is the session's: of several at a time the smallest counts, and the last one puts
+    back what was there.
+    """
+    session, rows = frame.sparkSession, records_per_batch(frame)
+    key = private.session_key(session)
+
+    def set_fewest() -> None:
+        # Zero and less is Spark's word for no limit.
+        session.conf.set(_RECORDS, str(min(n for n in (int(before), *wished) if n > 0)))
+
+    with _lock:
+        before, wished = _limited.setdefault(key, (session.conf.get(_RECORDS), []))
+        wished.append(rows)
+        set_fewest()
+    try:
+        yield
+    finally:
+        with _lock:
+            wished.remove(rows)
+            if wished:
+                set_fewest()
+            else:
+                del _limited[key]
+                session.conf.set(_RECORDS, before)
 
 
 def records_per_batch(frame: Any) -> int:
@@ -332,7 +342,7 @@ def _record_batch(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
             parts = list(map(list, zip(*rows, strict=True)))
         arrays = [_array(part, f.type) for part, f in zip(parts, schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise UsageError(
             f"the results do not fit the schema ({', '.join(map(str, schema))}): {error}",
             fix="give batch_results() values of the schema's types, in its order",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from tfd_notebook.errors import SparkError
 from tfd_notebook.launch import sealed
@@ -49,6 +50,10 @@ class Place:
     def node(self) -> str:
         """The node's name, such as ``worker:0``."""
         return f"{self.role}:{self.index}"
+
+
+#: Where rows may go: a node, those of which `choose` takes one, or what tells a task of them.
+Where: TypeAlias = "Place | Sequence[Place] | Callable[[], Sequence[Place]]"
 
 
 def choose(places: Sequence[Place]) -> Place:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -23,7 +23,7 @@ from tfd_notebook.launch import sealed
 from tfd_notebook.spark.feed import memory
 from tfd_notebook.spark.feed.chunks import Chunk, Packed
 from tfd_notebook.spark.feed.packing import packed
-from tfd_notebook.spark.feed.place import Place, choose
+from tfd_notebook.spark.feed.place import Place, Where, choose
 
 #: Bytes on the way, beyond which one chunk at a time is sent.
 _MOST_BYTES = 64 << 20
@@ -52,7 +52,7 @@ class Fed:
 
 def feed_partition(
     rows: Iterable[Any],
-    places: Place | Sequence[Place],
+    places: Where,
     qname: str = "input",
     feed_timeout: float = 600.0,
 ) -> Fed:
@@ -64,8 +64,8 @@ def feed_partition(
     ----------
     rows : iterable
         The partition.
-    places : Place or sequence of Place
-        The node, or all of them, of which `choose` takes one.
+    places : Place, sequence of Place or callable
+        The node, or all of them, of which `choose` takes one, or what returns them.
     qname : str
         Name of the queue. Default ``"input"``.
     feed_timeout : float
@@ -84,9 +84,7 @@ def feed_partition(
     return feed_chunks(packed(rows), places, qname, feed_timeout)
 
 
-def feed_chunks(
-    chunks: Iterator[Packed], places: Place | Sequence[Place], qname: str, feed_timeout: float
-) -> Fed:
+def feed_chunks(chunks: Iterator[Packed], places: Where, qname: str, feed_timeout: float) -> Fed:
     """Do what `feed_partition` does, with rows that are packed."""
     first = next(chunks, None)
     if first is None:
@@ -103,7 +101,7 @@ def feed_chunks(
 
 def infer_partition(
     rows: Iterable[Any],
-    places: Place | Sequence[Place],
+    places: Where,
     qname: str = "input",
     feed_timeout: float = 600.0,
 ) -> Iterator[Any]:
@@ -126,7 +124,7 @@ def infer_partition(
 
 
 def infer_chunks(
-    chunks: Iterator[Packed], places: Place | Sequence[Place], qname: str, feed_timeout: float
+    chunks: Iterator[Packed], places: Where, qname: str, feed_timeout: float
 ) -> Iterator[Chunk]:
     """Do what `infer_partition` does, with rows that are packed, and yield results in chunks."""
     first = next(chunks, None)
@@ -145,10 +143,10 @@ def infer_chunks(
 class _Feeder:
     """A connection to an inbox: this thread sends, one of its own receives."""
 
-    def __init__(
-        self, places: Place | Sequence[Place], qname: str, feed_timeout: float, *, infer: bool
-    ) -> None:
+    def __init__(self, places: Where, qname: str, feed_timeout: float, *, infer: bool) -> None:
         memory.keep()
+        if callable(places):
+            places = places()
         self._place = place = places if isinstance(places, Place) else choose(places)
         self._qname, self._limit = qname, feed_timeout
         self._changed = threading.Condition()

@@ -1,0 +1,106 @@
+"""A DataFrame in, a DataFrame of results out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests._waiting import until
+from tests.spark.test_feed_spark import SCHEMA, rows
+from tfd_notebook import errors
+from tfd_notebook.spark import TFCluster
+from tfd_notebook.spark.TFCluster import InputMode
+
+pytestmark = pytest.mark.integration
+
+#: Seconds for what takes one on an idle machine.
+LONG = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster(spark: Any) -> Iterator[Any]:
+    """Two nodes: of one value they give the double, of more the row as it is."""
+
+    def function(args: Any, ctx: Any) -> None:
+        feed = ctx.get_data_feed(train_mode=False)
+        while not feed.should_stop():
+            batch = feed.next_batch(64)
+            feed.batch_results([row if len(row) > 1 else 2 * row[0] for row in batch])
+
+    made = TFCluster.run(spark, function, None, 2, input_mode=InputMode.SPARK)
+    yield made
+    made.shutdown(timeout=LONG)
+    assert made.phase == "stopped"
+
+
+def taken(cluster: Any) -> int:
+    return sum(row.rows for row in cluster.snapshot().spark.nodes)
+
+
+def test_results_are_one_for_each_row_in_their_order(spark: Any, cluster: Any) -> None:
+    frame = spark.range(0, 1000, 1, 7)
+    before = taken(cluster)
+    found = cluster.inference(frame, schema="twice long")
+    assert found.columns == ["twice"]
+    assert taken(cluster) == before  # nothing is computed before it is asked for
+    assert [row.twice for row in found.collect()] == list(range(0, 2000, 2))
+    assert found.selectExpr("sum(twice)").first()[0] == 999_000
+    assert [row.twice for row in found.take(3)] == [0, 2, 4]
+    until(lambda: taken(cluster) > before, LONG)
+
+
+def test_values_of_all_types(spark: Any, cluster: Any) -> None:
+    frame = spark.createDataFrame(rows(300), SCHEMA)
+    found = cluster.inference(frame, schema=frame.schema)
+    assert found.schema == frame.schema
+    assert list(map(repr, found.collect())) == list(map(repr, frame.collect()))
+
+
+def test_without_a_schema_they_are_an_rdd(spark: Any, cluster: Any) -> None:
+    found = cluster.inference(spark.range(0, 100, 1, 3))
+    assert found.collect() == list(range(0, 200, 2))
+
+
+def test_what_spark_would_try_again(spark: Any, cluster: Any, tmp_path: Path) -> None:
+    def note(batches: Any) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        (tmp_path / f"attempt {TaskContext.get().attemptNumber()}").touch()
+        yield from batches
+
+    frame = spark.range(0, 100, 1, 2).mapInArrow(note, "id long")
+    with pytest.raises(Exception, match="do not fit the schema"):
+        cluster.inference(frame, schema="twice array<string>").collect()
+    assert [path.name for path in tmp_path.iterdir()] == ["attempt 0"]
+    assert cluster.phase in ("running", "feeding")
+    assert cluster.inference(frame, schema="twice long").count() == 100
+
+
+def test_what_cannot_be_meant(spark: Any, sc: Any, cluster: Any) -> None:
+    from pyspark.ml.linalg import Vectors
+
+    with pytest.raises(errors.UsageError, match="schema= is for DataFrames"):
+        cluster.inference(sc.parallelize([1]), schema="twice long")
+    with pytest.raises(errors.UsageError, match="is no schema"):
+        cluster.inference(spark.range(3), schema="twice wise")
+    with pytest.raises(errors.UsageError, match="is no schema"):
+        cluster.inference(spark.range(3), schema=["twice"])
+    frame = spark.createDataFrame([(1, Vectors.dense([1.0]))], ["label", "features"])
+    with pytest.raises(errors.UsageError, match="columns features of"):
+        cluster.inference(frame, schema="twice long")
+
+
+def test_a_function_that_raises(spark: Any) -> None:
+    def function(args: Any, ctx: Any) -> None:
+        ctx.get_data_feed(train_mode=False).next_batch(1)
+        raise LookupError("no weights")
+
+    cluster = TFCluster.run(spark, function, None, 2, input_mode=InputMode.SPARK)
+    with pytest.raises(Exception, match="no weights"):
+        cluster.inference(spark.range(0, 10, 1, 2), schema="guess long").collect()
+    assert cluster.wait(LONG)
+    assert isinstance(cluster.error, errors.NodeFailed)
+    assert spark.range(4).count() == 4
