@@ -128,6 +128,23 @@ def test_an_error_of_a_node_ends_a_dstream(sc: Any, cluster: Any, context: Any) 
     assert sc.parallelize(range(4), 2).sum() == 6
 
 
+def test_rows_that_cannot_be_made_end_a_dstream_and_then_the_cluster(
+    sc: Any, cluster: Any, context: Any, tmp_path: Path
+) -> None:
+    broken = batches(sc, context, 1, 0).map(lambda row: (1 // row[0],))
+    with pytest.warns(DeprecationWarning, match="train_stream"):
+        fed = cluster.train(broken, 1, wait=False)
+    context.start()
+    with pytest.raises(errors.SparkError, match="ZeroDivisionError"):
+        fed.result(LONG)
+    assert not cluster.phase.is_end
+    with pytest.raises(errors.SparkError, match=r"(?s)a batch of the stream failed.*ZeroDivision"):
+        cluster.shutdown(ssc=context, timeout=LONG)
+    assert cluster.phase == "stopped"
+    assert context.getActive() is None
+    assert 1 in seen(tmp_path)
+
+
 def test_an_error_of_a_node_ends_a_stream(spark: Any, cluster: Any, tmp_path: Path) -> None:
     from pyspark.errors import StreamingQueryException
 

@@ -309,6 +309,8 @@ class TFCluster(Coordinating):
             Nodes still ran after `timeout` seconds; they were ended.
         NodeFailed, NodeLost
             What the cluster has failed of.
+        SparkError
+            A batch of `ssc` failed; the nodes have come to their end all the same.
 
         See Also
         --------

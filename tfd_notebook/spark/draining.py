@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
-from tfd_notebook.spark import roles, starting
+from tfd_notebook.spark import roles
 from tfd_notebook.spark.modes import InputMode
 from tfd_notebook.spark.phases import Phase
 from tfd_notebook.spark.steering import Node
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 #: Seconds for nodes to end when they are told to; they are killed after three.
 _STOP_SECONDS = 15.0
 _FOR_EVER = float("inf")
+#: Characters of what Java says.
+_MOST_WORDS = 4000
 
 
 class Draining:
@@ -61,7 +63,10 @@ class Draining:
         problem = self._await_stream() if self._ssc is not None else None
         self._drain()
         if problem is not None:
-            raise starting.why_feeding_failed(problem) from problem
+            raise errors.SparkError(
+                f"a batch of the stream failed: {str(problem)[:_MOST_WORDS]}",
+                fix="mend what makes its rows; the nodes had no others, and have ended",
+            ) from problem
 
     def _drain(self) -> None:
         cluster = self._cluster
