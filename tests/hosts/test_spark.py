@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -87,3 +90,56 @@ class TestSpark(Conformance):
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 assert standalone.secret not in " ".join(process.cmdline())
+
+
+FED = """
+import json
+import tfd_notebook as tfd
+from tfd_notebook._compat import spark as private
+from tfd_notebook.spark import TFCluster
+from tests._waiting import until
+
+def squares(_, ctx):
+    if ctx.job_name == "ps":
+        import threading
+        threading.Event().wait()
+    feed = ctx.get_data_feed(train_mode=False)
+    while not feed.should_stop():
+        batch = feed.next_batch(16)
+        if batch:
+            feed.batch_results([number * number for number in batch])
+
+spark = {session}
+sc = spark.sparkContext
+until(lambda: len(private.executors(sc)) == 2, 120.0)
+rows = sc.parallelize(range(100), 8)
+said = []
+for nodes, ps in ((1, 0), (2, 0), (2, 1)):
+    try:
+        cluster = TFCluster.run(sc, squares, None, nodes, ps, input_mode=TFCluster.InputMode.SPARK)
+    except tfd.errors.SparkError as error:
+        said.append(str(error))
+        continue
+    try:
+        said.append(cluster.inference(rows).collect())
+        cluster.shutdown(timeout=60)
+    finally:
+        cluster.fail(tfd.errors.SparkError("over"))
+spark.stop()
+print(json.dumps(said), flush=True)
+"""
+
+
+def test_a_host_to_which_rows_would_come_in_vain(standalone: Standalone) -> None:
+    """One that has a free slot and no worker is told at the start; a parameter server fills one."""
+    done = subprocess.run(
+        [sys.executable, "-c", FED.replace("{session}", standalone.session())],
+        capture_output=True,
+        text=True,
+        timeout=160,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    alone, *results = json.loads(done.stdout.splitlines()[-1])
+    assert "no node that takes rows is on" in alone
+    assert "1 free slot:" in alone
+    assert results == [[number * number for number in range(100)]] * 2

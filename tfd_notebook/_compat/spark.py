@@ -65,6 +65,15 @@ def executors(context: Any) -> list[str]:
     return sorted(found)
 
 
+def executor_slots(context: Any) -> dict[str, tuple[str, int]]:
+    """Return the host of each executor, and how many tasks it runs at once, by its id."""
+    found, every = {}, context._jsc.sc().statusStore().executorList(True).iterator()
+    while every.hasNext():
+        one = every.next()
+        found[str(one.id())] = str(one.hostPort()).rpartition(":")[0], int(one.maxTasks())
+    return found
+
+
 def slots(context: Any) -> int:
     """Return how many tasks can run at once now: what a barrier stage is compared with."""
     scala = context._jsc.sc()

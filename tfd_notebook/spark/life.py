@@ -223,6 +223,9 @@ class Life:
         reserved = self.phase is Phase.RESERVING and all(node.state for node in self.nodes)
         # Of two that hear of the last two nodes at the same time, one gets true.
         if reserved and self._phases.move(Phase.STARTING):
+            if unfed := self._launch.unfed():
+                self.fail(unfed)
+                return
             self._start_beside()
         coming = ("", "reserved", "starting")
         if self.phase is Phase.STARTING and all(node.state not in coming for node in self.nodes):

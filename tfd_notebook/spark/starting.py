@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook import errors
+from tfd_notebook._compat import spark as private
 from tfd_notebook.launch import sockets
 from tfd_notebook.spark import executor, launching
 from tfd_notebook.spark.jobs import Job
@@ -107,6 +108,30 @@ class Launch:
             self._plan.holds_slot(node) and not self._steering.nodes[node.node].ended
             for node in self._plan.nodes
         )
+
+    def unfed(self) -> errors.SparkError | None:
+        """Return the error for an executor that could get rows, and no node to give them to.
+
+        Rows do not leave their host. To be called when all nodes have their executors.
+        """
+        if self._plan.input_mode != "SPARK":
+            return None
+        executors = private.executor_slots(self._sc)
+        nodes = [(node, self._steering.nodes[node.node].executor) for node in self._plan.nodes]
+        fed = {executors[there][0] for node, there in nodes if node.is_fed and there in executors}
+        for name, (host, slots) in executors.items():
+            free = slots - sum(
+                self._plan.holds_slot(node) and there == name for node, there in nodes
+            )
+            if free > 0 and host not in fed:
+                return errors.SparkError(
+                    f"no node that takes rows is on {host}, and executor {name} there has {free} "
+                    f"free slot{'s' * (free > 1)}: Spark would give rows to it, which do not leave "
+                    "their host",
+                    fix="a larger num_executors, so that workers are on each host; or fewer "
+                    "executors, or executors of one core, which a parameter server fills",
+                )
+        return None
 
     def begin(self) -> Future[Any]:
         """Have Spark start the nodes on executors; returns the future of the barrier stage.
