@@ -183,9 +183,9 @@ def _produce(driver: str, secret: bytes, batch_size: int, signature: Any) -> Ite
             feed = DataFeed(inbox)
             try:
                 while not feed.done_feeding:
-                    parts = [dataset.fitted(arrays, signature) for arrays in feed.parts(batch_size)]
-                    if parts:
-                        yield dataset.concatenated(parts)
+                    batch = dataset.taken(feed, batch_size, signature)
+                    if batch is not None:
+                        yield batch
             except Exception as error:
                 what = f"{type(error).__name__}: {error}"
                 inbox.fail({"what": what, "traceback": traceback.format_exc()})

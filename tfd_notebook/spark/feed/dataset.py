@@ -40,17 +40,25 @@ def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_rema
         while not feed.done_feeding:
             rows = feed.rows_in_hand() if feed.train_mode else 0
             # Large rows in batches already: then nothing has to be copied to make one.
-            parts = [
-                fitted(named(feed.input_tensors, arrays), output_signature)
-                for arrays in feed.parts(max(rows, batch_size))
-            ]
-            if parts:
-                yield concatenated(parts)
+            batch = taken(feed, max(rows, batch_size), output_signature)
+            if batch is not None:
+                yield batch
 
     dataset = tf.data.Dataset.from_generator(chunks, output_signature=batches)
     if feed.train_mode:
         return dataset.rebatch(batch_size, drop_remainder=drop_remainder)
     return dataset
+
+
+def taken(feed: DataFeed, count: int, signature: Any, wait: float | None = None) -> Any:
+    """Return up to `count` rows as arrays that fit a specification; None where none came.
+
+    They are waited for, or for `wait` seconds.
+    """
+    parts = [
+        fitted(named(feed.input_tensors, arrays), signature) for arrays in feed.parts(count, wait)
+    ]
+    return concatenated(parts) if parts else None
 
 
 def signature(layout: Layout) -> Any:

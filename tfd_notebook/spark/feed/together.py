@@ -41,11 +41,9 @@ def together(
     rows = batch_size
     while True:
         wait = _WAIT if rows else _WAIT_AGAIN
-        parts = [
-            dataset.fitted(dataset.named(feed.input_tensors, arrays), output_signature)
-            for arrays in feed.parts(batch_size, wait)
-        ]
-        arrays = dataset.concatenated(parts) if parts else nothing
+        arrays = dataset.taken(feed, batch_size, output_signature, wait)
+        if arrays is None:
+            arrays = nothing
         rows = len(tf.nest.flatten(arrays)[0])
         said = tf.constant([rows, not feed.done_feeding], tf.int64)
         counted = strategy.experimental_local_results(vote(said))
