@@ -7,13 +7,13 @@ import contextlib
 import re
 import socket
 import threading
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tfd_notebook._compat import spark as private
 from tfd_notebook.spark import living, onlooker
+from tfd_notebook.spark.jobs import Job
 
 _REACH_SECONDS = 5.0
 
@@ -141,7 +141,6 @@ def executors(spark: Any, slots: int, timeout: float) -> tuple[tuple[Executor, .
 
     context = context_of(spark)
     settings = context.getConf()
-    group = f"tfd-check-{uuid.uuid4().hex[:8]}"
     listening = settings.get("spark.driver.bindAddress") or settings.get("spark.driver.host")
     with _listener(listening) as port:
         host = settings.get("spark.driver.host", "localhost")
@@ -150,39 +149,19 @@ def executors(spark: Any, slots: int, timeout: float) -> tuple[tuple[Executor, .
         try:
             look = onlooker.looker(host, port, _REACH_SECONDS)
             tasks = context.parallelize(range(slots), slots).barrier().mapPartitions(look)
-
-            def run() -> list[dict[str, Any]]:
-                context.setJobGroup(group, "what the executors have", interruptOnCancel=True)
-                found: list[dict[str, Any]] = tasks.collect()
-                return found
-
-            done = _in_thread(run)
+            job = Job(context, "what the executors have", tasks.collect)
             try:
-                return tuple(Executor(**one) for one in done.result(timeout)), ""
+                return tuple(Executor(**one) for one in job.future.result(timeout)), ""
             except concurrent.futures.TimeoutError:
-                context.cancelJobGroup(group)
+                job.cancel()
                 return (), f"they did not answer within {timeout:g} s"
             except Exception as error:
                 return (), _reason(error)
             except BaseException:
-                context.cancelJobGroup(group)
+                job.cancel()
                 raise
         finally:
             cloudpickle.unregister_pickle_by_value(onlooker)
-
-
-def _in_thread(run: Any) -> concurrent.futures.Future[Any]:
-    """Run it in a thread of its own, whose job group is nobody else's."""
-    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-    def target() -> None:
-        try:
-            done.set_result(run())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=target, name="tfd-spark-check", daemon=True).start()
-    return done
 
 
 @contextlib.contextmanager
