@@ -13,6 +13,7 @@ from tests._waiting import until
 from tests.hosts._hosts import Hosts
 from tests.hosts._jupyter import Jupyter, Jupyters
 from tfd_notebook import commands, control, errors
+from tfd_notebook.magics import living
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
@@ -90,6 +91,15 @@ def test_the_table_tells_of_its_tasks(kernel: tfd.RemoteKernel, train: tfd.Clust
     assert set(frame["host"]) == {kernel.label}
     assert "worker:1" in train._repr_mimebundle_()["text/html"]
     assert "train" in repr(kernel)
+
+
+def test_magics_find_its_tasks_and_no_streams(train: tfd.Cluster) -> None:
+    cluster, task = living.pick_task(["train", "worker:1"], need_task=True)
+    assert (cluster, task) == (train, "worker:1")
+    with pytest.raises(errors.UnknownName, match="tasks: ps:0, worker:0, worker:1"):
+        living.pick_task(["worker:7", "train"], need_task=True)
+    with pytest.raises(errors.StateError, match="no stream runs"):
+        living.pick_stream(None)
 
 
 def test_its_coordinator_is_seen_and_steered(kernel: tfd.RemoteKernel, train: tfd.Cluster) -> None:

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from tests._waiting import until
-from tfd_notebook.spark import TFCluster
+from tfd_notebook import errors
+from tfd_notebook.spark import TFCluster, tensorboard
 from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = pytest.mark.integration
@@ -84,3 +85,34 @@ def test_without_tensorboard_there_is_no_address(sc: Any, ended: list[Any]) -> N
     assert cluster.tensorboard_url() is None
     assert cluster.tensorboard_url(wait=False).result(LONG) is None
     cluster.shutdown(timeout=LONG)
+
+
+def test_tensorboard_that_has_ended_is_told_at_once(sc: Any, ended: list[Any]) -> None:
+    def function(args: Any, ctx: Any) -> None:
+        import threading
+
+        threading.Event().wait()
+
+    cluster = TFCluster.run(sc, function, None, 1, 0, tensorboard=True)
+    ended.append(cluster)
+    supervisor = psutil.Process(psutil.Process(cluster.nodes[0].pid).ppid())
+    (board,) = (p for p in supervisor.children() if "tensorboard" in " ".join(p.cmdline()))
+    board.kill()
+    until(lambda: cluster.nodes[0].no_board, LONG)
+    with pytest.raises(errors.LaunchError, match="ended, with status -9") as caught:
+        cluster.tensorboard_url()
+    assert caught.value.task == "worker:0"
+    assert cluster.phase == "running"
+
+
+def test_why_tensorboard_has_ended_is_what_it_wrote(tmp_path: Path) -> None:
+    said: list[dict[str, str]] = []
+    request = {"tensorboard": str(tmp_path), "host": "192.0.2.1"}  # an address of nobody's
+    board = tensorboard.start(request, tmp_path, said.append)
+    assert board is not None
+    until(lambda: said, LONG)
+    board.end()
+    (word,) = said
+    assert word["board"] == ""
+    assert "has ended, with status" in word["no_board"]
+    assert "Cannot assign requested address" in word["no_board"]

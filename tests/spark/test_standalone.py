@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import pickle
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests._waiting import until
 from tests.spark._standalone import Standalone
+from tests.spark._strangers import forms, junk, knock, listening, members
 from tfd_notebook.launch import sweep
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -74,67 +71,10 @@ print(json.dumps({
 """
 
 
-class Bomb:
-    """Makes a directory where somebody unpickles it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (self.path,)
-
-
 @pytest.fixture(scope="module")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     with Standalone(tmp_path_factory.mktemp("standalone")) as made:
         yield made
-
-
-def members() -> list[psutil.Process]:
-    """Return all processes of this run but the tests' own."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            ours = process.environ().get("TFD_TEST_RUN") == os.environ["TFD_TEST_RUN"]
-        except psutil.Error:
-            continue
-        if ours and process.pid != os.getpid():
-            found.append(process)
-    return found
-
-
-def listening() -> dict[int, str]:
-    """Return the ports at which any of them listens, and what its command is."""
-    names = {process.pid: process.name() for process in members()}
-    return {
-        one.laddr.port: names[one.pid]
-        for one in psutil.net_connections("tcp")
-        if one.status == psutil.CONN_LISTEN and one.pid in names
-    }
-
-
-def knock(port: int, words: bytes) -> None:
-    """Say something at a port of this host, and hear what it answers for a moment."""
-    try:
-        with socket.create_connection(("127.0.0.1", port), 5.0) as peer:
-            peer.settimeout(0.3)
-            peer.sendall(words)
-            peer.shutdown(socket.SHUT_WR)
-            while peer.recv(4096):
-                pass
-    except OSError:
-        pass
-
-
-def forms(secret: bytes) -> list[bytes]:
-    """Return how a secret could be written."""
-    return [
-        secret,
-        secret.hex().encode(),
-        base64.b64encode(secret),
-        base64.urlsafe_b64encode(secret),
-        repr(secret)[2:-1].encode(),
-    ]
 
 
 def test_strangers_at_every_port_change_nothing_and_no_secret_is_in_any_log(
@@ -164,15 +104,8 @@ def test_strangers_at_every_port_change_nothing_and_no_secret_is_in_any_log(
         ports = listening()
         assert "java" in ports.values()
         assert len([port for port, name in ports.items() if name != "java"]) >= 4
-        header = json.dumps({"do": "end", "end": True, "agent": "x", "how": "start"}).encode()
         for port in ports:
-            for words in (
-                pickle.dumps(Bomb(bomb)) * 3,
-                len(header).to_bytes(4, "big") + header,
-                b"TFDSEAL1" + bytes(64) + header,
-                b'TFD1 host agent 1 13 {"do": "stop"}\n',
-                os.urandom(2_000),
-            ):
+            for words in junk(bomb):
                 knock(port, words)
         output, _ = program.communicate("go on\n", timeout=300)
     finally:

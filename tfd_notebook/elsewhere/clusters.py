@@ -30,6 +30,9 @@ class RemoteCluster:
     Made by `RemoteKernel.clusters`.
     """
 
+    #: None of this kernel's: what reads from it there stands in its snapshot.
+    streams: Mapping[str, Any] = {}
+
     def __init__(self, kernel: RemoteKernel, name: str) -> None:
         self._kernel = kernel
         self.name = name

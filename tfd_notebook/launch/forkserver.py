@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _LENGTH = struct.Struct("!Q")
+#: Bytes of a request.
+_MOST_REQUEST = 1 << 32
 _PR_SET_PDEATHSIG = 1
 _MADV_DONTNEED = 4
 
@@ -35,20 +37,46 @@ def send_request(channel: socket.socket, request: dict[str, Any], fds: list[int]
 
 
 def receive_request(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return the next request with its file descriptors, None at the end."""
+    """Return the next request with its file descriptors, None at the end.
+
+    Raises
+    ------
+    OSError
+        The connection broke, or what arrived is no request.
+    """
     head, fds, _, _ = socket.recv_fds(channel, _LENGTH.size, 2)
     if not head:
         return None
-    while len(head) < _LENGTH.size:
-        head += channel.recv(_LENGTH.size - len(head))
-    (missing,) = _LENGTH.unpack(head)
-    body = bytearray()
-    while len(body) < missing:
-        chunk = channel.recv(min(1 << 20, missing - len(body)))
+    try:
+        head += _take(channel, _LENGTH.size - len(head))
+        (length,) = _LENGTH.unpack(head)
+        if length > _MOST_REQUEST:
+            raise ConnectionAbortedError("what arrived is no request")
+        return _read_request(_take(channel, length)), list(fds)
+    except BaseException:
+        for fd in fds:
+            os.close(fd)
+        raise
+
+
+def _take(channel: socket.socket, size: int) -> bytes:
+    taken = bytearray()
+    while len(taken) < size:
+        chunk = channel.recv(min(1 << 20, size - len(taken)))
         if not chunk:
-            return None
-        body += chunk
-    return json.loads(body), list(fds)
+            raise ConnectionResetError("the connection ended in the middle of a request")
+        taken += chunk
+    return bytes(taken)
+
+
+def _read_request(body: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError):
+        request = None
+    if not isinstance(request, dict):
+        raise ConnectionAbortedError("what arrived is no request")
+    return request
 
 
 def fork_away(work: Callable[[], None]) -> int:

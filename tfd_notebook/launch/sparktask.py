@@ -15,6 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+#: How the variables begin by which Spark hands secrets to its own processes.
+SECRETS = (
+    "PYTHON_WORKER_FACTORY",
+    "PYSPARK_GATEWAY",
+    "_SPARK_AUTH_SECRET",
+    "SPARK_AUTH_SOCKET",
+)
+
 
 def starter(code: str, given: dict[str, Any], seconds: float) -> Callable[..., Iterator[Any]]:
     """Return what the tasks of a barrier stage run: one process beside each executor.
@@ -58,8 +66,7 @@ def starter(code: str, given: dict[str, Any], seconds: float) -> Callable[..., I
         return {"host": os.uname().nodename, "executor": name, "jvm": pid}
 
     def started(jvm: int) -> str:
-        hidden = ("PYTHON_WORKER_FACTORY", "_SPARK_AUTH_SECRET", "SPARK_AUTH_SOCKET")
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(SECRETS)}
         process = subprocess.Popen(
             [sys.executable, "-u", "-c", code],
             stdin=subprocess.PIPE,

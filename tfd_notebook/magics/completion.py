@@ -95,7 +95,8 @@ def _sources(shell: Any) -> dict[str, Callable[[], Iterable[str]]]:
 
 def _clusters_and_tasks() -> list[str]:
     clusters = living.living()
-    return [*clusters, *(task.name for cluster in clusters.values() for task in cluster.tasks)]
+    tasks = [row.task for cluster in clusters.values() for row in cluster.snapshot().tasks]
+    return [*clusters, *tasks]
 
 
 def _datasets(namespace: Mapping[str, Any]) -> list[str]:

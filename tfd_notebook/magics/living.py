@@ -72,7 +72,7 @@ def pick_task(words: Sequence[str], need_task: bool) -> tuple[Cluster, str | Non
     if len(tasks) > 1 or len(names) > 1:
         raise UsageError(f"{' '.join(words)!r} names too much", fix="write [NAME] [TASK]")
     cluster = pick(names[0] if names else None)
-    known = [task.name for task in cluster.tasks]
+    known = [row.task for row in cluster.snapshot().tasks]
     if not tasks:
         if need_task:
             raise UsageError("which task?", fix=f"add one of {', '.join(known)}")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfd_notebook import views
+from tfd_notebook.errors import Unsupported
 from tfd_notebook.magics import living
 from tfd_notebook.magics.cluster import say
 from tfd_notebook.magics.parsing import Command, CommandLine, Parser
@@ -55,6 +56,11 @@ class _Start:
 
     def __call__(self, options: argparse.Namespace) -> Any:
         cluster = living.pick(options.cluster)
+        if not hasattr(cluster, "stream"):
+            raise Unsupported(
+                f"the cluster {cluster.name!r} does not read datasets of this kernel",
+                fix="name another one with --cluster",
+            )
         words = options.dataset
         dataset = living.evaluate(self._shell, words)
         name = options.label or (words if words.isidentifier() else None)

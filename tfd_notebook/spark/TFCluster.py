@@ -16,6 +16,7 @@ from tfd_notebook.spark.jobs import Job
 from tfd_notebook.spark.launching import Plan
 from tfd_notebook.spark.modes import InputMode
 from tfd_notebook.spark.phases import Phase
+from tfd_notebook.spark.steering import Node
 
 __all__ = ["InputMode", "TFCluster", "run", "serve"]
 
@@ -74,10 +75,12 @@ class TFCluster(Coordinating):
 
         Raises
         ------
+        LaunchError
+            It has ended; with what it wrote.
         TimeLimit
             It has not come up within a minute.
         StateError
-            The cluster ended before; where it failed, that error.
+            The cluster has ended, and TensorBoard with it; where it failed, that error.
 
         See Also
         --------
@@ -86,20 +89,30 @@ class TFCluster(Coordinating):
         return self._board_url() if wait else jobs.in_background(self._board_url, "board")
 
     def _board_url(self) -> str | None:
-        def known() -> str:
-            return next((node.board for node in self.nodes if node.board), "")
+        def said() -> Node | None:
+            return next((node for node in self.nodes if node.board or node.no_board), None)
 
         if not self._has_board:
             return None
-        self._phases.wait_until(lambda: bool(known()) or self.phase.is_end, _BOARD_SECONDS)
-        if url := known():
-            return url
+        self.wait_until(lambda: said() or self.phase.is_end, _BOARD_SECONDS)
+        node = said()
         if self.phase.is_end:
-            raise self.error or errors.StateError("the cluster ended before TensorBoard came up")
-        raise errors.TimeLimit(
-            f"TensorBoard has not come up within {_BOARD_SECONDS:g} s",
-            fix="is it installed for the executors' Python?",
-        )
+            raise self.error or errors.StateError(
+                f"the cluster {self.name!r} has ended, and its TensorBoard with it",
+                fix="start one of your own on log_dir=",
+            )
+        if node is None:
+            raise errors.TimeLimit(
+                f"TensorBoard has not come up within {_BOARD_SECONDS:g} s",
+                fix="is the executor's host overloaded?",
+            )
+        if node.no_board:
+            raise errors.LaunchError(
+                f"TensorBoard {node.no_board}",
+                task=node.assignment.name,
+                fix="mend that; until then, start one of your own on log_dir=",
+            )
+        return node.board
 
     def train(
         self,
@@ -180,7 +193,7 @@ class TFCluster(Coordinating):
             self._phases.wait(lambda phase: phase.is_end, 2.0)
             if self.error is not None:
                 raise self.error from None
-            raise starting.why_feeding_failed(error) from error
+            raise starting.why_feeding_failed(error, cancelled=job.cancelled) from error
         if problem is not None:
             if isinstance(problem, (errors.NodeFailed, errors.NodeLost)):
                 self._phases.wait(lambda phase: phase.is_end, 5.0)
@@ -396,7 +409,8 @@ def run(
         For views. Default ``"spark"``, with a number where that is taken.
     heartbeat_limit : float
         Seconds after which nodes end that do not hear of the driver, and count as lost of which
-        the driver does not hear. Default 30.
+        the driver does not hear; 3 or more. A connection that breaks is made again until then.
+        Default 30.
 
     Returns
     -------
@@ -411,6 +425,8 @@ def run(
         Not all nodes came up in time.
     NodeFailed, NodeLost
         What became of a node before all ran.
+    UsageError, NotSerializable
+        An argument that cannot be meant, or cannot travel.
 
     See Also
     --------
@@ -420,6 +436,7 @@ def run(
     mode = InputMode(input_mode)
     assignments = roles.assign(num_executors, num_ps, master_node, eval_node, driver_ps_nodes)
     closure = starting.pickled(map_fun, tf_args)
+    limit = starting.heartbeat_limit(heartbeat_limit)
 
     def plan_of(cluster: TFCluster) -> Plan:
         return Plan(
@@ -432,7 +449,7 @@ def run(
             queues=tuple(queues),
             default_fs=cluster.defaultFS,
             release_port=release_port,
-            heartbeat_limit=heartbeat_limit,
+            heartbeat_limit=limit,
             tensorboard=(log_dir or "tensorboard") if tensorboard else "",
         )
 
@@ -441,7 +458,7 @@ def run(
             checks.needed(sc, sum(not each.on_driver for each in assignments))
             if interrupted.is_set():
                 raise errors.SparkError("the start was interrupted")
-            cluster = TFCluster(sc, plan_of, assignments, mode, name, heartbeat_limit)
+            cluster = TFCluster(sc, plan_of, assignments, mode, name, limit)
         cluster.serves = map_fun is serve
         begun.append(cluster)
         if interrupted.is_set():

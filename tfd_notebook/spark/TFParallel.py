@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from tfd_notebook._compat import sparkcontext
 from tfd_notebook.errors import NodeFailed, SparkError, UsageError
 from tfd_notebook.launch import sealed
 from tfd_notebook.launch.variables import variables
+from tfd_notebook.spark import checks, starting
 from tfd_notebook.spark.context import TFNodeContext
 from tfd_notebook.spark.jobs import Job, in_background
 
@@ -90,19 +92,18 @@ def _run(
         raise UsageError(f"num_executors={num_executors} is no number of executors")
     sc = getattr(sc, "sparkContext", sc)
     if use_barrier:
-        from tfd_notebook.spark import checks
-
         checks.needed(sc, num_executors)
     secret = sealed.Secret.new()
-    host = sc.getConf().get("spark.driver.host", "127.0.0.1")
+    host, listen_at = starting.addresses(sc)
     root = sparkcontext.default_fs(sc)
     complaints = _Complaints()
-    with sealed.serve(secret, complaints.take, host=host) as server:
-        task = _Task(map_fn, tf_args, num_executors, use_barrier, root, server.address, secret)
+    with sealed.serve(secret, complaints.take, host=listen_at) as server:
+        driver = f"{host}:{server.address.rpartition(':')[2]}"
+        task = _Task(map_fn, tf_args, num_executors, use_barrier, root, driver, secret)
         numbers = sc.parallelize(range(num_executors), num_executors)
         ready = numbers.barrier() if use_barrier else numbers
         job = Job(sc, f"TFParallel: {num_executors} times", ready.mapPartitions(task).collect)
-        complaints.cancel = job.cancel
+        complaints.end(job)
         try:
             job.future.result()
         except BaseException as error:
@@ -125,20 +126,31 @@ class _Complaints:
 
     def __init__(self) -> None:
         self.first: NodeFailed | None = None
-        self.cancel: Callable[[], object] = lambda: None
+        self._job: Job | None = None
+        self._lock = threading.Lock()
+
+    def end(self, job: Job) -> None:
+        """End `job` with the first of them, which may have come already."""
+        with self._lock:
+            self._job = job
+        if self.first is not None:
+            job.cancel()
 
     def take(self, channel: sealed.Channel) -> None:
         """Take the one message of a channel, and answer it."""
         said, _ = channel.receive(timeout=_TELL_SECONDS)
-        if self.first is None:
-            name = f"worker:{int(said['number'])}"
-            self.first = NodeFailed(
-                f"{name} on {said['host']}: the function raised {said['what']}\n"
-                f"{said['traceback']}",
-                task=name,
-            )
+        name = f"worker:{int(said['number'])}"
+        with self._lock:
+            if self.first is None:
+                self.first = NodeFailed(
+                    f"{name} on {said['host']}: the function raised {said['what']}\n"
+                    f"{said['traceback']}",
+                    task=name,
+                )
+            job = self._job
         channel.send({"noted": True})
-        self.cancel()
+        if job is not None:
+            job.cancel()
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,9 @@ _NUMBERS_SECONDS = 0.5
 _LOOK_SECONDS = 0.2
 #: Seconds that a function's error waits here for feeders to hear of it.
 _ERROR_SECONDS = 30.0
+#: Characters of an error that the driver hears: of its message, and of its traceback's end.
+_MOST_WHAT = 1 << 13
+_MOST_TRACEBACK = 3 << 13
 
 
 def run(request: Mapping[str, Any], held: int, control: socket.socket, directory: Path) -> None:
@@ -132,8 +135,8 @@ class _Body:
         kind = type(error).__name__
         what = f"{self._request['name']}: the function raised {kind}: {error}"
         text = _traceback(error)
-        self._say({"say": "error", "kind": kind, "what": what[:20_000], "traceback": text})
-        self._say({"say": "state", "state": "failed"})
+        told = f"{what[:_MOST_WHAT]}\n{text[-_MOST_TRACEBACK:]}"
+        self._say({"say": "error", "state": "failed", "error": told})
         sys.stderr.write(text)
         if self._inbox is not None:
             self._inbox.fail({"what": what, "traceback": text})

@@ -46,6 +46,7 @@ class Job:
     def __init__(self, sc: Any, description: str, work: Callable[[], Any]) -> None:
         self._sc = sc
         self._group = f"tfd-{uuid.uuid4().hex[:12]}"
+        self._cancelled = False
 
         def run() -> Any:
             sc.setJobGroup(self._group, description, interruptOnCancel=True)
@@ -53,8 +54,14 @@ class Job:
 
         self.future = in_background(run, "job")
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._cancelled
+
     def cancel(self) -> None:
         """Have Spark end it, with all actions that are still to come; returns at once."""
+        self._cancelled = True
         if self.future.done():
             return
         # Where Spark has ended, or its Java is gone, nothing is left to cancel.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfd_notebook.launch.sealed import Secret
+from tfd_notebook.launch.sparktask import SECRETS
 from tfd_notebook.spark import roles
 from tfd_notebook.spark.executor import Executor
 from tfd_notebook.spark.roles import Assignment
@@ -68,11 +69,12 @@ class Plan:
 
 
 def environment_of(more: Mapping[str, str], gpus: tuple[str, ...] | None) -> dict[str, str]:
-    """Return a node's environment: that of this process, what is `more`, and its GPUs."""
-    found = {**os.environ, **more}
-    # What Spark gave to its worker alone.
-    for name in ("PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_PORT"):
-        found.pop(name, None)
+    """Return a node's environment: that of this process, what is `more`, and its GPUs.
+
+    Without the secrets that Spark gave to this process alone.
+    """
+    mine = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
+    found = {**mine, **more}
     if gpus is not None:
         found["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return found

@@ -197,13 +197,9 @@ class Life:
     def _heard(self, node: Node, kind: str) -> None:
         """React to what a node said; called by the threads of the channels."""
         self._version += 1
-        if self.phase.is_end and kind == "hello":
-            self.server.order("stop", [node])
-        elif (problem := self._problem(node, kind)) is not None:
+        if (problem := self._problem(node, kind)) is not None:
             self.fail(problem)
         else:
-            if self.phase is Phase.DRAINING and kind == "hello" and node.assignment.is_fed:
-                self.server.order("finish", [node])  # it may have been away when that was said
             self._advance()
         self._note_feeders()
         self._phases.poke()
@@ -214,7 +210,7 @@ class Life:
             return self.server.problem or errors.LaunchError("a node could not be started")
         if kind == "again":
             return starting.twice(node)
-        if kind == "error":
+        if node.error:
             return starting.failed(node)
         return starting.lost(node) if node.state == "lost" else None
 

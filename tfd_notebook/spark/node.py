@@ -8,7 +8,6 @@ driver has not been heard of for the limit, or when the driver says so.
 from __future__ import annotations
 
 import base64
-import collections
 import contextlib
 import ctypes
 import json
@@ -27,24 +26,23 @@ from typing import Any
 
 import psutil
 
-from tfd_notebook.launch import runtime, sealed
+from tfd_notebook.launch import runtime
 from tfd_notebook.spark import body, tensorboard
 from tfd_notebook.spark.executor import Watch
+from tfd_notebook.spark.line import BEAT_SECONDS, Line
 
-#: Seconds between two reports to the driver.
-BEAT_SECONDS = 1.0
 #: Seconds for the user's process to end by itself when it is told to.
 _TERM_SECONDS = 3.0
-#: Characters of the log that wait for the driver, and that one report carries.
-_MOST_LOG = 1 << 16
-#: Characters of the first line of an error.
-_MOST_WHAT = 1 << 14
-#: What is known of the node, by the word that tells it, and the field of that word.
+#: Seconds for the driver to hear the last word.
+_LAST_SECONDS = 3.0
+#: What is known of a node at first; each word of its processes tells some of it.
 _KNOWN = {
-    "state": ("state", "state"),
-    "inbox": ("path", "path"),
-    "tensorboard": ("board", "url"),
-    "port": ("open_to", "open_to"),
+    "state": "starting",
+    "path": "",
+    "board": "",
+    "no_board": "",
+    "open_to": "",
+    "error": "",
 }
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -85,19 +83,12 @@ class _Supervisor:
         self._request = request
         self._log = log
         self._held = held
-        self._secret = base64.b64decode(request["secret"])
         self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._channel: sealed.Channel | None = None
-        self._heard = time.monotonic()
-        self._unsent: collections.deque[str] = collections.deque()
-        self._unsent_size = 0
-        self._log_lock = threading.Lock()
         self._numbers: dict[str, Any] = {}
         #: What every word to the driver carries, so that none that is lost is missed.
-        self._known = {"state": "starting", "path": "", "board": "", "open_to": ""}
+        self._known = dict(_KNOWN)
         #: Why this supervisor ends the node itself: its state then, and the reason.
         self._ending: tuple[str, str] | None = None
-        self._over = False
 
     def run(self) -> None:
         os.setsid()
@@ -122,12 +113,18 @@ class _Supervisor:
         os.close(into)
         os.close(self._held)
         self._control = mine
+        self._line = Line(
+            self._request["driver"],
+            base64.b64decode(self._request["secret"]),
+            self._hello,
+            self._carried,
+            lambda order: self._events.put(("order", order)),
+        )
         board = tensorboard.start(self._request, directory, self._say_board)
         reader = self._thread(lambda: self._read_log(output))
         self._reader = self._thread(self._read_body)
         self._thread(self._await_body)
         self._thread(self._watch_executor)
-        self._thread(self._talk)
         status = self._loop()
         if board is not None:
             board.end()
@@ -178,12 +175,7 @@ class _Supervisor:
                 return
             with contextlib.suppress(OSError):
                 os.write(self._log, data)
-            text = data.decode(errors="replace")
-            with self._log_lock:
-                self._unsent.append(text)
-                self._unsent_size += len(text)
-                while self._unsent_size > _MOST_LOG and len(self._unsent) > 1:
-                    self._unsent_size -= len(self._unsent.popleft())
+            self._line.log(data.decode(errors="replace"))
 
     def _read_body(self) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -199,21 +191,6 @@ class _Supervisor:
         watch.wait()
         self._events.put(("executor", None))
 
-    def _talk(self) -> None:
-        """Keep a channel to the driver, and hear its orders."""
-        while not self._over:
-            try:
-                with sealed.connect(self._request["driver"], self._secret) as channel:
-                    channel.send(self._hello())
-                    self._channel = channel
-                    while True:
-                        header, _ = channel.receive()
-                        self._heard = time.monotonic()
-                        self._events.put(("order", header))
-            except (OSError, EOFError):
-                self._channel = None
-                time.sleep(0.5)
-
     def _hello(self) -> dict[str, Any]:
         return {
             "say": "hello",
@@ -222,6 +199,9 @@ class _Supervisor:
             "supervisor": os.getpid(),
             "known": self._known,
         }
+
+    def _carried(self) -> dict[str, Any]:
+        return {"known": self._known, "numbers": self._numbers}
 
     # What follows from it, in the main thread
 
@@ -258,9 +238,9 @@ class _Supervisor:
 
     def _beat(self) -> None:
         limit = float(self._request["heartbeat_limit"])
-        if time.monotonic() - self._heard > limit:
+        if self._line.silent > limit:
             self._end("lost", f"the driver was not heard of for {limit:g} s", signal.SIGKILL)
-        self._send({"say": "beat"})
+        self._line.beat()
 
     def _obey(self, order: Mapping[str, Any]) -> None:
         if order["order"] == "stop":
@@ -268,20 +248,12 @@ class _Supervisor:
         elif order["order"] == "finish":
             self._tell_body({"order": "finish"})
 
-    def _hear(self, said: dict[str, Any]) -> None:
-        kind = said["say"]
-        if kind == "numbers":
+    def _hear(self, said: Mapping[str, Any]) -> None:
+        if said["say"] == "numbers":
             self._numbers = said["numbers"]
             return
-        if kind == "error":
-            said["what"], said["traceback"] = (
-                said["what"][:_MOST_WHAT],
-                said["traceback"][-_MOST_LOG:],
-            )
-        elif kind in _KNOWN:
-            name, field = _KNOWN[kind]
-            self._known[name] = said[field]
-        self._send(said)
+        self._known = {**self._known, **{name: said[name] for name in _KNOWN if name in said}}
+        self._line.say({"say": said["say"]})
 
     def _end(self, state: str, reason: str, how: signal.Signals) -> None:
         if self._ending is None:
@@ -302,10 +274,8 @@ class _Supervisor:
 
     def _last_words(self, status: int) -> None:
         state, reason = self._ending or self._how_it_ended(status)
-        self._send({"say": "ended", "state": state, "reason": reason})
-        self._over = True
-        if self._channel is not None:
-            self._channel.close()
+        self._line.say({"say": "ended", "state": state, "reason": reason})
+        self._line.close(_LAST_SECONDS)
 
     def _how_it_ended(self, status: int) -> tuple[str, str]:
         if self._known["state"] in ("finished", "failed"):
@@ -314,40 +284,9 @@ class _Supervisor:
             return "lost", f"its process was killed by {signal.Signals(-status).name}"
         return "lost", f"its process exited with status {status} before its function returned"
 
-    def _say_board(self, url: str) -> None:
-        self._events.put(("body", {"say": "tensorboard", "url": url}))
+    def _say_board(self, said: dict[str, str]) -> None:
+        self._events.put(("body", {"say": "tensorboard", **said}))
 
     def _tell_body(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             self._control.sendall(json.dumps(message).encode() + b"\n")
-
-    def _take_log(self) -> str:
-        with self._log_lock:
-            text = "".join(self._unsent)[-_MOST_LOG:]
-            self._unsent.clear()
-            self._unsent_size = 0
-        return text
-
-    def _send(self, message: dict[str, Any]) -> None:
-        """Tell the driver; what it cannot be told while it is away it learns from `_hello`."""
-        channel = self._channel
-        if channel is None:
-            self._await_channel(message)
-            channel = self._channel
-        if channel is not None:
-            with contextlib.suppress(OSError):
-                channel.send(
-                    {
-                        **message,
-                        "known": self._known,
-                        "numbers": self._numbers,
-                        "log": self._take_log(),
-                    }
-                )
-
-    def _await_channel(self, message: Mapping[str, Any]) -> None:
-        """Give the channel a moment for what must not be lost."""
-        if message["say"] in ("error", "ended"):
-            deadline = time.monotonic() + 3.0
-            while self._channel is None and time.monotonic() < deadline:
-                time.sleep(0.02)

@@ -48,8 +48,7 @@ class Shown:
     cluster : TFCluster
     """
 
-    #: It has no tasks of agents, no streams and no coordinator: nodes stand in its snapshot.
-    tasks: tuple[Any, ...] = ()
+    #: It has no streams and no coordinator; its nodes stand in its snapshot.
     streams: Mapping[str, Any] = {}
     has_coordinator = False
     detached = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -13,10 +14,13 @@ from tfd_notebook.launch import sockets
 from tfd_notebook.spark import executor, launching
 from tfd_notebook.spark.jobs import Job
 from tfd_notebook.spark.launching import Plan
+from tfd_notebook.spark.line import BEAT_SECONDS
 from tfd_notebook.spark.reserve import Start
 from tfd_notebook.spark.steering import Node, Steering
 from tfd_notebook.spark.zygote import Zygote
 
+#: Seconds that the heartbeat limit has to be at least: three beats.
+_LEAST_LIMIT = 3 * BEAT_SECONDS
 #: Characters of Spark's own words on a job that failed.
 _MOST_WORDS = 2000
 
@@ -58,6 +62,23 @@ def pickled(map_fun: Any, tf_args: Any) -> bytes:
             f"map_fun or tf_args cannot be pickled: {type(error).__name__}: {error}",
             fix="make datasets, models and connections inside the function",
         ) from error
+
+
+def heartbeat_limit(seconds: Any) -> float:
+    """Return the limit as it travels.
+
+    Raises
+    ------
+    UsageError
+        It is no number of seconds, or less than three beats.
+    """
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not number or not math.isfinite(seconds) or seconds < _LEAST_LIMIT:
+        raise errors.UsageError(
+            f"heartbeat_limit={seconds!r} must be {_LEAST_LIMIT:g} or more seconds",
+            fix="nodes and driver hear of each other once a second; 30 is the default",
+        )
+    return float(seconds)
 
 
 def addresses(sc: Any) -> tuple[str, str]:
@@ -191,15 +212,14 @@ def why_it_failed(error: BaseException) -> errors.TfdError:
     )
 
 
-def why_feeding_failed(error: BaseException) -> errors.TfdError:
-    """Return what Spark's error on a job that fed means."""
+def why_feeding_failed(error: BaseException, *, cancelled: bool = False) -> errors.TfdError:
+    """Return what the error of a job that fed means, and which may have been cancelled here."""
     if isinstance(error, errors.TfdError):
         return error
-    text = str(error)
-    if "cancelled" in text:
+    if cancelled:
         return errors.SparkError("the feeding was cancelled", fix="call train(...) again")
     return errors.SparkError(
-        f"Spark could not make the rows: {text[:_MOST_WORDS]}",
+        f"Spark could not make the rows: {str(error)[:_MOST_WORDS]}",
         fix="the cluster lives: mend what makes the rows, and call train(...) again",
     )
 

@@ -15,8 +15,6 @@ from tfd_notebook.launch import protocol
 from tfd_notebook.launch.sealed import Channel, Secret, Server, serve
 from tfd_notebook.spark.roles import Assignment
 
-#: Seconds that a node whose channel broke has to come back; it does within one.
-RETURN_SECONDS = 5.0
 #: Lines of each node's log that are kept, and characters of one of them.
 _LOG_LINES = 1000
 _LINE_SIZE = 4000
@@ -39,6 +37,7 @@ class Node:
     state: str = ""
     path: str = ""
     board: str = ""
+    no_board: str = ""
     open_to: str = ""
     error: str = ""
     reason: str = ""
@@ -50,6 +49,8 @@ class Node:
     rates: deque[tuple[float, int]] = field(default_factory=deque)
     channel: Channel | None = None
     heard: float = 0.0
+    #: What it was told to do, which it hears again whenever it comes back.
+    order: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
@@ -66,8 +67,9 @@ class Node:
 
     def note_known(self, known: Mapping[str, Any]) -> None:
         """Note what its supervisor knows of it."""
-        self.path, self.board = str(known["path"]), str(known["board"])
-        self.open_to = str(known["open_to"])
+        self.path, self.open_to = str(known["path"]), str(known["open_to"])
+        self.board, self.no_board = str(known["board"]), str(known["no_board"])
+        self.error = str(known["error"])
         if not self.is_over and not self.ended:
             self.state = str(known["state"])
 
@@ -145,12 +147,21 @@ class Steering:
         return self._lock
 
     def order(self, what: str, nodes: Sequence[Node] | None = None, **more: Any) -> None:
-        """Tell nodes (default: all) what to do: ``"finish"`` or ``"stop"``."""
+        """Tell nodes (default: all) what to do: ``"finish"``, or ``"stop"``, which is for good.
+
+        A node that cannot be reached hears it when it is back; one that stays away is lost.
+        """
         for node in nodes if nodes is not None else list(self.nodes.values()):
-            channel = node.channel
-            if channel is not None:
-                with contextlib.suppress(OSError):
-                    channel.send({"order": what, **more})
+            with self._lock:
+                if node.order.get("order") != "stop":
+                    node.order = {"order": what, **more}
+                channel = node.channel
+            self._remind(node, channel)
+
+    def _remind(self, node: Node, channel: Channel | None) -> None:
+        if node.order and channel is not None:
+            with contextlib.suppress(OSError):
+                channel.send(dict(node.order))
 
     def close(self, timeout: float = 5.0) -> None:
         """Listen no more."""
@@ -191,9 +202,12 @@ class Steering:
 
     def _hold(self, node: Node, channel: Channel, hello: Mapping[str, Any]) -> None:
         with self._lock:
-            node.channel, node.heard = channel, time.monotonic()
+            before, node.channel, node.heard = node.channel, channel, time.monotonic()
             node.pid = int(hello["pid"])
             node.note_known(hello["known"])
+        if before is not None:
+            before.close()
+        self._remind(node, channel)
         self._changed(node, "hello")
         try:
             while True:
@@ -208,8 +222,6 @@ class Steering:
             with self._lock:
                 if node.channel is channel:
                     node.channel = None
-                    # Time to come back, counted from now.
-                    node.heard = time.monotonic()
 
     def _note(self, node: Node, said: Mapping[str, Any]) -> None:
         if said.get("log"):
@@ -217,10 +229,7 @@ class Steering:
         if said.get("numbers"):
             node.note_numbers(said["numbers"])
         node.note_known(said["known"])
-        kind = said["say"]
-        if kind == "error":
-            node.error = f"{said['what']}\n{said['traceback']}"
-        elif kind == "ended":
+        if said["say"] == "ended":
             node.ended = True
             # What its function came to counts for more than how its process ended afterwards.
             if not node.is_over:
@@ -235,13 +244,11 @@ class Steering:
                     if node.ended or node.pid is None:
                         continue
                     silent = now - node.heard
-                    if node.channel is None and silent > RETURN_SECONDS:
-                        why = "its process and its supervisor are gone"
-                    elif silent > self._limit:
-                        why = f"nothing was heard of it for {silent:.0f} s"
-                    else:
+                    if silent <= self._limit:
                         continue
                     node.ended = True
                     if not node.is_over:
-                        node.state, node.reason = "lost", why
+                        broken = "" if node.channel else ", and the connection to it is broken"
+                        node.reason = f"nothing was heard of it for {silent:.0f} s{broken}"
+                        node.state = "lost"
                 self._changed(node, "ended")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import os
@@ -12,13 +13,17 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 _PR_SET_PDEATHSIG = 1
+#: Lines of its output that are told when it ends.
+_LINES = 20
+
+Say = Callable[[dict[str, str]], None]
 
 
-def start(request: Mapping[str, Any], temporary: Path, say: Callable[[str], None]) -> Board | None:
-    """Start it where `request` has a directory for it; `say` gets its address."""
+def start(request: Mapping[str, Any], temporary: Path, say: Say) -> Board | None:
+    """Start it where `request` has a directory for it; see `Board` for what `say` gets."""
     directory = request.get("tensorboard")
     return Board(str(directory), str(request["host"]), temporary, say) if directory else None
 
@@ -35,13 +40,12 @@ class Board:
     temporary : Path
         For its files, which are not its own to remove when it is killed.
     say : callable
-        Called with its address once it listens.
+        Called with its address, ``{"board": ...}``, once it listens; when it has ended, with why
+        there is none, ``{"board": "", "no_board": ...}``.
     """
 
-    def __init__(
-        self, directory: str, host: str, temporary: Path, say: Callable[[str], None]
-    ) -> None:
-        arguments = ["--logdir", directory, "--host", host, "--port", "0", "--load_fast=false"]
+    def __init__(self, directory: str, host: str, temporary: Path, say: Say) -> None:
+        arguments = [f"--logdir={directory}", "--host", host, "--port", "0", "--load_fast=false"]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tensorboard.main", *arguments],
             env={**os.environ, "TMPDIR": str(temporary)},
@@ -55,11 +59,15 @@ class Board:
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            found = re.search(r"TensorBoard .* at (http://\S+?)/? ", line)
-            if found:
-                self._say(found[1])
+        last: collections.deque[str] = collections.deque(maxlen=_LINES)
+        with cast("IO[str]", self._process.stdout) as output:
+            for line in output:
+                last.append(line)
+                found = re.search(r"TensorBoard .* at (http://\S+?)/? ", line)
+                if found:
+                    self._say({"board": found[1]})
+        why = f"has ended, with status {self._process.wait()}:\n{''.join(last)}"
+        self._say({"board": "", "no_board": why.rstrip(":\n")})
 
     def end(self) -> None:
         """End it."""

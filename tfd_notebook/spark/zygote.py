@@ -22,8 +22,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tfd_notebook.errors import LaunchError, TensorFlowMissing, Unsupported
-from tfd_notebook.launch import forkserver
+from tfd_notebook.errors import LaunchError, TensorFlowMissing, TfdError, Unsupported
+from tfd_notebook.launch import forkserver, protocol
 from tfd_notebook.spark.executor import Executor, Watch
 
 #: Marks the process in its environment.
@@ -31,6 +31,8 @@ VARIABLE = "TFD_SPARK_ZYGOTE"
 _IDLE_SECONDS = 600.0
 #: Seconds for the import of TensorFlow on a busy host.
 _IMPORT_SECONDS = 300.0
+#: Seconds without progress in the middle of a request, while which all others wait.
+_REQUEST_SECONDS = 10.0
 #: What is read when TensorFlow is imported, so that nodes that differ in it cannot share one.
 _READ_AT_IMPORT = ("TF_", "KERAS_", "OMP_", "MKL_", "XLA_", "LD_LIBRARY_PATH", "PYTHONPATH")
 
@@ -71,7 +73,7 @@ class Zygote:
         TensorFlowMissing
             There is none in the executors' Python.
         LaunchError
-            The process ended, or does not answer.
+            The process ended, does not answer, or has threads.
         """
         where = f"executor {self._executor.id} on {self._executor.host}"
         try:
@@ -92,10 +94,8 @@ class Zygote:
             )
         answer = json.loads(line)
         if "error" in answer:
-            raise TensorFlowMissing(
-                f"TensorFlow cannot be imported on {where}: {answer['error']}",
-                fix="install it for the executors' Python: tfd.spark.check(spark) shows how",
-            )
+            problem = protocol.unpack_error(answer["error"])
+            raise type(problem)(f"{where}: {problem.what}", fix=problem.fix)
         return int(answer["pid"])
 
     def _ask(self, request: dict[str, Any], fds: list[int]) -> str:
@@ -186,8 +186,8 @@ def main() -> None:
         _serve(listener, Watch(pid, started), _import_tensorflow(), idle)
 
 
-def _import_tensorflow() -> str:
-    """Import what nodes need; return why that failed, or nothing."""
+def _import_tensorflow() -> TfdError | None:
+    """Import what nodes need; return why no node can be forked then, if so."""
     gc.disable()
     try:
         with forkserver.hidden("pandas", "pyarrow"):
@@ -196,14 +196,22 @@ def _import_tensorflow() -> str:
 
             from tfd_notebook.spark import node  # noqa: F401
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return TensorFlowMissing(
+            f"TensorFlow cannot be imported: {type(error).__name__}: {error}",
+            fix="install it for the executors' Python: tfd.spark.check(spark) shows how",
+        )
     gc.freeze()
     gc.enable()
     threads = len(os.listdir("/proc/self/task"))
-    return "" if threads == 1 else f"its import has started {threads - 1} threads"
+    if threads == 1:
+        return None
+    return LaunchError(
+        f"the import of TensorFlow has left {threads - 1} threads, which a fork would lose",
+        fix="keep what starts them, such as a sitecustomize, from the executors' Python",
+    )
 
 
-def _serve(listener: socket.socket, jvm: Watch, problem: str, idle: float) -> None:
+def _serve(listener: socket.socket, jvm: Watch, problem: TfdError | None, idle: float) -> None:
     """Answer requests until the executor ends, or nobody asks any more."""
     poll = select.poll()
     poll.register(listener, select.POLLIN)
@@ -222,6 +230,7 @@ def _serve(listener: socket.socket, jvm: Watch, problem: str, idle: float) -> No
             if descriptor == listener.fileno():
                 channel, _ = listener.accept()
                 if is_ours(channel):
+                    channel.settimeout(_REQUEST_SECONDS)
                     channels[channel.fileno()] = channel
                     poll.register(channel, select.POLLIN)
                 else:
@@ -250,7 +259,10 @@ def _sweep(forked: set[int]) -> None:
 
 
 def _answer(
-    channel: socket.socket, open_here: list[socket.socket], problem: str, forked: set[int]
+    channel: socket.socket,
+    open_here: list[socket.socket],
+    problem: TfdError | None,
+    forked: set[int],
 ) -> bool:
     """Answer one request; False when there is none any more. Adds to `forked`."""
     try:
@@ -258,9 +270,11 @@ def _answer(
         if received is None:
             return False
         request, fds = received
-        answer: dict[str, Any] = {"error": problem} if problem else {}
-        if not problem:
-            answer["pid"] = _fork(request, fds, open_here)
+        answer: dict[str, Any]
+        if problem is not None:
+            answer = {"error": protocol.pack_error(problem)}
+        else:
+            answer = {"pid": _fork(request, fds, open_here)}
             forked.add(answer["pid"])
         for fd in fds:
             os.close(fd)

@@ -1,0 +1,109 @@
+"""A node's line to the driver: nobody waits who speaks, and nothing that was said is missed."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests._waiting import until
+from tfd_notebook.launch import sealed
+from tfd_notebook.spark.line import MOST_LOG, Line
+
+#: Seconds after which a channel gives up a message, which is what nobody may wait for.
+STALL = sealed.STALL_SECONDS
+
+
+class Driver:
+    """Listens, and hands each channel to the test, which says when it is through with it."""
+
+    def __init__(self) -> None:
+        self.channels: queue.Queue[sealed.Channel] = queue.Queue()
+        self.orders: list[Any] = []
+        self._through = threading.Event()
+        secret = sealed.Secret.new()
+        self._server = sealed.serve(secret, self._hold)
+        self.line = Line(
+            self._server.address,
+            secret,
+            greeting=lambda: {"say": "hello"},
+            known=lambda: {"known": "all"},
+            heard=self.orders.append,
+        )
+
+    def _hold(self, channel: sealed.Channel) -> None:
+        self.channels.put(channel)
+        self._through.wait()
+
+    def next(self) -> sealed.Channel:
+        channel = self.channels.get(timeout=20)
+        assert channel.receive(20)[0] == {"say": "hello"}
+        return channel
+
+    def close(self) -> None:
+        self.line.close(0)
+        self._through.set()
+        self._server.close()
+        until(lambda: not any(t.name == "tfd-line" for t in threading.enumerate()))
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    made = Driver()
+    yield made
+    made.close()
+
+
+def test_words_come_in_order_with_all_that_is_known_and_orders_go_back(driver: Driver) -> None:
+    channel = driver.next()
+    driver.line.log("a line\n")
+    for number in range(3):
+        driver.line.say({"say": number})
+    words = [channel.receive(20)[0] for _ in range(3)]
+    assert [word["say"] for word in words] == [0, 1, 2]
+    assert all(word["known"] == "all" for word in words)
+    assert "".join(word["log"] for word in words) == "a line\n"
+    channel.send({"order": "stop"})
+    until(lambda: driver.orders == [{"order": "stop"}])
+
+
+def test_a_driver_that_takes_nothing_holds_nobody_up(driver: Driver) -> None:
+    driver.next()
+    began = time.monotonic()
+    for number in range(2_000):
+        driver.line.log("x" * MOST_LOG)
+        driver.line.say({"say": number})
+    assert time.monotonic() - began < STALL / 2
+    driver.line.close(0.1)
+    assert time.monotonic() - began < STALL / 2
+
+
+def test_what_was_said_without_a_channel_is_said_on_the_next(driver: Driver) -> None:
+    first = driver.next()
+    first.close()
+    driver.line.say({"say": "ended"})
+    word: dict[str, Any] = {}
+    while not word:
+        with contextlib.suppress(EOFError, OSError):
+            word = driver.next().receive(20)[0]
+    assert word["say"] == "ended"
+
+
+def test_a_beat_waits_for_nothing_that_is_not_said_yet(driver: Driver) -> None:
+    channel = driver.next()
+    driver.line.beat()
+    assert channel.receive(20)[0]["say"] == "beat"
+
+
+def test_closing_waits_for_the_last_word_and_not_for_ever(driver: Driver) -> None:
+    channel = driver.next()
+    driver.line.say({"say": "ended"})
+    driver.line.close(20)
+    assert channel.receive(20)[0]["say"] == "ended"
+    with pytest.raises(EOFError):
+        channel.receive(20)

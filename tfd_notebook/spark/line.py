@@ -1,0 +1,135 @@
+"""A node's line to the driver: threads of its own keep it up, so that nobody waits who speaks."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfd_notebook.launch import sealed
+
+#: Seconds between two reports to the driver.
+BEAT_SECONDS = 1.0
+#: Seconds between two attempts to reach it.
+_AGAIN_SECONDS = 0.5
+#: Characters of the log that wait for the driver, and that one report carries.
+MOST_LOG = 1 << 15
+
+
+class Line:
+    """What a node says to the driver, in order, and what it hears from there.
+
+    What the driver may not have got is said again on the next channel.
+
+    Parameters
+    ----------
+    driver : str
+        Where it listens.
+    secret : bytes
+    greeting : callable
+        Returns what is said first on every channel.
+    known : callable
+        Returns what every word carries.
+    heard : callable
+        Takes each order.
+    """
+
+    def __init__(
+        self,
+        driver: str,
+        secret: bytes,
+        greeting: Callable[[], Mapping[str, Any]],
+        known: Callable[[], Mapping[str, Any]],
+        heard: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        self._driver, self._secret = driver, secret
+        self._greeting, self._known, self._heard = greeting, known, heard
+        self._changed = threading.Condition()
+        self._words: collections.deque[Mapping[str, Any]] = collections.deque()
+        self._log: collections.deque[str] = collections.deque()
+        self._log_size = 0
+        self._channel: sealed.Channel | None = None
+        self._closed = False
+        self._last = time.monotonic()
+        for work in (self._listen, self._speak):
+            threading.Thread(target=work, name="tfd-line", daemon=True).start()
+
+    @property
+    def silent(self) -> float:
+        """Seconds since the driver was heard of."""
+        return time.monotonic() - self._last
+
+    def say(self, word: Mapping[str, Any]) -> None:
+        """Have something said; returns at once."""
+        with self._changed:
+            self._words.append(word)
+            self._changed.notify_all()
+
+    def beat(self) -> None:
+        """Have a sign of life given, where nothing else waits to be said."""
+        with self._changed:
+            if not self._words:
+                self._words.append({"say": "beat"})
+                self._changed.notify_all()
+
+    def log(self, text: str) -> None:
+        """Have `text` told with the next word; of too much the end."""
+        with self._changed:
+            self._log.append(text)
+            self._log_size += len(text)
+            while self._log_size > MOST_LOG and len(self._log) > 1:
+                self._log_size -= len(self._log.popleft())
+
+    def close(self, timeout: float) -> None:
+        """Let go of it when all was said, or after `timeout` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._words, timeout)
+            self._closed = True
+            self._changed.notify_all()
+            channel = self._channel
+        if channel is not None:
+            channel.close()
+
+    def _listen(self) -> None:
+        while not self._closed:
+            try:
+                with sealed.connect(self._driver, self._secret) as channel:
+                    channel.send(dict(self._greeting()))
+                    with self._changed:
+                        self._channel = channel
+                        self._changed.notify_all()
+                    while True:
+                        order, _ = channel.receive()
+                        self._last = time.monotonic()
+                        self._heard(order)
+            except (OSError, EOFError):
+                with self._changed:
+                    self._channel = None
+                    self._changed.wait_for(lambda: self._closed, _AGAIN_SECONDS)
+
+    def _speak(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._closed or (self._words and self._channel is not None)
+                )
+                if self._closed or self._channel is None:
+                    return
+                word, channel = self._words[0], self._channel
+                log = "".join(self._log)[-MOST_LOG:]
+                self._log.clear()
+                self._log_size = 0
+            try:
+                channel.send({**word, **self._known(), "log": log})
+            except OSError:
+                with self._changed:
+                    if self._channel is channel:
+                        self._channel = None
+                    self._log.appendleft(log)
+                    self._log_size += len(log)
+                continue
+            with self._changed:
+                self._words.popleft()
+                self._changed.notify_all()
