@@ -98,12 +98,18 @@ def test_dynamic_allocation(seen: Asked) -> None:
     assert codes(with_settings(seen, dynamicAllocation_enabled="false")) == set()
 
 
-def test_connect_is_refused(seen: Asked) -> None:
-    kind = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})
-    (found,) = tfd.spark.check(kind())
-    assert found.code == "TFD872"
-    with pytest.raises(errors.Unsupported, match="Spark Connect"):
-        checks.needed(kind(), 1)
+@pytest.mark.parametrize(
+    ("conf", "code"), [({}, "TFD872"), ({"spark.dynamicAllocation.enabled": "true"}, "TFD871")]
+)
+def test_what_can_be_said_of_connect(seen: Asked, conf: dict[str, str], code: str) -> None:
+    members = {"__module__": "pyspark.sql.connect.session", "conf": conf}
+    session = type("SparkSession", (), members)()
+    assert code in [one.code for one in tfd.spark.check(session)]
+    if conf:
+        with pytest.raises(errors.Unsupported, match="dynamic"):
+            checks.needed(session, 1)
+    else:
+        checks.needed(session, 1)
 
 
 @pytest.mark.parametrize(

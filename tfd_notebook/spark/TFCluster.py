@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook import errors
-from tfd_notebook.spark import checks, draining, feeders, jobs, roles, starting
+from tfd_notebook.spark import application, checks, draining, feeders, jobs, roles, starting
 from tfd_notebook.spark.coordinating import Coordinating, serve
 from tfd_notebook.spark.jobs import Job
 from tfd_notebook.spark.launching import Plan
@@ -44,13 +44,13 @@ class TFCluster(Coordinating):
         ``server_addr``, ``release_port``.
     defaultFS, working_dir : str
     input_mode : InputMode
-    nodeRDD : pyspark.RDD
+    nodeRDD : pyspark.RDD or pyspark.sql.DataFrame
         The nodes' numbers.
     num_executors : int
         Nodes, those beside the notebook included.
     queues : tuple of str
-    sc : pyspark.SparkContext
-        Never stopped from here.
+    sc : pyspark.SparkContext or None
+        Never stopped from here. None with Spark Connect.
     server
         The driver's end of the channels to the nodes.
     error : TfdError or None
@@ -168,7 +168,7 @@ class TFCluster(Coordinating):
 
     def _feed(self, work: Any, wait: bool) -> Future[None] | None:
         """Run a job that feeds; `work` returns the first error that it met, or None."""
-        job = Job(self.sc, f"{self.name}: feeding", work)
+        job = Job(self._application, f"{self.name}: feeding", work)
         self._jobs.add(job)
         self._phases.feed_began()
         if self.phase.is_end:  # it failed meanwhile
@@ -231,8 +231,15 @@ class TFCluster(Coordinating):
             The cluster reads its data itself, or has ended.
         UsageError
             `stream` is no streaming DataFrame.
+        Unsupported
+            The cluster is reached by Spark Connect.
         """
         self._must_feed()
+        if self.sc is None:
+            raise errors.Unsupported(
+                "with Spark Connect the micro-batches of a stream do not come to this process",
+                fix="use a SparkSession of this process",
+            )
         if not getattr(stream, "isStreaming", False):
             raise errors.UsageError(
                 f"{type(stream).__name__} is no streaming DataFrame",
@@ -377,6 +384,7 @@ def run(
     Parameters
     ----------
     sc : pyspark.SparkContext or pyspark.sql.SparkSession
+        With a session of Spark Connect, only DataFrames are fed.
     map_fun : callable
         Takes `tf_args` and a `TFNodeContext`.
     tf_args
@@ -432,7 +440,7 @@ def run(
     --------
     tensorflowonspark.TFCluster.run
     """
-    sc = starting.context_of(sc)
+    on = application.of(sc)
     mode = InputMode(input_mode)
     assignments = roles.assign(num_executors, num_ps, master_node, eval_node, driver_ps_nodes)
     closure = starting.pickled(map_fun, tf_args)
@@ -458,7 +466,7 @@ def run(
             checks.needed(sc, sum(not each.on_driver for each in assignments))
             if interrupted.is_set():
                 raise errors.SparkError("the start was interrupted")
-            cluster = TFCluster(sc, plan_of, assignments, mode, name, limit)
+            cluster = TFCluster(on, plan_of, assignments, mode, name, limit)
         cluster.serves = map_fun is serve
         begun.append(cluster)
         if interrupted.is_set():

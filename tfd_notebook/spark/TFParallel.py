@@ -19,7 +19,7 @@ from tfd_notebook._compat import sparkcontext
 from tfd_notebook.errors import NodeFailed, SparkError, UsageError
 from tfd_notebook.launch import sealed
 from tfd_notebook.launch.variables import variables
-from tfd_notebook.spark import checks, starting
+from tfd_notebook.spark import application, checks
 from tfd_notebook.spark.context import TFNodeContext
 from tfd_notebook.spark.jobs import Job, in_background
 
@@ -90,11 +90,12 @@ def _run(
 ) -> None:
     if num_executors < 1:
         raise UsageError(f"num_executors={num_executors} is no number of executors")
-    sc = getattr(sc, "sparkContext", sc)
+    sc = application.context_of(sc, "TFParallel.run")
     if use_barrier:
         checks.needed(sc, num_executors)
     secret = sealed.Secret.new()
-    host, listen_at = starting.addresses(sc)
+    on = application.of(sc)
+    host, listen_at = on.addresses()
     root = sparkcontext.default_fs(sc)
     complaints = _Complaints()
     with sealed.serve(secret, complaints.take, host=listen_at) as server:
@@ -102,7 +103,7 @@ def _run(
         task = _Task(map_fn, tf_args, num_executors, use_barrier, root, driver, secret)
         numbers = sc.parallelize(range(num_executors), num_executors)
         ready = numbers.barrier() if use_barrier else numbers
-        job = Job(sc, f"TFParallel: {num_executors} times", ready.mapPartitions(task).collect)
+        job = Job(on, f"TFParallel: {num_executors} times", ready.mapPartitions(task).collect)
         complaints.end(job)
         try:
             job.future.result()

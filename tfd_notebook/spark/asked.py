@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfd_notebook._compat import spark as private
-from tfd_notebook.spark import living, onlooker
+from tfd_notebook.spark import application, living, onlooker
 from tfd_notebook.spark.jobs import Job
 
 _REACH_SECONDS = 5.0
@@ -109,21 +109,13 @@ class Asked:
         return re.split(r"[\[:]", self.master)[0]
 
 
-def is_connect(spark: Any) -> bool:
-    """Whether a session is one of Spark Connect, which has no SparkContext."""
-    return any(kind.__module__.startswith("pyspark.sql.connect") for kind in type(spark).__mro__)
-
-
-def context_of(spark: Any) -> Any:
-    """Return the SparkContext of a session, or the context itself."""
-    return spark if hasattr(spark, "parallelize") else spark.sparkContext
-
-
 def of(spark: Any, needed: int | None = None) -> Asked:
     """Return what can be said of a session or context without running anything."""
-    if is_connect(spark):
-        return Asked(connect=True, needed=needed)
-    context = context_of(spark)
+    if application.is_connect(spark):
+        names = ("spark.dynamicAllocation.enabled", "spark.speculation")
+        settings = {name: str(spark.conf.get(name, "false")) for name in names}
+        return Asked(connect=True, settings=settings, needed=needed)
+    context = application.context_of(spark)
     settings = dict(context.getConf().getAll())
     return Asked(context.master, False, settings, private.slots(context), living.held(), needed)
 
@@ -139,7 +131,7 @@ def executors(spark: Any, slots: int, timeout: float) -> tuple[tuple[Executor, .
     """
     from pyspark import cloudpickle
 
-    context = context_of(spark)
+    context = application.context_of(spark)
     settings = context.getConf()
     listening = settings.get("spark.driver.bindAddress") or settings.get("spark.driver.host")
     with _listener(listening) as port:
@@ -149,7 +141,7 @@ def executors(spark: Any, slots: int, timeout: float) -> tuple[tuple[Executor, .
         try:
             look = onlooker.looker(host, port, _REACH_SECONDS)
             tasks = context.parallelize(range(slots), slots).barrier().mapPartitions(look)
-            job = Job(context, "what the executors have", tasks.collect)
+            job = Job(application.of(context), "what the executors have", tasks.collect)
             try:
                 return tuple(Executor(**one) for one in job.future.result(timeout)), ""
             except concurrent.futures.TimeoutError:

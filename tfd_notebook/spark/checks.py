@@ -12,9 +12,9 @@ from tfd_notebook._compat import spark as private
 from tfd_notebook.checkup import Findings
 from tfd_notebook.errors import NotEnoughSlots, StateError, Unsupported, UsageError
 from tfd_notebook.launch import arrival
-from tfd_notebook.spark import asked, jobs, recipes
+from tfd_notebook.spark import application, asked, jobs, recipes
 from tfd_notebook.spark.asked import Asked
-from tfd_notebook.spark.findings import CONNECT, DYNAMIC, SLOTS
+from tfd_notebook.spark.findings import DYNAMIC, SLOTS
 
 
 def check(
@@ -112,7 +112,7 @@ def needed(sc: Any, num: int) -> None:
     NotEnoughSlots
         With how many are needed, how many there are, and which cluster holds how many.
     Unsupported
-        Dynamic allocation, or Spark Connect.
+        Dynamic allocation.
     StateError
         The SparkContext was stopped.
     UsageError
@@ -122,23 +122,23 @@ def needed(sc: Any, num: int) -> None:
         raise UsageError(f"num_executors={num!r} must be 1 or more")
     _alive(sc)
     checkup.load()
-    if not asked.is_connect(sc):
-        context = asked.context_of(sc)
+    if not application.is_connect(sc):
+        context = application.context_of(sc)
         arrival.wait(context, lambda: asked.of(context).free >= num)
     seen = asked.of(sc, num)
     for one in findings.look("spark", seen):
         if one.code == SLOTS.code:
             raise NotEnoughSlots(one.what, fix=one.fix)
-        if one.code in (DYNAMIC.code, CONNECT.code):
+        if one.code == DYNAMIC.code:
             raise Unsupported(f"{one.what}: {one.why}", fix=one.fix)
 
 
 def _alive(spark: Any) -> None:
-    if asked.is_connect(spark):
+    if application.is_connect(spark):
         return
     if not hasattr(spark, "parallelize") and not hasattr(spark, "sparkContext"):
         raise UsageError(f"{spark!r} is neither a SparkSession nor a SparkContext")
-    if private.is_stopped(asked.context_of(spark)):
+    if private.is_stopped(application.context_of(spark)):
         raise StateError(
             "the SparkContext was stopped", fix="make another one, with tfd.spark.session()"
         )

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook.errors import DataError, UsageError
-from tfd_notebook.spark import jobs, outcomes, records
+from tfd_notebook.spark import application, jobs, outcomes, records
 from tfd_notebook.spark.paths import located, understood
 
 __all__ = [
@@ -89,7 +89,7 @@ def _save(df: Any, output_dir: str, overwrite: bool) -> None:
     import tensorflow as tf
 
     columns = records.columns_of(df.dtypes)
-    place = located(df.sparkSession.sparkContext, output_dir)
+    place = located(application.context_of(df.sparkSession, "saveAsTFRecords"), output_dir)
     with understood(place):
         there = tf.io.gfile.exists(place)
     if there and not overwrite:
@@ -164,7 +164,7 @@ def loadTFRecords(
         return jobs.in_background(
             lambda: loadTFRecords(sc, input_dir, binary_features, schema), "load"
         )
-    sc = getattr(sc, "sparkContext", sc)
+    sc = application.context_of(sc, "loadTFRecords")
     place = located(sc, input_dir)
     files = _files(place)
     spread = sc.parallelize(files, len(files))

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook.errors import TfdError, UsageError
+from tfd_notebook.errors import TfdError, Unsupported, UsageError
 from tfd_notebook.launch import protocol, sealed
-from tfd_notebook.spark import jobs
+from tfd_notebook.spark import application, jobs
 from tfd_notebook.spark.feed import Place, feed_partition, infer_partition
 from tfd_notebook.spark.feed.place import Where
 
@@ -164,15 +164,22 @@ def _giving_up(driver: str, secret: bytes) -> Iterator[None]:
     """Have the driver hear of an error before Spark can try again."""
     from pyspark import TaskContext
 
+    context = TaskContext.get()
+    stage = context.stageId() if context is not None else -1
+
+    def tell(**more: Any) -> dict[str, Any]:
+        with contextlib.suppress(OSError, EOFError), sealed.connect(driver, secret) as channel:
+            channel.send({"say": "gave up", "stage": stage, **more})
+            return channel.receive(timeout=30.0)[0]
+        return {}
+
+    # Where the driver cannot end a stage, Spark does try again.
+    if context is not None and context.attemptNumber() and (before := tell().get("gave_up")):
+        raise protocol.unpack_error(before)
     try:
         yield
     except TfdError as error:
-        context = TaskContext.get()
-        stage = context.stageId() if context is not None else -1
-        packed = protocol.pack_error(error)
-        with contextlib.suppress(OSError, EOFError), sealed.connect(driver, secret) as channel:
-            channel.send({"say": "gave up", "stage": stage, "error": packed})
-            channel.receive(timeout=30.0)
+        tell(error=protocol.pack_error(error))
         raise
 
 
@@ -182,12 +189,22 @@ def _is_frame(data: Any) -> bool:
 
 
 def _rdd(data: Any) -> Any:
-    return data.rdd if hasattr(data, "rdd") else data
+    """Return the RDD of a DataFrame, or what is one."""
+    if not _is_frame(data):
+        return data
+    if application.is_connect(data):
+        raise Unsupported(
+            "Spark Connect has no RDDs: it feeds DataFrames whose columns Arrow can carry, and "
+            "its results need a schema",
+            fix='cluster.inference(df, schema="guess long"); or use a SparkSession of this process',
+        )
+    return data.rdd
 
 
 def is_stream(data: Any) -> bool:
     """Whether `data` is a DStream."""
-    return hasattr(data, "foreachRDD")
+    # A DataFrame of Spark Connect takes any name for a column.
+    return hasattr(type(data), "foreachRDD")
 
 
 def feed_stream(

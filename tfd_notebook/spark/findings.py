@@ -31,9 +31,9 @@ DYNAMIC = kind(
 )
 CONNECT = kind(
     "TFD872",
-    "error",
+    "warning",
     "Spark Connect",
-    "nodes are started by tasks over RDDs, and a session of Spark Connect has none",
+    "it has no SparkContext and no RDDs, and does not say how many tasks can run at once",
 )
 PYTHON = kind(
     "TFD873",
@@ -129,9 +129,10 @@ def connect(seen: Asked) -> Iterator[Finding]:
     """Find a session of Spark Connect."""
     if seen.connect:
         yield CONNECT.found(
-            "this session is one of Spark Connect",
-            "use a classic session in the driver: SparkSession.builder.master(...), or "
-            "tfd.spark.session()",
+            "this session is one of Spark Connect: what its executors have cannot be looked at",
+            "feed DataFrames, and give inference a schema; for RDDs, streams, dfutil, pipelines, "
+            "TFParallel and tasks beside executors use a session of the driver's own process, such "
+            "as tfd.spark.session()",
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from tfd_notebook._compat import sparkcontext
+from tfd_notebook.spark.application import Application
 
 Result = TypeVar("Result")
 
@@ -36,20 +36,20 @@ class Job:
 
     Parameters
     ----------
-    sc : pyspark.SparkContext
+    application : Application
     description : str
         What Spark's own pages show.
     work : callable
         Calls actions and returns a result.
     """
 
-    def __init__(self, sc: Any, description: str, work: Callable[[], Any]) -> None:
-        self._sc = sc
+    def __init__(self, application: Application, description: str, work: Callable[[], Any]) -> None:
+        self._application = application
         self._group = f"tfd-{uuid.uuid4().hex[:12]}"
         self._cancelled = False
 
         def run() -> Any:
-            sc.setJobGroup(self._group, description, interruptOnCancel=True)
+            application.begin_group(self._group, description)
             return work()
 
         self.future = in_background(run, "job")
@@ -66,7 +66,7 @@ class Job:
             return
         # Where Spark has ended, or its Java is gone, nothing is left to cancel.
         with contextlib.suppress(Exception):
-            sparkcontext.cancel_group(self._sc, self._group)
+            self._application.cancel_group(self._group)
 
 
 def wait(future: Future[Result], interrupted: Callable[[], None]) -> Result:

@@ -10,10 +10,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook import errors, views
-from tfd_notebook._compat import sparkcontext
 from tfd_notebook.launch import protocol
 from tfd_notebook.snapshot import Snapshot, SparkRow
 from tfd_notebook.spark import jobs, living, roles, seen, starting
+from tfd_notebook.spark.application import Application
 from tfd_notebook.spark.jobs import Job
 from tfd_notebook.spark.launching import Plan
 from tfd_notebook.spark.modes import InputMode
@@ -31,7 +31,7 @@ class Life:
 
     Parameters
     ----------
-    sc : pyspark.SparkContext
+    application : Application
     plan_of : callable
         Makes the `Plan` of this object, once that listens.
     assignments : sequence of Assignment
@@ -42,20 +42,20 @@ class Life:
 
     def __init__(
         self,
-        sc: Any,
+        application: Application,
         plan_of: Callable[[Any], Plan],
         assignments: Sequence[roles.Assignment],
         input_mode: InputMode,
         name: str | None,
         heartbeat_limit: float,
     ) -> None:
-        self.sc = sc
-        self._application = str(sc.applicationId)
+        self.sc = application.sc
+        self._application = application
         self.cluster_id = secrets.randbits(63)
         self.input_mode = input_mode
         self.num_executors = len(assignments)
         self.working_dir = os.getcwd()
-        self.defaultFS = sparkcontext.default_fs(sc)
+        self.defaultFS = application.default_fs
         self.error: errors.TfdError | None = None
         self.name = ""
         self._version = 0
@@ -63,10 +63,12 @@ class Life:
         self._trained = float("-inf")
         self._phases = Phases(self._changed)
         self._jobs: set[Job] = set()
+        #: Errors of tasks, by the numbers of their stages.
+        self._given_up: dict[int, dict[str, Any]] = {}
         #: Whether its nodes run servers for this process, and come to no end by themselves.
         self.serves = False
         self.server = Steering(
-            *starting.addresses(sc), assignments, heartbeat_limit, self._heard, self._asked
+            *application.addresses(), assignments, heartbeat_limit, self._heard, self._asked
         )
         try:
             plan = plan_of(self)
@@ -81,11 +83,11 @@ class Life:
                 "server_addr": self.server.address,
                 "release_port": plan.release_port,
             }
-            self._launch = starting.Launch(sc, plan, self.server)
+            self._launch = starting.Launch(application, plan, self.server)
         except BaseException:
             self.server.close()
             raise
-        self.nodeRDD = self._launch.rdd
+        self.nodeRDD = self._launch.numbers
         self.name = living.add(self, name)
         self._launch.begin().add_done_callback(self._launch_ended)
 
@@ -149,7 +151,7 @@ class Life:
             reserved=len(rows),
             needed=self.num_executors,
             input_mode=self.input_mode.name,
-            application=self._application,
+            application=self._application.id,
             nodes=tuple(sorted(rows, key=lambda row: order[row.node])),
             reason=phases.reason,
             error=str(self.error) if self.error is not None else "",
@@ -244,10 +246,14 @@ class Life:
 
     def _asked(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """End the jobs of a task that has met an error, which Spark would else try again."""
+        stage = int(said["stage"])
+        if "error" not in said:
+            return {"gave_up": self._given_up.get(stage)}
+        self._given_up[stage] = said["error"]
         # The driver hears of a node's error by itself, and that says more.
         self._phases.wait(lambda phase: phase.is_end, 2.0)
         problem = self.error or protocol.unpack_error(said["error"])
-        sparkcontext.cancel_stage(self.sc, int(said["stage"]), str(problem))
+        self._application.cancel_stage(stage, str(problem))
         return {}
 
     def _start_beside(self) -> None:

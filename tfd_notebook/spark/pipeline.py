@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.ml import Estimator, Model
 
 from tfd_notebook.errors import TfdError, UnknownName, UsageError
-from tfd_notebook.spark import TFCluster, dfutil, outcomes, params, savedmodels
+from tfd_notebook.spark import TFCluster, application, dfutil, outcomes, params, savedmodels
 from tfd_notebook.spark.jobs import in_background
 from tfd_notebook.spark.params import (
     HasBatchSize,
@@ -134,7 +134,7 @@ class TFEstimator(
         return in_background(lambda: self.fit(dataset, params), "fit")
 
     def _fit(self, dataset: Any) -> TFModel:
-        sc = dataset.sparkSession.sparkContext
+        sc = application.context_of(dataset.sparkSession, "a pipeline")
         merged = self.merge_args_params()
         columns = _columns(dataset, merged.input_mapping)
         mode = TFCluster.InputMode.SPARK
@@ -236,7 +236,7 @@ class TFModel(
 
     def _transform(self, dataset: Any) -> Any:
         merged = self.merge_args_params()
-        sc = dataset.sparkSession.sparkContext
+        sc = application.context_of(dataset.sparkSession, "a pipeline")
         columns = _columns(dataset, merged.input_mapping)
         for name, mapping in (
             ("input", merged.input_mapping),

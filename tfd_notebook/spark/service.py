@@ -23,7 +23,7 @@ from typing import Any
 
 from tfd_notebook.errors import FeedTimeout, NodeLost
 from tfd_notebook.launch import sealed
-from tfd_notebook.spark import feeders, jobs, starting
+from tfd_notebook.spark import application, feeders, jobs, starting
 from tfd_notebook.spark.feed.datafeed import DataFeed
 from tfd_notebook.spark.feed.inbox import Inbox
 from tfd_notebook.spark.feed.place import Place
@@ -66,12 +66,12 @@ class ServiceFeed:
     def __init__(self, sc: Any, batch_size: int, output_signature: Any) -> None:
         self.batch_size = batch_size
         self.output_signature = output_signature
-        self._sc = starting.context_of(sc)
+        self._application = application.Application(application.context_of(sc, "ServiceFeed"))
         self._secret = sealed.Secret.new()
         self._lock = threading.Lock()
         self._producing: dict[sealed.Channel, dict[str, Any]] = {}
         self._ended = False
-        host, listen_at = starting.addresses(self._sc)
+        host, listen_at = self._application.addresses()
         self._server = sealed.serve(self._secret, self._serve, host=listen_at)
         self._address = f"{host}:{self._server.address.rpartition(':')[2]}"
 
@@ -114,7 +114,7 @@ class ServiceFeed:
         """
         where = functools.partial(_workers_here, self._address, self._secret, feed_timeout)
         work = feeders.training(data, num_epochs, where, feed_timeout, "input")
-        job = jobs.Job(self._sc, "feeding a tf.data service", work)
+        job = jobs.Job(self._application, "feeding a tf.data service", work)
         try:
             problem = jobs.wait(job.future, job.cancel)
         except Exception as error:

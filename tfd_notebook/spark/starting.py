@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook import errors
-from tfd_notebook._compat import spark as private
 from tfd_notebook.launch import sockets
 from tfd_notebook.spark import executor, launching
+from tfd_notebook.spark.application import Application
 from tfd_notebook.spark.jobs import Job
 from tfd_notebook.spark.launching import Plan
 from tfd_notebook.spark.line import BEAT_SECONDS
@@ -23,25 +23,6 @@ from tfd_notebook.spark.zygote import Zygote
 _LEAST_LIMIT = 3 * BEAT_SECONDS
 #: Characters of Spark's own words on a job that failed.
 _MOST_WORDS = 2000
-
-
-def context_of(sc: Any) -> Any:
-    """Return the SparkContext of a SparkSession, or of what is one.
-
-    Raises
-    ------
-    Unsupported
-        A session of Spark Connect, which has none.
-    """
-    if not hasattr(sc, "sparkContext"):
-        return sc
-    try:
-        return sc.sparkContext
-    except Exception as error:
-        raise errors.Unsupported(
-            "Spark Connect has no SparkContext, which a cluster needs to start its nodes",
-            fix="use a SparkSession of this process, not one of Spark Connect",
-        ) from error
 
 
 def pickled(map_fun: Any, tf_args: Any) -> bytes:
@@ -81,34 +62,27 @@ def heartbeat_limit(seconds: Any) -> float:
     return float(seconds)
 
 
-def addresses(sc: Any) -> tuple[str, str]:
-    """Return the name by which executors reach the driver, and the address to listen at."""
-    conf = sc.getConf()
-    host = conf.get("spark.driver.host") or "127.0.0.1"
-    return str(host), str(conf.get("spark.driver.bindAddress") or host)
-
-
 class Launch:
     """The job that starts the nodes on executors, and those beside the notebook.
 
     Parameters
     ----------
-    sc : pyspark.SparkContext
+    application : Application
     plan : Plan
     steering : Steering
 
     Attributes
     ----------
-    rdd : pyspark.RDD
+    numbers : pyspark.RDD or pyspark.sql.DataFrame
         The nodes' numbers, one in each partition.
     """
 
-    def __init__(self, sc: Any, plan: Plan, steering: Steering) -> None:
+    def __init__(self, application: Application, plan: Plan, steering: Steering) -> None:
         self._plan = plan
         self._beside = [node for node in plan.nodes if node.on_driver]
         self._held = {node.node: sockets.hold_port() for node in self._beside}
         self._steering = steering
-        host = addresses(sc)[0]
+        host = application.addresses()[0]
         elsewhere = {
             number: f"{host}:{held.getsockname()[1]}" for number, held in self._held.items()
         }
@@ -117,8 +91,8 @@ class Launch:
             said = launching.reservation(node, place, elsewhere[node.node], None)
             steering.reserve(steering.nodes[node.node], {**said, "attempt": 0})
         numbers = [node.node for node in plan.nodes if not node.on_driver]
-        self.rdd = sc.parallelize(numbers, len(numbers))
-        self._sc = sc
+        self.numbers = application.numbers(numbers)
+        self._application = application
         self._start = Start(plan, elsewhere)
         self._job: Job | None = None
 
@@ -137,7 +111,7 @@ class Launch:
         """
         if self._plan.input_mode != "SPARK":
             return None
-        executors = private.executor_slots(self._sc)
+        executors = self._application.executor_slots()
         nodes = [(node, self._steering.nodes[node.node].executor) for node in self._plan.nodes]
         fed = {executors[there][0] for node, there in nodes if node.is_fed and there in executors}
         for name, (host, slots) in executors.items():
@@ -160,8 +134,8 @@ class Launch:
         It lasts as long as a node that holds its slot.
         """
         names = ", ".join(node.name for node in self._plan.nodes)
-        nodes = self.rdd.barrier().mapPartitions(self._start)
-        self._job = Job(self._sc, f"nodes {names}", nodes.collect)
+        nodes = self._application.in_barrier(self.numbers, self._start)
+        self._job = Job(self._application, f"nodes {names}", nodes)
         return self._job.future
 
     def start_beside(self) -> None:

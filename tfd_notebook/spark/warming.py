@@ -8,6 +8,7 @@ from typing import Any
 
 from tfd_notebook._compat import spark as private
 from tfd_notebook.spark import executor, launching
+from tfd_notebook.spark.application import Application
 from tfd_notebook.spark.jobs import Job
 from tfd_notebook.spark.zygote import Zygote
 
@@ -23,8 +24,9 @@ def warm(sc: Any) -> None:
     """
     if slots := private.slots(sc):
         # A barrier: as single tasks, all might go to the executor that came first.
-        tasks = sc.parallelize(range(slots), slots).barrier().mapPartitions(_import)
-        Job(sc, "TensorFlow is imported", tasks.collect)
+        application = Application(sc)
+        tasks = application.in_barrier(application.numbers(range(slots)), _import)
+        Job(application, "TensorFlow is imported", tasks)
 
 
 def _import(_: Iterable[int]) -> Iterator[int]:
