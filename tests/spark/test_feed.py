@@ -7,14 +7,12 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.spark import _feeding
 from tests._waiting import until
+from tests.spark import _feeding
 from tests.spark._feeding import node
 from tfd_notebook.errors import (
     FeedTimeout,
@@ -117,7 +115,7 @@ def test_queues_of_other_names(tmp_path: Path) -> None:
         with pytest.raises(UnknownName, match="no queue 'nonsense'") as caught:
             feed_partition([1], running.place, qname="nonsense")
         assert caught.value.task == "worker:0"
-        _until(lambda: running.numbers()["queues"]["other"]["rows"] == 3)
+        until(lambda: running.numbers()["queues"]["other"]["rows"] == 3)
         assert running.end() == [["a", "b", "c"], [1, 2, 3]]
         done.join(60)
 
@@ -207,12 +205,12 @@ def test_a_killed_feeder_loses_what_nobody_took_of_it_and_nothing_else(tmp_path:
         assert feeder.stdout is not None
         try:
             feeder.stdout.readline()
-            _until(lambda: running.numbers()["queue_depth"] > 0)
+            until(lambda: running.numbers()["queue_depth"] > 0)
         finally:
             feeder.kill()
             feeder.communicate()
-        _until(lambda: running.numbers()["queue_depth"] == 0)
-        assert running.numbers()["feeders"] == 0
+        until(lambda: running.numbers()["queue_depth"] == 0)
+        until(lambda: running.numbers()["feeders"] == 0)
         running.kill()
 
 
@@ -272,16 +270,9 @@ def test_of_several_nodes_of_an_executor_the_idle_one_is_fed(tmp_path: Path) -> 
         places = [place(0, busy), place(1, idle)]
         feeder = threading.Thread(target=feed_partition, args=([1, 2], places[0]))
         feeder.start()
-        _until(lambda: busy.numbers()["queue_depth"])
+        until(lambda: busy.numbers()["queue_depth"])
         assert choose(places) == places[1]
         assert choose(places[::-1]) == places[1]
         busy.terminate()
         feeder.join(60)
         assert not feeder.is_alive()
-
-
-def _until(reached: Any, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
