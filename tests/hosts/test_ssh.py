@@ -186,7 +186,8 @@ class TestSSH(Conformance):
             assert list(frame["index"]) == [0, 1, 0, 1, 2, 3]
             assert list(frame.use_percent) == [10, 20, 30, 30, 30, 30]
             assert list(frame.used_mb) == [1000, 0, 3000, 3000, 3000, 3000]
-            assert row(cluster, "worker:1").gpu == "0: 30 %, 3.0 of 80 GB; 1: 30 %, 3.0 of 80 GB"
+            used = "0: 30 %, 3.0 of 80 GB; 1: 30 %, 3.0 of 80 GB"
+            until(lambda: row(cluster, "worker:1").gpu == used)
             with pytest.raises(errors.UsageError, match=f"2 workers on {labels[0]} need 4 GPUs"):
                 cluster.scale(workers=3)
             _nvml.write_gpus(hosts.north.directory / "gpus", (99, 10**9), (20, 0))
