@@ -180,7 +180,7 @@ class TestExplain:
 
     def test_ragged_elements_and_a_pipeline_that_does_not_tune_itself(self) -> None:
         ragged = Range(ENDLESS).map(lambda n: tf.ragged.range([n % 3, n % 5])).map(lambda r: r)
-        assert tfd.explain(ragged, seconds=1).figures["elements_per_s"] > 0
+        assert tfd.explain(ragged, seconds=4).figures["elements_per_s"] > 0  # tracing counts, too
         options = tf.data.Options()
         options.autotune.enabled = False
         limit = tfd.explain(
