@@ -44,9 +44,11 @@ class Child:
 
 @contextlib.contextmanager
 def child(kind: str) -> Iterator[Child]:
-    """Be the side `kind`, ``"ours"`` or ``"theirs"``; this process ends with it.
+    """Be the side `kind`; this process ends with it.
 
-    Answers go to standard output, where nobody else may write.
+    ``"ours"`` has executors that import TensorFlow in the background, as `session` makes them;
+    those of ``"cold"``, also ours, and of ``"theirs"`` do not. Answers go to standard output, where
+    nobody else may write.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -60,7 +62,9 @@ def child(kind: str) -> Iterator[Child]:
         from tfd_notebook.spark import TFCluster
     from tfd_notebook.spark import sessions
 
-    session = sessions.session(executors=2, cores=1, memory="1536m", name=kind, config=config)
+    session = sessions.session(
+        executors=2, cores=1, memory="1536m", name=kind, config=config, warm=kind == "ours"
+    )
     yield Child(session, TFCluster, answers)
     sessions.end()
     answers.flush()
