@@ -19,6 +19,7 @@ from tests._waiting import until
 from tests.hosts._conformance import Conformance, Make
 from tests.hosts._hosts import Hosts
 from tests.hosts._spark import Standalone
+from tests.spark._sources import SQUARES
 from tfd_notebook._compat import spark as private
 from tfd_notebook.launch.variables import variables
 from tfd_notebook.spark import sessions
@@ -92,22 +93,14 @@ class TestSpark(Conformance):
                 assert standalone.secret not in " ".join(process.cmdline())
 
 
-FED = """
+FED = (
+    SQUARES
+    + """
 import json
 import tfd_notebook as tfd
 from tfd_notebook._compat import spark as private
 from tfd_notebook.spark import TFCluster
 from tests._waiting import until
-
-def squares(_, ctx):
-    if ctx.job_name == "ps":
-        import threading
-        threading.Event().wait()
-    feed = ctx.get_data_feed(train_mode=False)
-    while not feed.should_stop():
-        batch = feed.next_batch(16)
-        if batch:
-            feed.batch_results([number * number for number in batch])
 
 spark = {session}
 sc = spark.sparkContext
@@ -128,6 +121,7 @@ for nodes, ps in ((1, 0), (2, 0), (2, 1)):
 spark.stop()
 print(json.dumps(said), flush=True)
 """
+)
 
 
 def test_a_host_to_which_rows_would_come_in_vain(standalone: Standalone) -> None:

@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+from tests.spark._sources import SQUARES
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-PROGRAM = """
+PROGRAM = (
+    SQUARES
+    + """
 import contextlib, io, json, os, sys
 import tfd_notebook as tfd
 from tfd_notebook.spark import TFCluster
@@ -27,16 +31,6 @@ def trains(directory, ctx):
         said["rows"] += sum(feed.next_batch(16))
     with open(f"{directory}/{ctx.job_name}-{ctx.task_index}", "w") as file:
         json.dump(said, file)
-
-def squares(_, ctx):
-    if ctx.job_name == "ps":
-        import threading
-        threading.Event().wait()
-    feed = ctx.get_data_feed(train_mode=False)
-    while not feed.should_stop():
-        batch = feed.next_batch(16)
-        if batch:
-            feed.batch_results([number * number for number in batch])
 
 script, directory = sys.argv[1:]
 spark = tfd.spark.session(executors=2, cores=2, config={
@@ -78,6 +72,7 @@ with contextlib.ExitStack() as last:
     cluster.shutdown(timeout=120)
 print(json.dumps(said), flush=True)
 """
+)
 
 
 @pytest.fixture(scope="module")

@@ -5,17 +5,15 @@ from __future__ import annotations
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.spark import TFCluster, TFNode, TFParallel, dfutil
 from tfd_notebook.spark.context import TFNodeContext
-from tfd_notebook.spark.living import living
 from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -121,16 +119,6 @@ def test_paths_have_scheme_and_directory(root: str, path: str, full: str) -> Non
     ctx = TFNodeContext(default_fs=root, working_dir="/there/now")
     assert ctx.absolute_path(path) == full.format(me=getpass.getuser())
     assert TFNode.hdfs_path(ctx, path) == ctx.absolute_path(path)
-
-
-@pytest.fixture
-def ended() -> Iterator[list[Any]]:
-    """Give a list of clusters that are ended with the test."""
-    made: list[Any] = []
-    yield made
-    for cluster in made:
-        cluster.fail(errors.SparkError("the test is over"))
-    until(lambda: not living(), LONG)
 
 
 def test_queues_mapping_port_and_attributes(sc: Any, tmp_path: Path, ended: list[Any]) -> None:
