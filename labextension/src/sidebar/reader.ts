@@ -13,6 +13,8 @@ export const LOAD = `%load_ext ${TARGET}`;
 
 /** Kernels that just started lose what is sent too early: it is asked again after so long. */
 const AGAIN_MS = 4000;
+/** What kernels say of themselves; that one restarts or is dead says the server in their place. */
+const OWN_WORDS: string[] = ['starting', 'idle', 'busy'];
 /** The package says hello when it is loaded; it has so long for that. */
 const HELLO_MS = 10_000;
 
@@ -48,6 +50,8 @@ export class KernelReader implements IDisposable, ITransport {
   private _attached = false;
   private _attempt = 0;
   private _subshell: string | null = null;
+  /** The processes that were heard as this kernel: each signs with a session of its own. */
+  private _sessions = new Set<string>();
   private _isDisposed = false;
   private _changed = new Signal<this, void>(this);
 
@@ -154,9 +158,8 @@ export class KernelReader implements IDisposable, ITransport {
   }
 
   private _onIopub(_: unknown, message: KernelMessage.IIOPubMessage): void {
-    if (KernelMessage.isStatusMsg(message) && message.content.execution_state === 'starting') {
-      // Somebody else's restart is seen by nothing but this.
-      this._onRestart();
+    if (KernelMessage.isStatusMsg(message)) {
+      this._onWords(message.content.execution_state, message.header.session);
     } else if (
       KernelMessage.isCommMsgMsg(message) &&
       message.content.comm_id === COMM_ID &&
@@ -167,6 +170,18 @@ export class KernelReader implements IDisposable, ITransport {
       const state = this.link.state === 'gone' ? 'unloaded' : 'loaded';
       if (state !== this.state) {
         this._become(state);
+      }
+    }
+  }
+
+  private _onWords(words: string, session: string): void {
+    if (OWN_WORDS.includes(words) && !this._sessions.has(session)) {
+      const first = this._sessions.size === 0;
+      this._sessions.add(session);
+      // Of somebody else's restart nothing else tells: the old kernel may be killed before it says
+      // goodbye, and what the new one says first is lost where nobody listens to it yet.
+      if (!first || words === 'starting') {
+        this._onRestart();
       }
     }
   }

@@ -82,15 +82,15 @@ export class FakeConnection implements Connection {
     this.post({ ...data, seq: ++this._seq });
   }
 
-  /** Somebody restarts the kernel from elsewhere. */
-  restart(): void {
+  /** Somebody restarts the kernel from elsewhere; what it says first may be lost. */
+  restart(says = 'starting'): void {
     this.pid += 1;
     this.loaded = false;
     this.clusters = {};
     this._seq = 0;
     this._known.clear();
     this.subshells &&= [];
-    this.emit('status', { execution_state: 'starting' });
+    this.emit('status', { execution_state: says });
   }
 
   end(): void {
@@ -108,7 +108,7 @@ export class FakeConnection implements Connection {
       KernelMessage.createMessage({
         msgType: type as 'status',
         channel: 'iopub',
-        session: 'kernel',
+        session: `process ${this.pid}`,
         content: content as any
       })
     );
