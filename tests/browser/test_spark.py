@@ -10,7 +10,7 @@ from playwright.sync_api import expect
 from tests.browser._lab import Lab
 
 #: Spark and TensorFlow take their time, on a busy machine more.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(300)
 LONG = 180
 SETUP = """
 import os

@@ -12,7 +12,7 @@ import pytest
 
 from tests.spark._sources import SQUARES
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 PROGRAM = (
     SQUARES

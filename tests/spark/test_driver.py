@@ -18,7 +18,7 @@ import pytest
 
 from tests._waiting import until
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 #: Seconds for what takes ten, the limit of the heartbeat, on an idle machine.
 LONG = 90.0

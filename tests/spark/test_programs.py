@@ -14,9 +14,9 @@ from tfd_notebook.spark import java
 
 PROGRAMS = Path(__file__).parent / "programs"
 #: Seconds for Spark, two clusters and a training, on a busy machine.
-LONG = 600.0
+LONG = 280.0
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(700)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 def test_a_program_trains_fed_by_spark_and_infers(tmp_path: Path) -> None:

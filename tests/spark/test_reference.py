@@ -16,10 +16,10 @@ from tfd_notebook.spark import TFCluster, TFNode, TFParallel, dfutil
 from tfd_notebook.spark.context import TFNodeContext
 from tfd_notebook.spark.TFCluster import InputMode
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 #: Seconds for what takes a few on an idle machine.
-LONG = 240.0
+LONG = 200.0
 QUEUES = ["input", "output", "error"]
 NEEDED = object()
 LOCAL = "file:" + "//"

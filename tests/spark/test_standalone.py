@@ -17,7 +17,7 @@ from tests.spark._standalone import Standalone
 from tests.spark._strangers import forms, junk, knock, listening, members
 from tfd_notebook.launch import sweep
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 PROGRAM = """
 import json, sys

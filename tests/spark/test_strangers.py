@@ -15,7 +15,7 @@ from tests.spark._strangers import junk, knock, listening, members, unix_sockets
 from tfd_notebook.spark import TFCluster, TFParallel
 from tfd_notebook.spark.TFCluster import InputMode
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 LONG = 60.0
 

@@ -17,13 +17,13 @@ from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(300),
     # pyspark leaves the end of a connection to Java to the garbage where a query is stopped.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 #: Seconds for what takes a few on an idle machine.
-LONG = 300.0
+LONG = 200.0
 
 
 @pytest.fixture
@@ -145,15 +145,32 @@ def test_rows_that_cannot_be_made_end_a_dstream_and_then_the_cluster(
     assert 1 in seen(tmp_path)
 
 
-def test_an_error_of_a_node_ends_a_stream(spark: Any, cluster: Any, tmp_path: Path) -> None:
+def test_an_error_of_a_node_that_is_fed_ends_a_stream(
+    spark: Any, cluster: Any, tmp_path: Path
+) -> None:
     from pyspark.errors import StreamingQueryException
 
-    (tmp_path / "one.json").write_text('{"n": -1}\n')
+    (tmp_path / "some.json").write_text('{"n": -1}\n{"n": 2}\n')  # nobody ever takes the second
     stream = spark.readStream.schema("n long").json(str(tmp_path / "*.json"))
     query = cluster.train_stream(stream, checkpointLocation=str(tmp_path / "checkpoint"))
     with pytest.raises(StreamingQueryException, match="no such number: -1"):
         query.awaitTermination(LONG)
     assert not query.isActive
     with pytest.raises(errors.NodeFailed, match="no such number: -1"):
+        cluster.shutdown(timeout=LONG)
+    assert spark.range(3).count() == 3
+
+
+def test_an_error_of_a_node_that_has_all_its_rows_ends_a_stream(
+    spark: Any, cluster: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "one.json").write_text('{"n": 1}\n')
+    stream = spark.readStream.schema("n long").json(str(tmp_path / "*.json"))
+    query = cluster.train_stream(stream, checkpointLocation=str(tmp_path / "checkpoint"))
+    until(lambda: seen(tmp_path) == [1] and cluster.phase == "running", LONG)
+    cluster.fail(errors.NodeFailed("worker:0 failed after its last row"))
+    assert query.awaitTermination(LONG)
+    assert query.exception() is None
+    with pytest.raises(errors.NodeFailed, match="after its last row"):
         cluster.shutdown(timeout=LONG)
     assert spark.range(3).count() == 3

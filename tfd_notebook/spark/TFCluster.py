@@ -222,8 +222,9 @@ class TFCluster(Coordinating):
         Returns
         -------
         pyspark.sql.streaming.StreamingQuery
-            It runs in the background: ``stop()`` it before `shutdown`. What a node fails of
-            ends it, and is in ``query.exception()``.
+            It runs in the background: ``stop()`` it before `shutdown`, which raises what a node
+            has failed of. That ends the query, too: with ``query.exception()`` where the node was
+            being fed.
 
         Raises
         ------
@@ -246,13 +247,7 @@ class TFCluster(Coordinating):
                 fix="spark.readStream makes one; train(...) takes what is there already",
             )
 
-        def feed(batch: Any, number: int) -> None:
-            self.train(batch, 1, feed_timeout, qname)
-
-        writer = stream.writeStream.foreachBatch(feed)
-        if (trigger := options.pop("trigger", None)) is not None:
-            writer = writer.trigger(**trigger)
-        return writer.options(**options).start()
+        return feeders.feed_batches(self, stream, feed_timeout, qname, **options)
 
     def inference(
         self,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import pickle
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -199,6 +200,40 @@ def _rdd(data: Any) -> Any:
             fix='cluster.inference(df, schema="guess long"); or use a SparkSession of this process',
         )
     return data.rdd
+
+
+def feed_batches(
+    cluster: TFCluster,
+    stream: Any,
+    feed_timeout: float,
+    qname: str,
+    trigger: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Have each micro-batch of a streaming DataFrame fed; return the query, which ends with us."""
+    feeding = threading.Lock()
+    failed = False
+
+    def feed(batch: Any, number: int) -> None:
+        nonlocal failed
+        with feeding:
+            failed = True
+            cluster.train(batch, 1, feed_timeout, qname)
+            failed = False
+
+    def end_with_cluster() -> None:
+        cluster.wait()
+        # A batch that is being fed ends the query by its error, which says more than `stop` does.
+        with feeding, contextlib.suppress(Exception):  # Spark's Java may be gone
+            if not failed:
+                query.stop()
+
+    writer = stream.writeStream.foreachBatch(feed).options(**options)
+    if trigger is not None:
+        writer = writer.trigger(**trigger)
+    query = writer.start()
+    jobs.in_background(end_with_cluster, "stream")
+    return query
 
 
 def is_stream(data: Any) -> bool:
