@@ -62,6 +62,8 @@ def pytest_configure() -> None:
             "JUPYTER_RUNTIME_DIR": str(_BASE / "jupyter"),
             # One log line per op library is all that this hides; errors are still printed.
             "TF_CPP_MIN_LOG_LEVEL": "2",
+            # A Spark that lives for a minute spends half its time on compiling itself.
+            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         }
     )
     tempfile.tempdir = None

@@ -113,7 +113,8 @@ CHILD = """
 import json, os, sys
 import tfd_notebook as tfd
 from tfd_notebook.spark import sessions
-made = tfd.spark.session(executors=1, config={"spark.app.x": True, "spark.ui.enabled": "false"})
+config = {"spark.app.x": True, "spark.ui.enabled": "false"}
+made = tfd.spark.session(executors=1, config=config, warm=False)
 first = made.sparkContext
 home = first._jvm.java.lang.System.getenv("SPARK_HOME")
 java = first._jvm.java.lang.System.getProperty("java.home")
@@ -123,7 +124,7 @@ if "end" in sys.argv:
     made.stop()
     sessions.end()
     said["gone"] = not os.path.exists(home)
-    assert tfd.spark.session(executors=1).range(3).count() == 3
+    assert tfd.spark.session(executors=1, warm=False).range(3).count() == 3
 print(json.dumps(said), flush=True)
 if "unguarded" in sys.argv:
     import contextlib, psutil
@@ -159,7 +160,7 @@ IN_THE_BACKGROUND = """
 import threading
 from IPython.core.interactiveshell import InteractiveShell
 import tfd_notebook as tfd
-coming = tfd.spark.session(executors=1, wait=False)
+coming = tfd.spark.session(executors=1, warm=False, wait=False)
 assert not coming.done()
 spark = coming.result(150)
 assert spark.range(3).count() == 3
@@ -212,7 +213,8 @@ def test_what_a_power_cut_left_is_removed_by_the_next() -> None:
 
 def test_a_kernel_that_jupyter_shuts_down_leaves_no_directory(tmp_path: Path) -> None:
     with Kernel(TMPDIR=str(tmp_path)) as kernel:
-        kernel.run("import tfd_notebook as tfd; spark = tfd.spark.session(executors=1)", 170)
+        kernel.run("import tfd_notebook as tfd", 60)
+        kernel.run("spark = tfd.spark.session(executors=1, warm=False)", 170)
         assert len(list(tmp_path.glob("tfd-spark-*"))) == 1
     until(lambda: not list(tmp_path.glob("tfd-spark-*")), LONG)
 
