@@ -46,7 +46,7 @@ def spark_text(row: SparkRow, now: float, width: int) -> list[str]:
     width = max(width, 20)
     facts = " · ".join(map(figures.clean, [_phase(row, now), *_facts(row)]))
     lines = textwrap.wrap(facts, width, subsequent_indent="  ")
-    if row.reason:
+    if row.reason not in row.error:
         lines += textwrap.wrap(figures.clean(row.reason), width, subsequent_indent="  ")
     rows, more = _rows(row)
     if rows:
@@ -67,7 +67,7 @@ def spark_html(row: SparkRow, now: float) -> str:
         f'<div class="tfd-head"><span class="tfd-{figures.tone(row.phase)}">'
         f"{escape(_phase(row, now))}</span>{facts}</div>"
     ]
-    if row.reason:
+    if row.reason not in row.error:
         said.append(f'<div class="tfd-quiet">{escape(figures.clean(row.reason))}</div>')
     rows, more = _rows(row)
     said.append(html_table(_COLUMNS, rows, "nodes on Spark"))

@@ -147,6 +147,10 @@ test('the error is shown with its traceback, and the node that failed says what'
   await settle();
   expect(words('.tfd-onspark > .tfd-error')[0]).toContain('File "train.py", line 3');
   expect(words('.tfd-phases li')).toEqual(['✗ failed']);
+  expect(hidden('.tfd-onspark > .tfd-quiet')).toBe(false);
+  tell('failed', spark('failed', nodes, { error: TRACE, reason: TRACE.split('\n')[0] }));
+  await settle();
+  expect(hidden('.tfd-onspark > .tfd-quiet')).toBe(true);
   expect(cells(1)[9].textContent).toBe('worker:1: the function raised ValueError: no such column');
   expect(cells(1)[3].textContent).toBe('');
   tell('ready', spark('running', [node(0)]));
