@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -259,10 +259,11 @@ class TFModel(
             dict(merged.output_mapping),
             merged.batch_size,
         )
-        described = outcomes.collect(sc.parallelize([0], 1), functools.partial(_describe, wanted))
-        schema = _schema(described)
+        one = sc.parallelize([0], 1)
+        (described,) = outcomes.collect(one, functools.partial(_describe, wanted))
+        schema = _schema(described.outputs)
         return dataset.select(columns).mapInArrow(
-            functools.partial(savedmodels.run, wanted, schema.jsonValue()), schema
+            functools.partial(savedmodels.run, wanted, described.inputs, schema.jsonValue()), schema
         )
 
 
@@ -296,7 +297,7 @@ def _as_files(dataset: Any, directory: str | None, columns: list[str]) -> str:
     return located(dataset.sparkSession.sparkContext, directory)
 
 
-def _schema(described: list[tuple[str, str, int]]) -> Any:
+def _schema(outputs: Sequence[tuple[str, str, int]]) -> Any:
     from pyspark.sql import types
 
     kinds = {
@@ -306,7 +307,7 @@ def _schema(described: list[tuple[str, str, int]]) -> Any:
         "double": types.DoubleType(),
     }
     made = types.StructType()
-    for column, kind, dimensions in described:
+    for column, kind, dimensions in outputs:
         type_: Any = kinds[kind]
         for _ in range(dimensions):
             type_ = types.ArrayType(type_)
@@ -314,8 +315,8 @@ def _schema(described: list[tuple[str, str, int]]) -> Any:
     return made
 
 
-def _describe(wanted: savedmodels.Signature, index: int, rows: Any) -> Any:
-    return savedmodels.describe(wanted)
+def _describe(wanted: savedmodels.Signature, index: int, rows: Any) -> Iterator[Any]:
+    yield savedmodels.describe(wanted)
 
 
 def _export(export_fn: Callable[[Any], Any], tf_args: Any, index: int, rows: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +45,39 @@ class Signature:
     batch_size: int
 
 
-def describe(wanted: Signature) -> list[tuple[str, str, int]]:
-    """Return column, type and number of dimensions within a row for each output.
+@dataclass(frozen=True)
+class Input:
+    """What an input tensor takes.
 
-    They stand in the order of the tensors' names.
+    Parameters
+    ----------
+    dtype : str
+    shape : tuple of int or None, optional
+        None where any will do.
+    """
+
+    dtype: str
+    shape: tuple[int | None, ...] | None
+
+
+@dataclass(frozen=True)
+class Described:
+    """What a signature takes and gives.
+
+    Parameters
+    ----------
+    inputs : mapping of str to Input
+    outputs : sequence of (str, str, int)
+        Column, type of Spark's, and number of dimensions within a row, in the order of the
+        tensors' names.
+    """
+
+    inputs: Mapping[str, Input]
+    outputs: Sequence[tuple[str, str, int]]
+
+
+def describe(wanted: Signature) -> Described:
+    """Return what a signature takes and gives.
 
     Raises
     ------
@@ -67,7 +96,13 @@ def describe(wanted: Signature) -> list[tuple[str, str, int]]:
             f"the input {', '.join(sorted(missing))}",
             fix="name the column for it in the input_mapping",
         )
-    described = []
+    inputs = {
+        tensor: Input(
+            spec.dtype.name, None if spec.shape.rank is None else tuple(spec.shape.as_list())
+        )
+        for tensor, spec in given.items()
+    }
+    outputs = []
     for tensor, column in sorted(wanted.outputs.items()):
         spec = results[tensor]
         kind = _TYPES.get(spec.dtype.name)
@@ -77,16 +112,19 @@ def describe(wanted: Signature) -> list[tuple[str, str, int]]:
                 "column: a tensor whose first dimension is the batch is needed",
                 fix="export a signature with such an output",
             )
-        described.append((column, kind, spec.shape.rank - 1))
-    return described
+        outputs.append((column, kind, spec.shape.rank - 1))
+    return Described(inputs, outputs)
 
 
-def run(wanted: Signature, schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
+def run(
+    wanted: Signature, inputs: Mapping[str, Input], schema: Any, batches: Iterable[Any]
+) -> Iterator[Any]:
     """Yield the results of `batches`, for ``DataFrame.mapInArrow``.
 
     Parameters
     ----------
     wanted : Signature
+    inputs : mapping of str to Input
     schema : object
         JSON values of the ``StructType`` of the results.
     batches : iterable of pyarrow.RecordBatch
@@ -97,45 +135,40 @@ def run(wanted: Signature, schema: Any, batches: Iterable[Any]) -> Iterator[Any]
     from pyspark.sql.types import StructType
 
     shape = to_arrow_schema(StructType.fromJson(schema))
-    call = None
+    #: How many rows every call has, where the signature leaves no choice.
+    fixed = next((one.shape[0] for one in inputs.values() if one.shape and one.shape[0]), None)
+    rows = fixed or wanted.batch_size
     for batch in batches:
-        if call is None:
-            call = _Call(wanted)
-        for start in range(0, batch.num_rows, call.rows):
-            part = batch.slice(start, call.rows)
-            results = call(part)
+        for start in range(0, batch.num_rows, rows):
+            part = batch.slice(start, rows)
+            # Before the model: Spark tries rows that do not fit four times, and TensorFlow is long
+            # to import.
+            fitted = {
+                tensor: _fitted(_array(values, column), inputs[tensor], column, tensor)
+                for (column, tensor), values in zip(
+                    wanted.inputs.items(), part.columns, strict=True
+                )
+            }
+            results = _call(wanted, inputs, fitted, fixed or part.num_rows)
             arrays = [
-                _column(results[tensor], tensor, part.num_rows, field.type)
+                _column(results[tensor][: part.num_rows], tensor, part.num_rows, field.type)
                 for tensor, field in zip(sorted(wanted.outputs), shape, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=shape)
 
 
-class _Call:
-    """A signature that takes rows."""
+def _call(
+    wanted: Signature, inputs: Mapping[str, Input], arrays: Mapping[str, Any], rows: int
+) -> dict[str, Any]:
+    """Return what the signature gives for arrays, of which it gets so many rows."""
+    function = _function(wanted)
+    import tensorflow as tf
 
-    def __init__(self, wanted: Signature) -> None:
-        self._wanted = wanted
-        self._function = _function(wanted)
-        self._specs = self._function.structured_input_signature[1]
-        fixed = {spec.shape[0] for spec in self._specs.values() if spec.shape.rank}
-        #: How many rows every call has, where the signature leaves no choice.
-        self._fixed = next((size for size in fixed if size), None)
-        self.rows: int = self._fixed or wanted.batch_size
-
-    def __call__(self, batch: Any) -> dict[str, Any]:
-        import tensorflow as tf
-
-        inputs = {}
-        for (column, tensor), values in zip(
-            self._wanted.inputs.items(), batch.columns, strict=True
-        ):
-            array = _fitted(_array(values, column), self._specs[tensor], column, tensor)
-            if self._fixed and len(array) < self._fixed:
-                array = _padded(array, self._fixed)
-            inputs[tensor] = tf.constant(array, self._specs[tensor].dtype)
-        results = self._function(**inputs)
-        return {name: value.numpy()[: batch.num_rows] for name, value in results.items()}
+    tensors = {
+        tensor: tf.constant(_padded(array, rows), inputs[tensor].dtype)
+        for tensor, array in arrays.items()
+    }
+    return {name: value.numpy() for name, value in function(**tensors).items()}
 
 
 def _function(wanted: Signature) -> Any:
@@ -214,21 +247,21 @@ def _array(values: Any, column: str) -> Any:
     return flat.reshape(-1, *shape) if shape else flat
 
 
-def _fitted(array: Any, spec: Any, column: str, tensor: str) -> Any:
+def _fitted(array: Any, wanted: Input, column: str, tensor: str) -> Any:
     """Return rows in the shape and type of an input."""
     import numpy as np
 
-    wanted = spec.shape.as_list()[1:] if spec.shape.rank is not None else list(array.shape[1:])
+    shape = array.shape[1:] if wanted.shape is None else wanted.shape[1:]
     try:
-        array = array.reshape(len(array), *(-1 if size is None else size for size in wanted))
+        array = array.reshape(len(array), *(-1 if size is None else size for size in shape))
     except ValueError:
         raise DataError(
             f"column {column!r} has rows of shape {array.shape[1:]}, and input {tensor!r} takes "
-            f"{tuple(wanted)}"
+            f"{shape}"
         ) from None
-    if spec.dtype.name == "string":
+    if wanted.dtype == "string":
         return array
-    dtype = np.dtype(spec.dtype.as_numpy_dtype)
+    dtype = _dtype(wanted.dtype)
     if array.dtype == dtype:
         return array
     if array.dtype == object:
@@ -242,9 +275,23 @@ def _fitted(array: Any, spec: Any, column: str, tensor: str) -> Any:
     return made
 
 
+def _dtype(name: str) -> Any:
+    """Return numpy's type for one of TensorFlow's."""
+    import numpy as np
+
+    try:
+        return np.dtype(name)
+    except TypeError:  # such as bfloat16
+        import tensorflow as tf
+
+        return np.dtype(tf.as_dtype(name).as_numpy_dtype)
+
+
 def _padded(array: Any, rows: int) -> Any:
     import numpy as np
 
+    if len(array) == rows:
+        return array
     return np.concatenate([array, np.repeat(array[-1:], rows - len(array), axis=0)])
 
 
