@@ -9,6 +9,9 @@ PYTHONS := python3 python3.13 python3.12 python3.11 python3.10
 MAY    := $(if $(filter 0,$(shell id -u)),,-m "not root")
 IF_ROOT := $(if $(MAY),: only root may run:,)
 TESTS  := $(BIN)/python tests/run.py
+# A test that connects a process to a cluster between hosts, and a tutorial that judges by time.
+COORDINATOR_HOSTS := tests/hosts/test_coordinator_hosts.py
+TIMED  := notebooks/02_why_is_it_slow.ipynb
 NBVAL  := --nbval --nbval-current-env --nbval-sanitize-with=tests/notebooks/sanitize.cfg
 # The front end: what it is built from, and how its tools are called: with Python's before the
 # system's, because Node comes from there where the system has none.
@@ -21,7 +24,7 @@ USABLE := import sys, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <=
 NODE   := const [a, b] = process.versions.node.split("."); process.exit(a > 20 || (a == 20 && b > 18) ? 0 : 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lab bench docs constraints clean
+.PHONY: help demo test test-browser test-alone lint lab bench docs constraints clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -32,16 +35,22 @@ demo: $(VENV)/.demo ## train on real images through a tf.data service, in the te
 test: lint $(VENV)/.front ## lint, then all tests: unit, integration, notebooks and front end
 	$(NPM) run --silent test
 	$(NPM) run --silent size
-	$(TESTS) $(MAY) -n 2 --dist loadfile tests/unit tests/integration tests/conformance \
+	$(TESTS) $(MAY) -n 3 --dist loadfile tests/unit tests/integration tests/conformance \
 		--ignore tests/integration/test_explain.py
+	$(TESTS) -n 3 --dist loadfile tests/spark
+	# Most of their time they wait for a limit to pass.
+	$(IF_ROOT) $(TESTS) -n 4 --dist loadfile tests/hosts --ignore $(COORDINATOR_HOSTS)
+	$(MAKE) --jobs 2 --output-sync=target test-browser test-alone
 	# What judges by the time that things take has the machine for itself.
-	$(TESTS) $(NBVAL) tests/integration/test_explain.py notebooks
-	# In a process of their own: once it has connected to a cluster it never is as it was before.
-	$(TESTS) tests/coordinator
+	$(TESTS) $(NBVAL) tests/integration/test_explain.py $(TIMED)
+
+# Each in a process of its own: once it has connected to a cluster it never is as it was before.
+test-browser:
 	$(TESTS) tests/browser
-	$(TESTS) -n 2 --dist loadfile tests/spark
-	$(IF_ROOT) $(TESTS) -n 2 --dist loadfile tests/hosts --ignore tests/hosts/test_coordinator_hosts.py
-	$(IF_ROOT) $(TESTS) tests/hosts/test_coordinator_hosts.py
+test-alone:
+	$(TESTS) tests/coordinator
+	$(IF_ROOT) $(TESTS) $(COORDINATOR_HOSTS)
+	$(TESTS) $(NBVAL) $(filter-out $(TIMED),$(sort $(wildcard notebooks/*.ipynb)))
 
 lint: $(VENV)/.test $(VENV)/.npm ## ruff, mypy and the layers; eslint, prettier and tsc
 	$(BIN)/ruff check

@@ -52,6 +52,13 @@ class Driver:
         until(lambda: not any(t.name == "tfd-line" for t in threading.enumerate()))
 
 
+def hear(channel: sealed.Channel) -> dict[str, Any]:
+    """Return the next word, and tell that it was heard."""
+    word: dict[str, Any] = channel.receive(20)[0]
+    channel.send({"order": "heard", "word": word["word"]})
+    return word
+
+
 @pytest.fixture
 def driver() -> Iterator[Driver]:
     made = Driver()
@@ -64,7 +71,7 @@ def test_words_come_in_order_with_all_that_is_known_and_orders_go_back(driver: D
     driver.line.log("a line\n")
     for number in range(3):
         driver.line.say({"say": number})
-    words = [channel.receive(20)[0] for _ in range(3)]
+    words = [hear(channel) for _ in range(3)]
     assert [word["say"] for word in words] == [0, 1, 2]
     assert all(word["known"] == "all" for word in words)
     assert "".join(word["log"] for word in words) == "a line\n"
@@ -84,14 +91,24 @@ def test_a_driver_that_takes_nothing_holds_nobody_up(driver: Driver) -> None:
 
 
 def test_what_was_said_without_a_channel_is_said_on_the_next(driver: Driver) -> None:
-    first = driver.next()
-    first.close()
+    driver.next().close()
     driver.line.say({"say": "ended"})
     word: dict[str, Any] = {}
     while not word:
         with contextlib.suppress(EOFError, OSError):
-            word = driver.next().receive(20)[0]
+            word = hear(driver.next())
     assert word["say"] == "ended"
+
+
+def test_what_was_sent_and_not_heard_is_said_on_the_next(driver: Driver) -> None:
+    driver.line.log("a line\n")
+    for number in range(2):
+        driver.line.say({"say": number})
+    with driver.next() as channel:
+        first = channel.receive(20)[0]
+    channel = driver.next()
+    assert [hear(channel), hear(channel)["say"]] == [first, 1]
+    assert (first["say"], first["log"]) == (0, "a line\n")
 
 
 def test_a_beat_waits_for_nothing_that_is_not_said_yet(driver: Driver) -> None:
@@ -103,7 +120,9 @@ def test_a_beat_waits_for_nothing_that_is_not_said_yet(driver: Driver) -> None:
 def test_closing_waits_for_the_last_word_and_not_for_ever(driver: Driver) -> None:
     channel = driver.next()
     driver.line.say({"say": "ended"})
-    driver.line.close(20)
-    assert channel.receive(20)[0]["say"] == "ended"
+    closing = threading.Thread(target=driver.line.close, args=(20,))
+    closing.start()
+    assert hear(channel)["say"] == "ended"
+    closing.join(20)
     with pytest.raises(EOFError):
         channel.receive(20)

@@ -66,18 +66,30 @@ def test_each_beat_tells_all_that_is_known(driver: Driver) -> None:
     with driver.connect() as channel:
         channel.send(hello(state="starting", path="", open_to=""))
         until(lambda: driver.node.state == "starting")
-        channel.send({"say": "beat", "known": KNOWN, "numbers": {"rows": 3}, "log": "a\nb"})
+        word = {"say": "beat", "word": 0, "known": KNOWN, "numbers": {"rows": 3}, "log": "a\nb"}
+        channel.send(word)
         until(lambda: driver.node.state == "running")
         assert driver.node.open_to == "this host"
         assert driver.node.last_lines(2) == ("a", "b")
-        assert channel.receive(10)[0] == {"order": "beat"}
+        assert channel.receive(10)[0] == {"order": "heard", "word": 0}
+
+
+def test_what_is_said_again_counts_once(driver: Driver) -> None:
+    word = {"say": "beat", "word": 0, "known": KNOWN, "numbers": {}, "log": "once\n"}
+    for _ in range(2):  # the answer may be lost on the way
+        with driver.connect() as channel:
+            channel.send(hello())
+            channel.send(word)
+            assert channel.receive(10)[0] == {"order": "heard", "word": 0}
+    assert driver.node.last_lines(5) == ("once",)
+    assert driver.heard.count("beat") == 1
 
 
 def test_an_end_is_final(driver: Driver) -> None:
     with driver.connect() as channel:
         channel.send(hello(state="finished"))
         until(lambda: driver.node.is_over)
-        said = {"say": "ended", "state": "lost", "reason": "", "known": KNOWN}
+        said = {"say": "ended", "word": 0, "state": "lost", "reason": "", "known": KNOWN}
         channel.send({**said, "numbers": {}, "log": ""})
         until(lambda: driver.node.ended)
         assert driver.node.state == "finished"

@@ -21,7 +21,8 @@ MOST_LOG = 1 << 15
 class Line:
     """What a node says to the driver, in order, and what it hears from there.
 
-    What the driver may not have got is said again on the next channel.
+    The driver tells which word it has heard; one that it may not have got is said again on the
+    next channel.
 
     Parameters
     ----------
@@ -48,6 +49,9 @@ class Line:
         self._greeting, self._known, self._heard = greeting, known, heard
         self._changed = threading.Condition()
         self._words: collections.deque[Mapping[str, Any]] = collections.deque()
+        self._number = 0
+        #: The first of the words as it was said, until the driver has heard it.
+        self._unheard: Mapping[str, Any] | None = None
         self._log: collections.deque[str] = collections.deque()
         self._log_size = 0
         self._channel: sealed.Channel | None = None
@@ -103,33 +107,48 @@ class Line:
                     while True:
                         order, _ = channel.receive()
                         self._last = time.monotonic()
-                        self._heard(order)
+                        if order.get("order") == "heard":
+                            self._has_heard(order["word"])
+                        else:
+                            self._heard(order)
             except (OSError, EOFError):
                 with self._changed:
                     self._channel = None
                     self._changed.wait_for(lambda: self._closed, _AGAIN_SECONDS)
 
-    def _speak(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._closed or (self._words and self._channel is not None)
-                )
-                if self._closed or self._channel is None:
-                    return
-                word, channel = self._words[0], self._channel
-                log = "".join(self._log)[-MOST_LOG:]
-                self._log.clear()
-                self._log_size = 0
-            try:
-                channel.send({**word, **self._known(), "log": log})
-            except OSError:
-                with self._changed:
-                    if self._channel is channel:
-                        self._channel = None
-                    self._log.appendleft(log)
-                    self._log_size += len(log)
-                continue
-            with self._changed:
+    def _has_heard(self, number: int) -> None:
+        with self._changed:
+            if self._unheard is not None and self._unheard["word"] == number:
+                self._unheard = None
                 self._words.popleft()
                 self._changed.notify_all()
+
+    def _speak(self) -> None:
+        used: sealed.Channel | None = None  # by what is not heard yet
+
+        def may_speak() -> bool:
+            fresh = self._channel is not used if self._unheard is not None else bool(self._words)
+            return self._closed or (fresh and self._channel is not None)
+
+        while True:
+            with self._changed:
+                self._changed.wait_for(may_speak)
+                if self._closed or self._channel is None:
+                    return
+                used, said = self._channel, self._unheard
+                if said is None:
+                    said = {**self._words[0], "word": self._number, "log": self._take_log()}
+                    self._number += 1
+                    self._unheard = said
+            try:
+                used.send({**said, **self._known()})
+            except OSError:
+                with self._changed:
+                    if self._channel is used:
+                        self._channel = None
+
+    def _take_log(self) -> str:
+        log = "".join(self._log)[-MOST_LOG:]
+        self._log.clear()
+        self._log_size = 0
+        return log

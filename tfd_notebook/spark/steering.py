@@ -49,6 +49,8 @@ class Node:
     rates: deque[tuple[float, int]] = field(default_factory=deque)
     channel: Channel | None = None
     heard: float = 0.0
+    #: The last of its words that was heard; it says again what it does not know to be heard.
+    word: int = -1
     #: What it was told to do, which it hears again whenever it comes back.
     order: Mapping[str, Any] = field(default_factory=dict)
 
@@ -214,10 +216,14 @@ class Steering:
                 header, _ = channel.receive()
                 with self._lock:
                     node.heard = time.monotonic()
-                    self._note(node, header)
-                if header["say"] == "beat":
-                    channel.send({"order": "beat"})
-                self._changed(node, str(header["say"]))
+                    is_new = int(header["word"]) > node.word
+                    if is_new:
+                        node.word = int(header["word"])
+                        self._note(node, header)
+                with contextlib.suppress(OSError):  # it says that again
+                    channel.send({"order": "heard", "word": header["word"]})
+                if is_new:
+                    self._changed(node, str(header["say"]))
         finally:
             with self._lock:
                 if node.channel is channel:
