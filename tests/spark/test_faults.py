@@ -268,12 +268,12 @@ def test_grace_is_a_limit_and_no_sleep(sc: Any) -> None:
         if ctx.job_name == "evaluator":
             time.sleep(1.0)
 
-    began = time.monotonic()
     with started(sc, function, eval_node=True) as cluster:
-        cluster.shutdown(grace_secs=1000, timeout=LONG)
+        began = time.monotonic()
+        cluster.shutdown(grace_secs=LONG, timeout=4 * LONG)
+        assert time.monotonic() - began < LONG
         states = {row.node: row.state for row in cluster.snapshot().spark.nodes}
     assert states == {"evaluator:0": "finished", "worker:0": "finished"}
-    assert time.monotonic() - began < 4 * LONG
 
 
 def test_grace_has_a_limit(sc: Any) -> None:

@@ -62,15 +62,12 @@ def test_a_dataframe_goes_by_a_local_cluster_too(
 ) -> None:
     frame = spark.range(0, 100, 1, 3).selectExpr("id", "id / 2 as half")
     signature = {"id": NUMBER, "half": tf.TensorSpec([], tf.float32)}
-    with (
-        tfd.spark.ServiceFeed(spark, 8, signature) as feed,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with tfd.spark.ServiceFeed(spark, 8, signature) as feed:
         dataset = feed.dataset().apply(local.distribute("off"))
-        reader = pool.submit(lambda: list(dataset.unbatch().as_numpy_iterator()))
-        feed.train(frame, feed_timeout=LONG)
-        feed.end()
-        found = reader.result(LONG)
+        fed = feed.train(frame, feed_timeout=LONG, wait=False)
+        fed.add_done_callback(lambda _: feed.end())
+        found = list(dataset.unbatch().as_numpy_iterator())
+        fed.result(LONG)
     assert {row["id"]: row["half"] for row in found} == {n: n / 2 for n in range(100)}
 
 

@@ -52,12 +52,17 @@ def export(directory: Path) -> str:
         def one(self, x: Any) -> Any:
             return {"mean": tf.reduce_mean(x), "y": x}
 
+        @tf.function(input_signature=[tf.TensorSpec([None, None, None], tf.float32, name="x")])
+        def any_size(self, x: Any) -> Any:
+            return {"sum": tf.reduce_sum(x, [1, 2])}
+
     model = Scale()
     signatures = {
         "serving_default": model.scaled.get_concrete_function(),
         "two": model.two.get_concrete_function(),
         "four": model.four.get_concrete_function(),
         "one": model.one.get_concrete_function(),
+        "any_size": model.any_size.get_concrete_function(),
     }
     tf.saved_model.save(model, str(directory), signatures)
     return str(directory)
@@ -117,6 +122,14 @@ def test_a_signature_of_a_fixed_batch_gets_full_ones(spark: Any, exported: str) 
     model = TFModel(argparse.Namespace(export_dir=exported, signature_def_key="four"))
     model.setInputMapping({"v": "x"}).setOutputMapping({"y": "y"})
     assert [row.y for row in model.transform(df).collect()] == [n + 1.0 for n in range(6)]
+
+
+def test_a_signature_may_leave_every_size_open(spark: Any, exported: str) -> None:
+    schema = "x array<array<float>>"
+    df = spark.createDataFrame([([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]],)], schema)
+    model = TFModel({"export_dir": exported}).setSignatureDefKey("any_size")
+    model.setInputMapping({"x": "x"}).setOutputMapping({"sum": "sum"})
+    assert [row.sum for row in model.transform(df).collect()] == [21.0]
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,19 @@ def test_what_was_sent_and_not_heard_is_said_on_the_next(driver: Driver) -> None
     assert (first["say"], first["log"]) == (0, "a line\n")
 
 
+def test_a_channel_that_does_not_answer_is_given_up_for_another(driver: Driver) -> None:
+    deaf = driver.next()
+    driver.line.say({"say": "ended"})
+    assert deaf.receive(20)[0]["say"] == "ended"  # and nobody tells that it was heard
+
+    def is_given_up() -> bool:
+        driver.line.beat()
+        return not driver.channels.empty()
+
+    until(is_given_up)
+    assert hear(driver.next())["say"] == "ended"
+
+
 def test_a_beat_waits_for_nothing_that_is_not_said_yet(driver: Driver) -> None:
     channel = driver.next()
     driver.line.beat()

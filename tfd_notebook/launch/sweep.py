@@ -12,6 +12,9 @@ import psutil
 
 from tfd_notebook.launch import runtime
 
+#: Seconds for processes that were killed to be gone.
+_DEATH_SECONDS = 5.0
+
 
 @dataclass(frozen=True)
 class Leftover:
@@ -50,6 +53,7 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
     """
     found: list[Leftover] = []
     dead: dict[str, Path] = {}
+    killed: list[psutil.Process] = []
     for directory, state in runtime.agent_states():
         if not _owner_lives(directory, state):
             agent = directory.name.removeprefix("agent-")
@@ -64,8 +68,11 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
             found.append(Leftover(marked, process.pid, " ".join(process.cmdline())[:120]))
             if not dry_run:
                 process.send_signal(signal.SIGKILL)
+                killed.append(process)
         except psutil.Error:
             continue
+    # One that is dying may still write where its directory is being removed.
+    psutil.wait_procs(killed, _DEATH_SECONDS)
     for agent, directory in dead.items():
         found.append(Leftover(agent, None, str(directory)))
         if not dry_run:

@@ -224,8 +224,11 @@ def feed_batches(
     def end_with_cluster() -> None:
         cluster.wait()
         # A batch that is being fed ends the query by its error, which says more than `stop` does.
-        with feeding, contextlib.suppress(Exception):  # Spark's Java may be gone
-            if not failed:
+        with feeding:
+            told = failed
+        if not told:
+            # Not while holding what the next batch waits for: Spark's `stop` waits for that batch.
+            with contextlib.suppress(Exception):  # Spark's Java may be gone
                 query.stop()
 
     writer = stream.writeStream.foreachBatch(feed).options(**options)

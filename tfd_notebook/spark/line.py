@@ -14,6 +14,9 @@ from tfd_notebook.launch import sealed
 BEAT_SECONDS = 1.0
 #: Seconds between two attempts to reach it.
 _AGAIN_SECONDS = 0.5
+#: Seconds without an answer after which a channel is given up for a new one: where the network was
+#: cut without a word, it would take far longer to find out.
+_DEAF_SECONDS = 5.0
 #: Characters of the log that wait for the driver, and that one report carries.
 MOST_LOG = 1 << 15
 
@@ -52,6 +55,7 @@ class Line:
         self._number = 0
         #: The first of the words as it was said, until the driver has heard it.
         self._unheard: Mapping[str, Any] | None = None
+        self._said_at = 0.0
         self._log: collections.deque[str] = collections.deque()
         self._log_size = 0
         self._channel: sealed.Channel | None = None
@@ -77,6 +81,10 @@ class Line:
             if not self._words:
                 self._words.append({"say": "beat"})
                 self._changed.notify_all()
+            deaf = self._unheard is not None and time.monotonic() - self._said_at > _DEAF_SECONDS
+            channel = self._channel if deaf else None
+        if channel is not None:
+            channel.close()
 
     def log(self, text: str) -> None:
         """Have `text` told with the next word; of too much the end."""
@@ -140,6 +148,7 @@ class Line:
                     said = {**self._words[0], "word": self._number, "log": self._take_log()}
                     self._number += 1
                     self._unheard = said
+                self._said_at = time.monotonic()
             try:
                 used.send({**said, **self._known()})
             except OSError:

@@ -138,6 +138,7 @@ def run(
     #: How many rows every call has, where the signature leaves no choice.
     fixed = next((one.shape[0] for one in inputs.values() if one.shape and one.shape[0]), None)
     rows = fixed or wanted.batch_size
+    function = None
     for batch in batches:
         for start in range(0, batch.num_rows, rows):
             part = batch.slice(start, rows)
@@ -149,7 +150,8 @@ def run(
                     wanted.inputs.items(), part.columns, strict=True
                 )
             }
-            results = _call(wanted, inputs, fitted, fixed or part.num_rows)
+            function = function or _function(wanted)
+            results = _call(function, inputs, fitted, fixed or part.num_rows)
             arrays = [
                 _column(results[tensor][: part.num_rows], tensor, part.num_rows, field.type)
                 for tensor, field in zip(sorted(wanted.outputs), shape, strict=True)
@@ -158,10 +160,9 @@ def run(
 
 
 def _call(
-    wanted: Signature, inputs: Mapping[str, Input], arrays: Mapping[str, Any], rows: int
+    function: Any, inputs: Mapping[str, Input], arrays: Mapping[str, Any], rows: int
 ) -> dict[str, Any]:
-    """Return what the signature gives for arrays, of which it gets so many rows."""
-    function = _function(wanted)
+    """Return what a signature gives for arrays, of which it gets so many rows."""
     import tensorflow as tf
 
     tensors = {
@@ -251,9 +252,13 @@ def _fitted(array: Any, wanted: Input, column: str, tensor: str) -> Any:
     """Return rows in the shape and type of an input."""
     import numpy as np
 
-    shape = array.shape[1:] if wanted.shape is None else wanted.shape[1:]
+    own = array.shape[1:]
+    shape = own if wanted.shape is None else wanted.shape[1:]
     try:
-        array = array.reshape(len(array), *(-1 if size is None else size for size in shape))
+        if len(own) != len(shape) or any(
+            size not in (None, has) for has, size in zip(own, shape, strict=True)
+        ):
+            array = array.reshape(len(array), *(-1 if size is None else size for size in shape))
     except ValueError:
         raise DataError(
             f"column {column!r} has rows of shape {array.shape[1:]}, and input {tensor!r} takes "

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class ServiceFeed:
     --------
     >>> feed = ServiceFeed(spark, 32, tf.TensorSpec([10], tf.float32))  # doctest: +SKIP
     >>> batches = feed.dataset().apply(cluster.distribute("off"))  # doctest: +SKIP
-    >>> fed = threading.Thread(target=feed.train, args=(rdd,))  # doctest: +SKIP
+    >>> fed = feed.train(rdd, wait=False)  # doctest: +SKIP
     """
 
     def __init__(self, sc: Any, batch_size: int, output_signature: Any) -> None:
@@ -91,8 +92,15 @@ class ServiceFeed:
         )
         return tf.data.Dataset.from_generator(produce, output_signature=specs)
 
-    def train(self, data: Any, num_epochs: int = 1, feed_timeout: float = 600.0) -> None:
-        """Feed an RDD or DataFrame, and wait until the data workers have taken all of it.
+    def train(
+        self,
+        data: Any,
+        num_epochs: int = 1,
+        feed_timeout: float = 600.0,
+        *,
+        wait: bool = True,
+    ) -> Future[None] | None:
+        """Feed an RDD or DataFrame until the data workers have taken all of it.
 
         Somebody has to read the dataset meanwhile: in another thread, or another process. Ctrl-C
         ends the feeding.
@@ -104,6 +112,8 @@ class ServiceFeed:
             How often. Default 1.
         feed_timeout : float
             Seconds without progress, also until a data worker begins. Default 600.
+        wait : bool
+            Whether to wait (default), or return the future of it.
 
         Raises
         ------
@@ -115,12 +125,17 @@ class ServiceFeed:
         where = functools.partial(_workers_here, self._address, self._secret, feed_timeout)
         work = feeders.training(data, num_epochs, where, feed_timeout, "input")
         job = jobs.Job(self._application, "feeding a tf.data service", work)
-        try:
-            problem = jobs.wait(job.future, job.cancel)
-        except Exception as error:
-            raise starting.why_feeding_failed(error) from error
-        if problem is not None:
-            raise problem
+
+        def follow() -> None:
+            try:
+                problem = job.future.result()
+            except Exception as error:
+                raise starting.why_feeding_failed(error, cancelled=job.cancelled) from error
+            if problem is not None:
+                raise problem
+
+        future = jobs.in_background(follow, "feed")
+        return jobs.wait(future, job.cancel) if wait else future
 
     def end(self) -> None:
         """Let the dataset end, in data workers that begin later as well."""

@@ -87,8 +87,8 @@ export class SparkPart {
     show(this._bar, row.phase === 'reserving');
     setText(this._reserved, reserved);
     setText(this._reason, clean(row.reason ?? ''));
-    // Said once, where the error below begins with it.
-    show(this._reason, !(row.error ?? '').includes(row.reason ?? ''));
+    // Said once, where it stands in the error below.
+    show(this._reason, !tail(row.error ?? '').includes(row.reason ?? ''));
     setText(this._error, tail(row.error ?? ''));
     show(this._error, Boolean(row.error));
     this._facts.show(factsOf(row));
