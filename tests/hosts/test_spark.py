@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.hosts._spark import Standalone
 from tests.spark._sources import SQUARES
 from tfd_notebook._compat import spark as private
 from tfd_notebook.launch.variables import variables
-from tfd_notebook.spark import sessions
+from tfd_notebook.spark import TFCluster, sessions
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
@@ -137,3 +138,35 @@ def test_a_host_to_which_rows_would_come_in_vain(standalone: Standalone) -> None
     assert "no node that takes rows is on" in alone
     assert "1 free slot:" in alone
     assert results == [[number * number for number in range(100)]] * 2
+
+
+def test_a_cluster_outlives_a_network_that_was_cut_without_a_word(
+    hosts: Hosts, session: Any
+) -> None:
+    """TCP alone would try again 51 s after the cut, when the limit has passed."""
+
+    def squares(args: Any, ctx: Any) -> None:
+        feed = ctx.get_data_feed(train_mode=False)
+        while not feed.should_stop():
+            if rows := feed.next_batch(16):
+                feed.batch_results([row * row for row in rows])
+
+    sc = session.sparkContext
+    until(lambda: len(private.executors(sc)) == 2, 60.0)
+    spark_feeds = TFCluster.InputMode.SPARK
+    cluster = TFCluster.run(sc, squares, None, 2, 0, input_mode=spark_feeds, heartbeat_limit=40)
+    try:
+        (there,) = (node for node in cluster.nodes if hosts.east.address in node.address)
+        hosts.partition(hosts.home, hosts.east)
+        try:
+            until(lambda: time.monotonic() - there.heard > 30, 45.0)
+        finally:
+            hosts.heal()
+        cut = there.heard
+        until(lambda: there.heard > cut, 20.0)
+        assert cluster.phase == "running"
+        found = cluster.inference(sc.parallelize(range(100), 8)).collect()
+        assert sorted(found) == [number * number for number in range(100)]
+        cluster.shutdown(timeout=60)
+    finally:
+        cluster.fail(tfd.errors.SparkError("over"))
