@@ -193,8 +193,12 @@ def test_a_killed_tunnel_comes_back(shared: tfd.Cluster, hosts: Hosts) -> None:
         assert len(before) > 1
         for pid in before.values():
             os.kill(pid, signal.SIGKILL)
-        until(lambda: set(stunnels(host)) == set(before))  # noqa: B023
-        assert not set(stunnels(host).values()) & set(before.values())
+
+        def are_back(host: Host = host, before: dict[str, int] = before) -> bool:
+            now = stunnels(host)
+            return set(now) == set(before) and not set(now.values()) & set(before.values())
+
+        until(are_back)
     assert numbers(shared) == list(range(100))
     assert any("tunnel door" in notice.what for notice in shared.snapshot().notices)
 
