@@ -140,9 +140,19 @@ def test_a_host_to_which_rows_would_come_in_vain(standalone: Standalone) -> None
     assert results == [[number * number for number in range(100)]] * 2
 
 
-def test_a_cluster_outlives_a_network_that_was_cut_without_a_word(
-    hosts: Hosts, session: Any
-) -> None:
+@pytest.fixture(scope="module")
+def ready(session: Any) -> Any:
+    """The session, when each executor has the process that it keeps for TensorFlow."""
+
+    def nothing(args: Any, ctx: Any) -> None:
+        pass
+
+    until(lambda: len(private.executors(session.sparkContext)) == 2, 60.0)
+    TFCluster.run(session.sparkContext, nothing, None, 2, 0).shutdown(timeout=60)
+    return session
+
+
+def test_a_cluster_outlives_a_network_that_was_cut_without_a_word(hosts: Hosts, ready: Any) -> None:
     """TCP alone would try again 51 s after the cut, when the limit has passed."""
 
     def squares(args: Any, ctx: Any) -> None:
@@ -151,8 +161,7 @@ def test_a_cluster_outlives_a_network_that_was_cut_without_a_word(
             if rows := feed.next_batch(16):
                 feed.batch_results([row * row for row in rows])
 
-    sc = session.sparkContext
-    until(lambda: len(private.executors(sc)) == 2, 60.0)
+    sc = ready.sparkContext
     spark_feeds = TFCluster.InputMode.SPARK
     cluster = TFCluster.run(sc, squares, None, 2, 0, input_mode=spark_feeds, heartbeat_limit=40)
     try:
