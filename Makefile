@@ -45,6 +45,7 @@ test: lint $(VENV)/.front ## lint, then all tests: unit, integration, notebooks 
 	$(TESTS) $(NBVAL) tests/integration/test_explain.py $(TIMED)
 
 # Each in a process of its own: once it has connected to a cluster it never is as it was before.
+test-browser test-alone: $(VENV)/.test $(VENV)/.front
 test-browser:
 	$(TESTS) tests/browser
 test-alone:

@@ -152,9 +152,7 @@ class Line:
             try:
                 used.send({**said, **self._known()})
             except OSError:
-                with self._changed:
-                    if self._channel is used:
-                        self._channel = None
+                used.close()  # whoever listens there makes another one
 
     def _take_log(self) -> str:
         log = "".join(self._log)[-MOST_LOG:]

@@ -87,9 +87,10 @@ export class SparkPart {
     show(this._bar, row.phase === 'reserving');
     setText(this._reserved, reserved);
     setText(this._reason, clean(row.reason ?? ''));
+    const error = tail(row.error ?? '');
     // Said once, where it stands in the error below.
-    show(this._reason, !tail(row.error ?? '').includes(row.reason ?? ''));
-    setText(this._error, tail(row.error ?? ''));
+    show(this._reason, !error.includes(row.reason ?? ''));
+    setText(this._error, error);
     show(this._error, Boolean(row.error));
     this._facts.show(factsOf(row));
     this._showNodes(row);

@@ -22,11 +22,19 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-function prepared(id: string, change: (connection: FakeConnection) => void): FakeConnection {
+/** Have a kernel run for a notebook. */
+async function running(change: (connection: FakeConnection) => void): Promise<FakeConnection> {
   const connection = new FakeConnection();
   change(connection);
-  services.connections.set(id, connection);
+  services.connections.set('1', connection);
+  services.run(['a.ipynb', '1']);
+  await settle();
   return connection;
+}
+
+function withCluster(connection: FakeConnection): void {
+  connection.loaded = true;
+  connection.clusters = { c: cluster('c') };
 }
 
 test('the version is that of the package', () => {
@@ -52,12 +60,7 @@ test('a console that shares the kernel of a notebook does not name it', async ()
 });
 
 test('a kernel that has the package is greeted over a subshell of the panel', async () => {
-  const connection = prepared('1', one => {
-    one.loaded = true;
-    one.clusters = { c: cluster('c') };
-  });
-  services.run(['a.ipynb', '1']);
-  await settle();
+  const connection = await running(withCluster);
   const [kernel] = kernels.all;
   expect(kernel.reader.state).toBe('loaded');
   expect(kernel.reader.beside).toBe(true);
@@ -67,12 +70,10 @@ test('a kernel that has the package is greeted over a subshell of the panel', as
 });
 
 test('without subshells it is greeted all the same', async () => {
-  const connection = prepared('1', one => {
+  const connection = await running(one => {
     one.loaded = true;
     one.subshells = null;
   });
-  services.run(['a.ipynb', '1']);
-  await settle();
   expect(kernels.all[0].reader.state).toBe('loaded');
   expect(kernels.all[0].reader.beside).toBe(false);
   expect(connection.heard[0]).toMatchObject({ kind: 'hello', tells: false });
@@ -97,11 +98,9 @@ test('the package is loaded after the panel was there', async () => {
 });
 
 test('the panel loads it, and says what went wrong', async () => {
-  const connection = prepared('1', one => {
+  const connection = await running(one => {
     one.loadError = { ename: 'ModuleNotFoundError', evalue: 'No module named <b>' };
   });
-  services.run(['a.ipynb', '1']);
-  await settle();
   const { reader } = kernels.all[0];
   await reader.load();
   expect(reader.problem).toMatch(/No module named <b>.*pip install tfd-notebook/);
@@ -118,12 +117,7 @@ test('the panel loads it, and says what went wrong', async () => {
 test.each(['starting', 'busy'])(
   'a restart is noticed, its clusters are gone, and the new kernel is greeted: %s',
   async says => {
-    const connection = prepared('1', one => {
-      one.loaded = true;
-      one.clusters = { c: cluster('c') };
-    });
-    services.run(['a.ipynb', '1']);
-    await settle();
+    const connection = await running(withCluster);
     const [kernel] = kernels.all;
     connection.emit('status', { execution_state: 'idle' });
     connection.emit('status', { execution_state: 'busy' });
@@ -141,9 +135,7 @@ test.each(['starting', 'busy'])(
 );
 
 test('a connection that was lost finds its subshell again', async () => {
-  const connection = prepared('1', one => (one.loaded = true));
-  services.run(['a.ipynb', '1']);
-  await settle();
+  const connection = await running(one => (one.loaded = true));
   connection.connectionStatusChanged.emit('connecting');
   connection.connectionStatusChanged.emit('connected');
   await settle();
@@ -152,12 +144,10 @@ test('a connection that was lost finds its subshell again', async () => {
 });
 
 test('a kernel that does not answer at once is asked again', async () => {
-  const connection = prepared('1', one => {
+  const connection = await running(one => {
     one.loaded = true;
     one.answers = false;
   });
-  services.run(['a.ipynb', '1']);
-  await settle();
   expect(kernels.all[0].reader.state).toBe('connecting');
   connection.answers = true;
   await vi.advanceTimersByTimeAsync(5000);
@@ -165,9 +155,7 @@ test('a kernel that does not answer at once is asked again', async () => {
 });
 
 test('a kernel that dies is said to have ended', async () => {
-  const connection = prepared('1', one => (one.loaded = true));
-  services.run(['a.ipynb', '1']);
-  await settle();
+  const connection = await running(one => (one.loaded = true));
   connection.end();
   await settle();
   expect(kernels.all[0].reader.state).toBe('ended');
@@ -175,18 +163,14 @@ test('a kernel that dies is said to have ended', async () => {
 });
 
 test('kernels of other languages are left alone', async () => {
-  const connection = prepared('1', one => (one.language = 'R'));
-  services.run(['a.ipynb', '1']);
-  await settle();
+  const connection = await running(one => (one.language = 'R'));
   expect(kernels.all[0].reader.state).toBe('foreign');
   expect(connection.heard).toEqual([]);
   expect(connection.controlled).toEqual(['kernel_info_request']);
 });
 
 test('it says goodbye and leaves no subshell behind', async () => {
-  const connection = prepared('1', one => (one.loaded = true));
-  services.run(['a.ipynb', '1']);
-  await settle();
+  const connection = await running(one => (one.loaded = true));
   kernels.leave();
   expect(connection.isDisposed).toBe(false);
   expect(connection.heard.at(-1)).toMatchObject({ kind: 'bye' });
@@ -196,9 +180,7 @@ test('it says goodbye and leaves no subshell behind', async () => {
 });
 
 test('the page that comes next takes over a subshell that was not deleted', async () => {
-  const connection = prepared('1', one => (one.loaded = true));
-  services.run(['a.ipynb', '1']);
-  await settle();
+  const connection = await running(one => (one.loaded = true));
   kernels.leave();
   connection.subshells = ['another', 'shell of 1'];
   kernels.dispose();
