@@ -53,7 +53,7 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
     """
     found: list[Leftover] = []
     dead: dict[str, Path] = {}
-    killed: list[psutil.Process] = []
+    killed: list[tuple[int, float]] = []
     for directory, state in runtime.agent_states():
         if not _owner_lives(directory, state):
             agent = directory.name.removeprefix("agent-")
@@ -67,12 +67,12 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
                 continue
             found.append(Leftover(marked, process.pid, " ".join(process.cmdline())[:120]))
             if not dry_run:
+                started = process.create_time()
                 process.send_signal(signal.SIGKILL)
-                killed.append(process)
+                killed.append((process.pid, started))
         except psutil.Error:
             continue
-    # One that is dying may still write where its directory is being removed.
-    psutil.wait_procs(killed, _DEATH_SECONDS)
+    _await_deaths(killed)
     for agent, directory in dead.items():
         found.append(Leftover(agent, None, str(directory)))
         if not dry_run:
@@ -85,6 +85,16 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
             if not dry_run:
                 runtime.remove(path) if path.is_dir() else path.unlink(missing_ok=True)
     return tuple(found)
+
+
+def _await_deaths(killed: list[tuple[int, float]]) -> None:
+    """Wait for them: one that is dying may still write where its directory is being removed.
+
+    Not by psutil's own wait, which takes the exit status of a child from whoever started it.
+    """
+    deadline = time.monotonic() + _DEATH_SECONDS
+    while any(runtime.runs(*one) for one in killed) and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _owner_lives(directory: Path, state: dict[str, object]) -> bool:
