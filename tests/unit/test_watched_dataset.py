@@ -1,7 +1,9 @@
 """A watched dataset stays a tf.data.Dataset in everything that TensorFlow does with one."""
 
+import contextlib
 import gc
 import inspect
+import threading
 
 import pytest
 import tensorflow as tf
@@ -181,3 +183,50 @@ def test_an_iterator_that_is_dropped_is_not_running(numbers, consumers):
     gc.collect()
     (row,) = consumers.rows()
     assert (row.state, row.elements) == ("stopped", 1)
+
+
+@pytest.mark.parametrize("left", ["loop", "next", "numpy", "error", "function"])
+def test_nobody_waits_for_the_end_of_an_iterator(consumers, left):
+    """TensorFlow waits for the functions that run, and now and then a minute for its autotuning."""
+    go_on, running, waited = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(x):
+        if x > 0:
+            running.set()
+            if not go_on.wait(20):
+                waited.set()
+        return x
+
+    dataset = watch(
+        tf.data.Dataset.range(5).map(
+            lambda x: tf.numpy_function(slow, [x], tf.int64), num_parallel_calls=2
+        ),
+        consumers,
+    )
+
+    def leave():
+        if left == "loop":
+            for _ in dataset:
+                break
+        elif left == "numpy":
+            next(dataset.as_numpy_iterator())
+        else:
+            iterator = iter(dataset)
+            if left == "function":
+                tf.function(lambda: next(iterator))()
+            else:
+                next(iterator)
+            if left == "error":
+                held = [iterator]
+                held.append(held)  # a cycle, as an exception and its traceback are one
+                raise RuntimeError(held)
+        assert running.wait(20)
+
+    try:
+        with contextlib.suppress(RuntimeError):
+            leave()
+        gc.collect()
+        assert not waited.is_set()
+        assert consumers.rows()[0].state in ("stopped", "finished")
+    finally:
+        go_on.set()

@@ -19,7 +19,7 @@ from tensorflow.python.data.util import structure
 from tensorflow.python.eager import context, execute
 from tensorflow.python.framework import ops
 
-from tfd_notebook._compat import cancelling, interrupt, stages
+from tfd_notebook._compat import cancelling, ending, interrupt, stages
 from tfd_notebook._compat.meter import Blocked, Meter, Reading, again
 from tfd_notebook.errors import StateError
 
@@ -82,11 +82,11 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         self.meter.use = stages.delivery_of(dataset)
         self._watcher = watcher
         self._manager = CancellationManager()
-        self._resource: Any = None
+        self._held = ending.Held()
         self._rearm = 0.0
         self._listed = self._clocked = False
         super().__init__(dataset)
-        finalizer = weakref.finalize(self, _dropped, self.meter)
+        finalizer = weakref.finalize(self, _dropped, self.meter, self._held)
         finalizer.atexit = False
 
     def _create_iterator(self, dataset: Any) -> None:
@@ -109,19 +109,19 @@ class WatchedIterator(iterator_ops.OwnedIterator):
     @property
     def _iterator_resource(self) -> Any:
         """The resource, for a caller that is not our own ``next``: most likely a tf.function."""
-        if self._resource is None:
+        if self._held.resource is None:
             with init_scope():
                 self._open(clocked=True)
-        elif self.meter.clock is None and id(self._resource) not in _exposed:
+        elif self.meter.clock is None and id(self._held.resource) not in _exposed:
             # Read by Python so far: without a clock, TensorFlow's model still counts for us.
             self.meter.clock = _Clock(self)
         _expose(self)
-        return self._resource
+        return self._held.resource
 
     @property
     def opened(self) -> Any:
         """The resource if there is one yet, and None otherwise."""
-        return self._resource
+        return self._held.resource
 
     @property
     def dataset(self) -> Any:
@@ -166,7 +166,8 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         self._refuse()
         if result[0] is not None:
             self.fail(result[0])
-        self._resource, self._clocked = resource, clocked
+        ending.later(ending.Held(self._held.resource))
+        self._held.resource, self._clocked = resource, clocked
         if clocked:
             self.meter.clock = _Clock(self, handle)
 
@@ -181,7 +182,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
     def _next_internal(self) -> Any:
         if not context.executing_eagerly():
             return super()._next_internal()
-        if self._resource is None:
+        if self._held.resource is None:
             self._open()
         meter = self.meter
         if meter.error is not None or meter.interrupted:
@@ -196,7 +197,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
             tensors = execute_with_cancellation(
                 b"IteratorGetNext",
                 self._outputs,
-                [self._resource],
+                [self._held.resource],
                 self._attrs,
                 context.context(),
                 self._manager,
@@ -256,12 +257,12 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         raise raised from (error if raised is not error else error.__cause__)
 
     def _serialize_to_tensors(self) -> Any:
-        if self._resource is None:
+        if self._held.resource is None:
             self._open()
         return super()._serialize_to_tensors()
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-        if self._resource is None:
+        if self._held.resource is None:
             self._open()
         try:
             return super()._restore_from_tensors(restored_tensors)
@@ -400,7 +401,7 @@ class _Clock:
         if iterator is None or _model_op is None:
             return None
         try:
-            text = _model_op(iterator=iterator._resource).numpy()
+            text = _model_op(iterator=iterator.opened).numpy()
         except OpError:  # a pipeline that is told not to tune itself has no model
             return None
         return model_pb2.ModelProto.FromString(text)
@@ -415,7 +416,7 @@ _exposed: dict[int, weakref.ref[WatchedIterator]] = {}
 
 
 def _expose(iterator: WatchedIterator) -> None:
-    key = id(iterator._resource)
+    key = id(iterator.opened)
     if key not in _exposed:
         _exposed[key] = weakref.ref(iterator, lambda _: _exposed.pop(key, None))
 
@@ -430,7 +431,7 @@ def _watched_call(self: Any, name: Any, tensor_inputs: Any, *rest: Any, **option
         for tensor in tensor_inputs
         if (reference := _exposed.get(id(tensor))) is not None
         and (iterator := reference()) is not None
-        and iterator._resource is tensor
+        and iterator.opened is tensor
     ]
     thread = threading.get_ident()
     start = time.perf_counter()
@@ -458,7 +459,8 @@ def _concerns(iterator: WatchedIterator, error: Any) -> bool:
     return isinstance(error, OpError) and _FROM_DATA.search(error.message) is not None
 
 
-def _dropped(meter: Meter) -> None:
+def _dropped(meter: Meter, held: ending.Held) -> None:
+    ending.later(held)
     if meter.clock is not None and meter.failure is None and meter.error is None:
         meter.finished = True  # a function does not tell that it found the end
     meter.end()
