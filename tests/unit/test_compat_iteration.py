@@ -131,7 +131,7 @@ def test_the_latency_clock_counts_and_the_model_knows_the_buffer():
         return
     assert reading.bytes == 32, VERSION
     model = model_pb2.ModelProto.FromString(
-        tf.raw_ops.IteratorGetModelProto(iterator=iterator._resource).numpy()
+        tf.raw_ops.IteratorGetModelProto(iterator=iterator.opened).numpy()
     )
     assert model.nodes[model.output].num_elements == 2, VERSION
     names = {node.name for node in model.nodes.values()}
