@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from tfd_notebook.errors import WorkDirError
 STATE_FILE = "state.json"
 #: Marks every process of an agent in its environment; the value is the agent's id.
 AGENT_VARIABLE = "TFD_AGENT"
+#: Seconds between looks at a process of which the system cannot tell us.
+_LOOK_SECONDS = 0.05
 
 
 def runtime_dir() -> Path:
@@ -85,6 +89,35 @@ def runs(pid: object, started: object) -> bool:
         return False
     now = process_start(pid)
     return now is not None and abs(now - started) < 1.0
+
+
+@contextlib.contextmanager
+def watched(pid: int) -> Iterator[Callable[[float], bool]]:
+    """Yield a function that waits so many seconds, and says whether the process has ended.
+
+    It has when all of its threads have, and not only the first, as whoever asks for its state is
+    told. Its exit status stays for whoever started it.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not on this system, or it is gone
+
+        def ask(seconds: float) -> bool:
+            deadline = time.monotonic() + seconds
+            while process_start(pid) is not None:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(min(_LOOK_SECONDS, seconds))
+            return True
+
+        yield ask
+        return
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        yield lambda seconds: bool(poll.poll(seconds * 1000))
+    finally:
+        os.close(descriptor)
 
 
 def write_state(directory: Path, state: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -74,7 +73,7 @@ class _End:
     def run(self) -> None:
         """Serve until the executor has ended, or nobody is there any more."""
         threading.Thread(target=self._stay, name="tfd-sparkend", daemon=True).start()
-        with _watched(self._jvm) as gone:
+        with runtime.watched(self._jvm) as gone:
             while not self._over.is_set():
                 if gone(1.0) or not runtime.runs(self._jvm, self._born):
                     self._farewell()
@@ -178,22 +177,3 @@ class _End:
         for process in psutil.wait_procs(ending, _END_SECONDS)[1]:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-
-
-@contextlib.contextmanager
-def _watched(pid: int) -> Any:
-    """Yield a function that waits so many seconds, and says whether the process has ended."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # not on this system, or it is gone: asking tells
-
-        def wait(seconds: float) -> bool:
-            time.sleep(seconds)
-            return False
-
-        yield wait
-        return
-    try:
-        yield lambda seconds: bool(select.select([descriptor], [], [], seconds)[0])
-    finally:
-        os.close(descriptor)

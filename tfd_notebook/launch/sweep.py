@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -53,26 +54,30 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
     """
     found: list[Leftover] = []
     dead: dict[str, Path] = {}
-    killed: list[tuple[int, float]] = []
     for directory, state in runtime.agent_states():
         if not _owner_lives(directory, state):
             agent = directory.name.removeprefix("agent-")
             dead[agent] = directory
-    for process in psutil.process_iter():
-        if process.pid == os.getpid():
-            continue
-        try:
-            marked = process.environ().get(runtime.AGENT_VARIABLE)
-            if marked not in dead:
+    with contextlib.ExitStack() as stack:
+        deaths = []
+        for process in psutil.process_iter():
+            if process.pid == os.getpid():
                 continue
-            found.append(Leftover(marked, process.pid, " ".join(process.cmdline())[:120]))
-            if not dry_run:
-                started = process.create_time()
-                process.send_signal(signal.SIGKILL)
-                killed.append((process.pid, started))
-        except psutil.Error:
-            continue
-    _await_deaths(killed)
+            try:
+                marked = process.environ().get(runtime.AGENT_VARIABLE)
+                if marked not in dead:
+                    continue
+                found.append(Leftover(marked, process.pid, " ".join(process.cmdline())[:120]))
+                if not dry_run:
+                    has_ended = stack.enter_context(runtime.watched(process.pid))
+                    process.send_signal(signal.SIGKILL)
+                    deaths.append(has_ended)
+            except psutil.Error:
+                continue
+        # One that is dying may still write where its directory is being removed.
+        deadline = time.monotonic() + _DEATH_SECONDS
+        for has_ended in deaths:
+            has_ended(max(0.0, deadline - time.monotonic()))
     for agent, directory in dead.items():
         found.append(Leftover(agent, None, str(directory)))
         if not dry_run:
@@ -85,16 +90,6 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
             if not dry_run:
                 runtime.remove(path) if path.is_dir() else path.unlink(missing_ok=True)
     return tuple(found)
-
-
-def _await_deaths(killed: list[tuple[int, float]]) -> None:
-    """Wait for them: one that is dying may still write where its directory is being removed.
-
-    Not by psutil's own wait, which takes the exit status of a child from whoever started it.
-    """
-    deadline = time.monotonic() + _DEATH_SECONDS
-    while any(runtime.runs(*one) for one in killed) and time.monotonic() < deadline:
-        time.sleep(0.01)
 
 
 def _owner_lives(directory: Path, state: dict[str, object]) -> bool:
