@@ -63,6 +63,30 @@ def test_multi_worker_mirrored_strategy_learns(sc: Any, tmp_path: Path, ended: l
     assert first == pytest.approx([3, 1], abs=0.01)
 
 
+def test_keras_takes_frames_of_pandas(sc: Any, tmp_path: Path, ended: list[Any]) -> None:
+    """Keras was imported where nodes are forked from, and pandas, which starts threads, was not."""
+
+    def function(args: Any, ctx: Any) -> None:
+        import sys
+
+        if "pandas" in sys.modules:
+            raise AssertionError("imported before it was asked for")
+        import keras
+        import pandas as pd
+
+        seen = pd.DataFrame({"a": [0.0, 0.5, 1.0, 0.25], "b": [1.0, 0.0, 0.5, 0.75]})
+        model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        for wanted in (seen["a"], seen[["a"]]):
+            told = model.fit(seen, wanted, validation_split=0.25, verbose=0).history
+        Path(args).write_text(f"{sorted(told)} {model.predict(seen, verbose=0).shape}")
+
+    cluster = TFCluster.run(sc, function, str(tmp_path / "told"), 1, 0)
+    ended.append(cluster)
+    cluster.shutdown(timeout=LONG)
+    assert (tmp_path / "told").read_text() == "['loss', 'val_loss'] (4, 1)"
+
+
 def test_mirrored_workers_are_fed_until_they_have_enough(
     sc: Any, tmp_path: Path, ended: list[Any]
 ) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib.util
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import socket
 import struct
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -132,7 +134,8 @@ def main() -> None:
     began = time.monotonic()
     gc.disable()  # looking for garbage is a fifth of the time that the import takes
     try:
-        with hidden("pandas", "pyarrow"):
+        # Keras wraps scikit-learn's estimators, and to import it is a fifth of the time.
+        with hidden("pyarrow", "sklearn"):
             import tensorflow as tf
 
             from tfd_notebook.launch import task  # noqa: F401 - loaded here, used after the fork
@@ -153,17 +156,31 @@ def main() -> None:
 
 @contextlib.contextmanager
 def hidden(*names: str) -> Iterator[None]:
-    """Let imports of these modules fail meanwhile.
+    """Have these modules and pandas not imported meanwhile; a task that uses them imports them.
 
-    Keras looks whether pandas is there, pandas whether pyarrow is, and pyarrow starts threads when
-    it is imported, which a fork would lose. A task that uses them imports them itself.
+    Keras imports pandas where it is installed, pandas pyarrow, and pyarrow starts threads, which a
+    fork would lose. Of pandas Keras gets the two classes that it asks for: later they tell pandas'
+    own objects, once a task has imported it.
     """
-    sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]
+    pandas = types.ModuleType("pandas")
+    pandas.__dict__.update({name: _Later(name, (), {}) for name in ("DataFrame", "Series")})
+    installed = importlib.util.find_spec("pandas") is not None
+    meanwhile = {**dict.fromkeys(names), "pandas": pandas if installed else None}
+    meanwhile = {name: module for name, module in meanwhile.items() if name not in sys.modules}
+    sys.modules.update(meanwhile)  # type: ignore[arg-type]
     try:
         yield
     finally:
-        for name in names:
+        for name in meanwhile:
             del sys.modules[name]
+
+
+class _Later(type):
+    """Stands for a class of pandas, which may be imported by whoever asks what is one of these."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        kind = getattr(sys.modules.get("pandas"), cls.__name__, cls)
+        return kind is not cls and isinstance(instance, kind)
 
 
 def let_go_of_files() -> None:

@@ -190,7 +190,7 @@ def _import_tensorflow() -> TfdError | None:
     """Import what nodes need; return why no node can be forked then, if so."""
     gc.disable()
     try:
-        with forkserver.hidden("pandas", "pyarrow"):
+        with forkserver.hidden("pyarrow"):
             import cloudpickle  # noqa: F401
             import tensorflow  # noqa: F401 - loaded here, used after the fork
 
