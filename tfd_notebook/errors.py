@@ -307,7 +307,7 @@ class SparkError(TfdError):
 
 
 class NotEnoughSlots(SparkError):
-    """Spark cannot run all nodes at the same time, which they need."""
+    """Spark cannot run all nodes, or start all agents, at the same time, which is needed."""
 
     code = "TFD891"
 

@@ -108,3 +108,17 @@ def test_slots_are_free_when_nodes_have_ended(sc: Any) -> None:
     until(lambda: cluster.slots_held == 0, LONG)
     with started(sc, InputMode.TENSORFLOW, 2):
         cluster.shutdown(timeout=LONG)
+
+
+def test_a_launcher_that_needs_them_all_says_who_holds_some(spark: Any, sc: Any) -> None:
+    launcher = tfd.launchers.Spark(spark)
+    with started(sc, InputMode.TENSORFLOW, 1, name="first"):
+        said = r"1 is free: cluster 'first' holds 1(.|\n)*before those that hold slots"
+        with pytest.raises(errors.NotEnoughSlots, match=said):
+            tfd.Cluster(data_workers=1, name="late", launcher=launcher)
+        assert not any(one.name == "late" for one in tfd.clusters())
+    with (
+        tfd.Cluster(data_workers=1, name="early", launcher=launcher) as early,
+        started(sc, InputMode.TENSORFLOW, 2),
+    ):
+        assert early.state == "ready"

@@ -12,8 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from tfd_notebook._compat import spark as private
-from tfd_notebook.errors import AgentLost, LaunchError, StateError, Unsupported, UsageError
-from tfd_notebook.launch import arrival, relay, sealed, sparktask
+from tfd_notebook.errors import (
+    AgentLost,
+    LaunchError,
+    NotEnoughSlots,
+    StateError,
+    Unsupported,
+    UsageError,
+)
+from tfd_notebook.launch import arrival, relay, sealed, slots, sparktask
 from tfd_notebook.launch.greeting import read_greeting
 from tfd_notebook.launch.link import Channel
 from tfd_notebook.launch.remote import RemoteHost, RemoteLauncher
@@ -111,11 +118,18 @@ class Spark(RemoteLauncher):
         from pyspark import cloudpickle
 
         arrival.wait(context, self._enough(context))
-        slots = private.slots(context)
-        if not slots:
+        count = private.slots(context)
+        if not count:
             raise LaunchError(
                 "Spark has no executor, and none has come",
                 fix="see that a worker of Spark has room for one; tfd.spark.check says more",
+            )
+        if holding := slots.held():
+            raise NotEnoughSlots(
+                "an agent is started by a task that takes each slot for a moment, and "
+                + slots.told(count, holding),
+                fix="start this cluster before those that hold slots, whose nodes can use it; or "
+                "shut them down",
             )
         group = f"tfd-launch-{uuid.uuid4().hex[:8]}"
         done: concurrent.futures.Future[list[dict[str, Any]]] = concurrent.futures.Future()
@@ -125,7 +139,7 @@ class Spark(RemoteLauncher):
                 context.setJobGroup(group, "agents of a cluster", interruptOnCancel=True)
                 code = relay.bootstrap("sparkend")
                 start = sparktask.starter(code, given, _ANSWER_SECONDS)
-                tasks = context.parallelize(range(slots), slots).barrier()
+                tasks = context.parallelize(range(count), count).barrier()
                 done.set_result(tasks.mapPartitions(start).collect())
             except BaseException as error:
                 done.set_exception(error)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfd_notebook._compat import spark as private
-from tfd_notebook.spark import application, living, onlooker
+from tfd_notebook.launch import slots
+from tfd_notebook.spark import application, onlooker
 from tfd_notebook.spark.jobs import Job
 
 _REACH_SECONDS = 5.0
@@ -90,7 +91,7 @@ class Asked:
     @property
     def free(self) -> int:
         """How many slots no node of ours keeps; other jobs of Spark give theirs back."""
-        return max(self.slots - sum(self.held.values()), 0)
+        return slots.left(self.slots, self.held)
 
     @property
     def dynamic(self) -> bool:
@@ -117,7 +118,7 @@ def of(spark: Any, needed: int | None = None) -> Asked:
         return Asked(connect=True, settings=settings, needed=needed)
     context = application.context_of(spark)
     settings = dict(context.getConf().getAll())
-    return Asked(context.master, False, settings, private.slots(context), living.held(), needed)
+    return Asked(context.master, False, settings, private.slots(context), slots.held(), needed)
 
 
 def executors(spark: Any, slots: int, timeout: float) -> tuple[tuple[Executor, ...], str]:

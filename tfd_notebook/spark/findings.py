@@ -9,6 +9,7 @@ from tfd_notebook._compat import spark as private
 from tfd_notebook.findings import Finding, Kind, check, kind, listed
 from tfd_notebook.launch.greeting import series
 from tfd_notebook.launch.host import tensorflow_version
+from tfd_notebook.launch.slots import told
 from tfd_notebook.spark import asked, recipes
 from tfd_notebook.spark.asked import Asked, Executor
 from tfd_notebook.version import VERSION
@@ -105,7 +106,7 @@ def slots(seen: Asked) -> Iterator[Finding]:
         return
     if seen.needed is not None and seen.free < seen.needed:
         yield SLOTS.found(
-            f"{seen.needed} nodes are to run at the same time, and {_slots(seen)}",
+            f"{seen.needed} nodes are to run at the same time, and {told(seen.slots, seen.held)}",
             ("shut down a cluster that holds some; or " if seen.held else "")
             + f"start Spark with {recipes.more_listed(seen)}; or have fewer nodes",
         )
@@ -285,14 +286,6 @@ def in_this_process(_: None) -> Iterator[Finding]:
     seen = asked.of(context)
     for one in (slots, dynamic, readable, untested, speculation):
         yield from one(seen)
-
-
-def _slots(seen: Asked) -> str:
-    said = f"Spark can run {seen.slots} task{'s' * (seen.slots != 1)} at once"
-    if not seen.held:
-        return said
-    holders = ", ".join(f"cluster {name!r} holds {slots}" for name, slots in seen.held.items())
-    return f"{said}, of which {seen.free} {'is' if seen.free == 1 else 'are'} free: {holders}"
 
 
 def _each(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import hooks
+from tfd_notebook.launch import slots
 
 if TYPE_CHECKING:
     from tfd_notebook.spark.life import Life
@@ -23,11 +24,6 @@ def living() -> Mapping[str, TFCluster]:
     """Return those that have not ended, by name, the newest last."""
     with _lock:
         return dict(_living)
-
-
-def held() -> dict[str, int]:
-    """Return how many slots of Spark the nodes of each keep, by name; those that keep any."""
-    return {name: slots for name, one in living().items() if (slots := one.slots_held)}
 
 
 def last() -> TFCluster | None:
@@ -77,3 +73,6 @@ def _tell() -> None:
         callbacks = list(_callbacks)
     for callback in callbacks:
         callback()
+
+
+slots.ask(lambda: {name: one.slots_held for name, one in living().items()})
