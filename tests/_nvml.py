@@ -25,7 +25,7 @@ def nvmlDeviceGetHandleByIndex(index):
 def nvmlDeviceGetName(handle):
     return "Imaginary"
 def nvmlDeviceGetUUID(handle):
-    return f"GPU-{handle}"
+    return f"GPU-{os.stat('/proc/self/ns/net').st_ino}-{handle}"  # of this host
 def nvmlDeviceGetMemoryInfo(handle):
     return SimpleNamespace(used=gpus()[handle][1], total=80_000_000_000)
 def nvmlDeviceGetUtilizationRates(handle):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tfd_notebook.errors import Unsupported, UsageError
@@ -71,12 +71,15 @@ class Found:
         Why there are none, where that is known.
     hidden : bool
         Whether there seem to be some all the same.
+    ids : tuple of str
+        What each of `gpus` is called everywhere, where that is known.
     """
 
     host: str
     gpus: tuple[int, ...] = ()
     why: str = ""
     hidden: bool = False
+    ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,11 @@ class Share:
     workers: tuple[int, ...] = ()
     evaluator: tuple[int, ...] = ()
     left: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """How many GPUs the host has."""
+        return len(self.workers) + len(self.evaluator) + len(self.left)
 
 
 @dataclass(frozen=True)
@@ -185,18 +193,50 @@ def deal(wish: Wish, workers: int, evaluators: int, found: Sequence[Found], plac
     Unsupported
         Some are asked for, and a host has none.
     """
+    if wish == ():
+        return Deal()
     there = Counter(place(Role.WORKER, index) for index in range(workers))
-    if isinstance(wish, str):
-        return _all(there, found)
-    if isinstance(wish, Mapping):
-        each, rest = wish.get(str(Role.WORKER), 0), wish.get(str(Role.EVALUATOR), 0)
-        judging = Counter(place(Role.EVALUATOR, index) for index in range(evaluators))
-        shares = [
-            _so_many(wish, there[host], each, judging[host] * rest, one, _on(one, found))
-            for host, one in enumerate(found)
-        ]
-        return Deal(each, tuple(shares))
-    return _these(wish, there, found) if wish else Deal()
+    if not isinstance(wish, Mapping):
+        found = _apart(found, there)
+        return _all(there, found) if isinstance(wish, str) else _these(wish, there, found)
+    each, rest = wish.get(str(Role.WORKER), 0), wish.get(str(Role.EVALUATOR), 0)
+    judging = Counter(place(Role.EVALUATOR, index) for index in range(evaluators))
+    hosts = range(len(found))
+    found = _apart(found, {host: there[host] * each + judging[host] * rest for host in hosts})
+    shares = [
+        _so_many(wish, there[host], each, judging[host] * rest, one, _on(one, found))
+        for host, one in enumerate(found)
+    ]
+    return Deal(each, tuple(shares))
+
+
+def _apart(found: Sequence[Found], needs: Mapping[int, int]) -> Sequence[Found]:
+    """Give each GPU that several hosts see to one of them, by how much each needs.
+
+    Two executors of Spark on a machine, or two names of it, see the same ones.
+    """
+    holders: dict[str, list[int]] = {}
+    for host, one in enumerate(found):
+        for name in one.ids:
+            holders.setdefault(name, []).append(host)
+    if all(len(hosts) == 1 for hosts in holders.values()):
+        return found
+    kept: list[list[str]] = [[] for _ in found]
+    # First those that one host alone sees.
+    for name, hosts in sorted(holders.items(), key=lambda item: len(item[1])):
+        hosts = [host for host in hosts if needs.get(host)] or hosts
+        kept[min(hosts, key=lambda host: len(kept[host]) / (needs.get(host) or 1))].append(name)
+    return [
+        replace(
+            one,
+            gpus=tuple(gpu for gpu, name in zip(one.gpus, one.ids, strict=True) if name in names),
+            ids=tuple(names),
+            why=one.why if names else "those of its machine are dealt out under other names",
+        )
+        if one.ids
+        else one
+        for one, names in zip(found, kept, strict=True)
+    ]
 
 
 def _all(there: Mapping[int, int], found: Sequence[Found]) -> Deal:

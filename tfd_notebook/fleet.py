@@ -386,6 +386,7 @@ class Fleet:
                 tuple(gpu["index"] for gpu in one["gpus"]),
                 one["why"],
                 one["hidden"],
+                tuple(gpu["uuid"] for gpu in one["gpus"]),
             )
             for one in there
         ]
@@ -401,7 +402,7 @@ class Fleet:
             if share.left:
                 self._monitor.notice(
                     "info",
-                    f"each worker gets {dealt.each} of the {len(host.gpus)} GPUs{share.on}, all "
+                    f"each worker gets {dealt.each} of the {share.count} GPUs{share.on}, all "
                     f"alike: nobody gets {', '.join(map(str, share.left))}",
                 )
         return dealt

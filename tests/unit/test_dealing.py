@@ -148,6 +148,43 @@ def test_a_task_gets_only_gpus_of_its_host(
     assert Deal.unpack(json.loads(json.dumps(dealt.pack()))) == dealt
 
 
+def seen_as(host: str, *numbers: int, others: int = 0) -> Found:
+    """A name of a machine with these GPUs, and so many that only this name has."""
+    ids = [f"GPU-{number}" for number in numbers] + [f"{host}-{n}" for n in range(others)]
+    return Found(host, tuple(range(len(ids))), ids=tuple(ids))
+
+
+@pytest.mark.parametrize(
+    ("wish", "workers", "evaluators", "own", "expected"),
+    [
+        ("auto", 2, 0, 0, [(0, 2), (1, 3)]),
+        ("auto", 4, 0, 0, [(0,), (1,), (2,), (3,)]),
+        ("auto", 1, 0, 0, [(0, 1, 2, 3)]),  # what the other name would have, nobody would use
+        ("auto", 2, 0, 4, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        ({"worker": 1}, 3, 0, 0, [(0,), (1,), (2,)]),
+        ({"worker": 1, "evaluator": 2}, 2, 1, 0, [(0,), (1,), (2, 3)]),
+    ],
+)
+def test_a_machine_with_two_names_deals_its_gpus_once(
+    wish: Any, workers: int, evaluators: int, own: int, expected: Any
+) -> None:
+    found = [seen_as("exec/0", 0, 1, 2, 3), seen_as("exec/1", 0, 1, 2, 3, others=own)]
+    dealt = dealing.deal(wish, workers, evaluators, found, in_turn)
+    seen = [dealt.of(Role.WORKER, index, in_turn) for index in range(workers)]
+    seen += [dealt.of(Role.EVALUATOR, index, in_turn) for index in range(evaluators)]
+    assert seen == expected
+    dealt_out = [f"{i % 2}:{n}" if own and n > 3 else n for i, of in enumerate(seen) for n in of]
+    assert len(set(dealt_out)) == len(dealt_out)
+
+
+def test_a_machine_with_two_names_has_no_more_gpus_than_one() -> None:
+    found = [seen_as("exec/0", 0, 1), seen_as("exec/1", 0, 1)]
+    with pytest.raises(UsageError, match="1 GPU on exec/0 cannot be dealt out to 2 workers"):
+        dealing.deal("auto", 4, 0, found, in_turn)
+    with pytest.raises(UsageError, match=r"no GPU 1 on exec/0\nNext: the GPUs there are 0"):
+        dealing.deal((0, 1), 2, 0, found, in_turn)
+
+
 NONE = Found("ada@none", (), "there is no GPU")
 
 

@@ -104,7 +104,10 @@ class FakeNode(Node):
         return [
             {
                 "host": host,
-                "gpus": [{"index": i, "name": _GPU, "memory": _GPU_BYTES} for i in numbers],
+                "gpus": [
+                    {"index": i, "name": _GPU, "uuid": f"GPU-{host}-{i}", "memory": _GPU_BYTES}
+                    for i in numbers
+                ],
                 "why": "" if numbers else "there is no GPU",
                 "hidden": False,
             }
