@@ -257,6 +257,17 @@ class TestJudge:
         assert (found.kind, found.stage) == ("stage", self.last)
         assert found.share == pytest.approx(8 / 18)
 
+    @pytest.mark.parametrize(
+        ("seconds", "kind"), [(0.0, "source"), (0.1, "stage"), (10.0, "source")]
+    )
+    def test_a_buffer_that_fills_on_a_busy_machine(self, seconds: float, kind: str) -> None:
+        """What fills it hardly gets to work, and has given some elements, or all of them."""
+        last = stage("Shuffle", source := stage("Range"), number=1_000)
+        nodes = node(1, "Shuffle", 2), node(2, "Range", seconds=seconds)
+        lanes = costs(last, *nodes, seconds=100.0).lanes()
+        found = judge(measured(tuple(lanes), elements=0), last, 4, has_consumer=False)
+        assert (found.kind, found.stage) == (kind, last if kind == "stage" else source)
+
     def test_a_small_buffer_is_not_what_a_slow_start_comes_from(self) -> None:
         lanes = self.lanes(0.9, kind="Shuffle", number=10)
         found = judge(measured(lanes, first=8.0), self.last, 4, has_consumer=False)

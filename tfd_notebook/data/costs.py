@@ -40,12 +40,15 @@ class Part:
         Whether it belongs to the datasets that the function of `stage` makes.
     seconds : float
         Time that it worked, its threads together.
+    elements : int
+        How many `stage` gave; 0 for what is inside of it.
     """
 
     stage: Stage | None
     kind: str
     inner: bool
     seconds: float
+    elements: int
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,8 @@ class Costs:
             lane, stage, kind, inner = key
             if inner and (made := self._made[stage]):
                 seconds *= max(1.0, self._given[stage] / made)
-            by_lane[lane].append(Part(self._stages[key], kind, inner, seconds))
+            given = 0 if inner else self._given[stage]
+            by_lane[lane].append(Part(self._stages[key], kind, inner, seconds, given))
         lanes = []
         for lane, parts in by_lane.items():
             available = self._threads.get(lane, self._wall)

@@ -121,16 +121,20 @@ def judge(seen: Measured, last: Stage, cores: int, has_consumer: bool) -> Verdic
 
 def _filled(seen: Measured, last: Stage) -> Stage | None:
     """Return the shuffle whose buffer must have filled before the first element came."""
-    # What comes before it made a buffer's worth of elements meanwhile, not just a few.
-    usual = 1 / seen.rate if seen.rate else 0.0
-    if seen.elements and seen.first < 3 * usual + 0.2:
+    large = (s for s in last.walk() if s.kind == "Shuffle" and (s.number or 0) >= _LARGE_BUFFER)
+    shuffle = next(large, None)
+    if shuffle is None:
         return None
-    if not seen.elements and not any(lane.busy >= _BUSY for lane in seen.lanes):
-        return None  # nothing came, and nobody works at it
-    for stage in last.walk():
-        if stage.kind == "Shuffle" and (stage.number or 0) >= _LARGE_BUFFER:
-            return stage
-    return None
+    if seen.elements:
+        # What comes before it made a buffer's worth of elements meanwhile, not just a few.
+        usual = 1 / seen.rate if seen.rate else 0.0
+        return shuffle if seen.first >= 3 * usual + 0.2 else None
+    # Nothing came: has what comes before it begun to fill it, or does anything work at all?
+    given = {id(p.stage): p.elements for lane in seen.lanes for p in lane.parts if p.elements}
+    if given.get(id(shuffle.inputs[0]), 0) >= (shuffle.number or 0):
+        return None
+    begun = any(id(stage) in given for stage in shuffle.inputs[0].walk())
+    return shuffle if begun or any(lane.busy >= _BUSY for lane in seen.lanes) else None
 
 
 def judge_service(
