@@ -4,6 +4,7 @@ import contextlib
 import gc
 import inspect
 import threading
+import time
 
 import pytest
 import tensorflow as tf
@@ -207,20 +208,19 @@ def test_nobody_waits_for_the_end_of_an_iterator(consumers, left):
     def leave():
         if left == "loop":
             for _ in dataset:
+                assert running.wait(20)
                 break
-        elif left == "numpy":
-            next(dataset.as_numpy_iterator())
+            return
+        iterator = dataset.as_numpy_iterator() if left == "numpy" else iter(dataset)
+        if left == "function":
+            tf.function(lambda: next(iterator))()
         else:
-            iterator = iter(dataset)
-            if left == "function":
-                tf.function(lambda: next(iterator))()
-            else:
-                next(iterator)
-            if left == "error":
-                held = [iterator]
-                held.append(held)  # a cycle, as an exception and its traceback are one
-                raise RuntimeError(held)
+            next(iterator)
         assert running.wait(20)
+        if left == "error":
+            held = [iterator]
+            held.append(held)  # a cycle, as an exception and its traceback are one
+            raise RuntimeError(held)
 
     try:
         with contextlib.suppress(RuntimeError):
@@ -230,3 +230,28 @@ def test_nobody_waits_for_the_end_of_an_iterator(consumers, left):
         assert consumers.rows()[0].state in ("stopped", "finished")
     finally:
         go_on.set()
+
+
+def test_the_file_of_a_cache_is_free_for_the_next_loop(consumers, tmp_path):
+    """TensorFlow refuses a second iterator while the first one has the file."""
+    running = threading.Event()
+
+    def slow(x):
+        if x > 0:
+            running.set()
+            time.sleep(0.5)
+        return x
+
+    def made():
+        mapped = tf.data.Dataset.range(4).map(
+            lambda x: tf.numpy_function(slow, [x], tf.int64), num_parallel_calls=2
+        )
+        return watch(mapped.cache(str(tmp_path / "cache")).prefetch(1), consumers)
+
+    for _ in made():
+        assert running.wait(20)
+        break
+    dataset = made()
+    for _ in dataset:
+        break
+    assert ints(dataset.take(9)) == [0, 1, 2, 3]

@@ -9,36 +9,89 @@ The end also waits for the Python functions of the pipeline that are running.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from _thread import start_new_thread
 from typing import Any
 
 #: Seconds for others to let go, such as the frames of a traceback that is just being removed.
 _PATIENCE = 10.0
-#: The references that remain by then: the local variable, and the argument of `getrefcount`.
-_OURS = 2
+#: Seconds for an iterator that was left early to end, before the same data is read again.
+_GAP = 5.0
 
 
 class Held:
-    """The only reference to an iterator's resource that lasts."""
+    """The only reference to an iterator's resource that lasts.
 
-    __slots__ = ("resource",)
+    Parameters
+    ----------
+    dataset : tf.data.Dataset
+        What it iterates over.
+    resource : tf.Tensor, optional
+    """
 
-    def __init__(self, resource: Any = None) -> None:
+    __slots__ = ("_ended", "data", "resource")
+
+    def __init__(self, dataset: Any, resource: Any = None) -> None:
+        #: All datasets that it reads, by their identity; a cache may be another object's, too.
+        self.data: dict[object, Any] = {}
+        todo = [dataset]
+        while todo:
+            one = todo.pop()
+            if id(one) not in self.data:
+                self.data[id(one)] = one
+                todo += one._inputs()
+            if type(one).__name__ == "CacheDataset":
+                self.data["cache"] = one
         self.resource = resource
+        self._ended = threading.Event()
+
+    def end_later(self, early: bool = True) -> None:
+        """End what is held in a thread of its own, in which the last reference to it goes.
+
+        With `early` whoever reads the same data next waits for that a little.
+        """
+        if self.resource is None:
+            return
+        if early:
+            _ending.append(self)
+        try:
+            # This may be called out of the garbage collection, at any place: no lock may be
+            # taken, as the start of a `threading.Thread` does.
+            start_new_thread(self._end, ())
+        except RuntimeError:  # there can be no more threads: it ends where it is let go
+            self._forget()
+
+    def await_earlier(self) -> None:
+        """Wait until iterators that were left early do not read the same data any more.
+
+        What they have open may be for one at a time, such as the file of a cache.
+        """
+        deadline = time.monotonic() + _GAP
+        for other in tuple(_ending):
+            if not self.data.keys().isdisjoint(other.data):
+                other._ended.wait(max(0.0, deadline - time.monotonic()))
+
+    def _end(self) -> None:
+        resource, self.resource = self.resource, None
+        deadline = time.monotonic() + _PATIENCE
+        while sys.getrefcount(resource) > _OURS and time.monotonic() < deadline:
+            time.sleep(0.01)
+        del resource
+        self._forget()
+
+    def _forget(self) -> None:
+        if self in _ending:
+            _ending.remove(self)
+        self._ended.set()
 
 
-def later(held: Held) -> None:
-    """End what is held in a thread of its own, in which the last reference to it goes."""
-    if held.resource is None:
-        return
-    # This may be called out of the garbage collection, at any place: no lock may be taken, as the
-    # start of a `threading.Thread` does.
-    start_new_thread(_end, (held,))
+def _references() -> int:
+    alone = object()
+    return sys.getrefcount(alone)
 
 
-def _end(held: Held) -> None:
-    resource, held.resource = held.resource, None
-    deadline = time.monotonic() + _PATIENCE
-    while sys.getrefcount(resource) > _OURS and time.monotonic() < deadline:
-        time.sleep(0.01)
+#: The references to what nobody but a local variable holds.
+_OURS = _references()
+#: Those that end and were left early.
+_ending: list[Held] = []

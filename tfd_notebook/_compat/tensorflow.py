@@ -82,7 +82,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         self.meter.use = stages.delivery_of(dataset)
         self._watcher = watcher
         self._manager = CancellationManager()
-        self._held = ending.Held()
+        self._held = ending.Held(dataset)
         self._rearm = 0.0
         self._listed = self._clocked = False
         super().__init__(dataset)
@@ -145,9 +145,11 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         # a thread that can be left behind.
         result: list[BaseException | None] = []
         done = threading.Event()
+        held = self._held
 
         def make() -> None:
             try:
+                held.await_earlier()
                 _raw.MakeIterator(dataset=dataset._variant_tensor, iterator=resource)
                 result.append(None)
             except BaseException as error:
@@ -166,8 +168,8 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         self._refuse()
         if result[0] is not None:
             self.fail(result[0])
-        ending.later(ending.Held(self._held.resource))
-        self._held.resource, self._clocked = resource, clocked
+        ending.Held(self._dataset, held.resource).end_later()
+        held.resource, self._clocked = resource, clocked
         if clocked:
             self.meter.clock = _Clock(self, handle)
 
@@ -460,11 +462,11 @@ def _concerns(iterator: WatchedIterator, error: Any) -> bool:
 
 
 def _dropped(meter: Meter, held: ending.Held) -> None:
-    ending.later(held)
     if meter.clock is not None and meter.failure is None and meter.error is None:
         meter.finished = True  # a function does not tell that it found the end
     meter.end()
     interrupt.release(meter)
+    held.end_later(early=not meter.complete)
 
 
 context.Context.call_function = _watched_call
