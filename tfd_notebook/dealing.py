@@ -6,12 +6,14 @@ at every worker; parameter servers, dispatcher and data workers see none.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tfd_notebook.errors import Unsupported, UsageError
+from tfd_notebook.findings import listed
 from tfd_notebook.spec import Role, check_count
 
 #: What a user may ask for, once `check` has looked at it.
@@ -105,7 +107,7 @@ class Share:
 
     @property
     def count(self) -> int:
-        """How many GPUs the host has."""
+        """How many GPUs of the host are dealt out, or left."""
         return len(self.workers) + len(self.evaluator) + len(self.left)
 
 
@@ -196,13 +198,13 @@ def deal(wish: Wish, workers: int, evaluators: int, found: Sequence[Found], plac
     if wish == ():
         return Deal()
     there = Counter(place(Role.WORKER, index) for index in range(workers))
+    if isinstance(wish, str):
+        return _all(there, _apart(found, lambda h, kept: kept / there[h] if there[h] else math.inf))
     if not isinstance(wish, Mapping):
-        found = _apart(found, there)
-        return _all(there, found) if isinstance(wish, str) else _these(wish, there, found)
+        return _these(wish, there, found)
     each, rest = wish.get(str(Role.WORKER), 0), wish.get(str(Role.EVALUATOR), 0)
     judging = Counter(place(Role.EVALUATOR, index) for index in range(evaluators))
-    hosts = range(len(found))
-    found = _apart(found, {host: there[host] * each + judging[host] * rest for host in hosts})
+    found = _apart(found, lambda host, kept: kept - there[host] * each - judging[host] * rest)
     shares = [
         _so_many(wish, there[host], each, judging[host] * rest, one, _on(one, found))
         for host, one in enumerate(found)
@@ -210,33 +212,37 @@ def deal(wish: Wish, workers: int, evaluators: int, found: Sequence[Found], plac
     return Deal(each, tuple(shares))
 
 
-def _apart(found: Sequence[Found], needs: Mapping[int, int]) -> Sequence[Found]:
-    """Give each GPU that several hosts see to one of them, by how much each needs.
+def _apart(found: Sequence[Found], has: Callable[[int, int], float]) -> Sequence[Found]:
+    """Give each GPU that several hosts see to that one of them which has least.
 
-    Two executors of Spark on a machine, or two names of it, see the same ones.
+    Two executors of Spark on a machine, or two names of it, see the same ones. How much a host has
+    `has` tells, by its position and how many were given to it.
     """
+    holders = _holders(found)
+    if all(len(hosts) == 1 for hosts in holders.values()):
+        return found
+    owner: dict[str, int] = {}
+    given = Counter[int]()
+    # First those that one host alone sees.
+    for name, hosts in sorted(holders.items(), key=lambda item: len(item[1])):
+        owner[name] = min(hosts, key=lambda host: (has(host, given[host]), given[host]))
+        given[owner[name]] += 1
+    parted = []
+    for host, one in enumerate(found):
+        kept = [gpu for gpu, name in zip(one.gpus, one.ids, strict=False) if owner[name] == host]
+        others = listed(sorted({found[owner[name]].host for name in one.ids} - {one.host}))
+        why = f"others of its GPUs are for {others}, which is the same machine" if others else ""
+        parted.append(replace(one, gpus=tuple(kept), why=one.why or why) if one.ids else one)
+    return parted
+
+
+def _holders(found: Sequence[Found]) -> dict[str, list[int]]:
+    """Return which hosts see each GPU, by what it is called everywhere."""
     holders: dict[str, list[int]] = {}
     for host, one in enumerate(found):
         for name in one.ids:
             holders.setdefault(name, []).append(host)
-    if all(len(hosts) == 1 for hosts in holders.values()):
-        return found
-    kept: list[list[str]] = [[] for _ in found]
-    # First those that one host alone sees.
-    for name, hosts in sorted(holders.items(), key=lambda item: len(item[1])):
-        hosts = [host for host in hosts if needs.get(host)] or hosts
-        kept[min(hosts, key=lambda host: len(kept[host]) / (needs.get(host) or 1))].append(name)
-    return [
-        replace(
-            one,
-            gpus=tuple(gpu for gpu, name in zip(one.gpus, one.ids, strict=True) if name in names),
-            ids=tuple(names),
-            why=one.why if names else "those of its machine are dealt out under other names",
-        )
-        if one.ids
-        else one
-        for one, names in zip(found, kept, strict=True)
-    ]
+    return holders
 
 
 def _all(there: Mapping[int, int], found: Sequence[Found]) -> Deal:
@@ -265,6 +271,12 @@ def _all(there: Mapping[int, int], found: Sequence[Found]) -> Deal:
 
 def _these(wish: tuple[int, ...], there: Mapping[int, int], found: Sequence[Found]) -> Deal:
     """Deal out GPUs by their numbers, the same on each host."""
+    for hosts in _holders(found).values():
+        if len(same := [found[host].host for host in hosts if there.get(host)]) > 1:
+            raise UsageError(
+                f"gpus={list(wish)!r}: {listed(same)} are one machine, and see the same GPUs",
+                fix='use gpus="auto" or gpus={"worker": 1}, which deal each of them out once',
+            )
     for host in there or range(len(found)):
         one, on = found[host], _on(found[host], found)
         count = there.get(host, 0)
@@ -305,7 +317,7 @@ def _so_many(
             f"{_some(workers, 'worker')} with {_some(each, 'GPU')} each"
             + (f" and an evaluator with {evaluator}" if evaluator else "")
             + f" need{'s' if workers + evaluator == 1 else ''} {needed}, "
-            f"and there are {len(one.gpus)}{on}",
+            f"and there are {len(one.gpus)}{on}" + (f": {one.why}" if one.why else ""),
             fix="ask for fewer, or have fewer workers" + (" there" if on else ""),
         )
     # The evaluator takes the last ones, so that workers may come.

@@ -100,7 +100,7 @@ def test_deals(wish: Any, workers: int, evaluators: int, found: int, expected: D
 def test_deals_that_cannot_be(
     wish: Any, workers: int, found: int, error: type[Exception], said: str
 ) -> None:
-    host = [Found("here", tuple(range(found)), "no NVML here")]
+    host = [Found("here", tuple(range(found)), "" if found else "no NVML here")]
     with pytest.raises(error, match=said):
         dealing.deal(wish, workers, 1, host, alone)
 
@@ -162,7 +162,7 @@ def seen_as(host: str, *numbers: int, others: int = 0) -> Found:
         ("auto", 1, 0, 0, [(0, 1, 2, 3)]),  # what the other name would have, nobody would use
         ("auto", 2, 0, 4, [(0, 1, 2, 3), (4, 5, 6, 7)]),
         ({"worker": 1}, 3, 0, 0, [(0,), (1,), (2,)]),
-        ({"worker": 1, "evaluator": 2}, 2, 1, 0, [(0,), (1,), (2, 3)]),
+        ({"worker": 1, "evaluator": 2}, 2, 1, 0, [(0,), (2,), (1, 3)]),
     ],
 )
 def test_a_machine_with_two_names_deals_its_gpus_once(
@@ -181,8 +181,19 @@ def test_a_machine_with_two_names_has_no_more_gpus_than_one() -> None:
     found = [seen_as("exec/0", 0, 1), seen_as("exec/1", 0, 1)]
     with pytest.raises(UsageError, match="1 GPU on exec/0 cannot be dealt out to 2 workers"):
         dealing.deal("auto", 4, 0, found, in_turn)
-    with pytest.raises(UsageError, match=r"no GPU 1 on exec/0\nNext: the GPUs there are 0"):
+    said = r"exec/0, exec/1 are one machine, and see the same(.|\n)*\{\"worker\": 1\}"
+    with pytest.raises(UsageError, match=said):
         dealing.deal((0, 1), 2, 0, found, in_turn)
+    with pytest.raises(UsageError, match="1 on exec/0: others of its GPUs are for exec/1, which"):
+        dealing.deal({"worker": 1, "evaluator": 1}, 2, 1, found, in_turn)
+
+
+def test_what_nobody_needs_yet_is_for_workers_that_come() -> None:
+    found = [seen_as("exec/0", 0, 1), seen_as("exec/1", 0, 1)]
+    dealt = dealing.deal({"worker": 1}, 1, 0, found, in_turn)
+    dealt.check(2, in_turn)
+    seen = [dealt.of(Role.WORKER, index, in_turn) for index in range(2)]
+    assert sorted(seen) == [(0,), (1,)]
 
 
 NONE = Found("ada@none", (), "there is no GPU")
