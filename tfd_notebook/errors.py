@@ -36,7 +36,7 @@
     │   ├── AccessDenied      TFD704  credentials are missing, expired or not sufficient
     │   └── NoAnswer          TFD705  the system that knows the cluster fails, or does not answer
     └── SparkError            TFD890  a cluster on the executors of Apache Spark
-        ├── NotEnoughSlots    TFD891  Spark cannot run all nodes at the same time
+        ├── NotEnoughSlots    TFD891  Spark cannot run all nodes, or agents, at once
         ├── ReservationLimit  TFD892  not all nodes reported in time (also a TimeoutError)
         ├── NodeFailed        TFD893  the user's function raised in a node
         ├── NodeLost          TFD894  a node's process, or its executor, is gone

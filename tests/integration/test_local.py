@@ -257,6 +257,22 @@ def test_nothing_outlives_its_owner(number):
     until(lambda: not any(s.get("owner_pid") == owner.pid for _, s in runtime.agent_states()))
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_the_end_of_a_process_is_waited_for_and_its_status_left(told, monkeypatch):
+    if not told:  # a system that cannot be asked to tell
+
+        def refused(pid):
+            raise OSError
+
+        monkeypatch.setattr(os, "pidfd_open", refused, raising=False)
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    with runtime.watched(process.pid) as ended:
+        assert not ended(0.1)
+        process.kill()
+        assert ended(20)
+    assert process.wait() == -signal.SIGKILL
+
+
 def test_sweep_ends_only_what_a_dead_owner_left():
     """An agent that was killed together with its owner leaves a directory and, here, a process."""
     owner = subprocess.Popen([sys.executable, "-c", "pass"])

@@ -160,7 +160,8 @@ def hidden(*names: str) -> Iterator[None]:
 
     Keras imports pandas where it is installed, pandas pyarrow, and pyarrow starts threads, which a
     fork would lose. Of pandas Keras gets the two classes that it asks for: later they tell pandas'
-    own objects, once a task has imported it.
+    own objects, once a task has imported it. What wraps a module that is hidden stays without it:
+    with ``"sklearn"`` that are the classes of ``keras.wrappers``.
     """
     pandas = types.ModuleType("pandas")
     pandas.__dict__.update({name: _Later(name, (), {}) for name in ("DataFrame", "Series")})

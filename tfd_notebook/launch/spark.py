@@ -117,19 +117,19 @@ class Spark(RemoteLauncher):
         """Have a process started beside each executor, and return what each said."""
         from pyspark import cloudpickle
 
+        if holding := slots.held():
+            raise NotEnoughSlots(
+                "an agent is started by a task that takes each slot for a moment, and "
+                + slots.told(private.slots(context), holding),
+                fix="start this cluster before those that hold slots, whose nodes can use it; or "
+                "shut them down",
+            )
         arrival.wait(context, self._enough(context))
         count = private.slots(context)
         if not count:
             raise LaunchError(
                 "Spark has no executor, and none has come",
                 fix="see that a worker of Spark has room for one; tfd.spark.check says more",
-            )
-        if holding := slots.held():
-            raise NotEnoughSlots(
-                "an agent is started by a task that takes each slot for a moment, and "
-                + slots.told(count, holding),
-                fix="start this cluster before those that hold slots, whose nodes can use it; or "
-                "shut them down",
             )
         group = f"tfd-launch-{uuid.uuid4().hex[:8]}"
         done: concurrent.futures.Future[list[dict[str, Any]]] = concurrent.futures.Future()
