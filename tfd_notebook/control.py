@@ -7,6 +7,7 @@ runs.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -27,9 +28,12 @@ _MOST_REQUEST = 65_536
 _MOST_REPLY = 64_000_000
 _PEER_SECONDS = 5.0
 _CLIENTS = 8
+#: Seconds that the end of this process waits for answers: to have its cluster stopped may end it.
+_FAREWELL_SECONDS = 2.0
 
 _server: ControlServer | None = None
 _server_lock = threading.Lock()
+_answering: set[threading.Thread] = set()
 
 
 def ensure_started() -> Path:
@@ -54,11 +58,19 @@ def _after_fork() -> None:
     # A socket held by a child would look alive after its process ended.
     global _server, _server_lock
     server, _server, _server_lock = _server, None, threading.Lock()
+    _answering.clear()
     if server is not None:
         server.abandon()
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+@atexit.register
+def _farewell() -> None:
+    deadline = time.monotonic() + _FAREWELL_SECONDS
+    for thread in tuple(_answering):
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class ControlServer:
@@ -110,12 +122,14 @@ class ControlServer:
                 held.close()
 
     def _serve(self, peer: socket.socket) -> None:
+        _answering.add(threading.current_thread())
         try:
             # A peer that went away needs no answer.
             with contextlib.suppress(OSError), peer:
                 peer.settimeout(_PEER_SECONDS)
                 peer.sendall(_answer(_read_line(peer, _MOST_REQUEST)))
         finally:
+            _answering.discard(threading.current_thread())
             self._slots.release()
 
 

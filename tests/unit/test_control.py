@@ -182,6 +182,21 @@ def test_a_forked_child_does_not_look_like_its_parent(listening: Path) -> None:
         done.stdout.close()
 
 
+def test_a_process_that_ends_by_what_it_was_asked_answers_first() -> None:
+    code = (
+        "import threading, time\nfrom tfd_notebook import commands, control\n"
+        "asked = threading.Event()\n"
+        "commands.COMMANDS['list'] = lambda _: (asked.set(), time.sleep(0.5), 'done')[-1]\n"
+        "control.ensure_started()\nprint('ready', flush=True)\nasked.wait(30)\n"
+    )
+    ending = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert ending.stdout
+    with ending.stdout:
+        assert ending.stdout.readline() == "ready\n"
+        assert control.call(ending.pid, {"command": "list"}) == "done"
+    assert ending.wait(30) == 0
+
+
 def test_a_long_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / ("x" * 120)))
     with Cluster(launcher="fake", name="far"):
