@@ -31,6 +31,8 @@ from tests.hosts._hosts import Hosts
 from tests.hosts._sshd import Sshds
 
 BYTES = 1_000_000
+#: Elements that a reader has asked for and not read: no more come while others have their turn.
+WAITING = 16
 #: What ``secure=`` is for each.
 WAYS = {"ssh": True, "stunnel": "tls", "open": False}
 
@@ -47,13 +49,19 @@ class Reader:
     def __init__(self, cluster: tfd.Cluster, elements: int, hosts: Hosts) -> None:
         noise = tf.random.Generator.from_seed(1).uniform((BYTES,), 0, 256, tf.int32)
         dataset = tf.data.Dataset.from_tensors(tf.cast(noise, tf.uint8)).repeat()
-        self._iterator = iter(dataset.apply(cluster.distribute("off", compression=None)))
+        through = cluster.distribute("off", compression=None, max_outstanding_requests=WAITING)
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.experimental_optimization.inject_prefetch = False
+        self._iterator = iter(dataset.apply(through).with_options(options))
         self._elements = elements
         self._hosts = hosts
         self.speeds: list[float] = []
 
     def __call__(self) -> float:
         """Return the seconds of CPU for each GB."""
+        for _ in range(WAITING):
+            next(self._iterator)
         used, began = spent(self._hosts), time.perf_counter()
         for _ in range(self._elements):
             next(self._iterator)
