@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import tensorflow as tf
 from tensorflow.data.experimental import service
 
 import tfd_notebook as tfd
+from tests._programs import program
 from tfd_notebook._compat import servers as compat
 from tfd_notebook.errors import (
     LaunchError,
@@ -116,10 +116,8 @@ def test_join_answers_ctrl_c() -> None:
         "try:\n    print('ready', flush=True)\n    d.join()\n"
         "except KeyboardInterrupt:\n    print(d.state, flush=True)\n"
     )
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    with child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
+    with program(code) as (child, said):
+        assert said == "ready\n"
         child.send_signal(signal.SIGINT)
         assert child.communicate(timeout=10)[0] == "ready\n"
     assert child.returncode == 0

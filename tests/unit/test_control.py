@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests._programs import program
 from tfd_notebook import control, errors
 from tfd_notebook.cluster import Cluster, clusters
 from tfd_notebook.launch.runtime import runtime_dir
@@ -171,15 +172,12 @@ def test_a_forked_child_does_not_look_like_its_parent(listening: Path) -> None:
         "    os.kill(os.getppid(), signal.SIGKILL)\n"
         "signal.pause()\n"
     )
-    done = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert done.stdout
-    child = int(done.stdout.readline())
-    try:
-        done.wait(30)
-        assert control.processes() == (ME,)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        done.stdout.close()
+    with program(code) as (done, child):
+        try:
+            done.wait(30)
+            assert control.processes() == (ME,)
+        finally:
+            os.kill(int(child), signal.SIGKILL)
 
 
 def test_a_process_that_ends_by_what_it_was_asked_answers_first() -> None:
@@ -189,12 +187,10 @@ def test_a_process_that_ends_by_what_it_was_asked_answers_first() -> None:
         "commands.COMMANDS['list'] = lambda _: (asked.set(), time.sleep(0.5), 'done')[-1]\n"
         "control.ensure_started()\nprint('ready', flush=True)\nasked.wait(30)\n"
     )
-    ending = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert ending.stdout
-    with ending.stdout:
-        assert ending.stdout.readline() == "ready\n"
+    with program(code) as (ending, said):
+        assert said == "ready\n"
         assert control.call(ending.pid, {"command": "list"}) == "done"
-    assert ending.wait(30) == 0
+        assert ending.wait(30) == 0
 
 
 def test_a_long_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
