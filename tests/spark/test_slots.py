@@ -122,3 +122,13 @@ def test_a_launcher_that_needs_them_all_says_who_holds_some(spark: Any, sc: Any)
         started(sc, InputMode.TENSORFLOW, 2),
     ):
         assert early.state == "ready"
+
+
+def test_executors_that_come_and_go_are_refused_at_once(
+    sc: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = sc.getConf().set("spark.dynamicAllocation.enabled", "true")
+    monkeypatch.setattr(sc, "getConf", lambda: conf)
+    with pytest.raises(errors.Unsupported, match=r"Allocation\.enabled is true: nodes"):
+        run(sc, InputMode.SPARK, 99)
+    assert not living()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import tfd_notebook as tfd
 from tfd_notebook import errors
 from tfd_notebook.spark import TFCluster
 from tfd_notebook.spark.TFCluster import InputMode
@@ -181,6 +182,12 @@ def test_parameter_server_strategy_with_the_coordinator_here(
     ended.append(cluster)
     assert cluster.snapshot().spark.nodes[0].node == "ps:0"
     assert (cluster.nodes[0].executor == "driver") is beside
+    resolver = tfd.resolvers.SparkResolver(cluster)
+    assert {job: len(at) for job, at in resolver.cluster_spec().as_dict().items()} == {
+        "ps": 1,
+        "worker": nodes - 1,
+    }
+    assert tfd.resolve().rule == "spark"
     strategy = cluster.strategy()
     coordinator = cluster.coordinator(strategy)
     with strategy.scope():

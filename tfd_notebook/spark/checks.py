@@ -122,10 +122,12 @@ def needed(sc: Any, num: int) -> None:
         raise UsageError(f"num_executors={num!r} must be 1 or more")
     _alive(sc)
     checkup.load()
-    if not application.is_connect(sc):
+    seen = asked.of(sc, num)
+    # Where executors come and go it is refused, however many there are.
+    if not application.is_connect(sc) and not seen.dynamic:
         context = application.context_of(sc)
         arrival.wait(context, lambda: asked.of(context).free >= num)
-    seen = asked.of(sc, num)
+        seen = asked.of(sc, num)
     for one in findings.look("spark", seen):
         if one.code == SLOTS.code:
             raise NotEnoughSlots(one.what, fix=one.fix)
