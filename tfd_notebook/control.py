@@ -28,12 +28,12 @@ _MOST_REQUEST = 65_536
 _MOST_REPLY = 64_000_000
 _PEER_SECONDS = 5.0
 _CLIENTS = 8
+_PEER_THREAD = "tfd-control-peer"
 #: Seconds that the end of this process waits for answers: to have its cluster stopped may end it.
 _FAREWELL_SECONDS = 2.0
 
 _server: ControlServer | None = None
 _server_lock = threading.Lock()
-_answering: set[threading.Thread] = set()
 
 
 def ensure_started() -> Path:
@@ -58,7 +58,6 @@ def _after_fork() -> None:
     # A socket held by a child would look alive after its process ended.
     global _server, _server_lock
     server, _server, _server_lock = _server, None, threading.Lock()
-    _answering.clear()
     if server is not None:
         server.abandon()
 
@@ -69,8 +68,9 @@ os.register_at_fork(after_in_child=_after_fork)
 @atexit.register
 def _farewell() -> None:
     deadline = time.monotonic() + _FAREWELL_SECONDS
-    for thread in tuple(_answering):
-        thread.join(max(0.0, deadline - time.monotonic()))
+    for thread in threading.enumerate():
+        if thread.name == _PEER_THREAD:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class ControlServer:
@@ -114,7 +114,7 @@ class ControlServer:
                     peer.close()
                     continue
                 threading.Thread(
-                    target=self._serve, args=(peer,), name="tfd-control-peer", daemon=True
+                    target=self._serve, args=(peer,), name=_PEER_THREAD, daemon=True
                 ).start()
         finally:
             self.path.unlink(missing_ok=True)
@@ -122,14 +122,12 @@ class ControlServer:
                 held.close()
 
     def _serve(self, peer: socket.socket) -> None:
-        _answering.add(threading.current_thread())
         try:
             # A peer that went away needs no answer.
             with contextlib.suppress(OSError), peer:
                 peer.settimeout(_PEER_SECONDS)
                 peer.sendall(_answer(_read_line(peer, _MOST_REQUEST)))
         finally:
-            _answering.discard(threading.current_thread())
             self._slots.release()
 
 

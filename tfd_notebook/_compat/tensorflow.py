@@ -168,7 +168,8 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         self._refuse()
         if result[0] is not None:
             self.fail(result[0])
-        ending.Held(self._dataset, held.resource).end_later()
+        if held.resource is not None:  # restored from one of the other kind
+            ending.Held(self._dataset, held.resource).end_later()
         held.resource, self._clocked = resource, clocked
         if clocked:
             self.meter.clock = _Clock(self, handle)

@@ -165,8 +165,8 @@ def hidden(*names: str) -> Iterator[None]:
     """
     pandas = types.ModuleType("pandas")
     pandas.__dict__.update({name: _Later(name, (), {}) for name in ("DataFrame", "Series")})
-    installed = importlib.util.find_spec("pandas") is not None
-    meanwhile = {**dict.fromkeys(names), "pandas": pandas if installed else None}
+    pandas.__spec__ = importlib.util.find_spec("pandas")
+    meanwhile = {**dict.fromkeys(names), "pandas": pandas if pandas.__spec__ else None}
     meanwhile = {name: module for name, module in meanwhile.items() if name not in sys.modules}
     sys.modules.update(meanwhile)  # type: ignore[arg-type]
     try:

@@ -214,14 +214,15 @@ class Steering:
         try:
             while True:
                 header, _ = channel.receive()
-                with contextlib.suppress(OSError):  # it says that again
-                    channel.send({"order": "heard", "word": header["word"]})
                 with self._lock:
                     node.heard = time.monotonic()
                     is_new = int(header["word"]) > node.word
                     if is_new:
                         node.word = int(header["word"])
                         self._note(node, header)
+                # Once it is noted: the node ends when its last word was heard.
+                with contextlib.suppress(OSError):  # it says that again
+                    channel.send({"order": "heard", "word": header["word"]})
                 if is_new:
                     self._changed(node, str(header["say"]))
         finally:
