@@ -9,9 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 from playwright.sync_api import Browser, sync_playwright
 
 from tests._jupyter import serving as jupyter
+
+#: Seconds that Chromium's service processes get to exit after the browser is closed.
+EXIT_SECONDS = 60.0
 
 
 @contextlib.contextmanager
@@ -47,13 +51,20 @@ def serving(home: Path) -> Iterator[tuple[str, Path]]:
 
 @contextlib.contextmanager
 def launched() -> Iterator[Browser]:
-    """Yield a Chromium, the one that is installed."""
+    """Yield the installed Chromium; return when each of its processes has exited."""
     names = ("chromium", "chromium-browser", "google-chrome")
     found = next(filter(None, map(shutil.which, names)), None)
     assert found, "no Chromium is installed (Debian's package is chromium)"
+    this = psutil.Process()
+    before = set(this.children())
     with sync_playwright() as playwright:
+        (driver,) = set(this.children()) - before
         browser = playwright.chromium.launch(
             executable_path=found, args=["--no-sandbox", "--force-color-profile=srgb"]
         )
         yield browser
+        processes = driver.children(recursive=True)
         browser.close()
+        # `close` waits for the browser process only, not for its storage, network and GPU services.
+        _, running = psutil.wait_procs(processes, timeout=EXIT_SECONDS)
+        assert not running, f"still running {EXIT_SECONDS:.0f} s after the browser: {running}"

@@ -1,4 +1,4 @@
-"""A JupyterLab and a browser, shared by all tests; a page and notebooks for each."""
+"""One JupyterLab for all tests, one browser per module, and a page for each test."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         yield address, notebooks
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
+    """Return a browser of the module: it starts service processes at any time while it runs."""
     with launched() as browser:
         yield browser
 
