@@ -61,7 +61,7 @@ class Cluster(Lasting):
         leaves them to the workers where those have parameter servers, and keeps its view otherwise.
     launcher : str or Launcher
         Where the tasks run: ``"local"`` (child processes, the default), ``"inprocess"``, or
-        another name from ``%tfd_cluster kinds``, or an object from `tfd_notebook.launchers`.
+        another name from ``%tfd_cluster launchers``, or an object from `tfd_notebook.launchers`.
     name : str, optional
         Up to 64 letters, digits, ``.``, ``_`` and ``-``. Default ``"cluster"``.
     if_exists : {"reuse", "replace", "error"}

@@ -128,6 +128,13 @@ def test_help(capsys: Any, arguments: list[str]) -> None:
     assert shown.startswith("usage: tfd")
 
 
+def test_start_help_names_a_command_that_lists_the_launchers(capsys: Any) -> None:
+    assert "the command launchers" in " ".join(tfd(capsys, "start", "--help")[1].split())
+    status, shown = tfd(capsys, "launchers", "--json")
+    assert status == 0
+    assert "inprocess" in [row["launcher"] for row in json.loads(shown)]
+
+
 def test_a_pipe_that_closes_is_no_error() -> None:
     done = subprocess.run(
         f"{sys.executable} -m tfd_notebook --help | true; echo ${{PIPESTATUS[0]}}",

@@ -185,6 +185,19 @@ def test_help(shell: Any, capsys: Any, line: str) -> None:
     assert "usage: " + line.split(" ")[0] in capsys.readouterr().out
 
 
+def test_scale_help_offers_only_what_can_change(shell: Any, capsys: Any) -> None:
+    tfd(shell, "scale --help")
+    shown = capsys.readouterr().out
+    assert "number of training workers (default: unchanged)" in shown
+    assert "--ps" not in shown
+    assert "--ps" not in completed(shell, "%tfd_cluster scale --")
+
+
+@pytest.mark.parametrize("name", ["launchers", "kinds"])
+def test_launchers_are_listed_by_both_names(shell: Any, name: str) -> None:
+    assert "inprocess" in tfd(shell, name).text()
+
+
 def test_a_question_mark_shows_the_help(shell: Any) -> None:
     shown = shell.object_inspect_mime("%tfd_cluster")
     assert "usage: %tfd_cluster" in shown["text/plain"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 import tfd_notebook as tfd
 from tfd_notebook import errors
 from tfd_notebook.launch import base, policy, profiles
-from tfd_notebook.magics.cluster import _kinds
+from tfd_notebook.magics.options import launchers_table
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +34,7 @@ def test_a_profile_is_a_launcher_by_name(tmp_path: Path) -> None:
     write(tmp_path / "home/tfd_notebook/box.toml", 'launcher = "fake"\ngpus = [0, 1]')
     with tfd.Cluster(data_workers=1, launcher="box", name="boxed") as cluster:
         assert cluster.snapshot().launcher == "fake"
-    assert "box" in _kinds(argparse.Namespace()).text()
+    assert "box" in launchers_table().text()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,7 @@ def test_a_bad_profile_is_named(tmp_path: Path, text: str, said: str) -> None:
         base.launcher("bad")
     assert "bad.toml" in str(told.value)
     # It is in nobody's way who does not use it.
-    assert "bad" in _kinds(argparse.Namespace()).text()
+    assert "bad" in launchers_table().text()
 
 
 def test_without_a_profile_the_places_are_named(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tfd_notebook.magics.options import (
     add_detach_option,
     add_hours_option,
     add_start_options,
+    launchers_table,
     make_cluster,
 )
 from tfd_notebook.magics.parsing import Command, CommandLine, Parser
@@ -50,6 +51,7 @@ def command_line() -> CommandLine:
         Command("resume", "let a paused coordinator go on", _resume, places.add_arguments),
         Command("step", "let the next closures run while paused", _step, _step_args),
         Command("cancel", "cancel a closure that is queued or runs", _cancel, _cancel_args),
+        Command("launchers", "list the available launchers", _launchers, _json_args),
         Command("resolve", "find a cluster and look at its tasks", _resolve, _resolve_args),
         Command("doctor", "what is wrong, or will be", _doctor.run, _doctor.arguments),
         Command("why", "what a code means", _doctor.why, _doctor.why_arguments),
@@ -114,6 +116,12 @@ def _json_args(parser: Parser) -> None:
 def _list(options: argparse.Namespace) -> int:
     found = attaching.everywhere()
     print(json.dumps(found) if options.json else views.clusters_table(found).text(Screen().width))
+    return 0
+
+
+def _launchers(options: argparse.Namespace) -> int:
+    table = launchers_table()
+    print(json.dumps(table.records()) if options.json else table.text(Screen().width))
     return 0
 
 

@@ -126,7 +126,7 @@ class Launcher(ABC):
     name : str
         What users write: ``launcher="local"``.
     summary : str
-        One line for ``%tfd_cluster kinds``.
+        One line for ``%tfd_cluster launchers``.
     roles : frozenset of Role
         What it can run. Default: dispatcher and data workers.
     in_process : bool

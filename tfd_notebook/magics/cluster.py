@@ -12,7 +12,12 @@ from tfd_notebook import attaching, views
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launch import detached
 from tfd_notebook.magics import living, starting
-from tfd_notebook.magics.options import add_hours_option, add_scale_options, scale_wishes
+from tfd_notebook.magics.options import (
+    add_hours_option,
+    add_scale_options,
+    launchers_table,
+    scale_wishes,
+)
 from tfd_notebook.magics.parsing import Command, CommandLine, Parser
 from tfd_notebook.spec import Role
 from tfd_notebook.widgets import VIEWS
@@ -45,7 +50,7 @@ def command_line(shell: Any) -> CommandLine:
         Command("renew", "have a detached cluster stay longer", _lasting("renew"), _lasting_args),
         Command("doctor", "what is wrong, or will be", _Doctor(shell), _doctor_args),
         Command("stop", "stop a cluster and all its tasks", _stop, _stop_args),
-        Command("kinds", "the launchers that exist here", _kinds),
+        Command("launchers", "list the available launchers", _launchers, aliases=("kinds",)),
     )
     return _ClusterLine(shell, commands)
 
@@ -314,22 +319,5 @@ def _stop(options: argparse.Namespace) -> None:
         say(f"cluster {cluster.name!r} is {cluster.state}")
 
 
-def _kinds(options: argparse.Namespace) -> views.Table:
-    from tfd_notebook.launch import base, profiles
-
-    return views.Table(
-        (views.Column("launcher"), views.Column("where the tasks run", note=True)),
-        [
-            *((views.Cell(name), views.Cell(kind.summary)) for name, kind in base.kinds().items()),
-            *((views.Cell(name), _says(profile)) for name, profile in profiles.profiles().items()),
-        ],
-        label="launchers",
-        empty="no launcher is installed",
-    )
-
-
-def _says(profile: Any) -> Any:
-    """Return what a profile means, or why it cannot be read."""
-    if isinstance(profile, UsageError):
-        return views.Cell(profile.what)
-    return views.Cell(f"{profile.launcher}, as {profile.path} says")
+def _launchers(options: argparse.Namespace) -> views.Table:
+    return launchers_table()

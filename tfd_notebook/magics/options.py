@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from tfd_notebook import views
+from tfd_notebook.errors import UsageError
 from tfd_notebook.magics.parsing import Parser
 
 if TYPE_CHECKING:
@@ -12,19 +14,24 @@ if TYPE_CHECKING:
 
 
 def add_scale_options(parser: Parser) -> None:
-    """Add the options that say how many tasks there shall be."""
-    parser.add_argument(
-        "--data-workers", type=int, metavar="N", help="tf.data service workers (default: 0)"
-    )
-    parser.add_argument("--workers", type=int, metavar="N", help="training workers (default: 0)")
-    parser.add_argument(
-        "--ps", type=int, metavar="N", help="parameter servers (default: 0); not while it lives"
-    )
+    """Add the options with the new number of tasks of a running cluster."""
+    _add_worker_options(parser, "unchanged")
+    # Not offered: it is read so that the error can say what to do instead.
+    parser.add_argument("--ps", type=int, help=argparse.SUPPRESS)
+
+
+def _add_worker_options(parser: Parser, default: str) -> None:
+    for option, kind in (("--data-workers", "tf.data service"), ("--workers", "training")):
+        text = f"number of {kind} workers (default: {default})"
+        parser.add_argument(option, type=int, metavar="N", help=text)
 
 
 def add_start_options(parser: Parser) -> None:
     """Add the options that describe a cluster."""
-    add_scale_options(parser)
+    _add_worker_options(parser, "0")
+    parser.add_argument(
+        "--ps", type=int, metavar="N", help="number of parameter servers (default: 0)"
+    )
     parser.add_argument(
         "--evaluator", action="store_true", help="an evaluator, a cluster of its own"
     )
@@ -38,7 +45,7 @@ def add_start_options(parser: Parser) -> None:
         "--launcher",
         default="local",
         metavar="L",
-        help="where the tasks run, see the command kinds (default: local)",
+        help="where the tasks run; the command launchers lists the choices (default: local)",
     )
     parser.add_argument("--name", help="name of the cluster (default: cluster)")
     parser.add_argument("--host", metavar="H", help="name or address that peers of the tasks use")
@@ -137,3 +144,28 @@ def make_cluster(options: argparse.Namespace, port: int = 0) -> Cluster:
         policy=Policy(time_limit=options.time_limit),
         service=Service(port=port, work_dir=options.work_dir),
     )
+
+
+def launchers_table() -> views.Table:
+    """Return the installed launchers and the profiles, and where each runs the tasks."""
+    from tfd_notebook.launch import base, profiles
+
+    return views.Table(
+        (views.Column("launcher"), views.Column("where the tasks run", note=True)),
+        [
+            *((views.Cell(name), views.Cell(kind.summary)) for name, kind in base.kinds().items()),
+            *(
+                (views.Cell(name), _profile_cell(profile))
+                for name, profile in profiles.profiles().items()
+            ),
+        ],
+        label="launchers",
+        empty="no launcher is installed",
+    )
+
+
+def _profile_cell(profile: Any) -> views.Cell:
+    """Return a profile's launcher and file, or why the file cannot be read."""
+    if isinstance(profile, UsageError):
+        return views.Cell(profile.what)
+    return views.Cell(f"{profile.launcher}, from {profile.path}")

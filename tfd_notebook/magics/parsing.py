@@ -35,11 +35,11 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The long options, and the short ones that have no long form."""
+        """The long options, and the short ones that have no long form, as the help lists them."""
         return tuple(
             next((s for s in action.option_strings if s.startswith("--")), action.option_strings[0])
             for action in self._actions
-            if action.option_strings
+            if action.option_strings and action.help is not argparse.SUPPRESS
         )
 
     def read(self, tokens: Sequence[str]) -> argparse.Namespace:
@@ -85,12 +85,15 @@ class Command:
         Gets the parsed arguments; what it returns is the command's result.
     prepare : callable, optional
         Adds arguments to the parser.
+    aliases : tuple of str
+        Other names that run the subcommand. Help and completion do not list them.
     """
 
     name: str
     summary: str
     run: Callable[[argparse.Namespace], Any]
     prepare: Callable[[Parser], None] = field(default=lambda parser: None)
+    aliases: tuple[str, ...] = ()
 
 
 class CommandLine:
@@ -109,6 +112,9 @@ class CommandLine:
         self.prog = prog
         self.summary = summary
         self.commands = {command.name: command for command in commands}
+        self._aliases = {
+            alias: name for name, command in self.commands.items() for alias in command.aliases
+        }
 
     def parser(self, name: str) -> Parser:
         """Return the parser of the subcommand `name`."""
@@ -136,6 +142,7 @@ class CommandLine:
         if not tokens or tokens[0] in ("?", "-h", "--help", "help"):
             raise HelpAsked(self.help())
         name, *rest = tokens
+        name = self._aliases.get(name, name)
         if name not in self.commands:
             raise UnknownName(
                 f"{self.prog} has no command {name!r}",
