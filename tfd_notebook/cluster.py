@@ -196,6 +196,7 @@ class Cluster(Lasting):
                 raise
             self._connect_to_present()
             self._monitor.set_state("ready")
+            self._describe()
         return self
 
     def _begin(self) -> None:

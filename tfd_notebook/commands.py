@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
@@ -17,7 +17,7 @@ from tfd_notebook import errors
 if TYPE_CHECKING:
     from tfd_notebook.cluster import Cluster
 
-__all__ = ["COMMANDS", "answer", "error_from", "is_quick", "living", "perform"]
+__all__ = ["COMMANDS", "answer", "error_from", "living", "perform", "queue_of"]
 
 #: Seconds that a step may keep its caller waiting; what has not ended then goes on.
 _STEP_SECONDS = 5.0
@@ -119,9 +119,20 @@ def error_from(packed: Mapping[str, Any]) -> errors.TfdError:
     return kind(str(packed.get("what")), task=packed.get("task"), fix=packed.get("fix"))
 
 
-def is_quick(request: Any) -> bool:
-    """Whether a request is done at once, so that it need not wait for those that start tasks."""
-    return isinstance(request, Mapping) and request.get("command") in _QUICK
+def queue_of(request: Mapping[str, Any]) -> Hashable | None:
+    """Return the name of the queue that a request waits in, or None if it never waits.
+
+    Requests of one queue are performed in order. Each cluster has two: one for requests that
+    change its tasks, and one for all others, so that logs can be read while tasks start.
+    """
+    command, name = str(request.get("command")), request.get("name")
+    if command in _IMMEDIATE and not (
+        command in _CONTROLS and hasattr(living().get(str(name)), "ask")
+    ):
+        return None
+    if command == "start" and isinstance(options := request.get("options"), Mapping):
+        name = options.get("name")
+    return (str(name), command in _CHANGES) if name is not None else command
 
 
 def _packed(error: errors.TfdError) -> dict[str, Any]:
@@ -284,7 +295,12 @@ COMMANDS: dict[str, Callable[[Request], Any]] = {
     "hold": _hold,
     "value": _value,
 }
-_QUICK = frozenset(COMMANDS) - {"stop", "scale", "restart", "doctor", "support"}
+#: Requests about a coordinator of this process that return at once.
+_CONTROLS = frozenset({"pause", "resume", "step"})
+#: Requests that never wait, except controls of a coordinator in another kernel.
+_IMMEDIATE = _CONTROLS | {"list", "snapshot"}
+#: Requests that change a cluster's tasks, or how long they stay.
+_CHANGES = frozenset({"start", "stop", "scale", "restart", "detach", "renew"})
 
 
 # What a request says

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from tfd_notebook import errors
 from tfd_notebook.launch import base, detached
 from tfd_notebook.launch.policy import limits
-from tfd_notebook.spec import Role, pack
+from tfd_notebook.spec import ClusterConfig, Role, pack
 from tfd_notebook.training import Training
 
 _MOST_HOURS = 24.0 * 365
@@ -34,6 +35,10 @@ def check_hours(hours: object) -> None:
 
 class Lasting(Training):
     """The part of `Cluster` that is detached, renewed, left and attached to."""
+
+    def _make(self, config: ClusterConfig, launcher: base.Launcher) -> None:
+        super()._make(config, launcher)
+        self._describing = threading.Lock()
 
     def detach(self, hours: float = 8.0) -> float:
         """Let the cluster outlive this kernel, for so long.
@@ -86,13 +91,13 @@ class Lasting(Training):
     def _hold(self, hours: float, renew: bool) -> float:
         check_hours(hours)
         limits().check_lease(hours)
-        with self._lock:
-            self._must_run()
-            if not renew and not self.detached:
-                self._must_be_only_one()
-            until: float = self._fleet.ask("lease", seconds=hours * 3600.0, renew=renew)
-            self._monitor.take({"event": "lease", "cluster": self.name, "until": until})
-            self._describe()
+        # Without the cluster's lock, which `start` and `scale` hold for minutes.
+        self._must_run()
+        if not renew and not self.detached:
+            self._must_be_only_one()
+        until: float = self._fleet.ask("lease", seconds=hours * 3600.0, renew=renew)
+        self._monitor.take({"event": "lease", "cluster": self.name, "until": until})
+        self._describe()
         return until
 
     def _say_if_another_is_detached(self) -> None:
@@ -112,19 +117,21 @@ class Lasting(Training):
             )
 
     def _describe(self) -> None:
-        """Keep with the tasks what whoever attaches needs to know; only where somebody may."""
+        """Store with the agents what an attach needs. No-op unless the cluster is detached."""
         if not self.detached:
             return
-        about = {
-            "config": pack(self._config),
-            "fleet": self._fleet.about(),
-            "used": self._used,
-            "pid": os.getpid(),
-            "since": time.time(),
-        }
-        # Where the agent is gone its end is told in another way.
-        with contextlib.suppress(errors.AgentLost, errors.TimeLimit):
-            self._fleet.ask("describe", about=about)
+        # One at a time: an older description must not replace a newer one.
+        with self._describing:
+            about = {
+                "config": pack(self._config),
+                "fleet": self._fleet.about(),
+                "used": self._used,
+                "pid": os.getpid(),
+                "since": time.time(),
+            }
+            # The loss of an agent is reported by its own event.
+            with contextlib.suppress(errors.AgentLost, errors.TimeLimit):
+                self._fleet.ask("describe", about=about)
 
     def _scale(self, counts: Mapping[Role, int]) -> None:
         try:

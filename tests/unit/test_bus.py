@@ -21,7 +21,7 @@ import tfd_notebook
 from tests._patch import Tree, merged, tree_of
 from tests._steered import Steered
 from tests._waiting import until
-from tfd_notebook import bus, errors
+from tfd_notebook import bus, commands, errors
 from tfd_notebook.bus import hub, session
 from tfd_notebook.bus.columns import COLUMNS, ColumnFeed
 from tfd_notebook.bus.feed import Feed, difference
@@ -341,6 +341,113 @@ def test_commands_are_checked_and_answered(panel: Browser, cluster: Cluster) -> 
     for nonsense in (None, 3, [], {}, {"kind": "hello"}, {"kind": 1, "client": 2}):
         hub.receive(panel.session, nonsense)
     assert panel.asks("stop", name="shown")["value"] == "stopped"
+
+
+class BlockedCluster:
+    """A cluster of another kernel that answers a command when the test lets it."""
+
+    has_coordinator = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.entered, self.release = threading.Event(), threading.Event()
+        self.commands: list[str] = []
+
+    def snapshot(self) -> Snapshot:
+        return snapshot(name=self.name)
+
+    def ask(self, command: str, timeout: float, **arguments: Any) -> str:
+        self.entered.set()
+        assert self.release.wait(60)
+        self.commands.append(command)
+        return command
+
+
+@pytest.fixture
+def blocked() -> Iterator[BlockedCluster]:
+    made = BlockedCluster("blocked")
+    commands.see_elsewhere("blocked", lambda: {made.name: made})
+    try:
+        yield made
+    finally:
+        made.release.set()
+        commands.see_elsewhere("blocked", dict)
+
+
+def test_a_blocked_command_delays_no_other_cluster_and_no_front_end(
+    panel: Browser, cluster: Cluster, blocked: BlockedCluster
+) -> None:
+    panel.says("hello")
+    panel.says("command", ask="first", command="logs", name="blocked")
+    assert blocked.entered.wait(20)
+    panel.says("hello", client="second")
+    until(lambda: any(hello.get("known") == "second" for hello in panel.got("hello")))
+    before = len(panel.got("state"))
+    cluster._monitor.notice("info", "published while a command is blocked")
+    until(lambda: len(panel.got("state")) > before)
+    assert panel.asks("pause", name="shown")["error"]["code"]
+    assert panel.asks("stop", name="shown")["value"] == "stopped"
+    assert [reply for reply in panel.got("reply") if reply["ask"] == "first"] == []
+    blocked.release.set()
+    until(lambda: [reply for reply in panel.got("reply") if reply["ask"] == "first"])
+
+
+def test_commands_for_one_cluster_keep_their_order(panel: Browser, blocked: BlockedCluster) -> None:
+    expected = ["scale", "restart", "scale", "stop"]
+    for number, command in enumerate(expected):
+        panel.says("command", ask=str(number), command=command, name="blocked")
+    assert blocked.entered.wait(20)
+    assert blocked.commands == []
+    blocked.release.set()
+    until(lambda: len(panel.got("reply")) == len(expected))
+    assert blocked.commands == expected
+
+
+@pytest.mark.parametrize("command", ["detach", "renew"])
+def test_a_lease_does_not_wait_for_tasks_that_start(cluster: Cluster, command: str) -> None:
+    cluster.detach(1)
+    entered, release = threading.Event(), threading.Event()
+
+    def scale(counts: Any) -> None:
+        entered.set()
+        assert release.wait(60)
+
+    cluster._fleet.scale = scale  # type: ignore[method-assign]
+    scaling = threading.Thread(target=cluster.scale, kwargs={"data_workers": 3})
+    scaling.start()
+    done = threading.Event()
+
+    def renew() -> None:
+        commands.perform({"command": command, "name": "shown", "hours": 2})
+        done.set()
+
+    renewing = threading.Thread(target=renew)
+    try:
+        assert entered.wait(20)
+        renewing.start()
+        assert done.wait(20)
+    finally:
+        release.set()
+        scaling.join()
+        renewing.join()
+        cluster.stop()
+
+
+def test_logs_can_be_read_while_tasks_are_changed(panel: Browser, cluster: Cluster) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def scale(counts: Any) -> None:
+        entered.set()
+        assert release.wait(60)
+
+    cluster._fleet.scale = scale  # type: ignore[method-assign]
+    try:
+        panel.says("command", ask="scale", command="scale", name="shown", data_workers=3)
+        assert entered.wait(20)
+        assert panel.asks("logs", name="shown", task="worker:0")["value"]["text"]
+    finally:
+        release.set()
+    until(lambda: panel.got("reply")[-1]["ask"] == "scale")
 
 
 def test_who_is_behind_gets_no_more_until_it_tells(

@@ -1,8 +1,9 @@
-"""The thread that owns all sessions: it takes their messages one by one, and ticks."""
+"""The thread that serves all sessions: it handles their messages one by one, and never waits."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import queue
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import commands
 from tfd_notebook.bus.presence import Presences
+from tfd_notebook.bus.queues import CommandQueues
 from tfd_notebook.bus.session import Session, is_message
 
 if TYPE_CHECKING:
@@ -77,11 +79,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Hub:
-    """Two threads: one for sessions and what is done at once, one for what takes its time."""
+    """Serves all sessions in one thread, which never waits; commands that may wait are queued."""
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[tuple[str, Session, Any]] = queue.SimpleQueue()
-        self._slow: queue.SimpleQueue[tuple[Session, Any] | None] = queue.SimpleQueue()
+        self._commands = CommandQueues(lambda work: _start("tfd-bus-command", work))
         self._sessions: list[Session] = []
         self._told_alive = time.monotonic()
         self._progress: dict[str, Any] = {}
@@ -112,7 +114,6 @@ class Hub:
         with _lock:
             if _hub is self:
                 _hub = None
-            self._slow.put(None)
         while True:  # somebody may have joined meanwhile
             try:
                 what, session, _ = self._inbox.get(block=False)
@@ -123,8 +124,6 @@ class Hub:
 
     def _handle(self, what: str, session: Session, message: Any) -> None:
         if what == "join":
-            if not self._sessions:
-                _start("tfd-bus-slow", self._work_slowly)
             self._sessions.append(session)
             self._attempt(session.greet)
         elif what == "leave":
@@ -133,15 +132,11 @@ class Hub:
                 session.farewell()
         elif message["kind"] != "command":
             self._attempt(lambda: session.take(message))
-        elif session.is_slow(message):
-            self._slow.put((session, message))
-        else:
+        elif (queue_name := commands.queue_of(message)) is None:
             self._attempt(lambda: session.obey(message))
-
-    def _work_slowly(self) -> None:
-        while (item := self._slow.get()) is not None:
-            session, message = item
-            self._attempt(lambda session=session, message=message: session.obey(message))
+        else:
+            obey = functools.partial(session.obey, message)
+            self._attempt(lambda: self._commands.put(queue_name, lambda: self._attempt(obey)))
 
     def _tick(self) -> None:
         living = commands.living()

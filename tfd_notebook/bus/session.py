@@ -35,7 +35,7 @@ class _Client:
 
 
 class Session:
-    """Tells what is, and what was asked. Only the hub's thread calls its methods.
+    """Publishes states and answers commands. Only the hub's thread calls its methods, but `obey`.
 
     Parameters
     ----------
@@ -99,12 +99,8 @@ class Session:
             self._columns.pop(name, None)  # a new reader has seen nothing of it
         client.values = wanted
 
-    def is_slow(self, message: Any) -> bool:
-        """Whether a command may take seconds."""
-        return not commands.is_quick(message)
-
     def obey(self, message: Any) -> None:
-        """Perform a command and answer it."""
+        """Execute a command and send its reply; may wait, and runs in any thread."""
         request = {**message, "wait": False}
         work = self._extra().get(str(request.get("command")))
         said = commands.answer(lambda: work(request) if work else commands.perform(request))

@@ -40,7 +40,8 @@ const EMPTY: ITree = { clusters: {} };
 const TELL_EVERY = 20;
 const QUICK_MS = 20_000;
 const SLOW_MS = 300_000;
-const SLOW = ['start', 'stop', 'scale', 'restart', 'resolve', 'attach'];
+/** Commands that the kernel answers at once; all others may wait, each in its cluster's queue. */
+const QUICK = ['list', 'snapshot', 'pause', 'resume', 'step', 'kinds', 'resolvers'];
 
 function newId(): string {
   // Not crypto.randomUUID, which pages without TLS do not have.
@@ -138,7 +139,7 @@ export class Link {
     }
     const id = newId();
     return new Promise((resolve, reject) => {
-      const limit = SLOW.includes(command) ? SLOW_MS : QUICK_MS;
+      const limit = QUICK.includes(command) ? QUICK_MS : SLOW_MS;
       const give = () => {
         if (!this.transport.beside) {
           // It waits for the running cell, which may take any time.
