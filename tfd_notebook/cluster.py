@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -141,6 +142,11 @@ class Cluster(Lasting):
     ) -> None:
         if start and self.state == "new":
             self.start()
+
+    #: `inspect.signature` would show the parameters of `__new__`, which reads only two of them.
+    __signature__ = inspect.signature(__init__).replace(
+        parameters=list(inspect.signature(__init__).parameters.values())[1:]
+    )
 
     def _make(self, config: ClusterConfig, launcher: base.Launcher) -> None:
         super()._make(config, launcher)

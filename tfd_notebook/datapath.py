@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from tfd_notebook import errors
@@ -114,11 +114,40 @@ class DataPath:
         self._must_run()
         return watch.watch(dataset, self._consumers, name)
 
-    def stream(self, dataset: Any, name: str | None = None, **options: Any) -> Stream:
+    def stream(
+        self,
+        dataset: Any,
+        name: str | None = None,
+        *,
+        buffer: int | None = None,
+        sinks: Sequence[Callable[[Any], object]] = (),
+        discard: bool = True,
+    ) -> Stream:
         """Return a `Stream` that iterates `dataset` in a background thread; not yet started.
 
         A stream of that name that has not ended is stopped first, so that a cell can be run
         again.
+
+        Parameters
+        ----------
+        dataset : tf.data.Dataset
+        name : str, optional
+            Default ``"stream-1"`` and so on.
+        buffer : int, optional
+            Maximum number of elements that wait for a reader. Default: what fits into 64 MB,
+            from 2 to 64.
+        sinks : sequence of callable
+            Called with each element, in the stream's thread. An error of a sink fails the stream.
+        discard : bool
+            Whether elements are dropped until the stream is iterated for the first time.
+            Default true.
+
+        Raises
+        ------
+        UsageError
+            An argument is not valid.
+        StateError
+            The cluster is not running.
         """
         from tfd_notebook.data.stream import Stream
 
@@ -130,7 +159,9 @@ class DataPath:
             before = self._streams.pop(self._stream_names.pop(name, name), None)
             if before is not None:
                 before.stop()
-            made = Stream(dataset, self._consumers, name, **options)
+            made = Stream(
+                dataset, self._consumers, name, buffer=buffer, sinks=sinks, discard=discard
+            )
             self._stream_names[name] = made.name
             self._streams[made.name] = made
             return made

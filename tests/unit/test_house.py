@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import os
 import re
 import shutil
@@ -130,6 +131,23 @@ def test_docs_name_every_error() -> None:
     missing = [n for n in errors.__all__ if f"`{n}`" not in page]
     assert not missing
     assert {getattr(errors, n).code for n in errors.__all__} == set(re.findall(r"TFD\d{3}", page))
+
+
+def test_signatures_show_every_argument() -> None:
+    cluster = inspect.signature(tfd_notebook.Cluster).parameters
+    assert {"data_workers", "workers", "ps", "launcher", "gpus", "policy"} <= set(cluster)
+    assert all(one.kind is one.KEYWORD_ONLY for one in cluster.values())
+    stream = inspect.signature(tfd_notebook.Cluster.stream).parameters
+    assert set(stream) == {"self", "dataset", "name", "buffer", "sinks", "discard"}
+
+
+def test_docs_name_every_extra_and_variable() -> None:
+    platforms = (ROOT / "docs" / "platforms.md").read_text()
+    for extra in project()["project"]["optional-dependencies"]:
+        assert f"`{extra}`" in platforms, extra
+    launching = (ROOT / "docs" / "launching.md").read_text()
+    for name in ("JUPYTER_TOKEN", "KEEP_ALIVE", "PRELOAD", "RUNTIME_DIR", "START_METHOD"):
+        assert f"| `TFD_{name}` |" in launching, name
 
 
 def test_launchers_are_entry_points() -> None:

@@ -48,7 +48,7 @@ _NAP_ELEMENTS = 8
 
 
 class Stream:
-    """A dataset iterated by a thread of its own, with its figures, a brake and a buffer.
+    """A dataset that a background thread iterates, as `tfd_notebook.Cluster.stream` returns it.
 
     Each element goes to every sink, in the stream's thread. What else happens to it:
 
@@ -63,7 +63,7 @@ class Stream:
     ----------
     dataset : tf.data.Dataset
     consumers : Consumers
-        Where the stream is listed.
+        The table of the cluster's consumers. `tfd_notebook.Cluster.stream` passes it.
     name : str, optional
         Default ``"stream"``; a number is added where a living consumer has that name.
     buffer : int, optional
