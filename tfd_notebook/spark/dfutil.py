@@ -17,6 +17,7 @@ from typing import Any
 from tfd_notebook.errors import DataError, UsageError
 from tfd_notebook.spark import application, jobs, outcomes, records
 from tfd_notebook.spark.paths import located, understood
+from tfd_notebook.spark.publishing import published
 
 __all__ = [
     "fromTFExample",
@@ -64,7 +65,8 @@ def saveAsTFRecords(
         A directory that all executors reach; a relative one counts from the directory of this
         process. Files are called ``part-r-00000`` and so on.
     overwrite : bool
-        Replace what is there. Default false.
+        Whether an existing directory is replaced. Default false. The old one is removed when the
+        new one has its name; if that fails, both are kept.
     wait : bool
         Whether to wait (default), or return the future of it.
 
@@ -73,7 +75,13 @@ def saveAsTFRecords(
     UsageError
         A column cannot be kept, with its name; or the directory exists.
     DataError
-        Executors wrote where this process sees nothing: the directory is not shared.
+        Executors wrote where this process sees nothing: the directory is not shared. Or the
+        directory could not be renamed: the error names the hidden directory that holds the data.
+
+    Warns
+    -----
+    RuntimeWarning
+        The replaced directory could not be removed; the warning names it.
 
     Notes
     -----
@@ -90,14 +98,7 @@ def _save(df: Any, output_dir: str, overwrite: bool) -> None:
 
     columns = records.columns_of(df.dtypes)
     place = located(application.context_of(df.sparkSession, "saveAsTFRecords"), output_dir)
-    with understood(place):
-        there = tf.io.gfile.exists(place)
-    if there and not overwrite:
-        raise UsageError(f"{place} exists", fix="another directory, or overwrite=True")
-    parent, name = posixpath.split(place.rstrip("/"))
-    hidden = posixpath.join(parent, f".{name}.{uuid.uuid4().hex[:8]}")
-    try:
-        tf.io.gfile.makedirs(hidden)
+    with published(place, overwrite) as hidden:
         written = outcomes.collect(df.rdd, functools.partial(_write, hidden, columns))
         missing = [part for part in written if not tf.io.gfile.exists(posixpath.join(hidden, part))]
         if missing:
@@ -106,14 +107,8 @@ def _save(df: Any, output_dir: str, overwrite: bool) -> None:
                 f"here, such as {missing[0]}",
                 fix="an output_dir that all hosts share",
             )
-        _put(posixpath.join(hidden, _SCHEMA), df.schema.json())
-        _put(posixpath.join(hidden, "_SUCCESS"), "")
-        if there:
-            tf.io.gfile.rmtree(place)
-        tf.io.gfile.rename(hidden, place)
-    finally:
-        if tf.io.gfile.exists(hidden):
-            tf.io.gfile.rmtree(hidden)
+        with tf.io.gfile.GFile(posixpath.join(hidden, _SCHEMA), "w") as file:
+            file.write(df.schema.json())
 
 
 def loadTFRecords(
@@ -413,10 +408,3 @@ def _written_schema(place: str) -> Any:
         raise DataError(
             f"{file} does not tell the types: {error}", fix="remove it, or pass schema="
         ) from None
-
-
-def _put(file: str, text: str) -> None:
-    import tensorflow as tf
-
-    with tf.io.gfile.GFile(file, "w") as opened:
-        opened.write(text)
