@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import random
@@ -13,6 +14,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from tests._patch import Tree, merged, tree_of
 from tests._steered import Steered
 from tests._waiting import until
 from tfd_notebook import bus, commands, errors
-from tfd_notebook.bus import hub, session
+from tfd_notebook.bus import cells, hub, session
 from tfd_notebook.bus.columns import COLUMNS, ColumnFeed
 from tfd_notebook.bus.feed import Feed, difference
 from tfd_notebook.bus.presence import Presences
@@ -341,6 +343,104 @@ def test_commands_are_checked_and_answered(panel: Browser, cluster: Cluster) -> 
     for nonsense in (None, 3, [], {}, {"kind": "hello"}, {"kind": 1, "client": 2}):
         hub.receive(panel.session, nonsense)
     assert panel.asks("stop", name="shown")["value"] == "stopped"
+
+
+def unknown(panel: Browser, client: str) -> bool:
+    return any(hello.get("unknown") == client for hello in panel.got("hello"))
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_silent_client_is_forgotten_and_comes_back(
+    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tells: bool
+) -> None:
+    monkeypatch.setattr(session, "SILENT_SECONDS", 0.2)
+    steered = Steered()
+    cluster._coordinator = steered  # type: ignore[assignment]
+    panel.says("hello", tells=tells)
+    panel.says("want", values=["shown"])
+    until(lambda: steered.present == 1)
+    until(lambda: unknown(panel, "tab"))
+    until(lambda: steered.present == 0)
+    count = len(panel.got("state"))
+    cluster._monitor.notice("info", "published to no client")
+    assert panel.asks("list", client="other")["value"]
+    assert len(panel.got("state")) == count
+    monkeypatch.setattr(session, "SILENT_SECONDS", 300.0)
+    panel.says("hello", tells=tells)
+    until(lambda: len(panel.got("state")) > count)
+
+
+def test_a_client_that_is_heard_of_is_kept(
+    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "SILENT_SECONDS", 0.5)
+    panel.says("hello", tells=True)
+    panel.says("hello", client="gone", tells=True)
+    panel.says("want", values=["shown"])
+
+    def other_is_forgotten() -> bool:
+        panel.says("seen", seq=0)
+        cluster._monitor.notice("info", "more")
+        return unknown(panel, "gone")
+
+    until(other_is_forgotten)
+    assert not unknown(panel, "tab")
+
+
+def test_a_client_that_was_sent_nothing_owes_no_answer(
+    panel: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panel.says("hello", tells=True)
+    until(lambda: panel.got("state"))
+    panel.says("seen", seq=1)
+    monkeypatch.setattr(session, "SILENT_SECONDS", 0.0)
+    push, ticks = panel.session.push, itertools.count()
+    latest = [0]
+
+    def counted(*args: Any) -> None:
+        latest[0] = next(ticks)
+        push(*args)
+
+    monkeypatch.setattr(panel.session, "push", counted)
+    until(lambda: latest[0] >= 3)
+    assert not unknown(panel, "tab")
+
+
+def test_messages_that_wait_for_a_cell_are_no_silence(
+    panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from IPython.core.events import EventManager, available_events
+
+    shell = SimpleNamespace()
+    shell.events = EventManager(shell, available_events)
+    cells.follow(shell)
+    try:
+        shell.events.trigger("pre_execute")
+        monkeypatch.setattr(session, "SILENT_SECONDS", 0.2)
+        panel.says("hello", tells=False)
+        panel.says("hello", client="gone", tells=True)
+
+        def other_is_forgotten() -> bool:
+            cluster._monitor.notice("info", "more")
+            return unknown(panel, "gone")
+
+        until(other_is_forgotten)
+        assert not unknown(panel, "tab")
+        shell.events.trigger("post_execute")
+        until(lambda: unknown(panel, "tab"))
+    finally:
+        cells.unfollow()
+    assert not any(shell.events.callbacks.values())
+
+
+def test_clients_do_not_pile_up(panel: Browser) -> None:
+    for number in range(1000):
+        panel.says("hello", client=f"tab-{number}", tells=False)
+    panel.says("want", client="tab-999", values=["shown"])
+    panel.says("want", client="tab-0", values=["shown"])
+    until(lambda: unknown(panel, "tab-0"))
+    assert not unknown(panel, "tab-999")
+    assert len(panel.session._clients) <= session.MOST_CLIENTS
 
 
 class BlockedCluster:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import hooks
-from tfd_notebook.bus import greeting
+from tfd_notebook.bus import cells, greeting
 
 if TYPE_CHECKING:
     from tfd_notebook.bus.session import Session
@@ -93,6 +93,7 @@ def attach(shell: Any, extra: Callable[[], Mapping[str, Any]]) -> bool:
     if _attached is None:
         comm = _Comm(kernel, extra)
         manager.register_comm(comm)
+        cells.follow(shell)
         _attached = manager, comm
         hooks.when_one_starts(comm.serve)
         comm.send(greeting(), [])
@@ -105,6 +106,7 @@ def detach() -> None:
     if _attached is not None:
         manager, comm = _attached
         _attached = None
+        cells.unfollow()
         hooks.forget(comm.serve)
         manager.unregister_comm(comm)
         comm.close()

@@ -130,16 +130,25 @@ class Hub:
             if session in self._sessions:
                 self._sessions.remove(session)
                 session.farewell()
-        elif message["kind"] != "command":
+        else:
+            session.note_message(message["client"])
+            self._serve(session, message)
+
+    def _serve(self, session: Session, message: Any) -> None:
+        if message["kind"] != "command":
             self._attempt(lambda: session.take(message))
-        elif (queue_name := commands.queue_of(message)) is None:
+            return
+        queue_name = commands.queue_of(message)
+        if queue_name is None:
             self._attempt(lambda: session.obey(message))
         else:
-            obey = functools.partial(session.obey, message)
-            self._attempt(lambda: self._commands.put(queue_name, lambda: self._attempt(obey)))
+            work = functools.partial(self._attempt, functools.partial(session.obey, message))
+            self._attempt(lambda: self._commands.put(queue_name, work))
 
     def _tick(self) -> None:
         living = commands.living()
+        for session in self._sessions:
+            session.forget_silent()
         self._presences.renew(living, [session.steers for session in self._sessions])
         if any(session.watched for session in self._sessions):
             self._told_alive = time.monotonic()

@@ -56,13 +56,19 @@ class Reader:
         self._version = 0
         #: Set when the other end has told everything once.
         self.ready = threading.Event()
+        #: Whether messages are handled there while a cell runs.
+        self.beside = True
         #: Why the other end is not understood, empty where it is.
         self.foreign = ""
 
     def greet(self) -> None:
         """Say that somebody reads; everything is told anew then."""
         self._wanted = set()
-        self._tell("hello", protocol=bus.PROTOCOL, version=VERSION, tells=True)
+        self._tell("hello", protocol=bus.PROTOCOL, version=VERSION, tells=self.beside)
+
+    def acknowledge(self) -> None:
+        """Send the number of the latest message; a silent reader is forgotten after minutes."""
+        self._tell("seen", seq=self._seq)
 
     def leave(self) -> None:
         """Say that nobody reads any more."""
@@ -151,7 +157,7 @@ class Reader:
         else:
             self._mirrors.setdefault(message["cluster"], Mirror()).take(message, buffers)
         if self._seq % _SEEN_EVERY == 0:
-            self._tell("seen", seq=self._seq)
+            self.acknowledge()
 
     def _want(self) -> None:
         """Ask for the closures of all that have some."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import commands, errors
-from tfd_notebook.bus import greeting
+from tfd_notebook.bus import cells, greeting
 from tfd_notebook.bus.columns import ColumnFeed
 from tfd_notebook.bus.feed import Feed
 
@@ -22,6 +22,10 @@ Send = Callable[[dict[str, Any], list[bytes]], None]
 
 #: Messages that a reader may be behind before it gets no more: it is closed, or chokes.
 _MOST_UNSEEN = 50
+#: Seconds after which a client that owes a message is forgotten. Front ends send one a minute.
+SILENT_SECONDS = 300.0
+#: Clients of one session; beyond that the one with the oldest message is forgotten.
+MOST_CLIENTS = 100
 
 
 @dataclass
@@ -32,6 +36,8 @@ class _Client:
     tells: bool
     seen: int = 0
     values: frozenset[str] = field(default_factory=frozenset)
+    #: Monotonic time since when the client owes a message, None if it owes none.
+    owes_since: float | None = None
 
 
 class Session:
@@ -73,7 +79,10 @@ class Session:
         """Act upon a message that is no command; what makes no sense is not answered."""
         client, kind = message["client"], message["kind"]
         if kind == "hello":
+            self._clients.pop(client, None)  # the newest is the last
             self._clients[client] = _Client(bool(message.get("tells")), self._seq)
+            if len(self._clients) > MOST_CLIENTS:
+                del self._clients[next(iter(self._clients))]
             self.greet(known=client)
             self._whole = True
             self._columns.clear()
@@ -98,6 +107,28 @@ class Session:
         for name in wanted - client.values:
             self._columns.pop(name, None)  # a new reader has seen nothing of it
         client.values = wanted
+
+    def note_message(self, client: str) -> None:
+        """Note that a client has sent a message."""
+        if (known := self._clients.pop(client, None)) is not None:
+            known.owes_since = None
+            self._clients[client] = known
+
+    def forget_silent(self) -> None:
+        """Forget clients that owe a message for too long; one that is still there says hello."""
+        now, idle_since = time.monotonic(), cells.idle_since()
+        for name, client in list(self._clients.items()):
+            since = client.owes_since
+            if since is None:
+                if client.values:  # it keeps a coordinator paused, so it must be there
+                    client.owes_since = now
+                continue
+            if not client.tells:
+                # Its messages wait for the running cell.
+                since = now if idle_since is None else max(since, idle_since)
+            if now - since > SILENT_SECONDS:
+                del self._clients[name]
+                self.greet(unknown=name)
 
     def obey(self, message: Any) -> None:
         """Execute a command and send its reply; may wait, and runs in any thread."""
@@ -180,6 +211,10 @@ class Session:
 
     def _post(self, message: dict[str, Any], buffers: list[bytes] | None = None) -> None:
         self._seq += 1
+        now = time.monotonic()
+        for client in self._clients.values():
+            if client.owes_since is None:
+                client.owes_since = now
         self._send({**message, "seq": self._seq}, buffers or [])
 
 

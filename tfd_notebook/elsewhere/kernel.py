@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import logging
 import queue
 import threading
@@ -28,6 +29,8 @@ _START_SECONDS = 60.0
 _ASK_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _PING_SECONDS = 5.0
+#: Pings after which the bus is told as well that it is read.
+_ACKNOWLEDGE_EVERY = 12
 #: A kernel tells what there is within a tick of its bus, which it may be too busy for.
 _TELL_SECONDS = 5.0
 _INTERRUPT_SECONDS = 10.0
@@ -136,6 +139,7 @@ class RemoteKernel:
         said = self._request("shell", "kernel_info_request")
         if "kernel subshells" in said.get("supported_features", ()):
             self._subshell = self._request("control", "create_subshell_request").get("subshell_id")
+        self._reader.beside = self._subshell is not None
 
     def _request(self, channel: str, kind: str) -> dict[str, Any]:
         number, answers = self._expect()
@@ -406,10 +410,14 @@ class RemoteKernel:
 
     def _ping(self) -> None:
         """Show the kernel that somebody is here, and its server that it is used."""
-        while not self._closed.wait(_PING_SECONDS) and not self._lost:
+        for count in itertools.count(1):
+            if self._closed.wait(_PING_SECONDS) or self._lost:
+                return
             with contextlib.suppress(OSError):
                 if self._lease:
                     self._tell(self._lease, {"here": True})
+                if count % _ACKNOWLEDGE_EVERY == 0:
+                    self._reader.acknowledge()
 
 
 def open_kernels() -> tuple[RemoteKernel, ...]:

@@ -38,6 +38,8 @@ interface IPending {
 const EMPTY: ITree = { clusters: {} };
 /** The reader tells what it has seen after so many messages. */
 const TELL_EVERY = 20;
+/** A kernel forgets a reader that it sends to and that stays silent for minutes. */
+const PING_MS = 60_000;
 const QUICK_MS = 20_000;
 const SLOW_MS = 300_000;
 /** Commands that the kernel answers at once; all others may wait, each in its cluster's queue. */
@@ -62,6 +64,9 @@ export class Link {
   private _synced = false;
   private _ending = -1;
   private _told = 0;
+  private _pinging: ReturnType<typeof setInterval> | undefined;
+  /** Whether the kernel has sent something since the last ping. */
+  private _received = false;
   private _listeners = new Set<() => void>();
   private _scheduled = false;
   private _pending = new Map<string, IPending>();
@@ -82,6 +87,13 @@ export class Link {
       version: this.version,
       tells: this.transport.beside
     });
+    this._pinging ??= setInterval(() => this._ping(), PING_MS);
+  }
+
+  /** Send no more pings, so that the kernel forgets this reader. */
+  rest(): void {
+    clearInterval(this._pinging);
+    this._pinging = undefined;
   }
 
   /** Whether the tree is what the kernel has now. */
@@ -184,6 +196,7 @@ export class Link {
 
   /** The kernel has ended, or is another one now. */
   gone(): void {
+    this.rest();
     this.state = 'gone';
     this._synced = false;
     this._fail('the kernel has ended');
@@ -198,6 +211,7 @@ export class Link {
 
   /** Say goodbye. */
   dispose(): void {
+    this.rest();
     if (this.state === 'ready') {
       this._send('bye', {});
     }
@@ -232,7 +246,20 @@ export class Link {
     this._changed();
   }
 
+  /**
+   * Tell that the page is open, if the kernel sends to it or counts on it.
+   *
+   * A kernel that is not used gets no messages, so that its server can cull it.
+   */
+  private _ping(): void {
+    if (this.state === 'ready' && (this._received || this._wanted.size > 0)) {
+      this._received = false;
+      this._send('seen', { seq: this._seq });
+    }
+  }
+
   private _accept(seq: number, whole: boolean): boolean {
+    this._received = true;
     if (whole) {
       this._synced = true;
     } else if (!this._synced) {

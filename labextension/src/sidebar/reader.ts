@@ -136,6 +136,7 @@ export class KernelReader implements IDisposable, ITransport {
       return;
     }
     // Views that stay show what they saw last, so the link is not disposed of.
+    this.link.rest();
     this.send({ kind: 'bye', client: this.link.client });
     if (this._subshell !== null) {
       // What is sent now may still be lost; then the page that comes next in this tab takes it over.

@@ -42,6 +42,23 @@ test('it tells what it has seen, where that arrives in time', () => {
   expect(kernel.of('seen').map(message => message.seq)).toEqual([20, 40]);
 });
 
+test('an open page pings while the kernel sends to it, and no longer than that', () => {
+  kernel.beside = false;
+  vi.advanceTimersByTime(600_000);
+  expect(kernel.of('seen')).toEqual([]);
+  kernel.state({ clusters: {} });
+  vi.advanceTimersByTime(600_000);
+  expect(kernel.of('seen').map(message => message.seq)).toEqual([1]);
+  const end = kernel.link.want('a');
+  vi.advanceTimersByTime(120_000);
+  expect(kernel.of('seen')).toHaveLength(3);
+  end();
+  kernel.state({ clusters: {} });
+  kernel.link.dispose();
+  vi.advanceTimersByTime(600_000);
+  expect(kernel.of('seen')).toHaveLength(3);
+});
+
 test('a restarted kernel is greeted again; what was asked of the old one fails', async () => {
   kernel.state({ clusters: { a: clusterOf('a') } });
   const asked = kernel.link.command('stop', { name: 'a' });
