@@ -3,6 +3,8 @@
 import contextlib
 import gc
 import inspect
+import json
+import os
 import threading
 import time
 
@@ -11,6 +13,7 @@ import tensorflow as tf
 
 from tfd_notebook.data.consumers import Consumers
 from tfd_notebook.data.watch import load_compat, watch
+from tfd_notebook.errors import PipelineError
 
 compat = load_compat()
 
@@ -177,6 +180,29 @@ def test_unknown_rank(consumers):
     )
     assert [x.shape[0] for x in watch(bare, consumers)] == [0, 1, 2]
     assert consumers.rows()[0].bytes == 24
+
+
+def from_environment(x):
+    return x + int(os.environ["TFD_TEST_UNSET"])
+
+
+def from_json(x):
+    return x + json.loads("{")
+
+
+def from_its_own_line(x):
+    raise ValueError(f"bad label {x}")
+
+
+@pytest.mark.parametrize("function", [from_environment, from_json, from_its_own_line])
+@pytest.mark.parametrize("call", [tf.numpy_function, tf.py_function])
+def test_an_error_names_the_line_of_the_users_function(consumers, call, function):
+    """The innermost frame is in `<frozen os>`, in the standard library, or in the function."""
+    bare = tf.data.Dataset.range(3).map(lambda i: call(function, [i], tf.int64))
+    with pytest.raises(PipelineError) as caught:
+        list(watch(bare, consumers))
+    line = function.__code__.co_firstlineno + 1
+    assert f"in {function.__name__} ({__file__}:{line})" in str(caught.value)
 
 
 def test_an_iterator_that_is_dropped_is_not_running(numbers, consumers):

@@ -167,6 +167,11 @@ _FULL = re.compile(r"[^\s;]*; No space left on device")
 _SHORT = re.compile(r"expected to contain (\d+) elements but contained only (\d+)")
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _PYTHON_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+#: Files that are not the user's, on this host or a worker's: frozen modules, the standard library,
+#: installed packages, and the code that AutoGraph generates.
+_NOT_USERS = re.compile(
+    r"<frozen |/python3\.\d+t?/|[/\\](?:site|dist)-packages[/\\]|__autograph_generated_file"
+)
 _PLUMBING = re.compile(
     r"\{\{function_node [^}]*\}\}\s*|Failed to get element from worker \S+ "
     r"|Failed to get an element, with a nonretryable error: |Failed to get (?:element|tasks): "
@@ -245,8 +250,9 @@ def _stage(message: str) -> str:
         for file, line, name in _PYTHON_LINE.findall(message)
         if "/tensorflow/python/" not in file
     ]
+    users = [line for line in lines if not _NOT_USERS.search(line)]
     if lines:
-        parts.append(f"in {lines[-1]}")
+        parts.append(f"in {(users or lines)[-1]}")
     return ", " + ", ".join(parts) if parts else ""
 
 
