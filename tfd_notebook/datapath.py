@@ -209,14 +209,21 @@ class DataPath:
         return self._surroundings
 
     @property
+    def removed_addresses(self) -> frozenset[str]:
+        """The addresses of tasks that `scale` removed."""
+        return self._fleet.removed_addresses()
+
+    @property
     def reconnects(self) -> Mapping[str, int]:
         """How often the connection to each host was lost and came back."""
         return dict(self._monitor.reconnects)
 
-    @property
-    def preload(self) -> tuple[str, ...]:
-        """Modules and op libraries that each task loads before its server starts."""
-        return self._config.preload
+    def inspect_tasks(self) -> dict[str, dict[str, list[str]]]:
+        """Return stale modules (``stale``) and loaded ops (``ops``) of each task that answers."""
+        try:
+            return self._fleet.inspect()
+        except errors.TfdError:
+            return {}
 
     @property
     def limit(self) -> Limit:

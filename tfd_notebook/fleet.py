@@ -24,6 +24,8 @@ DISPATCHER = f"{Role.DISPATCHER}:0"
 _HEARTBEAT_MS = 1000
 _BYTES_PER_LINE = 400
 _FOLLOW_SECONDS = 0.2
+#: More than a task is given to answer.
+_INSPECT_SECONDS = 5.0
 _FOLLOW_BYTES = 65_536
 #: Seconds after which it is asked whether the hosts can talk.
 _TALK_SECONDS = 5.0
@@ -48,6 +50,8 @@ class Fleet:
         self._deal = dealing.Deal()
         #: The worker addresses that the dispatcher was given for static sharding.
         self._static: tuple[str, ...] = ()
+        #: Addresses of the tasks that a scale-in removed.
+        self._removed: set[str] = set()
         self._journal_copy: JournalCopy | None = None
         self.work_dir: str | None = None
 
@@ -163,6 +167,7 @@ class Fleet:
             "counts": {str(role): count for role, count in self._monitor.planned.items()},
             "deal": self._deal.pack(),
             "static": list(self._static),
+            "removed": sorted(self._removed),
             "work_dir": self.work_dir,
         }
 
@@ -181,6 +186,7 @@ class Fleet:
         self._keep_journal()
         self._deal = dealing.Deal.unpack(about["deal"])
         self._static = tuple(about["static"])
+        self._removed = set(about["removed"])
         self.work_dir = about["work_dir"]
         for role, count in about["counts"].items():
             self._monitor.plan(Role(role), count)
@@ -194,6 +200,10 @@ class Fleet:
         if addresses != self._static:
             self.restart(DISPATCHER, {"worker_addresses": list(addresses)})
             self._static = addresses
+
+    def removed_addresses(self) -> frozenset[str]:
+        """Return the addresses of tasks that a scale-in removed and that did not come back."""
+        return frozenset(self._removed - {row.address for row in self._monitor.rows()})
 
     def knows_workers(self) -> bool:
         """Whether the dispatcher knows the addresses of all present workers."""
@@ -268,6 +278,11 @@ class Fleet:
     def install(self, blob: bytes) -> None:
         """Give Python functions to all present and future data workers."""
         self.ask("install", blob=base64.b64encode(blob).decode(), timeout=60.0)
+
+    def inspect(self) -> dict[str, dict[str, list[str]]]:
+        """Return stale modules (``stale``) and loaded ops (``ops``) of each task that answers."""
+        found: dict[str, dict[str, list[str]]] = self.ask("inspect", timeout=_INSPECT_SECONDS)
+        return found
 
     def log(self, task: str, lines: int) -> str:
         """Return the last `lines` lines of a task's log."""
@@ -346,6 +361,8 @@ class Fleet:
         self._await_ready(list(tasks), minimum)
 
     def _remove(self, tasks: list[str]) -> None:
+        rows = {row.task: row.address for row in self._monitor.rows()}
+        self._removed.update(rows[task] for task in tasks if task in rows)
         with contextlib.suppress(errors.UnknownName):
             self.ask("stop", tasks=tasks, timeout=30.0)
         for task in tasks:

@@ -106,6 +106,15 @@ class TestContract:
         assert theirs is coordinator
         assert cluster.coordinator(coordinator.strategy) is coordinator
 
+    def test_the_doctor_ignores_variables_that_the_strategy_sets(
+        self, cluster: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY" in os.environ
+        assert "TFD832" not in tfd.doctor(cluster).codes
+        monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "3")
+        (found,) = (one for one in tfd.doctor(cluster) if one.code == "TFD832")
+        assert found.what.startswith("TF_NUM_INTEROP_THREADS changed")
+
     def test_schedule_join_done_fetch(
         self, coordinator: Coordinator, add: Any, variable: Any
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from tests._waiting import until
 from tests.integration._service import Service
 from tests.unit._grpc import Server, status
 from tfd_notebook import wire
-from tfd_notebook.launchers import Fake
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -36,7 +36,7 @@ def addresses(cluster: tfd.Cluster, *tasks: str) -> list[str]:
 
 
 def test_a_healthy_cluster_and_what_names_its_tasks(cluster: tfd.Cluster) -> None:
-    # Keras, where another test of this process imported it, is another test's.
+    # A Keras model that another test of this process made is another test's.
     assert codes(cluster) - {"TFD851"} == set()
     assert codes(cluster.resolver) == set()
     spec = tf.train.ClusterSpec({"worker": addresses(cluster, "worker:0", "worker:1")})
@@ -65,14 +65,65 @@ def test_a_resolver_that_numbers_tasks_anew() -> None:
         assert codes(union.cluster_spec()) == {"TFD807"}
 
 
-def test_keras_3_with_parameter_servers() -> None:
-    import keras
+#: TensorFlow's import loads Keras; it is imported last, so that no coordinator is set up.
+KERAS = """
+import sys
+import tfd_notebook as tfd
+from tfd_notebook.launchers import Fake
 
-    assert keras.__version__.startswith("3.")
-    with tfd.Cluster(workers=1, ps=1, launcher=Fake(), name="keras") as with_ps:
-        assert "TFD851" in codes(with_ps)
-    with tfd.Cluster(data_workers=1, launcher=Fake(), name="data") as without:
-        assert "TFD851" not in codes(without)
+with_ps = tfd.Cluster(workers=1, ps=1, launcher=Fake(), name="keras")
+without = tfd.Cluster(data_workers=1, launcher=Fake(), name="data")
+import tensorflow as tf
+import keras
+
+assert keras.__version__.startswith("3.")
+assert "TFD851" not in tfd.doctor(with_ps).codes, "no model"
+model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+assert "TFD851" not in tfd.doctor(without).codes, "no parameter server"
+assert "TFD851" in tfd.doctor(with_ps).codes
+"""
+
+
+def test_keras_3_with_parameter_servers() -> None:
+    assert in_child(KERAS) == set()
+
+
+def test_modules_that_tasks_imported_before_an_edit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The module is imported after the cluster has started, and the restart repairs it."""
+    module = tmp_path / "tfd_doctor_module.py"
+    module.write_text("def add(a):\n    return a + 1\n")
+    os.utime(module, (1, 1))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def stale() -> list[str]:
+        return [one.what for one in tfd.doctor(cluster) if one.code == "TFD833"]
+
+    with tfd.Cluster(data_workers=2, name="modules") as cluster:
+        import tfd_doctor_module
+
+        dataset = tf.data.Dataset.range(3).map(
+            lambda a: tf.numpy_function(tfd_doctor_module.add, [a], tf.int64)
+        )
+        assert sorted(dataset.apply(cluster.distribute("dynamic")).as_numpy_iterator()) == [1, 2, 3]
+        assert stale() == []
+        module.write_text("def add(a):\n    return a + 10\n")
+        (said,) = stale()
+        assert "tfd_doctor_module was edited after data_worker:0, data_worker:1" in said
+        cluster.restart("data_worker:0")
+        (said,) = stale()
+        assert "data_worker:0" not in said
+        cluster.restart("data_worker:1")
+        assert stale() == []
+
+
+def test_workers_that_a_scale_in_removed() -> None:
+    with tfd.Cluster(data_workers=2, name="smaller") as cluster:
+        cluster.scale(data_workers=1)
+        assert codes(cluster) == set()
+        cluster.scale(data_workers=2)
+        assert codes(cluster) == set()
 
 
 def test_a_worker_that_died_and_a_dispatcher_without_any(cluster: tfd.Cluster) -> None:

@@ -89,17 +89,29 @@ def test_modes_that_need_worker_addresses(cluster: tfd.Cluster) -> None:
 
 
 def test_finished_job_names(cluster: tfd.Cluster) -> None:
-    numbers = large(Range(3)).apply(cluster.distribute("dynamic", job_name="once"))
-    assert codes(numbers) == set()
-    assert len(list(numbers)) == 3
-    (found,) = tfd.doctor(numbers)
+    first, second = (
+        large(Range(3)).apply(cluster.distribute("dynamic", job_name="once")) for _ in range(2)
+    )
+    assert codes(first) == codes(second) == set()
+    assert len(list(first)) == 3
+    (found,) = tfd.doctor(second)
     assert found.code == "TFD814"
     assert "once-2" in found.fix
+    with pytest.warns(UserWarning, match="has delivered its data to others"):
+        assert list(second) == []
+    assert codes(second) == {"TFD814"}
     key = cluster.register(large(Range(3)))
-    registered = cluster.from_dataset_id("dynamic", key, job_name="twice")
-    assert codes(registered) == set()
-    assert len(list(registered)) == 3
-    assert codes(registered) == {"TFD814"}
+    first, second = (cluster.from_dataset_id("dynamic", key, job_name="twice") for _ in range(2))
+    assert codes(second) == set()
+    assert len(list(first)) == 3
+    assert codes(second) == {"TFD814"}
+
+
+def test_a_job_that_its_only_reader_has_finished_is_healthy(cluster: tfd.Cluster) -> None:
+    numbers = large(Range(3)).apply(cluster.distribute("dynamic", job_name="epochs"))
+    for _ in range(2):  # a second loop starts another pass of the job
+        assert len(list(numbers)) == 3
+        assert codes(numbers) == set()
 
 
 def test_relative_paths(
@@ -123,6 +135,8 @@ def test_op_libraries_that_workers_lack(cluster: tfd.Cluster, tmp_path: Path) ->
     path = os.fspath(_oplibrary.build(tmp_path))
     library = tf.load_op_library(path)
     zeros = Range(2).map(lambda i: library.tfd_test_zeros())
+    with tfd.Cluster(data_workers=1, name="other-module", preload=["colorsys"]) as other:
+        assert codes(zeros.apply(other.distribute("off"))) == {"TFD834"}
     lacking = zeros.apply(cluster.distribute("off"))
     (found,) = tfd.doctor(lacking)
     assert (found.code, found.severity) == ("TFD834", "error")

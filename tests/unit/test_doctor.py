@@ -367,25 +367,6 @@ def test_environment_that_came_too_late(
     assert "TFD832" not in codes(cluster)
 
 
-def test_stale_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = tmp_path / "augmenting.py"
-    module.write_text("FACTOR = 2\n")
-    os.utime(module, (1, 1))
-    monkeypatch.syspath_prepend(tmp_path)
-    __import__("augmenting")
-    try:
-        cluster = tfd.Cluster(data_workers=1, launcher=Fake(), name="before")
-        assert "TFD833" not in codes(cluster)
-        module.write_text("FACTOR = 3\n")
-        (found,) = (one for one in tfd.doctor(cluster) if one.code == "TFD833")
-        assert "augmenting" in found.what
-        # Tasks that start now import what it is now.
-        later = tfd.Cluster(data_workers=1, launcher=Fake(), name="after")
-        assert "TFD833" not in codes(later)
-    finally:
-        del sys.modules["augmenting"]
-
-
 def test_tasks_open_to_others(cluster: tfd.Cluster, fake: Fake) -> None:
     assert "TFD852" not in codes(cluster)
     fake.nodes[0].tell("data_worker:1", TaskState.READY, open_to="everyone")

@@ -171,7 +171,8 @@ def of_cluster(cluster: Cluster) -> Iterator[Finding]:
     target = living.target_of(cluster)
     if target is not None and "dispatcher:0" in _ready(cluster):
         ours = snapshot.launcher != "foreign"
-        for one in findings.look("service", services.Service.asked(target, ours)):
+        seen = services.Service.asked(target, ours, cluster.removed_addresses)
+        for one in findings.look("service", seen):
             yield one.at(cluster.name)
     tasks: dict[str, dict[int, str]] = {}
     for row in snapshot.tasks:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.errors import TfdError
 from tfd_notebook.findings import Finding, check, kind, listed
-from tfd_notebook.launch import modules
 from tfd_notebook.launch.findings import MEMORY, NEAR
 from tfd_notebook.launch.policy import limits
 from tfd_notebook.snapshot import Snapshot
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 _OFTEN = 3
 #: What changes in a kernel by itself, and concerns no task.
 _OWN = re.compile(
-    r"(_|COLUMNS|LINES|OLDPWD|PWD|SHLVL|TERM|TF2_BEHAVIOR|no_grpc_proxy)$"
+    r"(_|COLUMNS|LINES|OLDPWD|PWD|SHLVL|TERM|TF2_BEHAVIOR|no_grpc_proxy"
+    # ParameterServerStrategy sets these two in the process of its coordinator.
+    r"|TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE|TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY)$"
     r"|CUDA_|ENABLE_RUNTIME_|HDF5_|IPY|JPY_|JUPYTER|KMP_|MPL|PYDEVD|PYTEST|TFD_|TPU_"
 )
 
@@ -44,7 +46,7 @@ STALE = kind(
     "TFD833",
     "warning",
     "stale modules",
-    "who has imported a module goes on with what it was then",
+    "a process keeps the version of a module that it imported",
 )
 KERAS = kind(
     "TFD851",
@@ -131,10 +133,20 @@ def near_memory_limit(cluster: Cluster) -> Iterator[Finding]:
 
 @check("cluster")
 def keras_3(cluster: Cluster) -> Iterator[Finding]:
-    """Find a Keras that does not know the strategy of this cluster."""
-    version = str(getattr(sys.modules.get("keras"), "__version__", ""))
-    if version.startswith("3.") and cluster.snapshot().planned.get(Role.PS):
-        yield KERAS.found(f"{NO_KERAS}, and Keras {version} is imported", KERAS_2, cluster.name)
+    """Find models of a Keras that does not support the strategy of this cluster."""
+    keras = sys.modules.get("keras")  # TensorFlow's own import may have loaded it
+    version = str(getattr(keras, "__version__", ""))
+    if version.startswith("3.") and cluster.snapshot().planned.get(Role.PS) and _has_model(keras):
+        yield KERAS.found(
+            f"{NO_KERAS}, and this process has a model of Keras {version}", KERAS_2, cluster.name
+        )
+
+
+def _has_model(keras: Any) -> bool:
+    """Return True if this process holds a Keras model."""
+    # isinstance() would call the code of objects that define __class__.
+    kinds = {type(one) for one in gc.get_objects()}
+    return any(keras.Model in kind.__mro__ and kind is not keras.Model for kind in kinds)
 
 
 @check("cluster")
@@ -160,14 +172,18 @@ def late_environment(cluster: Cluster) -> Iterator[Finding]:
 
 @check("cluster")
 def stale_modules(cluster: Cluster) -> Iterator[Finding]:
-    """Find modules of the user that were loaded when the tasks began, and edited since."""
-    began = cluster.surroundings
-    if began is None or cluster.service_in_process:
+    """Find the user's modules that were edited after a task had imported them."""
+    if cluster.surroundings is None or cluster.service_in_process:
         return
-    if names := modules.stale(began.modules):
+    tasks: dict[str, list[str]] = {}
+    for task, found in sorted(cluster.inspect_tasks().items()):
+        for name in found["stale"]:
+            tasks.setdefault(name, []).append(task)
+    for name, stale in sorted(tasks.items()):
         yield STALE.found(
-            f"{listed(names)} changed after the cluster had started",
-            "importlib.reload it here, and start the tasks anew: cluster.restart(task)",
+            f"{name} was edited after {listed(stale)} had imported it",
+            f"importlib.reload({name}) in this process, then "
+            + "; ".join(f"cluster.restart({task!r})" for task in stale),
             cluster.name,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from tfd_notebook import probe
@@ -51,14 +51,25 @@ class Service:
     ours: bool = False
 
     @classmethod
-    def asked(cls, address: str, ours: bool = False) -> Service:
-        """Ask the dispatcher at ``"host:port"``, and all workers that it knows."""
+    def asked(cls, address: str, ours: bool = False, removed: Collection[str] = ()) -> Service:
+        """Ask the dispatcher at ``"host:port"``, and all workers that it knows.
+
+        Parameters
+        ----------
+        address : str
+        ours : bool
+            Whether a cluster of this process runs it. Default false.
+        removed : collection of str
+            Addresses of workers that a scale-in removed: the dispatcher keeps them, and an error
+            server on their ports answers readers.
+        """
         address = str(Endpoint.parse(address))
         found = probe.probe(address, _ASK_SECONDS, expect="dispatcher")
         workers: tuple[str, ...] = ()
         if found.kind == "dispatcher":
             with contextlib.suppress(TfdError):  # it has just ended
-                workers = probe.dispatcher_workers(address, _ASK_SECONDS)
+                known = probe.dispatcher_workers(address, _ASK_SECONDS)
+                workers = tuple(at for at in known if at not in removed)
         answers = probe.probe_many(workers, _ASK_SECONDS)
         return cls(address, found, dict(zip(workers, answers, strict=True)), ours)
 

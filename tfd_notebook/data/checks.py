@@ -164,29 +164,46 @@ def check_job(host: ServiceHost, reading: Reading, full_name: str | None) -> Non
         )
 
 
-def before_reading(host: ServiceHost, full_name: str | None) -> Callable[[], None]:
-    """Return what is to be called before a dataset is read, each time.
+class BeforeReading:
+    """Checks that run each time before a dataset is read; called without arguments.
 
-    It raises where nothing could come: the cluster has ended, or has no data worker left; and says
-    once that others have read all of the named job `full_name`.
+    A call raises an error if no element could come, because the cluster has ended or has no data
+    worker. It warns once if other readers have finished the named job.
+
+    Parameters
+    ----------
+    host : ServiceHost
+    full_name : str, optional
+        The job as the dispatcher names it.
+
+    Attributes
+    ----------
+    joined : bool
+        Whether the named job was joined before it was finished.
     """
-    named = full_name is not None
-    journal = host.journal
 
-    def check() -> None:
-        nonlocal named
-        _ = host.service_target  # raises where the cluster has ended
-        live_workers(host)
-        if named and journal is not None and journal.read().finished(str(full_name)):
-            warnings.warn(
-                f"job {full_name!r} has delivered its data to others: there is nothing left of "
-                "this epoch. For a whole one use a fresh job_name=",
-                UserWarning,
-                stacklevel=2,
-            )
-        named = False
+    def __init__(self, host: ServiceHost, full_name: str | None) -> None:
+        self._host = host
+        self._name = full_name
+        self._warned = False
+        self.joined = False
 
-    return check
+    def __call__(self) -> None:
+        _ = self._host.service_target  # raises where the cluster has ended
+        live_workers(self._host)
+        journal = self._host.journal
+        if self._name is None or journal is None or self.joined or self._warned:
+            return
+        if not journal.read().finished(self._name):
+            self.joined = True
+            return
+        self._warned = True
+        warnings.warn(
+            f"job {self._name!r} has delivered its data to others: there is nothing left of "
+            "this epoch. For a whole one use a fresh job_name=",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def listed_as(job_name: str | None) -> str | None:

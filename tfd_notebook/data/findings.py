@@ -28,7 +28,7 @@ FINISHED = kind(
     "TFD814",
     "warning",
     "finished job name",
-    "whoever joins a job that has delivered its data gets nothing, and no error",
+    "a reader that joins a job which has delivered its data gets no element and no error",
 )
 NEEDS_ADDRESSES = kind(
     "TFD815",
@@ -151,9 +151,11 @@ def _serves(host: ServiceHost) -> bool:
 
 @check("dataset")
 def finished_job(path: Path) -> Iterator[Finding]:
-    """Find the name of a job that is through."""
+    """Find a dataset whose job other readers have finished before this one joined it."""
     host, use = path.host, path.use
     if host is None or use is None or use.delivery.job_name is None:
+        return
+    if use.joined():  # reading this dataset again starts another pass of the job
         return
     name = use.delivery.job_name
     if use.origin is None:
@@ -298,15 +300,19 @@ def _is_relative(name: str) -> bool:
 
 @check("dataset")
 def missing_library(path: Path) -> Iterator[Finding]:
-    """Find ops that came from a library which the workers were not told of."""
+    """Find ops of a library that a data worker has not loaded."""
     host = path.host
-    if host is None or host.service_in_process or host.surroundings is None or host.preload:
+    if host is None or host.service_in_process or host.surroundings is None:
         return
-    ops = sorted(oplibraries.loaded_ops() & graph.ops_of(path.definition))
-    if ops:
+    used = oplibraries.loaded_ops() & graph.ops_of(path.definition)
+    if not used:
+        return
+    workers = {row.task for row in host.data_workers()}
+    known = [set(one["ops"]) for task, one in host.inspect_tasks().items() if task in workers]
+    if ops := sorted(set().union(*(used - ops for ops in known))):
         yield NO_LIBRARY.found(
             f"the dataset uses {listed(ops)} of a library that was loaded here",
-            'start the cluster with preload=["/path/of/the/library.so"]',
+            'add it to preload=["/path/of/the/library.so"] when the cluster starts',
             host.name,
         )
 

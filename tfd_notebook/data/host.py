@@ -8,7 +8,6 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tfd_notebook.launch import modules
 from tfd_notebook.limit import Limit
 from tfd_notebook.snapshot import TaskRow
 from tfd_notebook.spec import Policy
@@ -45,18 +44,15 @@ class Surroundings:
     ----------
     directory : str
     environment : mapping of str to str
-    modules : mapping of str to float
-        When the file of each loaded module of the user had changed last.
     """
 
     directory: str
     environment: Mapping[str, str] = field(repr=False)
-    modules: dict[str, float] = field(repr=False)
 
     @classmethod
     def now(cls) -> Surroundings:
         """Return those of now."""
-        return cls(os.getcwd(), dict(os.environ), modules.loaded())
+        return cls(os.getcwd(), dict(os.environ))
 
 
 class ServiceHost(Protocol):
@@ -96,9 +92,8 @@ class ServiceHost(Protocol):
     def surroundings(self) -> Surroundings | None:
         """What the tasks know of this process; None where another one started them."""
 
-    @property
-    def preload(self) -> tuple[str, ...]:
-        """Modules and op libraries that each task loads before its server starts."""
+    def inspect_tasks(self) -> Mapping[str, Mapping[str, list[str]]]:
+        """Return stale modules (``stale``) and loaded ops (``ops``) of each task that answers."""
 
     @property
     def limit(self) -> Limit:

@@ -125,13 +125,13 @@ def distribute(
         ):
             read = read.apply(assert_cardinality(cardinality))
         checks.say_delivery(host, reading.mode)
-        before = checks.before_reading(host, job_name)
+        before = checks.BeforeReading(host, job_name)
         compressed = compression_of(compression, host.service_on_this_host) is not None
         # Stages that count for themselves, such as batch, give each worker a last one of its own.
         expected = cardinality if reading.mode == "OFF" or found.keeps_count else -1
         endless = reading.needs_infinite is not None
         delivery = Delivery(weakref.ref(host), expected, reading.mode, job_name, endless)
-        read._tfd_service = ServiceUse(delivery, dataset, compressed, again)
+        read._tfd_service = ServiceUse(delivery, dataset, compressed, again, lambda: before.joined)
         host.registered[key] = Registered(
             cardinality if found.keeps_count else -1, splits_of(dataset), weakref.ref(read)
         )
@@ -253,10 +253,11 @@ def from_dataset_id(
         )
     )
     checks.say_delivery(host, reading.mode)
-    before = checks.before_reading(host, full_name)
+    before = checks.BeforeReading(host, full_name)
     known = host.registered.get(plain_id, Registered(-1, None))
     read._tfd_service = ServiceUse(
-        Delivery(weakref.ref(host), known.cardinality, reading.mode, job_name)
+        Delivery(weakref.ref(host), known.cardinality, reading.mode, job_name),
+        joined=lambda: before.joined,
     )
     host.registered[plain_id] = dataclasses.replace(known, read=weakref.ref(read))
     return watch(read, host.consumers, checks.listed_as(job_name), before)

@@ -80,12 +80,15 @@ class ServiceUse:
         Whether elements travel compressed, or TensorFlow may choose so.
     again : callable
         Distributes a dataset in the same way, with other options where these are given.
+    joined : callable
+        Returns True if a reader in this process joined the named job before it was finished.
     """
 
     delivery: Delivery
     origin: Any = None
     compressed: bool = False
     again: Callable[..., Any] | None = None
+    joined: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True)

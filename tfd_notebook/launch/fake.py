@@ -200,6 +200,9 @@ class FakeNode(Node):
     def _do_install(self, blob: str) -> None:
         self.installed.append(blob)
 
+    def _do_inspect(self) -> dict[str, Any]:
+        return {name: {"stale": [], "ops": []} for name in self.tasks}
+
     def _do_logs(self, task: str, size: int, offset: int | None = None) -> list[Any]:
         self._known(task)
         text = f"{task} has nothing to say\n"

@@ -18,7 +18,7 @@ from typing import Any
 from tfd_notebook import errors
 
 #: Grows with each change of what is said; how a frame looks stays, so that two versions can tell.
-VERSION = 2
+VERSION = 3
 _MAGIC = b"TFD1 "
 
 

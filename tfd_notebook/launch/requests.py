@@ -205,6 +205,14 @@ class Requests(ABC):
             hosted.functions.remove(functions)
             raise
 
+    async def do_inspect(self, cluster: str) -> dict[str, dict[str, list[str]]]:
+        """Return the stale modules and loaded ops of each task that answers, by name."""
+        tasks = tuple(self._cluster(cluster).tasks.values())
+        found = await asyncio.gather(*(task.inspect() for task in tasks))
+        return {
+            task.spec.name: one for task, one in zip(tasks, found, strict=True) if one is not None
+        }
+
     async def do_logs(
         self, cluster: str, task: str, size: int, offset: int | None = None
     ) -> list[Any]:

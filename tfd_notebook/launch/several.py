@@ -236,6 +236,10 @@ class Several(Node):
     def _do_room(self, timeout: float) -> Any:
         return self._of(_DISPATCHER).request("room", timeout=timeout)
 
+    def _do_inspect(self, timeout: float) -> dict[str, Any]:
+        found = self._everywhere("inspect", timeout, {})
+        return {name: one for part in found.values() for name, one in part.items()}
+
     # How it is done
 
     def _of(self, task: str) -> Node:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _STEADY_SECONDS = 60.0
 _BACKOFF_SECONDS = (0.0, 0.5, 2.0, 5.0, 10.0)
 _PROBE_SECONDS = 1.0
+_INSPECT_SECONDS = 2.0
 #: Seconds after which a life that goes on is cancelled again.
 _CANCEL_SECONDS = 0.5
 _LOG_LIMIT = 8_000_000
@@ -157,6 +158,16 @@ class Supervised:
                     self,
                     fix=f"cluster.restart({self.spec.name!r})",
                 )
+
+    async def inspect(self) -> dict[str, list[str]] | None:
+        """Ask the running process what it has loaded; return None if it does not answer."""
+        if self.process is None or self.state is not TaskState.READY:
+            return None
+        try:
+            found: dict[str, list[str]] = await self.process.request("inspect", _INSPECT_SECONDS)
+        except TfdError:
+            return None
+        return found
 
     def hang(self, seconds: float, reason: str) -> None:
         """Count the task as hung, and restart it if the policy says so."""

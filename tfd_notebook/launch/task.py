@@ -95,6 +95,12 @@ class _Task:
         self._note_modules()
         return stale
 
+    def inspect(self) -> dict[str, list[str]]:
+        """Return the user's modules that are stale here, and the ops of loaded op libraries."""
+        from tfd_notebook._compat import oplibraries
+
+        return {"stale": modules.stale(self._modules), "ops": sorted(oplibraries.loaded_ops())}
+
     def _note_modules(self) -> None:
         """Remember how old the files of the user's modules are that are loaded now."""
         self._modules = {**modules.loaded(), **self._modules}
