@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Bytes that must be free beside the journal for its own records.
 _SPARE_BYTES = 100_000
+#: More than a task is given to answer.
+_INSPECT_SECONDS = 5.0
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -221,9 +223,12 @@ class DataPath:
     def inspect_tasks(self) -> dict[str, dict[str, list[str]]]:
         """Return stale modules (``stale``) and loaded ops (``ops``) of each task that answers."""
         try:
-            return self._fleet.inspect()
+            found: dict[str, dict[str, list[str]]] = self._fleet.ask(
+                "inspect", timeout=_INSPECT_SECONDS
+            )
         except errors.TfdError:
             return {}
+        return found
 
     @property
     def limit(self) -> Limit:

@@ -24,8 +24,6 @@ DISPATCHER = f"{Role.DISPATCHER}:0"
 _HEARTBEAT_MS = 1000
 _BYTES_PER_LINE = 400
 _FOLLOW_SECONDS = 0.2
-#: More than a task is given to answer.
-_INSPECT_SECONDS = 5.0
 _FOLLOW_BYTES = 65_536
 #: Seconds after which it is asked whether the hosts can talk.
 _TALK_SECONDS = 5.0
@@ -278,11 +276,6 @@ class Fleet:
     def install(self, blob: bytes) -> None:
         """Give Python functions to all present and future data workers."""
         self.ask("install", blob=base64.b64encode(blob).decode(), timeout=60.0)
-
-    def inspect(self) -> dict[str, dict[str, list[str]]]:
-        """Return stale modules (``stale``) and loaded ops (``ops``) of each task that answers."""
-        found: dict[str, dict[str, list[str]]] = self.ask("inspect", timeout=_INSPECT_SECONDS)
-        return found
 
     def log(self, task: str, lines: int) -> str:
         """Return the last `lines` lines of a task's log."""
