@@ -35,24 +35,30 @@ def hdfs_path(ctx: Any, path: str) -> str:
     ctx : object
         The node's context: ``defaultFS`` and ``working_dir`` are read.
     path : str
-        With a scheme: returned as it is. Absolute: below the default file system. Relative: below
-        the working directory where that is of the host, below the user's directory else.
+        With a scheme: returned as it is. Absolute: appended to the default file system. Relative:
+        below the working directory of a local file system, below the user's directory of ``hdfs``
+        and ``viewfs``, and below the root of any other.
 
     Returns
     -------
     str
+        Such as ``"hdfs:///data"`` where the default file system names no host.
     """
     scheme = path.partition(":")[0]
     if "://" in path and scheme.rstrip("s") in {name.rstrip("s") for name in _SCHEMES}:
         return path
-    root = ctx.defaultFS.rstrip("/")
-    if root in ("file:", "file"):
+    root: str = ctx.defaultFS
+    if root.startswith("file"):
         root = "file:" + "//"
+    elif not root.endswith("://"):  # those slashes belong to the scheme
+        root = root.rstrip("/")
     if path.startswith("/"):
         return f"{root}{path}"
     if root.startswith("file:"):
         return f"{root}{'/' if not ctx.working_dir.startswith('/') else ''}{ctx.working_dir}/{path}"
-    return f"{root}/user/{getpass.getuser()}/{path}"
+    if root.startswith(("hdfs:", "viewfs:")):
+        return f"{root}/user/{getpass.getuser()}/{path}"
+    return f"{root}/{path}"
 
 
 def start_cluster_server(*_: Any, **__: Any) -> NoReturn:

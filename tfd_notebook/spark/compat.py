@@ -15,8 +15,11 @@ __all__ = ["disable_auto_shard", "export_saved_model", "is_gpu_available"]
 def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> None:
     """Write a model as a SavedModel; call it in all workers.
 
-    Under a strategy of several workers all of them have to take part, but only the chief's is of
-    use: the others write to a directory that is removed.
+    Under a strategy of several workers all of them have to take part. Only the chief's model is
+    kept: the others write to a directory that is removed.
+
+    The signature names its outputs as this Keras does: Keras 2 after the layers (``dense_1``),
+    Keras 3 by position (``output_0``).
 
     Parameters
     ----------
@@ -30,15 +33,20 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
     if is_chief:
         _export(model, export_dir)
         return
-    with tempfile.TemporaryDirectory(prefix="tfd-export-") as nobodys:
-        _export(model, os.path.join(nobodys, "model"))
+    with tempfile.TemporaryDirectory(prefix="tfd-export-") as temporary:
+        _export(model, os.path.join(temporary, "model"))
 
 
 def _export(model: Any, directory: str) -> None:
-    if hasattr(model, "export"):
+    import inspect
+
+    # Keras 2 names outputs after layers here, and "output_0" and so on in `export`. Keras 3
+    # cannot save this format, and its `save` has no such parameter.
+    save = getattr(model, "save", None)
+    if save is not None and "save_format" in inspect.signature(save).parameters:
+        save(directory, save_format="tf")
+    elif hasattr(model, "export"):
         model.export(directory)
-    elif hasattr(model, "save"):  # Keras 2 before TensorFlow 2.13
-        model.save(directory, save_format="tf")
     else:
         import tensorflow as tf
 
