@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,38 @@ def test_a_dstream_is_fed_until_the_nodes_have_enough(
     assert fed.result(LONG) is None
     assert context.getActive() is None
     assert sc.parallelize(range(4), 2).sum() == 6
+
+
+def test_a_batch_of_a_dstream_that_comes_during_the_shutdown_is_a_normal_end(
+    sc: Any, context: Any, tmp_path: Path, ended: list[Any]
+) -> None:
+    """The nodes' functions still run: they have left their loop over the feed."""
+
+    def function(args: Any, ctx: Any) -> None:
+        import threading
+
+        feed = ctx.get_data_feed()
+        while not feed.should_stop():
+            feed.next_batch(1)
+        while not (tmp_path / "through").exists():
+            threading.Event().wait(0.05)
+
+    cluster = TFCluster.run(sc, function, None, 2, 0, input_mode=InputMode.SPARK)
+    ended.append(cluster)
+    arrived = threading.Event()
+    stream = batches(sc, context, 1)
+    with pytest.warns(DeprecationWarning, match="train_stream"):
+        fed = cluster.train(stream, 1, wait=False)
+    stream.foreachRDD(lambda rdd: arrived.set())  # after the feed of the same batch
+    stopping = cluster.shutdown(timeout=LONG, wait=False)
+    until(lambda: cluster.phase == "draining", LONG)
+    context.start()
+    assert arrived.wait(LONG)
+    (tmp_path / "through").touch()
+    stopping.result(LONG)
+    assert fed.result(LONG) is None
+    context.stop(stopSparkContext=False, stopGraceFully=False)
+    assert context.awaitTerminationOrTimeout(LONG)  # it would raise the error of a batch
 
 
 def test_an_error_of_a_node_ends_a_dstream(sc: Any, cluster: Any, context: Any) -> None:

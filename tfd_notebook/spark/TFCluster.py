@@ -15,7 +15,7 @@ from tfd_notebook.spark.coordinating import Coordinating, serve
 from tfd_notebook.spark.jobs import Job
 from tfd_notebook.spark.launching import Plan
 from tfd_notebook.spark.modes import InputMode
-from tfd_notebook.spark.phases import Phase
+from tfd_notebook.spark.phases import SHUT_DOWN, Phase
 from tfd_notebook.spark.steering import Node
 
 __all__ = ["InputMode", "TFCluster", "run", "serve"]
@@ -139,7 +139,8 @@ class TFCluster(Coordinating):
         qname : str
         wait : bool
             Whether to wait (default), or return the future of it. The future of a DStream ends
-            with the cluster, or with the first error of a feed.
+            with the cluster, or with the first error of a feed. Batches that arrive during or
+            after `shutdown` are dropped.
 
         Raises
         ------
@@ -193,10 +194,14 @@ class TFCluster(Coordinating):
             self._phases.wait(lambda phase: phase.is_end, 2.0)
             if self.error is not None:
                 raise self.error from None
+            if job.cancelled and self.phase in SHUT_DOWN:
+                raise self._takes_no_rows() from error
             raise starting.why_feeding_failed(error, cancelled=job.cancelled) from error
         if problem is not None:
             if isinstance(problem, (errors.NodeFailed, errors.NodeLost)):
                 self._phases.wait(lambda phase: phase.is_end, 5.0)
+            if isinstance(problem, errors.NodeLost) and self.phase in SHUT_DOWN:
+                raise self._takes_no_rows() from problem
             raise self.error or problem
 
     def train_stream(
@@ -348,10 +353,13 @@ class TFCluster(Coordinating):
         if self.error is not None:
             raise self.error
         if self.phase not in (Phase.RUNNING, Phase.FEEDING):
-            raise errors.StateError(
-                f"the cluster {self.name!r} is {self.phase} and takes no rows",
-                fix="TFCluster.run(...) starts a new one",
-            )
+            raise self._takes_no_rows()
+
+    def _takes_no_rows(self) -> errors.StateError:
+        return errors.StateError(
+            f"the cluster {self.name!r} is {self.phase} and takes no rows",
+            fix="TFCluster.run(...) starts a new one",
+        )
 
 
 def run(

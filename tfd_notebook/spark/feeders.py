@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook.errors import TfdError, Unsupported, UsageError
+from tfd_notebook.errors import StateError, TfdError, Unsupported, UsageError
 from tfd_notebook.launch import protocol, sealed
 from tfd_notebook.spark import application, jobs
 from tfd_notebook.spark.feed import Place, feed_partition, infer_partition
 from tfd_notebook.spark.feed.place import Where
+from tfd_notebook.spark.phases import SHUT_DOWN
 
 if TYPE_CHECKING:
     from tfd_notebook.spark.TFCluster import TFCluster
@@ -250,7 +251,8 @@ def feed_stream(
 ) -> Future[None]:
     """Have each RDD of a DStream fed when it comes.
 
-    The future ends when the cluster does, or with the first error of a feed.
+    The future ends when the cluster does, or with the first error of a feed. A batch that arrives
+    after `shutdown` was called is dropped: Spark generates batches until its context is stopped.
     """
     warnings.warn(
         "DStreams are deprecated by Spark: use Structured Streaming and cluster.train_stream(df)",
@@ -264,6 +266,8 @@ def feed_stream(
         try:
             cluster.train(rdd, epochs, feed_timeout, qname)
         except Exception as error:
+            if isinstance(error, StateError) and cluster.phase in SHUT_DOWN:
+                return
             problems.append(error)
             cluster.poke()
             raise  # Spark tells it to who waits for the StreamingContext

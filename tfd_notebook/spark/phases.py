@@ -39,6 +39,9 @@ MOVES: Mapping[Phase, frozenset[Phase]] = {
     Phase.FAILED: frozenset(),
 }
 
+#: The phases after `shutdown` where nothing failed.
+SHUT_DOWN = (Phase.DRAINING, Phase.STOPPED)
+
 
 class Phases:
     """The phase of one cluster: moved by many threads, waited for by others.
