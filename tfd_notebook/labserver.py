@@ -13,9 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import re
-import sys
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
@@ -25,11 +23,10 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 
 from tfd_notebook import commands, errors
+from tfd_notebook.launch import interpreter, runtime
 
 __all__ = ["act", "tfd", "unheld"]
 
-#: In a directory that nobody writes to: Python looks for modules where it is started.
-_COMMAND = (sys.executable, "-m", "tfd_notebook")
 _LOOK_SECONDS = 20.0
 _ACT_SECONDS = 90.0
 _MOST_HOURS = 24.0 * 365
@@ -154,9 +151,9 @@ async def tfd(*arguments: str, limit: float) -> str:
         What it said went wrong.
     """
     process = await asyncio.create_subprocess_exec(
-        *_COMMAND,
-        *arguments,
-        cwd=os.sep,
+        *interpreter.command("tfd_notebook.cli", *arguments),
+        env=interpreter.environment(),
+        cwd=runtime.runtime_dir(),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -17,6 +17,7 @@ import pytest
 
 from tests._jupyter import serving
 from tfd_notebook import errors, labserver
+from tfd_notebook.launch import interpreter
 
 TOKEN = "a-token-of-the-test"
 
@@ -113,7 +114,7 @@ def test_the_command_answers_or_says_why_not() -> None:
 def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     code = f"import os, time; open({str(note)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-    monkeypatch.setattr(labserver, "_COMMAND", (sys.executable, "-c", code))
+    monkeypatch.setattr(interpreter, "command", lambda *_: [sys.executable, "-c", code])
     began = time.monotonic()
     with pytest.raises(errors.TimeLimit, match="within 2 s"):
         asyncio.run(labserver.tfd("list", limit=2))

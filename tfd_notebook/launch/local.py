@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import threading
 import uuid
 from typing import Any, ClassVar
@@ -15,7 +14,7 @@ from typing import Any, ClassVar
 import psutil
 
 from tfd_notebook.errors import LaunchError, TfdError
-from tfd_notebook.launch import processes, runtime
+from tfd_notebook.launch import interpreter, runtime
 from tfd_notebook.launch.base import ALL_ROLES, Launcher, Node, OnEvent
 from tfd_notebook.launch.client import AgentClient, AgentNode
 from tfd_notebook.launch.sweep import sweep
@@ -159,14 +158,14 @@ class _LocalAgent:
             self.directory = runtime.new_agent_dir(self.id)
             with (self.directory / "agent.log").open("ab") as log:
                 self._process = subprocess.Popen(
-                    processes.python("agent"),
+                    interpreter.command("tfd_notebook.launch.agent"),
                     env=dict(
-                        os.environ,
+                        interpreter.environment(),
                         TFD_OWNER=str(os.getpid()),
                         TFD_AGENT_DIR=json.dumps(str(self.directory)),
-                        TFD_SYS_PATH=json.dumps(_path()),
                         **{runtime.AGENT_VARIABLE: self.id},
                     ),
+                    cwd=self.directory,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -230,12 +229,8 @@ def _surroundings(extra: Any) -> dict[str, Any]:
     return {
         "environment": {**os.environ, **extra},
         "directory": os.getcwd(),
-        "path": _path(),
+        "path": interpreter.task_path(),
     }
-
-
-def _path() -> list[str]:
-    return [os.path.abspath(entry) for entry in sys.path]
 
 
 atexit.register(shutdown)

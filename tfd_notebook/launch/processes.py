@@ -10,14 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfd_notebook.errors import LaunchError, TensorFlowMissing, TfdError, TimeLimit
-from tfd_notebook.launch import forkserver, protocol
+from tfd_notebook.launch import forkserver, interpreter, protocol
 from tfd_notebook.launch.runtime import AGENT_VARIABLE
 
 #: Variables that TensorFlow, its libraries or the loader read when they are loaded.
@@ -27,19 +26,6 @@ _READ_AT_IMPORT = ("TF_", "XLA_", "OMP_", "MKL_", "OPENBLAS_", "GRPC_", "LD_")
 _SET_IN_PASSING = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 #: Seconds after which a fork server without any cluster ends.
 IDLE_SECONDS = 600.0
-
-_BOOTSTRAP = (
-    "import os,sys,json;sys.path[:]=json.loads(os.environ['TFD_SYS_PATH']);"
-    "from tfd_notebook.launch.{module} import main;main()"
-)
-
-
-def python(module: str) -> list[str]:
-    """Return the command line that runs ``main()`` of a module of this package.
-
-    The child takes its import path from ``TFD_SYS_PATH``, so that it finds what the caller finds.
-    """
-    return [sys.executable, "-c", _BOOTSTRAP.format(module=module)]
 
 
 class Process:
@@ -131,11 +117,12 @@ class Processes:
     agent : str
         Id of the agent, put into each process's environment.
     directory : Path
-        Where the fork server writes its log.
+        The agent's own: working directory of its helpers, and where the fork server's log is.
     """
 
     def __init__(self, agent: str, directory: Path) -> None:
         self._agent = agent
+        self._directory = directory
         self._log = directory / "forkserver.log"
         self._server: _ForkServer | None = None
         self._lock = asyncio.Lock()
@@ -219,7 +206,9 @@ class Processes:
         """
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            pid = _popen(python(module), {**os.environ, **environment}, tuple(fds), descriptor)
+            pid = _popen(
+                module, {**os.environ, **environment}, None, tuple(fds), descriptor, self._directory
+            )
         finally:
             os.close(descriptor)
         # Nobody has waited for it yet; what is known of that pid is of an earlier one.
@@ -231,9 +220,8 @@ class Processes:
             request["environment"],
             TFD_TASK_FD=str(control),
             TFD_TASK_REQUEST=json.dumps(request),
-            TFD_SYS_PATH=json.dumps(request["path"]),
         )
-        return _popen(python("task"), environment, (control,), log)
+        return _popen("task", environment, request["path"], (control,), log, self._directory)
 
     async def _fork_server(self, environment: Mapping[str, str], path: list[str]) -> _ForkServer:
         wanted = _read_at_import(environment)
@@ -241,7 +229,7 @@ class Processes:
             self.close_server()
         if self._server is None:
             self._server = await _ForkServer.start(
-                self._agent, dict(environment), wanted, path, self._log, self._wait
+                self._agent, dict(environment), wanted, path, self._directory, self._log, self._wait
             )
         return self._server
 
@@ -300,6 +288,7 @@ class _ForkServer:
         environment: dict[str, str],
         wanted: dict[str, str],
         path: list[str],
+        directory: Path,
         log: Path,
         wait: Callable[[int], asyncio.Future[int]],
     ) -> _ForkServer:
@@ -308,14 +297,14 @@ class _ForkServer:
             environment,
             TFD_FORK_FD=str(theirs.fileno()),
             TFD_FORK_OWNER=str(os.getpid()),
-            TFD_SYS_PATH=json.dumps(path),
             # Without it NumPy's BLAS starts a thread at import, and a fork would not be safe.
             OPENBLAS_NUM_THREADS="1",
             **{AGENT_VARIABLE: agent},
         )
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            pid = _popen(python("forkserver"), environment, (theirs.fileno(),), descriptor)
+            fds = (theirs.fileno(),)
+            pid = _popen("forkserver", environment, path, fds, descriptor, directory)
         finally:
             os.close(descriptor)
             theirs.close()
@@ -392,15 +381,22 @@ def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _popen(command: list[str], environment: dict[str, str], fds: tuple[int, ...], log: int) -> int:
+def _popen(
+    module: str,
+    environment: Mapping[str, str],
+    path: Sequence[str] | None,
+    fds: tuple[int, ...],
+    log: int,
+    directory: Path,
+) -> int:
     process = subprocess.Popen(
-        command,
-        env=environment,
+        interpreter.command(f"tfd_notebook.launch.{module}"),
+        env=interpreter.environment(environment, path),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         pass_fds=fds,
-        cwd=tempfile.gettempdir(),
+        cwd=directory,
         start_new_session=False,
     )
     # The agent waits for its children itself, in one place.

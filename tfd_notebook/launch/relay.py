@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from tfd_notebook.errors import AgentLost, LaunchError, TfdError, WorkDirError
-from tfd_notebook.launch import processes, protocol, runtime, unixsocket
+from tfd_notebook.launch import interpreter, protocol, runtime, unixsocket
 from tfd_notebook.launch.host import identity, tensorflow_version
 from tfd_notebook.launch.sessions import SOCKET
 from tfd_notebook.version import VERSION
@@ -34,8 +34,10 @@ _LEAST_BYTES = 50_000_000
 _PARENTS = 5
 
 #: Runs a module's `main`, or says what is missing for that; see `bootstrap`.
-_BOOTSTRAP = """
-import json, sys
+_BOOTSTRAP = (
+    interpreter.FIRST
+    + """
+import json
 try:
     from tfd_notebook.launch.{module} import main
 except ImportError as error:
@@ -51,6 +53,7 @@ except ImportError as error:
 else:
     main({arguments})
 """
+)
 
 
 def bootstrap(module: str, *arguments: str) -> str:
@@ -168,13 +171,16 @@ def _start(agent: str) -> subprocess.Popen[bytes]:
         _check_room(directory)
         with (directory / "agent.log").open("ab") as log:
             return subprocess.Popen(
-                processes.python("agent"),
+                interpreter.command("tfd_notebook.launch.agent"),
                 env=dict(
-                    os.environ,
+                    interpreter.environment(),
                     TFD_AGENT_DIR=json.dumps(str(directory)),
-                    TFD_SYS_PATH=json.dumps([os.path.abspath(entry) for entry in sys.path]),
+                    TFD_TASK_DEFAULTS=json.dumps(
+                        {"directory": os.getcwd(), "path": interpreter.task_path(True)}
+                    ),
                     **{runtime.AGENT_VARIABLE: agent},
                 ),
+                cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import gpus
 from tfd_notebook.errors import NameTaken, StateError
-from tfd_notebook.launch import processes, runtime
+from tfd_notebook.launch import interpreter, processes, runtime
 from tfd_notebook.launch.base import no_lease
 from tfd_notebook.launch.host import reach
 from tfd_notebook.launch.hosted import HostedCluster
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
     from tfd_notebook.launch.sessions import Door, Session
 
 #: Variables by which an agent itself is started.
-_AGENTS_OWN = ("TFD_AGENT_DIR", "TFD_SYS_PATH", runtime.AGENT_VARIABLE)
+_AGENTS_OWN = (
+    "TFD_AGENT_DIR",
+    "TFD_TASK_DEFAULTS",
+    interpreter.PATH_VARIABLE,
+    runtime.AGENT_VARIABLE,
+)
 #: Requests that mean something else from each session.
 BY_SESSION = ("open", "adopt", "leave", "close")
 
@@ -71,7 +76,7 @@ class Requests(ABC):
                 fix=f"take it up, tfd.attach({cluster!r}), or give this one another name=",
             )
         opened["environment"], opened["path"] = _surroundings(opened["environment"], opened["path"])
-        opened["directory"] = opened["directory"] or os.getcwd()
+        opened["directory"] = opened["directory"] or _task_defaults()["directory"]
         hosted = self.clusters[cluster] = HostedCluster(self, cluster, opened)
         self.owned[cluster] = session
         session.hears.add(cluster)
@@ -263,4 +268,10 @@ def _surroundings(
     if path is not None:
         return environment, path
     own = {key: value for key, value in os.environ.items() if key not in _AGENTS_OWN}
-    return {**own, **environment}, json.loads(os.environ["TFD_SYS_PATH"])
+    return {**own, **environment}, _task_defaults()["path"]
+
+
+def _task_defaults() -> dict[str, Any]:
+    """Return the directory and import path of tasks for which the request names none."""
+    defaults: dict[str, Any] = json.loads(os.environ["TFD_TASK_DEFAULTS"])
+    return defaults

@@ -5,18 +5,16 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import importlib.util
-import json
 import os
 import queue
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfd_notebook.errors import AgentLost, TfdError, Unsupported, UsageError
-from tfd_notebook.launch import processes
+from tfd_notebook.launch import interpreter
 from tfd_notebook.launch.client import AgentClient
 from tfd_notebook.launch.link import Channel, SocketChannel
 from tfd_notebook.launch.remote import RemoteHost, RemoteLauncher, RemoteNode, join_agent
@@ -256,12 +254,11 @@ class _Client:
             self._fds, theirs = socket.socketpair()
             with theirs:
                 process = self._process = subprocess.Popen(
-                    processes.python("sshclient"),
+                    interpreter.command("tfd_notebook.launch.sshclient"),
                     env=dict(
-                        os.environ,
+                        interpreter.environment(),
                         TFD_OWNER=str(os.getpid()),
                         TFD_SSH_FD=str(theirs.fileno()),
-                        TFD_SYS_PATH=json.dumps([os.path.abspath(entry) for entry in sys.path]),
                     ),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

@@ -19,6 +19,7 @@ import psutil
 
 from tfd_notebook._compat import spark as private
 from tfd_notebook.errors import LaunchError, StartTimeout, StateError, Unsupported, UsageError
+from tfd_notebook.launch import interpreter
 from tfd_notebook.launch.variables import variables
 from tfd_notebook.spark import homes, java, jobs, warming
 from tfd_notebook.spark.homes import Home
@@ -225,12 +226,14 @@ def _settings(wished: Mapping[str, Any], home: Path) -> dict[str, str]:
 def _path() -> list[str]:
     """Return what this process imports from, less what its Python has anyway."""
     own = (sys.prefix, sys.base_prefix, sys.exec_prefix)
-    entries = dict.fromkeys(os.path.abspath(entry) for entry in sys.path)
-    return [
-        entry
-        for entry in entries
-        if os.path.exists(entry) and not any(_within(entry, prefix) for prefix in own)
-    ]
+    path = interpreter.import_path()
+    entries = [one for one in path if not any(_within(one, prefix) for prefix in own)]
+    names = {
+        name.partition(".")[0] for one in entries if os.path.isdir(one) for name in os.listdir(one)
+    }
+    # These precede Python's own modules in PYTHONPATH, and a notebook may lie next to a random.py.
+    first = interpreter.standard_library() if names & sys.stdlib_module_names else ()
+    return [*dict.fromkeys([*first, *entries])]
 
 
 def _within(entry: str, prefix: str) -> bool:

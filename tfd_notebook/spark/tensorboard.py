@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
+from tfd_notebook.launch import interpreter
+
 _PR_SET_PDEATHSIG = 1
 #: Lines of its output that are told when it ends.
 _LINES = 20
@@ -24,8 +26,12 @@ Say = Callable[[dict[str, str]], None]
 
 def start(request: Mapping[str, Any], temporary: Path, say: Say) -> Board | None:
     """Start it where `request` has a directory for it; see `Board` for what `say` gets."""
-    directory = request.get("tensorboard")
-    return Board(str(directory), str(request["host"]), temporary, say) if directory else None
+    directory = str(request.get("tensorboard") or "")
+    if not directory:
+        return None
+    if "://" not in directory:
+        directory = os.path.join(request["directory"], directory)
+    return Board(directory, str(request["host"]), temporary, say)
 
 
 class Board:
@@ -47,8 +53,9 @@ class Board:
     def __init__(self, directory: str, host: str, temporary: Path, say: Say) -> None:
         arguments = [f"--logdir={directory}", "--host", host, "--port", "0", "--load_fast=false"]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tensorboard.main", *arguments],
-            env={**os.environ, "TMPDIR": str(temporary)},
+            interpreter.command("tensorboard.main", *arguments, function="run_main"),
+            env={**interpreter.environment(), "TMPDIR": str(temporary)},
+            cwd=temporary,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

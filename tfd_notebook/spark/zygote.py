@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfd_notebook.errors import LaunchError, TensorFlowMissing, TfdError, Unsupported
-from tfd_notebook.launch import forkserver, protocol
+from tfd_notebook.launch import forkserver, interpreter, protocol, runtime
 from tfd_notebook.spark.executor import Executor, Watch
 
 #: Marks the process in its environment.
@@ -161,15 +161,15 @@ def _start(address: str, executor: Executor, environment: Mapping[str, str]) -> 
         idle = 0.0 if executor.pid == os.getpid() else _IDLE_SECONDS
         # The session of its own keeps it from the signals that Spark sends to its workers.
         subprocess.Popen(
-            [sys.executable, "-m", "tfd_notebook.spark.zygote"],
+            interpreter.command("tfd_notebook.spark.zygote"),
             env={
-                **environment,
-                "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+                **interpreter.environment(environment),
                 # NumPy's library would start threads, which a fork loses.
                 "OPENBLAS_NUM_THREADS": "1",
                 VARIABLE: json.dumps([listener.fileno(), executor.pid, executor.started, idle]),
             },
             pass_fds=[listener.fileno()],
+            cwd=runtime.runtime_dir(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -294,7 +294,3 @@ def _fork(request: dict[str, Any], fds: list[int], open_here: list[socket.socket
         node.run(request, *fds)
 
     return forkserver.fork_away(work)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,177 @@
+"""No file of a directory that other users may write to runs in a process that is started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
+
+#: Runs in place of one of Python's own modules, where a process looks for them in its directory.
+POISON = """
+import sys
+with open({log!r}, "a") as log:
+    log.write(f"{{__file__}} ran in {{sys.orig_argv}}\\n")
+raise ImportError("another user's file")
+"""
+
+#: What every program here begins with: the state of a notebook's kernel, in which the working
+#: directory is on the import path. It is first here, which is worse than IPython's place for it.
+KERNEL = """
+import sys
+sys.path[:] = [entry for entry in sys.path if entry]
+import enum, json, os, re, subprocess, time
+{imports}
+sys.path.insert(0, "")
+"""
+
+CLUSTER = (
+    "import psutil, tensorflow as tf, tfd_notebook as tfd\nfrom tfd_notebook.launch import local",
+    """
+def function(value):
+    import users_module
+    return value + users_module.ONE
+
+with tfd.Cluster(data_workers=1, name="poisoned", preload=["users_module"]) as cluster:
+    ds = tf.data.Dataset.range(3).map(lambda x: tf.numpy_function(function, [x], tf.int64))
+    print(sorted(int(x) for x in ds.apply(cluster.distribute("dynamic"))))
+    for pid in local.agent_pids():
+        for entry in json.loads(psutil.Process(pid).environ()["TFD_SYS_PATH"]):
+            if os.path.isdir(entry) and os.stat(entry).st_mode & 0o002:
+                print("writable:", entry)
+""",
+)
+RELAY = (
+    "from tfd_notebook.launch import remote",
+    """
+command = [sys.executable, *remote.join_agent("0123456789ab", start=True)]
+relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+greeting = json.loads(relay.stdout.readline().removeprefix("TFDHELLO "))
+assert "error" not in greeting and "missing" not in greeting, greeting
+request = {"id": 1, "do": "clusters", "arguments": {}}
+print("greeted")
+relay.communicate(timeout=60)
+""",
+)
+SPARK_END = (
+    "from tfd_notebook.launch import relay",
+    """
+given = {"address": "127.0.0.1:9", "secret": "00" * 32, "grace": 0, "jvm": os.getpid()}
+command = [sys.executable, "-u", "-c", relay.bootstrap("sparkend")]
+said = subprocess.run(command, input=json.dumps(given) + "\\n", capture_output=True, text=True)
+print(said.stdout.partition(" ")[0], said.stderr)
+""",
+)
+SSH = (
+    "import asyncssh\nfrom tfd_notebook.launch import ssh",
+    """
+client = ssh._Client(users=1)
+client._start()
+print(client._requests.request("close", 60))
+client.close()
+""",
+)
+TUNNEL = (
+    "import asyncio, pathlib, psutil, shutil, socket\n"
+    "from tfd_notebook.launch import processes, runtime",
+    """
+directory = runtime.new_agent_dir("0123456789ab")
+config, log = directory / "way.conf", directory / "stunnel.log"
+
+async def main():
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    way = ["client = yes", f"accept = {port}", "connect = 127.0.0.1:9"]
+    config.write_text("\\n".join(["foreground = yes", "pid =", "[way]", *way, ""]))
+    asked = {"config": str(config), "listeners": [listener.fileno()]}
+    variables = {"TFD_OWNER": str(os.getpid()), "TFD_STUNNEL": json.dumps(asked)}
+    started = processes.Processes("0123456789ab", directory)
+    pid, ended = started.run("stunnel", variables, log, [listener.fileno()])
+    while not ended.done() and not psutil.Process(pid).name().startswith("stunnel"):
+        await asyncio.sleep(0.01)
+    print("ended" if ended.done() else "stunnel runs", log.read_text() if ended.done() else "")
+    if not ended.done():
+        os.kill(pid, 9)
+    await ended
+
+asyncio.run(main())
+shutil.rmtree(directory)
+""",
+)
+SPARK_NODE = (
+    "from tfd_notebook.spark import executor, zygote",
+    """
+client = zygote.Zygote(executor.of_driver(), dict(os.environ))
+print(client.fork({}, [0, 2]) > 0)
+client.close()
+""",
+)
+TENSORBOARD = (
+    "import pathlib, queue, tempfile\nfrom tfd_notebook.spark import tensorboard",
+    """
+said = queue.Queue()
+with tempfile.TemporaryDirectory() as temporary:
+    request = {"tensorboard": "logs", "host": "127.0.0.1", "directory": os.getcwd()}
+    board = tensorboard.start(request, pathlib.Path(temporary), said.put)
+    first = said.get(timeout=120)
+    print(first["board"][:17], first.get("no_board", ""))
+    board.end()
+    said.get(timeout=60)
+""",
+)
+LAB = (
+    "import asyncio\nfrom tfd_notebook import labserver",
+    """
+print(asyncio.run(labserver.tfd("list", "--json", limit=100)))
+""",
+)
+
+
+@pytest.fixture
+def poisoned(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """Return a working and a temporary directory with such files, and where these would write."""
+    log = tmp_path / "ran"
+    for name in ("working", "temporary"):
+        directory = tmp_path / name
+        directory.mkdir()
+        directory.chmod(0o1777)
+        for module in ("json", "re", "enum"):
+            (directory / f"{module}.py").write_text(POISON.format(log=str(log)))
+    (tmp_path / "working" / "users_module.py").write_text("ONE = 1\n")
+    return tmp_path / "working", tmp_path / "temporary", log
+
+
+@pytest.mark.parametrize(
+    ("program", "method", "printed"),
+    [
+        pytest.param(CLUSTER, "fork", "[1, 2, 3]", id="agent-forkserver-task"),
+        pytest.param(CLUSTER, "spawn", "[1, 2, 3]", id="agent-spawned-task"),
+        pytest.param(RELAY, "fork", "greeted", id="relay"),
+        pytest.param(SPARK_END, "fork", "TFDHELLO", id="relay-of-an-executor"),
+        pytest.param(SSH, "fork", "None", id="ssh-client"),
+        pytest.param(TUNNEL, "fork", "stunnel runs", id="tunnel", marks=pytest.mark.root),
+        pytest.param(SPARK_NODE, "fork", "True", id="spark-node"),
+        pytest.param(TENSORBOARD, "fork", "http://127.0.0.1:", id="tensorboard"),
+        pytest.param(LAB, "fork", "[]", id="jupyter-server"),
+    ],
+)
+def test_nothing_runs_from_the_working_or_the_temporary_directory(
+    poisoned: tuple[Path, Path, Path], program: tuple[str, str], method: str, printed: str
+) -> None:
+    working, temporary, log = poisoned
+    imports, code = program
+    done = subprocess.run(
+        [sys.executable, "-c", KERNEL.format(imports=imports) + code],
+        cwd=working,
+        env={**os.environ, "TMPDIR": str(temporary), "TFD_START_METHOD": method},
+        capture_output=True,
+        text=True,
+        timeout=160,
+    )
+    assert not log.exists(), log.read_text()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == printed or done.stdout.startswith(printed + " "), done.stdout
