@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 from typing import Any
 
 import psutil
 import pytest
 
 import tfd_notebook as tfd
+from tests._recording import Relay
 from tests._waiting import until
 from tfd_notebook import errors
+from tfd_notebook.launch import runtime
+from tfd_notebook.launch import spark as launch_spark
 
 pytestmark = pytest.mark.integration
 
@@ -46,6 +50,34 @@ def test_tasks_run_beside_executors_and_take_no_slot(spark: Any, sc: Any) -> Non
         for pid in frame["pid"]:
             assert "tfd_notebook" in " ".join(psutil.Process(pid).cmdline())
     until(lambda: not ends(), 30.0)
+
+
+def test_private_keys_of_tunnels_are_not_sent(
+    spark: Any, sc: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relays = []
+
+    class Meeting(launch_spark._Meeting):
+        def __init__(self, address: str) -> None:
+            super().__init__(address)
+            relays.append(Relay(self.port))
+            self.port = relays[0].port
+
+    monkeypatch.setattr(launch_spark, "_Meeting", Meeting)
+    launcher = tfd.launchers.Spark(spark, secure=True)
+    try:
+        with tfd.Cluster(data_workers=1, name="sealed", launcher=launcher) as cluster:
+            assert numbers(cluster) == list(range(100))
+            keys = list(runtime.runtime_dir().glob("agent-*/sealed/tunnels/key.pem"))
+            assert keys
+            assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
+        until(lambda: not ends(), 30.0)
+    finally:
+        for relay in relays:
+            relay.close()
+    recorded = relays[0].recorded
+    assert b"BEGIN CERTIFICATE REQUEST" in recorded
+    assert b"PRIVATE KEY" not in recorded
 
 
 def test_by_name_it_takes_the_spark_of_this_process(spark: Any, sc: Any) -> None:

@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
-from dataclasses import dataclass
 from typing import Any
 
-from tfd_notebook.errors import Unsupported
+from tfd_notebook.errors import LaunchError, Unsupported
 
 #: Clocks of hosts may differ by so much.
 _BEFORE = datetime.timedelta(days=1)
 #: Longer than any lease: certificates end with their cluster, whose files they are.
 _AFTER = datetime.timedelta(days=3660)
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """By which a host shows that it belongs to the cluster.
-
-    Parameters
-    ----------
-    name : str
-        That the certificate is for.
-    certificate, key : str
-        In PEM.
-    """
-
-    name: str
-    certificate: str
-    key: str
 
 
 class Authority:
@@ -60,29 +42,38 @@ class Authority:
         limits = x509.BasicConstraints(ca=True, path_length=0)
         self.certificate = self._sign(self._name, self._key.public_key(), [(limits, True)])
 
-    def issue(self, name: str) -> Credentials:
-        """Return a new key with a certificate for `name`."""
+    def sign(self, request: str, name: str) -> str:
+        """Return a certificate for `name` and the public key of a signing request, in PEM.
+
+        The private key stays on the host that made it. Nothing else of the request is used.
+
+        Raises
+        ------
+        LaunchError
+            The signing request is not valid.
+        """
         from cryptography import x509
-        from cryptography.hazmat.primitives import serialization
+        from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric import ec
 
-        key = ec.generate_private_key(ec.SECP256R1())
+        try:
+            parsed = x509.load_pem_x509_csr(request.encode())
+            key = parsed.public_key()
+            valid = isinstance(key, ec.EllipticCurvePublicKey) and parsed.is_signature_valid
+        except (ValueError, UnsupportedAlgorithm):
+            valid = False
+        if not valid:
+            raise LaunchError(f"the signing request of host {name} is not valid")
         uses = [x509.OID_SERVER_AUTH, x509.OID_CLIENT_AUTH]
-        signed = self._sign(
+        return self._sign(
             _named(name),
-            key.public_key(),
+            key,
             [
                 (x509.SubjectAlternativeName([x509.DNSName(name)]), False),
                 (x509.ExtendedKeyUsage(uses), False),
                 (x509.BasicConstraints(ca=False, path_length=None), True),
             ],
         )
-        private = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        return Credentials(name, signed, private.decode())
 
     def _sign(self, name: Any, key: Any, extensions: list[tuple[Any, bool]]) -> str:
         from cryptography import x509

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tfd_notebook.errors import StateError, UnknownName
 from tfd_notebook.launch import runtime
 from tfd_notebook.launch.policy import limits
-from tfd_notebook.launch.stunnel import TunnelEnd
+from tfd_notebook.launch.stunnel import TunnelEnd, make_key
 from tfd_notebook.launch.supervise import trim_log
 from tfd_notebook.spec import STOP_ORDER, Policy, TaskState
 
@@ -78,18 +78,28 @@ class HostedCluster:
             raise StateError(f"cluster {self.name!r} has no tunnels here")
         return self._tunnels
 
-    async def open_tunnels(self, trust: list[str], credentials: dict[str, str]) -> dict[str, Any]:
-        """Open this host's end with these credentials; one that is open only trusts some more."""
+    async def open_tunnels(self, trust: list[str], name: str) -> dict[str, Any]:
+        """Extend the trust of this host's end, or make its key and return a signing request."""
         if self._tunnels is None:
-            end = TunnelEnd(self.directory / "tunnels", self.processes, self.notice, **credentials)
-            try:
-                await end.open(trust)
-            except BaseException:
-                end.close()
-                raise
-            self._tunnels = end
-        else:
-            self._tunnels.let_in(trust)
+            request = await make_key(self.directory / "tunnels", self.processes, name)
+            return {"request": request}
+        self._tunnels.let_in(trust)
+        return self._tunnels_described()
+
+    async def certify_tunnels(
+        self, trust: list[str], name: str, certificate: str
+    ) -> dict[str, Any]:
+        """Open this host's end with a certificate for the key that `open_tunnels` made."""
+        end = TunnelEnd(self.directory / "tunnels", self.processes, self.notice, name, certificate)
+        try:
+            await end.open(trust)
+        except BaseException:
+            end.close()
+            raise
+        self._tunnels = end
+        return self._tunnels_described()
+
+    def _tunnels_described(self) -> dict[str, Any]:
         return {"port": self.tunnels.port, "name": self.tunnels.name, "trust": self.tunnels.trust}
 
     def trim_logs(self) -> None:

@@ -91,8 +91,8 @@ class Jupyter(RemoteLauncher):
         for server in servers:
             if self._secure and server.is_open:
                 raise UsageError(
-                    f"secure=True needs https, and {server.url} has none: the keys of the tunnels "
-                    "would be sent in plain text",
+                    f"secure=True needs https, and {server.url} has none: the environment and the "
+                    "functions of the tasks would be sent in plain text",
                     fix="start that server with a certificate, or reach it through a tunnel of ssh",
                 )
         return [

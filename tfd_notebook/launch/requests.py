@@ -155,10 +155,13 @@ class Requests(ABC):
         for name in tasks:
             hosted.tasks.pop(name).release()
 
-    async def do_open_tunnels(
-        self, cluster: str, trust: list[str], credentials: dict[str, str]
+    async def do_open_tunnels(self, cluster: str, trust: list[str], name: str) -> dict[str, Any]:
+        return await self._cluster(cluster).open_tunnels(trust, name)
+
+    async def do_certify_tunnels(
+        self, cluster: str, trust: list[str], name: str, certificate: str
     ) -> dict[str, Any]:
-        return await self._cluster(cluster).open_tunnels(trust, credentials)
+        return await self._cluster(cluster).certify_tunnels(trust, name, certificate)
 
     async def do_serve_tunnel(self, cluster: str, port: int) -> None:
         self._cluster(cluster).tunnels.serve(port)

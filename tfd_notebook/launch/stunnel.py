@@ -72,6 +72,50 @@ checkHost = {host}
 """
 
 
+_REQUEST = """\
+[req]
+distinguished_name = name
+prompt = no
+[name]
+commonName = {name}
+"""
+
+
+async def make_key(directory: Path, processes: Processes, name: str) -> str:
+    """Make a private key in `directory`, and return a signing request for it in PEM.
+
+    The key never leaves this host.
+
+    Raises
+    ------
+    LaunchError
+        A command is missing here, or fails.
+    """
+    for command in ("stunnel", "openssl"):
+        if shutil.which(command) is None:
+            raise LaunchError(
+                f"encryption failed: {socket.gethostname()} has no {command}",
+                fix="apt-get install stunnel4 openssl",
+            )
+    directory.mkdir(mode=0o700, exist_ok=True)
+    config, request = directory / "request.conf", directory / "request.pem"
+    config.write_text(_REQUEST.format(name=name))
+    options = ["-config", config, "-keyout", directory / "key.pem", "-out", request]
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    command_line = ["openssl", "req", "-new", *curve, *map(str, options)]
+    log = directory / "openssl.log"
+    asked = json.dumps({"command": command_line, "listeners": []})
+    _, ended = processes.run(
+        "stunnel", {"TFD_OWNER": str(os.getpid()), "TFD_STUNNEL": asked}, log, ()
+    )
+    status = await ended
+    try:
+        return request.read_text()
+    except FileNotFoundError:
+        said = "; ".join(last_lines(log, 3)) or why_ended(status)
+        raise LaunchError(f"openssl could not make a key: {said}") from None
+
+
 def service_name(port: int) -> str:
     """Return the name by which a peer asks for the task at `port`."""
     return f"p{port}.tfd"
@@ -86,8 +130,10 @@ class TunnelEnd:
         For its files, which are this user's alone.
     processes : Processes
     tell : callable
-    name, certificate, key : str
-        See `tfd_notebook.launch.authority.Credentials`.
+    name : str
+        The name in the certificate.
+    certificate : str
+        In PEM, for the key that `make_key` made.
 
     Attributes
     ----------
@@ -104,7 +150,6 @@ class TunnelEnd:
         tell: Tell,
         name: str,
         certificate: str,
-        key: str,
     ) -> None:
         self.name = name
         self.trust: list[str] = []
@@ -114,9 +159,7 @@ class TunnelEnd:
         self._served: set[int] = set()
         self._ways: dict[int, tuple[str, _Stunnel]] = {}
         self._log = directory / "stunnel.log"
-        directory.mkdir(mode=0o700)
         self._write("certificate.pem", certificate)
-        self._write("key.pem", key)
         listener = _listen_everywhere()
         self.port: int = listener.getsockname()[1]
         self._door = _Stunnel(processes, "door", directory, [listener], tell)
@@ -264,12 +307,6 @@ class _Stunnel:
             os.kill(self._pid, signal.SIGHUP)
 
     def start(self) -> None:
-        if shutil.which("stunnel") is None:
-            self.close()
-            raise LaunchError(
-                f"{socket.gethostname()} has no stunnel, which shall encrypt what tasks say",
-                fix="apt-get install stunnel4",
-            )
         self._run()
         self._life = asyncio.ensure_future(self._live())
 
@@ -283,7 +320,7 @@ class _Stunnel:
 
     def _run(self) -> None:
         descriptors = [listener.fileno() for listener in self._listeners]
-        asked = {"config": str(self._config), "listeners": descriptors}
+        asked = {"command": ["stunnel", str(self._config)], "listeners": descriptors}
         self._pid, self.ended = self._processes.run(
             "stunnel",
             {"TFD_OWNER": str(os.getpid()), "TFD_STUNNEL": json.dumps(asked)},
@@ -326,7 +363,7 @@ def _listen_on_loopback(port: int) -> list[socket.socket]:
 
 
 def main() -> None:
-    """Become stunnel, with the sockets of the agent, and end with it."""
+    """Become stunnel or openssl, with sockets of the agent, and end with the agent."""
     end_with(int(os.environ["TFD_OWNER"]))
     asked: dict[str, Any] = json.loads(os.environ["TFD_STUNNEL"])
     listeners = asked["listeners"]
@@ -334,7 +371,8 @@ def main() -> None:
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, _FIRST_FD + 2 * len(listeners)) for fd in listeners]
     for number, descriptor in enumerate(moved, _FIRST_FD):
         os.dup2(descriptor, number, inheritable=True)
-    found = shutil.which("stunnel")
+    name, *arguments = asked["command"]
+    found = shutil.which(name)
     assert found is not None
     environment = dict(os.environ, LISTEN_FDS=str(len(moved)), LISTEN_PID=str(os.getpid()))
-    os.execve(found, [found, asked["config"]], environment)
+    os.execve(found, [found, *arguments], environment)

@@ -86,12 +86,15 @@ class TLSTunnels:
 def _opened(
     node: Node, authority: Authority, trust: Sequence[str], address: str
 ) -> tuple[_End, list[str]]:
-    """Have a host open its end, and return that with whom it trusts besides `trust`."""
-    # A new end takes the credentials; one that lives keeps its own, and trusts those of `trust`.
-    credentials = authority.issue(f"{uuid.uuid4().hex[:12]}.tfd")
-    said: Mapping[str, Any] = node.request(
-        "open_tunnels", trust=list(trust), credentials=vars(credentials)
-    )
+    """Open a host's end, and return it with the authorities that it trusts besides `trust`."""
+    name = f"{uuid.uuid4().hex[:12]}.tfd"
+    said: Mapping[str, Any] = node.request("open_tunnels", trust=list(trust), name=name)
+    # An end that runs already keeps its name and certificate. A new one makes its own key.
+    if "request" in said:
+        certificate = authority.sign(said["request"], name)
+        said = node.request(
+            "certify_tunnels", trust=list(trust), name=name, certificate=certificate
+        )
     bracketed = f"[{address}]" if ":" in address else address
     others = [one for one in said["trust"] if one not in trust]
     return _End(node, said["name"], f"{bracketed}:{said['port']}"), others
