@@ -36,9 +36,9 @@ class Spark(RemoteLauncher):
     """Executors of Spark: a short job starts an agent beside each, which connects back to here.
 
     The agents take no slot of Spark. They end with their executor, with the cluster, or when this
-    process has been away for the grace time. Agents and this process communicate over a channel that
-    is authenticated, but not encrypted: ``env`` and Python functions can be read on the network, also
-    with ``secure=True``. Needs the extra ``spark``.
+    process has been away for the grace time. Agents and this process communicate over a channel
+    that is authenticated, but not encrypted: ``env`` and Python functions can be read on the
+    network, also with ``secure=True``. Needs the extra ``spark``.
 
     Parameters
     ----------
