@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -11,9 +12,17 @@ import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
+from tests._reading import Reader, read
 from tests._waiting import until
 from tests.integration._consume import KINDS, Enough, consume
-from tfd_notebook.errors import Interrupted, PortInUse, StateError
+from tfd_notebook.data.arguments import Reading
+from tfd_notebook.errors import (
+    Interrupted,
+    PipelineError,
+    PortInUse,
+    StateError,
+    UsageError,
+)
 from tfd_notebook.probe import probe
 
 pytestmark = [
@@ -89,6 +98,105 @@ def test_a_worker_restarts_while_it_is_read_from(cluster: tfd.Cluster) -> None:
         cluster.restart("data_worker:0")
         stream.wait(elements=stream.elements + 20, timeout=60)
     assert cluster.snapshot().task("data_worker:0").state == "ready"
+
+
+@pytest.mark.parametrize("again", ["restart", "scale"])
+def test_the_next_epoch_is_whole_after_a_worker_came_back(again: str) -> None:
+    """TensorFlow's finaliser of the old server would unregister the new one."""
+    with tfd.Cluster(data_workers=1, launcher="inprocess", name="back") as cluster:
+        dataset = batches().apply(cluster.distribute("off"))
+        expected = [list(range(start, start + 5)) for start in range(0, 60, 5)]
+        for _ in range(3):
+            assert read(dataset) == expected
+            if again == "restart":
+                cluster.restart("data_worker:0")
+            else:
+                cluster.scale(data_workers=0)
+                cluster.scale(data_workers=1)
+
+
+def coordinated(cluster: tfd.Cluster, dataset: Any, count: int) -> list[Any]:
+    """Return the datasets of `count` consumers that take elements in rounds."""
+    return [
+        dataset.apply(
+            cluster.distribute("off", job_name="rounds", consumer_index=i, num_consumers=count)
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_coordinated_reads_go_on_past_rounds_that_span_two_epochs(
+    cluster: tfd.Cluster, count: int
+) -> None:
+    """Data workers of this process can only stop once the readers' iterators are gone."""
+    endless = tf.data.Dataset.range(2 * count + 1).repeat()
+    with contextlib.ExitStack() as stack:
+        readers = [
+            stack.enter_context(Reader(dataset)) for dataset in coordinated(cluster, endless, count)
+        ]
+        for reader in readers:
+            reader.first(200)
+
+
+def test_coordinated_reads_use_grpc() -> None:
+    coordinated = Reading("OFF", job_name="rounds", consumer_index=0, num_consumers=2)
+    assert coordinated.transfer(in_process=True) == "grpc"
+    assert Reading("OFF").transfer(in_process=True) == "local"
+
+
+def test_coordinated_reads_that_end_in_a_round_that_is_not_full_raise_an_error(
+    cluster: tfd.Cluster,
+) -> None:
+    """TensorFlow's transfer in memory waits for ever there."""
+    unknown_length = tf.data.Dataset.range(7).filter(lambda i: i >= 0)
+    with contextlib.ExitStack() as stack:
+        readers = [
+            stack.enter_context(Reader(dataset))
+            for dataset in coordinated(cluster, unknown_length, 3)
+        ]
+        for reader in readers:
+            with pytest.raises(PipelineError, match="infinite cardinality"):
+                reader.all()
+
+
+def test_coordinated_reads_take_in_a_worker_that_joins(cluster: tfd.Cluster) -> None:
+    with contextlib.ExitStack() as stack:
+        endless = tf.data.Dataset.range(ENDLESS).repeat()
+        readers = [
+            stack.enter_context(Reader(dataset)) for dataset in coordinated(cluster, endless, 2)
+        ]
+        for reader in readers:
+            reader.first(10)
+        cluster.scale(data_workers=3)
+        for reader in readers:
+            reader.more(200)
+
+
+def test_a_consumer_that_joins_a_coordinated_read_late_gets_an_error(cluster: tfd.Cluster) -> None:
+    """TensorFlow's transfer in memory waits for ever where gRPC raises an error."""
+    endless = tf.data.Dataset.range(ENDLESS).repeat()
+    with contextlib.ExitStack() as stack:
+        readers = [
+            stack.enter_context(Reader(dataset)) for dataset in coordinated(cluster, endless, 2)
+        ]
+        for reader in readers:
+            reader.first(20)
+        _, restarted = coordinated(cluster, endless, 2)
+        with pytest.raises(PipelineError, match="current round has already reached"):
+            read(restarted)
+
+
+def test_a_coordinated_read_cannot_be_handed_over_in_memory(cluster: tfd.Cluster) -> None:
+    with pytest.raises(UsageError, match="coordinated read") as caught:
+        cluster.distribute(
+            "off",
+            job_name="rounds",
+            consumer_index=0,
+            num_consumers=2,
+            data_transfer_protocol="local",
+        )
+    assert "data_transfer_protocol" in str(caught.value.fix)
 
 
 def test_a_port_that_is_taken(cluster: tfd.Cluster) -> None:

@@ -19,6 +19,7 @@ from tensorflow.data.experimental import service
 
 import tfd_notebook as tfd
 from tests._programs import program
+from tests._reading import read
 from tfd_notebook._compat import servers as compat
 from tfd_notebook.errors import (
     LaunchError,
@@ -150,6 +151,26 @@ def test_a_given_port_is_used_and_can_be_used_again() -> None:
     second = tfd.Dispatcher(service.DispatcherConfig(port=port))
     assert second.target == f"grpc://localhost:{port}"
     second.stop()
+
+
+def test_a_worker_on_the_port_of_a_stopped_one_is_read_from_in_memory(
+    dispatcher: tfd.Dispatcher,
+) -> None:
+    """TensorFlow's finaliser of the old server would unregister the new one."""
+    dataset = tf.data.Dataset.range(10).apply(
+        service.distribute(
+            service.ShardingPolicy.OFF, dispatcher.target, data_transfer_protocol="local"
+        )
+    )
+    worker = worker_of(dispatcher)
+    port = int(worker.address.rpartition(":")[2])
+    for _ in range(3):
+        try:
+            assert read(dataset) == list(range(10))
+        finally:
+            worker.stop()
+        worker = tfd.DataWorker(service.WorkerConfig(dispatcher.address, port=port))
+    worker.stop()
 
 
 @pytest.mark.parametrize("port", [-1, 65536, "5050", True])

@@ -67,6 +67,12 @@ class Reading:
                     f"{feature} needs a job that its consumers share",
                     fix="pass the same job_name= in each of them",
                 )
+        if self.num_consumers is not None and self.data_transfer_protocol == "local":
+            raise UsageError(
+                'data_transfer_protocol="local" cannot serve a coordinated read: TensorFlow would '
+                "wait for ever for rounds that are not full",
+                fix='leave data_transfer_protocol out, or use "grpc"',
+            )
         if self.max_outstanding_requests is not None:
             _whole("max_outstanding_requests", self.max_outstanding_requests, least=1)
         if self.target_workers not in _TARGETS:
@@ -98,7 +104,7 @@ class Reading:
                 fix='leave these arguments out, or use launcher="inprocess"',
             )
         if self.data_transfer_protocol is None and in_process:
-            return "local"
+            return "local" if self.num_consumers is None else "grpc"
         return self.data_transfer_protocol
 
     def tensorflow_arguments(self, in_process: bool) -> dict[str, Any]:

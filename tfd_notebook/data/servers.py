@@ -62,6 +62,9 @@ class _Running:
             from tfd_notebook._compat import servers
 
             servers.stop(server)
+        # TensorFlow's finaliser of a worker unregisters its address: it has to run before another
+        # server can take the port.
+        del server
         self.holder.close()
         self.ended.set()
 

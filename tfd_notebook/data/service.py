@@ -51,7 +51,8 @@ def distribute(
     max_outstanding_requests : int, optional
         Most elements under way at a time. Default: TensorFlow's choice.
     data_transfer_protocol : str, optional
-        Default: ``"local"`` if the workers live in this process, else TensorFlow's choice.
+        Default: ``"local"`` if the workers live in this process (``"grpc"`` for a coordinated
+        read, which ``"local"`` cannot serve), else TensorFlow's choice.
     compression : {"auto", "AUTO", "snappy", None}
         ``"auto"`` (default) does not compress on one host and leaves it to TensorFlow
         (``"AUTO"``) between hosts.

@@ -411,6 +411,9 @@ class Stream:
             error = raised
         with self._changed:
             self._end(error)
+        # Its traceback refers to this frame and to the iterator: as a cycle, they would keep an
+        # in-process data worker from stopping until the next garbage collection.
+        error = None
 
     def _offer(self, element: Any) -> None:
         """Put `element` into the buffer; wait while that is full."""

@@ -172,6 +172,8 @@ class InProcessNode(Node):
             stopped = task.server is None or task.server.stop(_STOP_SECONDS)
             server, task.server, task.sent = task.server, None, None
             reason = "" if stopped or server is None else server.kept
+            if stopped:
+                server = None  # finalised before its address can be used again
             del self._tasks[name]
             if task.role is Role.DATA_WORKER and not self._closing.is_set():
                 self._retired[name] = task
@@ -222,6 +224,9 @@ class InProcessNode(Node):
                 task=task,
                 fix="stop the stream or leave the loop first",
             )
+        # TensorFlow's finaliser of a worker unregisters its address: it has to run before the next
+        # server registers the same one.
+        hosted.server = None
         self._serve(task, hosted)
 
     def _do_kill(self, task: str) -> None:
