@@ -1,7 +1,7 @@
 """TFCluster on Apache Spark: TensorFlow's tasks on executors, fed from RDDs and DataFrames.
 
-A program written for TensorFlowOnSpark runs with ``tensorflowonspark`` replaced by
-``tfd_notebook.spark`` in its import lines. Needs the extra ``spark``; nothing of Spark is imported
+A program written for TensorFlowOnSpark imports ``tfd_notebook.spark`` in place of
+``tensorflowonspark``; docs/spark.md lists what else may have to change. Needs the extra ``spark``; nothing of Spark is imported
 before it is used.
 """
 
