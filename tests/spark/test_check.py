@@ -17,7 +17,7 @@ import pytest
 import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import checkup, errors, findings
-from tfd_notebook.spark import asked, checks, onlooker, recipes
+from tfd_notebook.spark import TFCluster, asked, checks, living, onlooker, recipes
 from tfd_notebook.spark.asked import Asked
 
 pytestmark = pytest.mark.integration
@@ -239,6 +239,18 @@ def test_speculative_execution(seen: Asked) -> None:
     found = with_settings(seen, speculation="true")
     assert codes(found) == {"TFD881"}
     assert recipes.settings(found, codes(found)) == {"spark.speculation": "false"}
+
+
+def test_speculation_is_refused_where_spark_feeds(sc: Any) -> None:
+    """Rows of a task that runs twice would be fed twice, without an error."""
+    sc._conf.set("spark.speculation", "true")
+    try:
+        with pytest.raises(errors.Unsupported, match=r"(?s)speculat.*spark.speculation=false"):
+            TFCluster.run(sc, print, None, 2, input_mode=TFCluster.InputMode.SPARK)
+        checks.needed(sc, 2)  # a cluster that reads its data itself
+    finally:
+        sc._conf.set("spark.speculation", "false")
+    assert not living.living()
 
 
 @pytest.mark.parametrize(

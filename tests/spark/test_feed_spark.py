@@ -58,7 +58,7 @@ def test_a_dataframe_gives_the_rows_of_its_rdd(spark: Any, sc: Any, tmp_path: Pa
     frame = spark.createDataFrame(rows(500), SCHEMA).repartition(3)
     assert not arrow.misfits(frame)
     with node(tmp_path, "collect") as running:
-        assert feeders.training(frame, 2, running.place, 60, "input")() is None
+        assert feeders.training(frame, 2, running.place, 60, "input", lambda: None)() is None
         found = [row for batch in running.end() for row in batch]
     assert sorted(found) == sorted(map(repr, frame.rdd.collect() * 2))
 

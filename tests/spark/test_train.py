@@ -100,6 +100,29 @@ def test_uneven_partitions_come_to_an_end(start: Start, sc: Any, tmp_path: Path)
     assert {path.name for path in tmp_path.iterdir()} == {"worker-0", "worker-1"}
 
 
+@pytest.mark.parametrize("kind", ["rdd", "frame"])
+def test_a_task_that_spark_runs_again_is_reported(
+    start: Start, spark: Any, sc: Any, tmp_path: Path, kind: str
+) -> None:
+    def breaking(rows: Iterator[Any]) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        yield from rows
+        if TaskContext.get().attemptNumber() == 0:
+            raise RuntimeError("the first attempt fails")
+
+    cluster = start(takes_all(tmp_path), nodes=1)
+    data = rows(sc, 20, 1).mapPartitions(breaking)
+    cluster.train(data if kind == "rdd" else spark.createDataFrame(data, "n long, x double"), 1)
+    cluster.shutdown(timeout=LONG)
+    assert set(taken(tmp_path)) == set(range(20))
+    (notice,) = cluster.snapshot().notices
+    assert notice.severity == "warning"
+    assert "partition 0" in notice.what
+    assert "fed again" in notice.what
+    assert "fed again" in cluster._repr_html_()
+
+
 def test_a_node_that_wants_no_more_lets_its_feeders_return(
     start: Start, sc: Any, tmp_path: Path
 ) -> None:

@@ -165,7 +165,9 @@ class TFCluster(Coordinating):
         if feeders.is_stream(dataRDD):
             fed = feeders.feed_stream(self, dataRDD, num_epochs, feed_timeout, qname)
             return None if wait else fed
-        return self._feed(feeders.training(dataRDD, num_epochs, places, feed_timeout, qname), wait)
+        report_retry = feeders.retry_reporter(self.server.address, self.server.secret)
+        work = feeders.training(dataRDD, num_epochs, places, feed_timeout, qname, report_retry)
+        return self._feed(work, wait)
 
     def _feed(self, work: Any, wait: bool) -> Future[None] | None:
         """Run a job that feeds; `work` returns the first error that it met, or None."""
@@ -436,6 +438,9 @@ def run(
         Not all nodes came up in time.
     NodeFailed, NodeLost
         What became of a node before all ran.
+    Unsupported
+        Dynamic allocation. With ``InputMode.SPARK`` also ``spark.speculation=true``, which would
+        feed rows twice.
     UsageError, NotSerializable
         An argument that cannot be meant, or cannot travel.
 
@@ -466,7 +471,8 @@ def run(
 
     def start() -> TFCluster:
         with _one_at_a_time:
-            checks.needed(sc, sum(not each.on_driver for each in assignments))
+            on_executors = sum(not each.on_driver for each in assignments)
+            checks.needed(sc, on_executors, is_fed=mode is InputMode.SPARK)
             if interrupted.is_set():
                 raise errors.SparkError("the start was interrupted")
             cluster = TFCluster(on, plan_of, assignments, mode, name, limit)

@@ -14,7 +14,7 @@ from tfd_notebook.errors import NotEnoughSlots, StateError, Unsupported, UsageEr
 from tfd_notebook.launch import arrival
 from tfd_notebook.spark import application, asked, jobs, recipes
 from tfd_notebook.spark.asked import Asked
-from tfd_notebook.spark.findings import DYNAMIC, SLOTS
+from tfd_notebook.spark.findings import DYNAMIC, SLOTS, SPECULATION
 
 
 def check(
@@ -96,7 +96,7 @@ def said(seen: Asked, found: Findings) -> Iterator[str]:
         yield "Nothing is missing."
 
 
-def needed(sc: Any, num: int) -> None:
+def needed(sc: Any, num: int, *, is_fed: bool = False) -> None:
     """Raise where `num` nodes cannot run at the same time, before anything starts.
 
     Executors that Spark was asked for and that are not there yet are waited for, up to a
@@ -106,13 +106,15 @@ def needed(sc: Any, num: int) -> None:
     ----------
     sc : pyspark.SparkContext or pyspark.sql.SparkSession
     num : int
+    is_fed : bool
+        Whether tasks of Spark feed the nodes. Default false.
 
     Raises
     ------
     NotEnoughSlots
         With how many are needed, how many there are, and which cluster holds how many.
     Unsupported
-        Dynamic allocation.
+        Dynamic allocation, or speculative execution where `is_fed`.
     StateError
         The SparkContext was stopped.
     UsageError
@@ -131,7 +133,7 @@ def needed(sc: Any, num: int) -> None:
     for one in findings.look("spark", seen):
         if one.code == SLOTS.code:
             raise NotEnoughSlots(one.what, fix=one.fix)
-        if one.code == DYNAMIC.code:
+        if one.code == DYNAMIC.code or (is_fed and one.code == SPECULATION.code):
             raise Unsupported(f"{one.what}: {one.why}", fix=one.fix)
 
 

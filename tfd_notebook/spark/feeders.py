@@ -40,19 +40,28 @@ def places(cluster: TFCluster) -> tuple[Place, ...]:
 
 
 def training(
-    data: Any, epochs: int, where: Where, feed_timeout: float, qname: str
+    data: Any,
+    epochs: int,
+    where: Where,
+    feed_timeout: float,
+    qname: str,
+    report_retry: Callable[[], None],
 ) -> Callable[[], TfdError | None]:
-    """Return the action that feeds `data`; it returns the first error of a node."""
+    """Return the action that feeds `data`; it returns the first error of a node.
+
+    Each task calls `report_retry` before it feeds its rows.
+    """
+    options: dict[str, Any] = {"where": where, "qname": qname, "feed_timeout": feed_timeout}
     if _is_frame(data):
         from tfd_notebook.spark.feed import arrow
 
         if not arrow.misfits(data):
-            return _training_by_arrow(data, epochs, where, feed_timeout, qname)
+            return _training_by_arrow(
+                data, epochs, functools.partial(_feed_by_arrow, report_retry, **options)
+            )
     rdd = _rdd(data)
     repeated = rdd if epochs == 1 else rdd.context.union([rdd] * epochs)
-    fed = repeated.mapPartitions(
-        functools.partial(_feed, where=where, qname=qname, feed_timeout=feed_timeout)
-    )
+    fed = repeated.mapPartitions(functools.partial(_feed, report_retry, **options))
 
     def work() -> TfdError | None:
         return next((error for error in fed.collect() if error is not None), None)
@@ -60,10 +69,50 @@ def training(
     return work
 
 
+def retry_reporter(driver: str, secret: bytes) -> Callable[[], None]:
+    """Return what a task calls to report to `driver` that Spark runs it again."""
+    return functools.partial(_report_retry, driver, secret)
+
+
+def _report_retry(driver: str, secret: bytes) -> None:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber():
+        _request(
+            driver,
+            secret,
+            say="fed again",
+            partition=context.partitionId(),
+            attempt=context.attemptNumber(),
+        )
+
+
+def retry_message(said: Mapping[str, Any]) -> str:
+    """Return what a report of `retry_reporter` means."""
+    return (
+        f"Spark runs the task of partition {int(said['partition'])} again (attempt "
+        f"{int(said['attempt']) + 1}): rows that an earlier attempt fed are fed again"
+    )
+
+
+def _request(driver: str, secret: bytes, **said: Any) -> dict[str, Any]:
+    """Send a message to the driver and return its answer, empty if it cannot be reached."""
+    with contextlib.suppress(OSError, EOFError), sealed.connect(driver, secret) as channel:
+        channel.send(said)
+        return channel.receive(timeout=30.0)[0]
+    return {}
+
+
 def _feed(
-    rows: Iterable[Any], where: Where, qname: str, feed_timeout: float
+    report_retry: Callable[[], None],
+    rows: Iterable[Any],
+    where: Where,
+    qname: str,
+    feed_timeout: float,
 ) -> Iterator[TfdError | None]:
     """Feed a partition; an error of the node's is a result, so that Spark does not try again."""
+    report_retry()
     try:
         feed_partition(rows, where, qname, feed_timeout)
     except TfdError as error:
@@ -72,12 +121,9 @@ def _feed(
         yield None
 
 
-def _training_by_arrow(
-    frame: Any, epochs: int, where: Where, feed_timeout: float, qname: str
-) -> Callable[[], TfdError | None]:
+def _training_by_arrow(frame: Any, epochs: int, feed: Any) -> Callable[[], TfdError | None]:
     from tfd_notebook.spark.feed import arrow
 
-    feed = functools.partial(_feed_by_arrow, where=where, qname=qname, feed_timeout=feed_timeout)
     fed = frame.mapInArrow(feed, "error binary")
 
     def work() -> TfdError | None:
@@ -94,11 +140,16 @@ def _training_by_arrow(
 
 
 def _feed_by_arrow(
-    batches: Iterable[Any], where: Where, qname: str, feed_timeout: float
+    report_retry: Callable[[], None],
+    batches: Iterable[Any],
+    where: Where,
+    qname: str,
+    feed_timeout: float,
 ) -> Iterator[Any]:
     """Feed a partition of record batches; an error of the node's is a result."""
     from tfd_notebook.spark.feed import arrow
 
+    report_retry()
     try:
         arrow.feed_batches(batches, where, qname, feed_timeout)
     except TfdError as error:
@@ -169,12 +220,7 @@ def _giving_up(driver: str, secret: bytes) -> Iterator[None]:
     context = TaskContext.get()
     stage = context.stageId() if context is not None else -1
 
-    def tell(**more: Any) -> dict[str, Any]:
-        with contextlib.suppress(OSError, EOFError), sealed.connect(driver, secret) as channel:
-            channel.send({"say": "gave up", "stage": stage, **more})
-            return channel.receive(timeout=30.0)[0]
-        return {}
-
+    tell = functools.partial(_request, driver, secret, say="gave up", stage=stage)
     # Where the driver cannot end a stage, Spark does try again.
     if context is not None and context.attemptNumber() and (before := tell().get("gave_up")):
         raise protocol.unpack_error(before)

@@ -10,9 +10,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook import errors, views
+from tfd_notebook.events import EventLog, Notice
 from tfd_notebook.launch import protocol
 from tfd_notebook.snapshot import Snapshot, SparkRow
-from tfd_notebook.spark import jobs, living, roles, seen, starting
+from tfd_notebook.spark import feeders, jobs, living, roles, seen, starting
 from tfd_notebook.spark.application import Application
 from tfd_notebook.spark.jobs import Job
 from tfd_notebook.spark.launching import Plan
@@ -65,6 +66,7 @@ class Life:
         self._jobs: set[Job] = set()
         #: Errors of tasks, by the numbers of their stages.
         self._given_up: dict[int, dict[str, Any]] = {}
+        self._events = EventLog()
         #: Whether its nodes run servers for this process, and come to no end by themselves.
         self.serves = False
         self.server = Steering(
@@ -158,7 +160,13 @@ class Life:
             tensorboard=next((node.board for node in self.nodes if node.board), ""),
         )
         return Snapshot(
-            self._version, time.time(), self.name, launcher="spark", state=spark.state, spark=spark
+            self._version,
+            time.time(),
+            self.name,
+            launcher="spark",
+            state=spark.state,
+            events=tuple(self._events),
+            spark=spark,
         )
 
     def logs(self, node: str | None = None, lines: int = 100) -> str:
@@ -245,7 +253,21 @@ class Life:
             self._phases.feed_ended()
 
     def _asked(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """End the jobs of a task that has met an error, which Spark would else try again."""
+        """End the jobs of a task that has met an error, which Spark would else try again.
+
+        A task that Spark does run again is a notice.
+        """
+        if said["say"] == "fed again":
+            self._events.append(
+                Notice(
+                    "warning",
+                    feeders.retry_message(said),
+                    fix="see Spark's log of the first attempt; write functions that can take a "
+                    "row twice",
+                )
+            )
+            self._changed()
+            return {}
         stage = int(said["stage"])
         if "error" not in said:
             return {"gave_up": self._given_up.get(stage)}

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -123,7 +124,8 @@ class ServiceFeed:
             The rows could not be made.
         """
         where = functools.partial(_workers_here, self._address, self._secret, feed_timeout)
-        work = feeders.training(data, num_epochs, where, feed_timeout, "input")
+        report_retry = feeders.retry_reporter(self._address, self._secret)
+        work = feeders.training(data, num_epochs, where, feed_timeout, "input", report_retry)
         job = jobs.Job(self._application, "feeding a tf.data service", work)
 
         def follow() -> None:
@@ -161,6 +163,9 @@ class ServiceFeed:
         said, _ = channel.receive(_ANSWER_SECONDS)
         if said.get("say") == "producing":
             self._hold(channel, said)
+        elif said.get("say") == "fed again":
+            warnings.warn(feeders.retry_message(said), RuntimeWarning, stacklevel=2)
+            channel.send({})
         while said.get("say") == "where":
             with self._lock:
                 here = [one for one in self._producing.values() if one["host"] == said["host"]]

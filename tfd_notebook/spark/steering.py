@@ -174,7 +174,7 @@ class Steering:
 
     def _serve(self, channel: Channel) -> None:
         header, _ = channel.receive(timeout=60.0)
-        if header.get("say") == "gave up":
+        if header.get("say") in ("gave up", "fed again"):
             channel.send(self._asked(header))
             return
         node = self.nodes.get(int(header.get("node", -1)))
