@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
@@ -9,7 +10,7 @@ import queue
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,89 @@ def test_who_proves_nothing_gets_nothing(
     with sealed.connect(server.address, b"secret", SECONDS) as channel:
         channel.send({"well": True})
         assert channel.receive(SECONDS)[0]["well"]
+
+
+@pytest.fixture
+def many() -> Iterator[Callable[[str, str, int], list[socket.socket]]]:
+    """Return a function that opens idle connections from an address."""
+    opened: list[socket.socket] = []
+
+    def connect(source: str, address: str, count: int) -> list[socket.socket]:
+        host, _, port = address.rpartition(":")
+        made = []
+        for _ in range(count):
+            made.append(socket.create_connection((host, int(port)), SECONDS, (source, 0)))
+            opened.append(made[-1])
+            made[-1].recv(1)  # it was accepted
+        return made
+
+    yield connect
+    for peer in opened:
+        peer.close()
+
+
+@pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
+def test_idle_connections_lock_nobody_out(
+    source: str,
+    many: Callable[[str, str, int], list[socket.socket]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sealed, "PROOF_SECONDS", SECONDS)
+    with sealed.serve(b"secret", echo) as server:
+        many(source, server.address, 64)
+        with sealed.connect(server.address, b"secret", SECONDS) as channel:
+            channel.send({"well": True})
+            assert channel.receive(SECONDS)[0]["well"]
+
+
+def test_an_address_gets_a_few_connections_without_proof_and_the_oldest_go(
+    many: Callable[[str, str, int], list[socket.socket]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed, "PROOF_SECONDS", SECONDS)
+    with sealed.serve(b"secret", echo) as server:
+        (other,) = many("127.0.0.3", server.address, 1)
+        idle = many("127.0.0.2", server.address, 20)
+        for peer in idle[:4]:
+            until_end(peer)
+        for peer in (other, *idle[4:]):
+            peer.settimeout(0)
+            peer.recv(100)  # the rest of the challenge
+            with pytest.raises(BlockingIOError):
+                peer.recv(1)
+
+
+def test_many_addresses_share_a_limit(
+    many: Callable[[str, str, int], list[socket.socket]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed, "PROOF_SECONDS", SECONDS)
+    with sealed.serve(b"secret", echo) as server:
+        (first,) = many("127.0.0.2", server.address, 1)
+        idle = [many(f"127.0.0.{n}", server.address, 16) for n in range(3, 7)]
+        # The oldest of an address that has most of them, and not of one that has a single one.
+        until_end(idle[0][0])
+        first.settimeout(0)
+        first.recv(100)
+        with pytest.raises(BlockingIOError):
+            first.recv(1)
+
+
+def test_a_connection_without_proof_is_closed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sealed.PROOF_SECONDS == 2.0
+    monkeypatch.setattr(sealed, "PROOF_SECONDS", 0.1)
+    with sealed.serve(b"secret", echo) as server, raw(server.address) as peer:
+        assert len(until_end(peer)) == 40
+
+
+def test_a_peer_that_vanishes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        sealed.serve(b"secret", echo) as server,
+        sealed.connect(server.address, b"secret", SECONDS) as channel,
+    ):
+        option = functools.partial(channel._socket.getsockopt, socket.IPPROTO_TCP)
+        assert channel._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        probes = option(socket.TCP_KEEPINTVL) * option(socket.TCP_KEEPCNT)
+        assert option(socket.TCP_KEEPIDLE) + probes <= 60
+        assert option(socket.TCP_USER_TIMEOUT) == 60_000
 
 
 def test_who_listens_proves_itself_too() -> None:

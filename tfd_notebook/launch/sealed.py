@@ -1,13 +1,14 @@
 """Channels that only who knows a secret can open: proofs on both sides, then framed messages.
 
 A message is a header of JSON values and a body of bytes; nothing that arrives is ever unpickled or
-run. Who connects has ten seconds to prove that it knows the secret, in a message of fixed length;
-whoever does not is disconnected without a word. The secret itself is never sent. Over TCP each
+run. A client has two seconds to prove that it has the secret, in a message of fixed length; without
+that it is disconnected silently. The secret itself is never sent. Over TCP each
 message carries a code that nobody without the secret can make; what is sent can be read on the way.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import hmac
 import json
@@ -26,15 +27,17 @@ from tfd_notebook.launch import unixsocket
 #: Bytes, or whatever shows its contiguous memory as such: arrays, Arrow's buffers.
 Buffer: TypeAlias = Any
 
-#: Seconds for the proofs.
-PROOF_SECONDS = 10.0
+#: Seconds that a server waits for a client's proof.
+PROOF_SECONDS = 2.0
+#: Seconds after which a TCP connection breaks whose peer does not respond.
+VANISHED_SECONDS = 60
 #: Seconds without any progress in the middle of a message.
 STALL_SECONDS = 60.0
 #: Bytes of a header, and of a body.
 MOST_HEADER = 1 << 20
 MOST_BODY = 1 << 31
-#: Connections that may be proving themselves at a time.
-_MOST_UNPROVEN = 64
+#: Connections without a proof at a time, in all and of one address. The oldest makes room.
+_MOST_UNPROVEN, _MOST_OF_ADDRESS = 64, 16
 
 _MAGIC = b"TFDSEAL1"
 _NONCE = 32
@@ -81,6 +84,7 @@ class Channel:
         self.peer = ""
         if over_tcp:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _notice_vanished_peers(connected)
             self.peer = str(connected.getpeername()[0])
         self._socket = connected
         self._keys = keys if over_tcp else None
@@ -286,7 +290,8 @@ class Server:
         self._listener.settimeout(None)
         self._lock = threading.Lock()
         self._open: dict[threading.Thread, Channel | socket.socket] = {}
-        self._unproven = 0
+        #: Addresses of the connections without a proof, the oldest first.
+        self._unproven: dict[socket.socket, str] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._accept, name="tfd-sealed", daemon=True)
         self._thread.start()
@@ -325,22 +330,48 @@ class Server:
     def _accept(self) -> None:
         while True:
             try:
-                connected, _ = self._listener.accept()
+                connected, peer = self._listener.accept()
             except OSError:
                 if self._closed:
                     return
                 time.sleep(0.05)  # out of descriptors, perhaps
                 continue
             with self._lock:
-                if self._closed or self._unproven >= _MOST_UNPROVEN:
+                if self._closed:
                     connected.close()
                     continue
-                self._unproven += 1
+                self._unproven[connected] = str(peer[0]) if peer else ""
+                self._close_excess(self._unproven[connected])
                 thread = threading.Thread(
                     target=self._serve, args=(connected,), name="tfd-sealed-channel", daemon=True
                 )
                 self._open[thread] = connected
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # the limit of threads is reached
+                with self._lock:
+                    self._unproven.pop(connected, None)
+                    del self._open[thread]
+                connected.close()
+                time.sleep(0.05)
+
+    def _close_excess(self, address: str) -> None:
+        """Close the oldest connection without a proof if `address`, or all, have too many.
+
+        Refusing the newest one instead would let idle connections lock out clients.
+        """
+        counts = collections.Counter(self._unproven.values())
+        if address and counts[address] > _MOST_OF_ADDRESS:
+            excess = address
+        elif len(self._unproven) > _MOST_UNPROVEN:
+            excess, _ = counts.most_common(1)[0]
+        else:
+            return
+        oldest = next(one for one, of in self._unproven.items() if of == excess)
+        del self._unproven[oldest]
+        # Its thread closes it.
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)
 
     def _serve(self, connected: socket.socket) -> None:
         thread = threading.current_thread()
@@ -353,7 +384,7 @@ class Server:
                 return
             finally:
                 with self._lock:
-                    self._unproven -= 1
+                    self._unproven.pop(connected, None)
             with self._lock:
                 self._open[thread] = channel
                 closed = self._closed
@@ -446,6 +477,22 @@ def _prove_to_server(
     if not hmac.compare_digest(proof, _key(secret, b"2", both)):
         raise PermissionError("who listens there does not know the secret")
     return _key(secret, b"4", both), _key(secret, b"3", both)
+
+
+def _notice_vanished_peers(connected: socket.socket) -> None:
+    """Set the options by which a connection breaks if its peer's host is gone."""
+    probes = 4
+    interval = max(1, VANISHED_SECONDS // (2 * probes))
+    options = {
+        "TCP_KEEPIDLE": max(1, VANISHED_SECONDS - probes * interval),
+        "TCP_KEEPINTVL": interval,
+        "TCP_KEEPCNT": probes,
+        "TCP_USER_TIMEOUT": 1000 * VANISHED_SECONDS,
+    }
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in options.items():
+        if hasattr(socket, name):  # macOS lacks some
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _key(secret: bytes, purpose: bytes, nonces: bytes) -> bytes:

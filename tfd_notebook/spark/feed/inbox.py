@@ -17,6 +17,8 @@ from tfd_notebook.spark.feed.queues import Facade, Queue, Source
 
 #: Seconds between two messages about how far the node is.
 _TICK = 1.0
+#: Seconds for a feeder's first message, and until one that was refused has left.
+_IDLE_SECONDS = 10.0
 #: Chunks on the way or waiting, over all feeders, and those that each may have at least.
 _CAPACITY = 8
 _FEWEST = 2
@@ -220,7 +222,7 @@ class Inbox:
     # Threads of feeders.
 
     def _serve(self, channel: sealed.Channel) -> None:
-        said, _ = channel.receive(sealed.PROOF_SECONDS)
+        said, _ = channel.receive(_IDLE_SECONDS)
         if said.get("op") == "load":
             numbers = self.numbers()
             channel.send({"depth": numbers["queue_depth"], "feeders": numbers["feeders"]})
@@ -233,7 +235,7 @@ class Inbox:
         if source is None:
             # Until who connected has read it and gone.
             with contextlib.suppress(TimeoutError):
-                channel.receive(sealed.PROOF_SECONDS)
+                channel.receive(_IDLE_SECONDS)
             return
         try:
             while True:

@@ -1,0 +1,51 @@
+"""Channels between hosts of their own, of which one vanishes without closing its connections."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.hosts._hosts import Hosts
+from tfd_notebook.launch import sealed
+from tfd_notebook.spark.feed.inbox import Inbox
+from tfd_notebook.spark.service import _follow
+
+pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
+
+SERVER = """
+import sys, threading
+from tfd_notebook.launch import sealed
+server = sealed.serve(b"secret", lambda channel: channel.receive(), host=sys.argv[1])
+print(server.address, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_data_worker_stops_waiting_for_a_driver_that_vanished(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sealed, "VANISHED_SECONDS", 4)
+    north = hosts.north
+    driver = north.start(
+        [sys.executable, "-c", SERVER, north.address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert driver.stdout is not None
+        channel = sealed.connect(driver.stdout.readline().strip(), b"secret")
+        with Inbox(tmp_path / "inbox", b"secret") as inbox, channel:
+            follower = threading.Thread(target=_follow, args=(channel, inbox))
+            follower.start()
+            hosts.partition(hosts.home, north)
+            follower.join(60)
+            assert not follower.is_alive()
+            assert inbox.get("state") == "terminating"
+    finally:
+        hosts.heal()
+        driver.kill()
+        driver.communicate()
