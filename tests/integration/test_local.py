@@ -1,17 +1,23 @@
 """The local launcher with real processes: who dies, who comes back, what is left."""
 
 import contextlib
+import fcntl
 import logging
 import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
+import threading
 import time
 
+import numpy as np
 import psutil
 import pytest
+import tensorflow as tf
 
 import tfd_notebook as tfd
 from tests._waiting import until
@@ -98,6 +104,51 @@ def test_measurements_arrive(cluster):
     assert seen.bytes_sent > 0
     until(lambda: row(cluster, "data_worker:0").pss_mb)
     until(lambda: cluster.snapshot().journal_bytes)
+
+
+def doubled(cluster, data):
+    """Read a dataset whose Python function refers to `data`."""
+
+    def double(x):
+        return x * (2 if len(data) else 0)
+
+    dataset = tf.data.Dataset.range(4).map(lambda x: tf.numpy_function(double, [x], tf.int64))
+    read = dataset.apply(cluster.distribute("dynamic"))
+    return sorted(int(element) for element in read)
+
+
+def test_a_function_with_200_mb_is_refused_and_the_cluster_works_on(cluster):
+    with pytest.raises(errors.NotSerializable, match=r"200 MB .*at most 200 MB"):
+        doubled(cluster, np.ones(200_000_000, np.uint8))
+    assert doubled(cluster, np.ones(1000)) == [0, 2, 4, 6]
+
+
+def pipe_bytes(pid):
+    """Return how many bytes wait in the pipe that is the standard input of a process."""
+    fd = os.open(f"/proc/{pid}/fd/0", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        return struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0]
+    finally:
+        os.close(fd)
+
+
+def test_ctrl_c_while_a_function_is_sent_leaves_the_cluster_usable(cluster):
+    agent = local.agent_pids()[0]
+
+    def interrupt():
+        until(lambda: pipe_bytes(agent) > 60_000)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            doubled(cluster, np.ones(10_000_000, np.uint8))
+    finally:
+        interrupter.join()
+        os.kill(agent, signal.SIGCONT)
+    assert doubled(cluster, np.ones(1000)) == [0, 2, 4, 6]
 
 
 def test_scale_up_and_down_leaves_no_process(cluster):

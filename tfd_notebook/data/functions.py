@@ -17,6 +17,10 @@ from tfd_notebook.errors import NotSerializable
 
 __all__ = ["find_functions", "install", "pack"]
 
+#: Bytes of pickled functions that can be sent to the agents at a time: base64 adds a third, and
+#: an agent takes 2**28 bytes (`tfd_notebook.launch.protocol.LARGEST`).
+LARGEST = 200_000_000
+
 _DEPTH = 6
 
 
@@ -58,7 +62,8 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
     Raises
     ------
     NotSerializable
-        A function cannot be pickled, is gone, or was traced before tfd_notebook was imported.
+        A function cannot be pickled, is gone, was traced before tfd_notebook was imported, or all
+        together are larger than `LARGEST`.
     """
     functions: dict[str, Any] = {}
     for token in tokens:
@@ -77,9 +82,19 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
         functions[token] = function
     names = {token: _name(pyfunc.user_function(function)) for token, function in functions.items()}
     try:
-        return names, pyfunc.dumps(functions)
+        blob = pyfunc.dumps(functions)
     except Exception as error:
         raise _explained(functions, error) from error
+    if len(blob) > LARGEST:
+        called = ", ".join(dict.fromkeys(names.values()))
+        raise NotSerializable(
+            f"the dataset's Python functions ({called}) have {len(blob) / 1e6:.0f} MB with the "
+            f"data that they refer to, and at most {LARGEST / 1e6:.0f} MB can be sent to data "
+            "workers",
+            fix="save the data to a file and load it inside the function (np.load), or make it "
+            "part of the dataset (tf.data.TFRecordDataset, Dataset.load)",
+        )
+    return names, blob
 
 
 def _explained(functions: dict[str, Any], error: Exception) -> NotSerializable:

@@ -29,7 +29,7 @@ from tfd_notebook.errors import TfdError, TimeLimit
 from tfd_notebook.launch import processes, protocol, runtime
 from tfd_notebook.launch.hosted import HostedCluster
 from tfd_notebook.launch.metering import Metering
-from tfd_notebook.launch.requests import BY_SESSION, Requests
+from tfd_notebook.launch.requests import BY_SESSION, REPEATABLE, Requests
 from tfd_notebook.launch.sessions import Door, Session, own_pipes
 from tfd_notebook.launch.supervise import Supervised
 from tfd_notebook.spec import TaskState
@@ -151,7 +151,8 @@ class Agent(Requests):
             if body["do"] in BY_SESSION:
                 arguments = {"session": session, **arguments}
             value = await handler(**arguments)
-            session.send({"re": body["id"], "ok": True, "value": value})
+            repeatable = body["do"] in REPEATABLE
+            session.send({"re": body["id"], "ok": True, "value": value}, repeatable)
         except Exception as error:
             if not isinstance(error, TfdError):
                 traceback.print_exc()

@@ -5,15 +5,22 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import itertools
+import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from tfd_notebook.errors import AgentLost, LaunchError, TfdError, TimeLimit
+from tfd_notebook.errors import AgentLost, LaunchError, StateError, TfdError, TimeLimit
 from tfd_notebook.launch import protocol
 from tfd_notebook.launch.base import Node, OnEvent
 from tfd_notebook.spec import ClusterConfig
 from tfd_notebook.version import VERSION
+
+#: Seconds that a request waits for those that are being sent before it.
+_SUBMIT_SECONDS = 60.0
+
+log = logging.getLogger("tfd_notebook")
 
 
 class AgentClient:
@@ -25,7 +32,8 @@ class AgentClient:
     host : str
         Name or address of the agent's host, as its peers use it.
     send : callable
-        Puts bytes on the channel; raises OSError when it is broken.
+        Writes bytes to the channel; raises TimeoutError if the other end does not read them and
+        OSError if the channel is broken.
     comes_back : bool
         Whether a channel that broke is replaced: then requests wait for the next one. Default
         false.
@@ -44,6 +52,9 @@ class AgentClient:
         self._comes_back = comes_back
         self._lock = threading.Lock()
         self._sending = threading.Lock()
+        #: Whether the last frame was sent in part, by an error or by Ctrl-C.
+        self._torn = False
+        self._pid = os.getpid()
         self._ids = itertools.count(1)
         self._replies: dict[int, concurrent.futures.Future[Any]] = {}
         #: What was sent and is not answered yet, where it may have to be sent again.
@@ -61,28 +72,85 @@ class AgentClient:
         """Whether the agent can still be talked to."""
         return self._lost is None
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the one that the agent works for."""
+        return os.getpid() != self._pid
+
     def submit(self, do: str, **arguments: Any) -> concurrent.futures.Future[Any]:
-        """Send a request and return the future of its reply."""
+        """Send a request and return the future of its reply.
+
+        Raises
+        ------
+        AgentLost
+            The agent has ended, or its channel is broken.
+        StateError
+            This process is a fork of the one that the agent works for.
+        TimeLimit
+            The agent does not read what it is sent.
+        UsageError
+            The request is too large.
+        """
+        return self._submit(do, arguments, _SUBMIT_SECONDS)
+
+    def _submit(
+        self, do: str, arguments: dict[str, Any], timeout: float
+    ) -> concurrent.futures.Future[Any]:
+        if self.is_forked:
+            raise StateError(
+                f"the agent on {self.host} works for process {self._pid}, and process "
+                f"{os.getpid()} is a fork of it",
+                fix="use the cluster in the process that started it, or start another one here",
+            )
         reply: concurrent.futures.Future[Any] = concurrent.futures.Future()
         # Under a lock of its own: a full channel must not keep what arrives from being read.
-        with self._sending:
+        if not self._sending.acquire(timeout=timeout):
+            raise self._unread(do, timeout)
+        number = 0
+        try:
+            number = next(self._ids)
+            body = {"id": number, "do": do, "arguments": arguments}
+            line = protocol.encode(protocol.Frame(self.host, self.id, number, body))
             with self._lock:
                 if self._lost is not None:
                     raise AgentLost(self._lost, fix="start the cluster again")
-                number = next(self._ids)
                 self._replies[number] = reply
-                body = {"id": number, "do": do, "arguments": arguments}
-                line = protocol.encode(protocol.Frame(self.host, self.id, number, body))
                 if self._comes_back:
                     self._unanswered[number] = line
-            try:
-                self._send(line)
-            except (OSError, ValueError) as error:
-                if not self._comes_back:
-                    with self._lock:
-                        self._replies.pop(number, None)
-                    raise AgentLost(f"the agent's channel is broken: {error}") from None
+            self._write(line)
+        except TimeoutError as error:
+            if not self._comes_back:
+                self._withdraw(number)
+                raise self._unread(do, None, str(error)) from None
+        except OSError as error:
+            if not self._comes_back:
+                self._withdraw(number)
+                raise AgentLost(f"the agent's channel is broken: {error}") from None
+        except BaseException:
+            self._withdraw(number)
+            raise
+        finally:
+            self._sending.release()
         return reply
+
+    def _write(self, line: bytes) -> None:
+        """Send a frame, after the end of one that was sent in part."""
+        # The start of a frame, ended by a newline, is not a frame: the agent ignores it.
+        line, self._torn = b"\n" + line if self._torn else line, True
+        self._send(line)
+        self._torn = False
+
+    def _withdraw(self, number: int) -> None:
+        with self._lock:
+            self._replies.pop(number, None)
+            self._unanswered.pop(number, None)
+
+    def _unread(self, do: str, timeout: float | None, why: str = "") -> TimeLimit:
+        why = why or f"others were being sent for {timeout:g} s"
+        return TimeLimit(
+            f"request {do!r} could not be sent to the agent on {self.host}: {why}",
+            fix="the host may be overloaded or suspended; try again",
+        )
 
     def resume(self, send: Callable[[bytes], None]) -> None:
         """Go on over another channel, with all requests that were not answered over the last."""
@@ -92,14 +160,14 @@ class AgentClient:
                 lines = [self._unanswered[number] for number in sorted(self._unanswered)]
             # The agent does none of them twice.
             for line in lines:
-                send(line)
+                self._write(line)
 
     def tell_all(self, body: dict[str, Any]) -> None:
         """Give an event to all clusters, as if the agent had sent it."""
         with self._lock:
             listeners = dict(self._listeners)
         for name, listener in listeners.items():
-            listener({**body, "cluster": name})
+            _notify(listener, {**body, "cluster": name})
 
     def clusters(self) -> tuple[str, ...]:
         """Return the names of the clusters that listen."""
@@ -108,7 +176,7 @@ class AgentClient:
 
     def request(self, do: str, timeout: float, **arguments: Any) -> Any:
         """Send a request and wait for its reply; see `Node.request`."""
-        reply = self.submit(do, **arguments)
+        reply = self._submit(do, arguments, timeout)
         try:
             return reply.result(timeout)
         except concurrent.futures.TimeoutError:
@@ -128,7 +196,13 @@ class AgentClient:
                 self._listeners[cluster] = on_event
 
     def feed(self, line: bytes) -> None:
-        """Take a line that arrived."""
+        """Handle a line that arrived; never raises, since an agent may depend on the thread."""
+        try:
+            self._handle(line)
+        except Exception:
+            log.exception("a message of the agent on %s was ignored", self.host)
+
+    def _handle(self, line: bytes) -> None:
         frame = protocol.decode(line)
         if frame is None:
             return
@@ -156,11 +230,13 @@ class AgentClient:
             self.ready.set()
         elif body["event"] == "stays":
             self.stays = True
+        elif body["event"] == "failed":
+            log.error("the agent on %s closed the connection: %s", self.host, body["reason"])
         else:
             with self._lock:
                 listener = self._listeners.get(body["cluster"])
             if listener is not None:
-                listener(body)
+                _notify(listener, body)
 
     def _hear_again(self) -> None:
         """Learn how all is now, since the agent does not know any more what was missed."""
@@ -176,11 +252,11 @@ class AgentClient:
                 if error is None:
                     found = asked.result()
                     for event in found["tasks"]:
-                        tell(event)
-                    tell({"event": "lease", "cluster": name, "until": found["lease"]})
+                        _notify(tell, event)
+                    _notify(tell, {"event": "lease", "cluster": name, "until": found["lease"]})
                 elif not isinstance(error, AgentLost):  # of that all are told
                     reason = "it ended while the way to its host was lost"
-                    tell({"event": "ended", "cluster": name, "reason": reason})
+                    _notify(tell, {"event": "ended", "cluster": name, "reason": reason})
 
             with contextlib.suppress(AgentLost):
                 self.submit("adopt", cluster=name).add_done_callback(heard)
@@ -197,13 +273,32 @@ class AgentClient:
         for reply in replies:
             reply.set_exception(AgentLost(reason, fix="start the cluster again"))
         for name, listener in listeners.items():
-            listener({"event": "lost", "cluster": name, "reason": reason})
+            _notify(listener, {"event": "lost", "cluster": name, "reason": reason})
         self.ready.set()
 
     @property
     def why_lost(self) -> str:
         """Why the agent cannot be talked to any more; empty while it can."""
         return self._lost or ""
+
+
+def _notify(listener: OnEvent, body: dict[str, Any]) -> None:
+    """Pass an event to a listener; one that raises gets a notice instead."""
+    try:
+        listener(body)
+    except Exception as error:
+        log.exception("event %r of cluster %r was ignored", body["event"], body["cluster"])
+        notice = {
+            "event": "notice",
+            "cluster": body["cluster"],
+            "severity": "error",
+            "what": f"an event of the cluster was ignored: {type(error).__name__}: {error}; its "
+            "state may be out of date",
+            "task": None,
+            "fix": "please report this, with the output of `tfd support`",
+        }
+        with contextlib.suppress(Exception):
+            listener(notice)
 
 
 class AgentNode(Node):
@@ -272,6 +367,8 @@ class AgentNode(Node):
         self._last("leave", 5.0)
 
     def _last(self, do: str, timeout: float) -> None:
+        if self._client.is_forked:
+            return  # the cluster belongs to the parent process
         try:
             if self._client.alive:
                 self._client.request(do, timeout, cluster=self._cluster)

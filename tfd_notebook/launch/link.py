@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import socket
 import threading
 import time
@@ -14,6 +16,7 @@ from typing import Any, Protocol
 from tfd_notebook.errors import LaunchError, TfdError
 from tfd_notebook.launch import protocol, unixsocket
 from tfd_notebook.launch.client import AgentClient
+from tfd_notebook.launch.writing import write_all
 
 _CONNECT_SECONDS = 10.0
 _PING_SECONDS = 5.0
@@ -26,7 +29,7 @@ class Channel(Protocol):
     """A way to an agent: lines come, bytes go."""
 
     def send(self, data: bytes) -> None:
-        """Send, or raise OSError."""
+        """Send all of `data`, from any thread, or raise OSError. It blocks for a limited time."""
 
     def lines(self) -> Iterator[bytes]:
         """Yield what arrives, until the channel ends."""
@@ -49,6 +52,7 @@ class SocketChannel:
         self._socket.settimeout(None)
         self._file = connected.makefile("rb")
         self._reading = threading.Lock()
+        self._sending = threading.Lock()
 
     @classmethod
     def to(cls, path: Path) -> SocketChannel:
@@ -56,7 +60,12 @@ class SocketChannel:
         return cls(unixsocket.connect(path, _CONNECT_SECONDS))
 
     def send(self, data: bytes) -> None:
-        self._socket.sendall(data)
+        with self._sending:
+            write_all(self._socket.fileno(), self._write, data)
+
+    def _write(self, rest: memoryview) -> int:
+        # The socket itself stays blocking, as its reader needs it.
+        return self._socket.send(rest, socket.MSG_DONTWAIT)
 
     def lines(self) -> Iterator[bytes]:
         while True:
@@ -107,6 +116,7 @@ class Link:
         self._session = uuid.uuid4().hex
         self._channel: Channel | None = None
         self._closed = threading.Event()
+        self._pid = os.getpid()
         self.client = AgentClient(agent, host, self._not_yet, comes_back=True)
         # The first one in the caller's thread, whose error it is.
         channel = self._greeted()
@@ -128,6 +138,8 @@ class Link:
 
     def close(self) -> None:
         """End the session: the agent need not wait for it."""
+        if os.getpid() != self._pid:
+            return  # in a forked child: the session belongs to the parent
         self._closed.set()
         elsewhere = self._thread is not threading.current_thread()
         if self._channel is not None:
@@ -142,11 +154,11 @@ class Link:
 
     def _ping(self) -> None:
         """Show the agent that this process lives, which a broken network might hide."""
-        line = self._line("ping")
         while not self._closed.wait(_PING_SECONDS) and self.client.alive:
             with contextlib.suppress(OSError):
                 if self._channel is not None:
-                    self._channel.send(line)
+                    # The agent need not keep what has arrived.
+                    self._send_over(self._channel, self._line("ping", {"seq": self.client.seq}))
 
     def _line(self, do: str, arguments: dict[str, Any] | None = None) -> bytes:
         """Return a word of the session itself, which is never answered."""
@@ -156,13 +168,22 @@ class Link:
     def _not_yet(self, data: bytes) -> None:
         raise OSError("not connected")
 
+    @staticmethod
+    def _send_over(channel: Channel, data: bytes) -> None:
+        """Send; close a channel on which a frame was cut short, also by Ctrl-C: it is replaced."""
+        try:
+            channel.send(data)
+        except BaseException:
+            channel.close()
+            raise
+
     def _greeted(self) -> Channel:
         channel = self._connect()
         asked = {"session": self._session, "since": self.client.seq, "grace": self._grace}
         try:
             channel.send(self._line("hello", asked))
             self._channel = channel
-            self.client.resume(channel.send)
+            self.client.resume(functools.partial(self._send_over, channel))
         except BaseException:
             channel.close()
             raise

@@ -18,6 +18,7 @@ from tfd_notebook.launch import interpreter, runtime
 from tfd_notebook.launch.base import ALL_ROLES, Launcher, Node, OnEvent
 from tfd_notebook.launch.client import AgentClient, AgentNode
 from tfd_notebook.launch.sweep import sweep
+from tfd_notebook.launch.writing import write_to_pipe
 from tfd_notebook.spec import ClusterConfig, Role
 
 #: With less free memory than this TensorFlow is not imported ahead of its use.
@@ -194,8 +195,7 @@ class _LocalAgent:
     def _send(self, data: bytes) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(data)
-        self._process.stdin.flush()
+        write_to_pipe(self._process.stdin, data)
 
     def close(self, timeout: float) -> None:
         if self._process is None or self.owner != os.getpid():

@@ -19,6 +19,8 @@ from tfd_notebook import errors
 
 #: Grows with each change of what is said; how a frame looks stays, so that two versions can tell.
 VERSION = 3
+#: Bytes of a frame. An agent's reader holds a whole line in memory.
+LARGEST = 1 << 28
 _MAGIC = b"TFD1 "
 
 
@@ -45,11 +47,29 @@ class Frame:
 
 
 def encode(frame: Frame) -> bytes:
-    """Return `frame` as one line."""
+    """Return `frame` as one line.
+
+    Raises
+    ------
+    UsageError
+        The line is larger than `LARGEST`.
+    """
     body = json.dumps(frame.body, separators=(",", ":")).encode()
     host = "_".join(frame.host.split()) or "_"
     head = f"{host} {frame.agent} {frame.seq} {len(body)} ".encode()
-    return _MAGIC + head + body + b"\n"
+    line = _MAGIC + head + body + b"\n"
+    if len(line) > LARGEST:
+        raise too_large(len(line))
+    return line
+
+
+def too_large(size: int) -> errors.UsageError:
+    """Return the error of a frame that exceeds `LARGEST`."""
+    return errors.UsageError(
+        f"invalid message of {size / 1e6:.1f} MB: an agent and its clients exchange at most "
+        f"{LARGEST / 1e6:.0f} MB at a time",
+        fix="send less data, such as the name of a file",
+    )
 
 
 def decode(line: bytes) -> Frame | None:
@@ -61,6 +81,17 @@ def decode(line: bytes) -> Frame | None:
         if len(body) != int(length):
             return None
         return Frame(host.decode(), agent.decode(), int(seq), json.loads(body))
+    except ValueError:
+        return None
+
+
+def decode_head(line: bytes) -> tuple[int, int] | None:
+    """Return sequence number and length from the start of a frame, None if it is not one."""
+    if not line.startswith(_MAGIC):
+        return None
+    try:
+        _, _, _, seq, length, _ = line.split(b" ", 5)
+        return int(seq), int(length)
     except ValueError:
         return None
 

@@ -33,6 +33,8 @@ _AGENTS_OWN = (
 )
 #: Requests that mean something else from each session.
 BY_SESSION = ("open", "adopt", "leave", "close")
+#: Requests with large replies that only read: a lost reply is obtained by executing it again.
+REPEATABLE = ("journal", "logs")
 
 #: Bytes of a journal that one answer carries.
 _JOURNAL_BYTES = 4_000_000

@@ -12,24 +12,44 @@ import contextlib
 import os
 import sys
 import time
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from tfd_notebook.errors import LaunchError
 from tfd_notebook.launch import protocol, unixsocket
 from tfd_notebook.version import VERSION
 
 SOCKET = "agent.sock"
-_MOST_LINE = 2**28
-#: Frames that a session may miss before it has to ask for everything anew.
-_KEPT_FRAMES = 5_000
+#: Bytes of frames that a session keeps until its client acknowledges them. A client that missed
+#: more requests the whole state.
+_KEPT_BYTES = 16_000_000
+#: Bytes that a kept frame costs besides its own.
+_FRAME_BYTES = 200
+#: Bytes of an oversized line that are read to find out which request it is.
+_HEAD_BYTES = 512
 #: Bytes that may wait for a slow reader before measurements are left out.
 _BACKLOG_BYTES = 1_000_000
 _HELLO_SECONDS = 30.0
 
 #: Takes a session and the body of a request that it made.
 OnRequest = Callable[["Session", dict[str, Any]], Awaitable[None]]
+
+
+class _Kept(NamedTuple):
+    """A frame that may have to be sent again."""
+
+    seq: int
+    #: None for a reply that is obtained by executing the request again.
+    line: bytes | None
+    #: Id of the request that it answers.
+    request: int | None
+
+    @property
+    def size(self) -> int:
+        return _FRAME_BYTES + len(self.line or b"")
 
 
 class Session:
@@ -51,7 +71,9 @@ class Session:
         self._from = host, agent
         self._seq = 0
         self._last_request = 0
-        self._kept: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_FRAMES)
+        self._answering: set[int] = set()
+        self._kept: deque[_Kept] = deque()
+        self._kept_bytes = 0
         self._writer: asyncio.StreamWriter | None = None
 
     @property
@@ -65,8 +87,15 @@ class Session:
         if self._writer is not None and self.grace and time.monotonic() - self._heard > seconds:
             self._writer.transport.abort()
 
-    def send(self, body: dict[str, Any]) -> None:
-        """Send a reply or an event; a measurement that nobody fetches is dropped."""
+    def send(self, body: dict[str, Any], repeatable: bool = False) -> None:
+        """Send a reply or an event; a measurement that nobody fetches is dropped.
+
+        Parameters
+        ----------
+        body : dict
+        repeatable : bool
+            Whether the request can be executed again if this reply is lost. Default false.
+        """
         measure = body.get("event") == "measure"
         writer = self._writer
         if measure and (
@@ -74,13 +103,27 @@ class Session:
         ):
             return
         # What is never sent again has no number.
-        self._seq += not measure
-        seq = 0 if measure else self._seq
-        frame = protocol.encode(protocol.Frame(*self._from, seq, body))
+        seq = 0 if measure else self._seq + 1
+        line = protocol.encode(protocol.Frame(*self._from, seq, body))
+        self._seq = seq or self._seq
+        request = body.get("re")
+        if request is not None:
+            self._answering.discard(request)
         if self.grace and not measure:
-            self._kept.append((seq, frame))
+            self._keep(_Kept(seq, None if repeatable else line, request))
         if writer is not None:
-            writer.write(frame)
+            writer.write(line)
+
+    def _keep(self, frame: _Kept) -> None:
+        self._kept.append(frame)
+        self._kept_bytes += frame.size
+        while self._kept_bytes > _KEPT_BYTES:
+            self._kept_bytes -= self._kept.popleft().size
+
+    def _acknowledge(self, seq: int) -> None:
+        """Drop the frames that the client has received, up to number `seq`."""
+        while self._kept and self._kept[0].seq <= seq:
+            self._kept_bytes -= self._kept.popleft().size
 
     async def serve(
         self,
@@ -89,7 +132,7 @@ class Session:
         on_request: OnRequest,
         since: int = 0,
     ) -> None:
-        """Serve a connection until it ends, or the session gets another one.
+        """Serve a connection until it ends, or the session gets another one; never raises.
 
         Parameters
         ----------
@@ -100,28 +143,97 @@ class Session:
             self._writer.close()
         self._writer, self.away_since = writer, None
         self._heard = time.monotonic()
-        whole = since == self._seq or any(seq == since + 1 for seq, _ in self._kept)
-        writer.write(_hello(*self._from, whole))
-        for seq, frame in self._kept:
-            if seq > since:
-                writer.write(frame)
-        pending: set[asyncio.Future[None]] = set()
-        with contextlib.suppress(OSError):
-            while line := await reader.readline():
-                self._heard = time.monotonic()
-                frame_in = protocol.decode(line)
-                if frame_in is not None and frame_in.body.get("do") == "bye":
-                    # Whoever said so waits until this end is closed: then it has arrived.
-                    self.grace = 0.0
-                    break
-                if frame_in is None or frame_in.body["id"] <= self._last_request:
-                    continue
-                self._last_request = frame_in.body["id"]
-                answering = asyncio.ensure_future(on_request(self, frame_in.body))
-                pending.add(answering)
-                answering.add_done_callback(pending.discard)
+        try:
+            self._resume(writer, since)
+            await self._read_requests(reader, writer, on_request)
+        except OSError:
+            pass
+        except Exception as error:
+            # Another connection may follow; clusters outlive this one.
+            traceback.print_exc()
+            with contextlib.suppress(Exception):
+                reason = f"{type(error).__name__}: {error}"
+                writer.write(_unnumbered(*self._from, {"event": "failed", "reason": reason}))
         if self._writer is writer:
             self._writer, self.away_since = None, time.monotonic()
+
+    def _resume(self, writer: asyncio.StreamWriter, since: int) -> None:
+        """Greet the client and send what it has missed."""
+        self._acknowledge(since)
+        whole = since == self._seq or bool(self._kept and self._kept[0].seq == since + 1)
+        writer.write(_hello(*self._from, whole))
+        for frame in self._kept:
+            if frame.line is not None:
+                writer.write(frame.line)
+
+    async def _read_requests(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_request: OnRequest
+    ) -> None:
+        pending: set[asyncio.Future[None]] = set()
+        while (read := await _read_line(reader))[0]:
+            self._heard = time.monotonic()
+            line, is_whole = read
+            if not is_whole:
+                self._refuse(line)
+            frame = protocol.decode(line)
+            if frame is None:
+                continue
+            number, do = frame.body.get("id"), frame.body.get("do")
+            if do == "bye":
+                # Whoever said so waits until this end is closed: then it has arrived.
+                self.grace = 0.0
+                return
+            if do == "ping":
+                self._acknowledge(int(frame.body["arguments"].get("seq", 0)))
+            elif isinstance(number, int) and number > 0 and self._must_execute(number):
+                self._last_request = max(number, self._last_request)
+                self._answering.add(number)
+                answering = asyncio.ensure_future(on_request(self, frame.body))
+                pending.add(answering)
+                answering.add_done_callback(pending.discard)
+
+    def _must_execute(self, number: int) -> bool:
+        """Return True unless a request that arrives again was executed before."""
+        if number > self._last_request:
+            return True
+        if number in self._answering:
+            return False
+        for frame in self._kept:
+            if frame.request == number:
+                return frame.line is None
+        error = LaunchError(
+            "the request was executed while the connection was lost, and its reply is not "
+            "available any more",
+            fix="look at the cluster's state, then decide whether to repeat it",
+        )
+        self.send({"re": number, "ok": False, "error": protocol.pack_error(error)})
+        return False
+
+    def _refuse(self, line: bytes) -> None:
+        """Answer a request of which only the start was read."""
+        head = protocol.decode_head(line)
+        if head is not None and head[0] > self._last_request:
+            self._last_request, size = head
+            error = protocol.pack_error(protocol.too_large(size))
+            self.send({"re": self._last_request, "ok": False, "error": error})
+
+
+async def _read_line(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
+    """Return the next line (empty at the end), and False if only its start, as it is too long."""
+    try:
+        return await reader.readuntil(b"\n"), True
+    except asyncio.IncompleteReadError as error:
+        return error.partial, True
+    except asyncio.LimitOverrunError as error:
+        head = await reader.readexactly(min(_HEAD_BYTES, error.consumed))
+    while True:
+        try:
+            await reader.readuntil(b"\n")
+            return head, False
+        except asyncio.LimitOverrunError as error:
+            await reader.readexactly(error.consumed)
+        except asyncio.IncompleteReadError:
+            return head, False
 
 
 class Door:
@@ -156,7 +268,7 @@ class Door:
         if self._server is None:
             listener = unixsocket.listen(self._path, 16)
             self._server = await asyncio.start_unix_server(
-                self._serve, sock=listener, limit=_MOST_LINE
+                self._serve, sock=listener, limit=protocol.LARGEST
             )
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -188,6 +300,11 @@ def _hello(host: str, agent: str, whole: bool) -> bytes:
         "pid": os.getpid(),
         "whole": whole,
     }
+    return _unnumbered(host, agent, body)
+
+
+def _unnumbered(host: str, agent: str, body: dict[str, Any]) -> bytes:
+    """Return a frame that is never sent again."""
     return protocol.encode(protocol.Frame(host, agent, 0, body))
 
 
@@ -198,7 +315,7 @@ async def own_pipes(
 
     What is printed from then on goes to the standard error instead.
     """
-    reader = asyncio.StreamReader(limit=_MOST_LINE)
+    reader = asyncio.StreamReader(limit=protocol.LARGEST)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     # A descriptor that closing really closes.
     sink = os.fdopen(os.dup(1), "wb", buffering=0)

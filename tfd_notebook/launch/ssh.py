@@ -19,6 +19,7 @@ from tfd_notebook.launch.client import AgentClient
 from tfd_notebook.launch.link import Channel, SocketChannel
 from tfd_notebook.launch.remote import RemoteHost, RemoteLauncher, RemoteNode, join_agent
 from tfd_notebook.launch.several import Tunnels
+from tfd_notebook.launch.writing import write_to_pipe
 
 if TYPE_CHECKING:
     from tfd_notebook.launch.base import OnEvent
@@ -280,8 +281,7 @@ class _Client:
         process = self._process
         if process is None or process.stdin is None:
             raise OSError("the connections are closed")
-        process.stdin.write(data)
-        process.stdin.flush()
+        write_to_pipe(process.stdin, data)
 
 
 class _SSHHost(RemoteHost):

@@ -1,0 +1,243 @@
+"""Sessions of an agent and their clients: large, interrupted, lost and repeated messages."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+import tracemalloc
+
+import pytest
+
+from tests._waiting import until
+from tfd_notebook import errors
+from tfd_notebook.launch import link, protocol
+from tfd_notebook.launch.client import AgentClient
+from tfd_notebook.launch.sessions import Door, Session
+
+MEGABYTE = 1_000_000
+
+
+class Loop:
+    """An event loop in a thread."""
+
+    def __enter__(self):
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        async def end():
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        self.call(end())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+    def call(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    def start(self, work):
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+
+@pytest.fixture
+def loop():
+    with Loop() as loop:
+        yield loop
+
+
+async def echo(session, body):
+    session.send({"re": body["id"], "ok": True, "value": body["do"]})
+
+
+def request(number, **arguments):
+    body = {"id": number, "do": f"request {number}", "arguments": arguments}
+    return protocol.encode(protocol.Frame("host", "agent", number, body))
+
+
+def served(loop, lines, limit, replies):
+    """Return the replies of a session to `lines`, by request."""
+
+    async def start():
+        reader = asyncio.StreamReader(limit=limit)
+        read, write = os.pipe()
+        transport, flow = await loop.loop.connect_write_pipe(
+            asyncio.streams.FlowControlMixin, os.fdopen(write, "wb", buffering=0)
+        )
+        writer = asyncio.StreamWriter(transport, flow, None, loop.loop)
+        serving = loop.loop.create_task(Session("host", "agent", 0.0).serve(reader, writer, echo))
+        reader.feed_data(b"".join(lines))
+        return read, reader, writer, serving
+
+    async def end():
+        reader.feed_eof()
+        await serving
+        writer.close()
+
+    read, reader, writer, serving = loop.call(start())
+    with os.fdopen(read, "rb") as file:
+        hello, *bodies = [protocol.decode(file.readline()).body for _ in range(replies + 1)]
+        loop.call(end())
+        assert not file.read()
+    assert hello["event"] == "hello"
+    return {body["re"]: body for body in bodies}
+
+
+@pytest.mark.parametrize("size", [5000, 500, 100_000])
+def test_an_oversized_request_is_refused_and_the_next_one_is_answered(loop, size):
+    lines = [request(1), request(2, blob="x" * size), b"stray output\n" * 200, request(3)]
+    replies = served(loop, lines, limit=400, replies=3)
+    assert replies[1]["value"] == "request 1"
+    assert not replies[2]["ok"]
+    assert "MB" in replies[2]["error"]["what"]
+    assert replies[3]["value"] == "request 3"
+
+
+def test_a_request_that_was_cut_short_does_not_swallow_the_next(loop):
+    lines = [request(1), request(2, blob="x" * 5000)[:3000] + b"\n" + request(3)]
+    assert served(loop, lines, limit=2**20, replies=2).keys() == {1, 3}
+
+
+def test_an_oversized_request_is_refused_before_it_is_sent():
+    sent = []
+    client = AgentClient("agent", "host", sent.append)
+    with pytest.raises(errors.UsageError, match="at most 268 MB"):
+        client.submit("install", blob="x" * 2**28)
+    assert not sent
+    client.submit("install", blob="x")
+    assert len(sent) == 1
+
+
+@pytest.fixture
+def directory(tmp_path):
+    with contextlib.suppress(OSError):
+        tmp_path.chmod(0o700)
+    return tmp_path
+
+
+@contextlib.contextmanager
+def linked(loop, directory, answer, grace=600.0):
+    """A client of an agent's socket, over a link, and the sessions at the other end."""
+    sessions = {}
+    door = Door(directory, "host", "agent", answer, sessions)
+    loop.call(door.open())
+    channels = []
+
+    def connect():
+        channels.append(link.SocketChannel.to(directory / "agent.sock"))
+        return channels[-1]
+
+    connected = link.Link("agent", "host", connect, grace)
+    try:
+        yield connected.client, channels
+    finally:
+        connected.close()
+        loop.call(_close(door))
+
+
+async def _close(door):
+    door._server.close()
+
+
+def test_replies_do_not_pile_up_in_the_agent(loop, directory, monkeypatch):
+    monkeypatch.setattr(link, "_PING_SECONDS", 0.05)
+
+    async def megabyte(session, body):
+        session.send({"re": body["id"], "ok": True, "value": "x" * MEGABYTE})
+
+    with linked(loop, directory, megabyte) as (client, _):
+        tracemalloc.start()
+        try:
+            for _ in range(60):
+                client.request("x", 30.0)
+            until(lambda: tracemalloc.get_traced_memory()[0] < 10 * MEGABYTE)
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_client_that_acknowledges_nothing_is_kept_a_limited_number_of_bytes(
+    loop, directory, monkeypatch
+):
+    monkeypatch.setattr(link, "_PING_SECONDS", 3600.0)
+
+    async def megabyte(session, body):
+        session.send({"re": body["id"], "ok": True, "value": "x" * MEGABYTE})
+
+    with linked(loop, directory, megabyte) as (client, _):
+        tracemalloc.start()
+        try:
+            for _ in range(60):
+                client.request("x", 30.0)
+            until(lambda: tracemalloc.get_traced_memory()[0] < 25 * MEGABYTE)
+        finally:
+            tracemalloc.stop()
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_a_reply_that_is_lost_with_its_connection_arrives_over_the_next(
+    loop, directory, repeatable
+):
+    """A request for a log is executed again, any other only once."""
+    executed = []
+
+    async def answer(session, body):
+        executed.append(body["do"])
+        if executed.count("cut") == 1 and body["do"] == "cut":
+            channels[-1]._socket.shutdown(2)
+            await asyncio.sleep(0)
+        session.send({"re": body["id"], "ok": True, "value": len(executed)}, repeatable)
+
+    with linked(loop, directory, answer) as (client, channels):
+        assert client.request("first", 30.0) == 1
+        assert client.request("cut", 30.0) in ((2, 3) if repeatable else (2,))
+        assert len(channels) > 1
+        assert executed.count("cut") in ((1, 2) if repeatable else (1,))
+
+
+def test_a_reply_that_is_not_kept_any_more_is_an_error_and_no_time_limit(loop, directory):
+    """What was answered while the connection was away may be larger than what is kept."""
+
+    async def answer(session, body):
+        channels[-1]._socket.shutdown(2)
+        while session.away_since is None:
+            await asyncio.sleep(0.001)
+        session.send({"re": body["id"], "ok": True, "value": "x" * 20 * MEGABYTE})
+
+    with (
+        linked(loop, directory, answer) as (client, channels),
+        pytest.raises(errors.LaunchError, match="not available any more"),
+    ):
+        client.request("large", 30.0)
+
+
+def test_ctrl_c_while_a_request_is_sent_leaves_the_channel_usable(loop, directory):
+    with linked(loop, directory, echo) as (client, channels):
+        blocked = threading.Event()
+
+        def interrupt():
+            blocked.wait(20)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        async def block():
+            """Keep the agent from reading until the client is interrupted."""
+            seen = channels[0]._sending
+            blocked_at = time.monotonic()
+            while not seen.locked() and time.monotonic() - blocked_at < 20:
+                time.sleep(0.001)
+            blocked.set()
+            interrupter.join()
+
+        interrupter = threading.Thread(target=interrupt)
+        interrupter.start()
+        blocking = loop.start(block())
+        with pytest.raises(KeyboardInterrupt):
+            client.submit("large", blob="x" * 20 * MEGABYTE)
+        blocking.result(20)
+        assert client.request("next", 30.0) == "next"

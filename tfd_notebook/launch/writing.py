@@ -1,0 +1,77 @@
+"""Write to pipes and sockets with a time limit, whatever the process at the other end does."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Callable
+from typing import IO
+
+#: Seconds without progress after which a write fails.
+STALL_SECONDS = 30.0
+
+
+def write_all(
+    fileno: int,
+    write: Callable[[memoryview], int],
+    data: bytes,
+    stall_seconds: float = STALL_SECONDS,
+) -> None:
+    """Write all of `data`.
+
+    Parameters
+    ----------
+    fileno : int
+        Descriptor to wait for when it accepts nothing.
+    write : callable
+        Writes some bytes without blocking and returns how many; raises BlockingIOError where it
+        would block.
+    data : bytes
+    stall_seconds : float
+        Seconds without progress after which the write fails. Default 30.
+
+    Raises
+    ------
+    TimeoutError
+        The other end read nothing for that time.
+    OSError
+        The connection is broken.
+    """
+    rest = memoryview(data)
+    deadline = time.monotonic() + stall_seconds
+    while rest:
+        try:
+            rest = rest[write(rest) :]
+            deadline = time.monotonic() + stall_seconds
+        except BlockingIOError:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"the other end read nothing for {stall_seconds:g} s") from None
+            _wait_writable(fileno, left)
+
+
+def write_to_pipe(pipe: IO[bytes], data: bytes) -> None:
+    """Write all of `data` to the write end of a pipe, as `write_all` does.
+
+    The file's own buffer is not used: an interrupted write would leave bytes in it.
+
+    Raises
+    ------
+    TimeoutError, OSError
+    """
+    try:
+        fileno = pipe.fileno()
+        os.set_blocking(fileno, False)
+        # The number is looked up for each write: after close() it may belong to another file.
+        write_all(fileno, lambda rest: os.write(pipe.fileno(), rest), data)
+    except ValueError:
+        raise BrokenPipeError("the pipe is closed") from None
+
+
+def _wait_writable(fileno: int, seconds: float) -> None:
+    # PollSelector needs no descriptor of its own, and has no limit on their numbers.
+    selector = getattr(selectors, "PollSelector", selectors.SelectSelector)()
+    with selector:
+        selector.register(fileno, selectors.EVENT_WRITE)
+        selector.select(seconds)
