@@ -12,8 +12,10 @@
     ├── LaunchError           TFD200  a task or its agent did not come up
     │   ├── TensorFlowMissing TFD201  no TensorFlow where one is needed
     │   ├── StartTimeout      TFD202  not ready within the time limit
-    │   └── AgentLost         TFD203  the agent that looks after the tasks is gone
+    │   ├── AgentLost         TFD203  the agent that looks after the tasks is gone
+    │   └── FilterFailed      TFD205  a port cannot be closed to other hosts
     ├── RemoteError           TFD204  a kernel elsewhere, or the source that it was given
+    ├── InvalidMessage        TFD206  another host sent a message that is not valid
     ├── DataError             TFD300  the data path
     │   ├── NoWorkers         TFD301  no data worker is there to serve
     │   ├── DataLoss          TFD302  elements were lost and cannot be delivered
@@ -58,8 +60,10 @@ __all__ = [
     "DataLoss",
     "DispatcherLost",
     "FeedTimeout",
+    "FilterFailed",
     "FinishedJob",
     "Interrupted",
+    "InvalidMessage",
     "LaunchError",
     "Malformed",
     "NameTaken",
@@ -190,6 +194,12 @@ class AgentLost(LaunchError):
     """The agent that looks after a host's tasks ended."""
 
     code = "TFD203"
+
+
+class FilterFailed(LaunchError):
+    """The packet filter that closes a port to other hosts cannot be attached."""
+
+    code = "TFD205"
 
 
 class DataError(TfdError):
@@ -346,6 +356,12 @@ class RemoteError(TfdError):
     """A kernel elsewhere, or the source that it was given to run."""
 
     code = "TFD204"
+
+
+class InvalidMessage(TfdError):
+    """Another host sent a message that is not valid."""
+
+    code = "TFD206"
 
 
 class Refused(TfdError):

@@ -85,7 +85,7 @@ def test_events_reach_their_cluster_only():
     mine, other = [], []
     client.listen("mine", mine.append)
     client.listen("other", other.append)
-    client.feed(frame({"event": "task", "cluster": "mine"}))
+    client.feed(frame({"event": "ended", "cluster": "mine", "reason": "over"}))
     client.feed(b"stray output\n")
     assert (len(mine), len(other)) == (1, 0)
 
@@ -113,8 +113,20 @@ def test_an_agent_that_has_forgotten_a_session_is_asked_how_all_is():
     assert asked == []
     client.feed(frame({**hello, "whole": False}))
     assert [(one["do"], one["arguments"]) for one in asked] == [("adopt", {"cluster": "c"})]
-    event = {"event": "task", "cluster": "c"}
-    client.feed(frame({"re": asked[0]["id"], "ok": True, "value": {"tasks": [event], "lease": 9}}))
+    event = {
+        "event": "task",
+        "cluster": "c",
+        "task": "worker:0",
+        "state": "ready",
+        "reason": "",
+        "address": "localhost:1",
+        "pid": 1,
+        "restarts": 0,
+        "open_to": "",
+        "log": [],
+    }
+    found = {"about": {}, "directory": "/d", "lease": 9, "left": None, "tasks": [event]}
+    client.feed(frame({"re": asked[0]["id"], "ok": True, "value": found}))
     assert told == [event, {"event": "lease", "cluster": "c", "until": 9}]
     client.feed(frame({**hello, "whole": False}))
     unknown = protocol.pack_error(errors.StateError("no such cluster"))

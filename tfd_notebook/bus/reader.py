@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from tfd_notebook import bus, commands
+from tfd_notebook import bus, commands, messages, validation
 from tfd_notebook.bus.mirror import Mirror
 from tfd_notebook.errors import RemoteError, TimeLimit, UnknownName
 from tfd_notebook.events import Notice
@@ -25,7 +25,7 @@ from tfd_notebook.snapshot import (
     StreamRow,
     TaskRow,
 )
-from tfd_notebook.spec import Role, TaskState
+from tfd_notebook.spec import Role
 from tfd_notebook.version import VERSION
 
 #: Messages after which the sender hears that they were read; it stops when it is 50 ahead.
@@ -121,7 +121,13 @@ class Reader:
     # What arrives
 
     def take(self, message: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
-        """Take a message of the bus."""
+        """Take a message of the bus.
+
+        Raises
+        ------
+        InvalidMessage
+        """
+        message = messages.bus_message(message)
         kind = message.get("kind")
         if kind == "hello" and message.get("protocol") != bus.PROTOCOL:
             self.foreign = (
@@ -148,14 +154,23 @@ class Reader:
             with self._lock:
                 told = message["state"]
                 tree = told if message["whole"] else _patched({"clusters": self._clusters}, told)
-                self._clusters = tree.get("clusters", {})
+                clusters = messages.clusters(tree.get("clusters", {}))
+                for name in clusters:
+                    _snapshot(clusters[name], self._version)
+                self._clusters = clusters
                 self._version += 1
             for name, mirror in tuple(self._mirrors.items()):  # others add to them
-                mirror.count(self._clusters.get(name, {}).get("coordinator", {}).get("counts", {}))
+                coordinator = self._clusters.get(name, {}).get("coordinator")
+                counts = {} if coordinator is None else _coordinator(coordinator).counts
+                mirror.count(counts)
             self._want()
             self.ready.set()
         else:
-            self._mirrors.setdefault(message["cluster"], Mirror()).take(message, buffers)
+            mirror = self._mirrors.setdefault(message["cluster"], Mirror())
+            try:
+                mirror.take(message, buffers)
+            except (LookupError, TypeError, ValueError, OverflowError):
+                raise validation.invalid("values", "...", "the columns of closures") from None
         if self._seq % _SEEN_EVERY == 0:
             self.acknowledge()
 
@@ -211,6 +226,7 @@ def _patched(tree: Any, patch: Any) -> Any:
 
 
 def _snapshot(tree: Mapping[str, Any], version: int) -> Snapshot:
+    tree = messages.snapshot_tree(tree)
     rows = tree.get("tasks", {})
     coordinator = tree.get("coordinator")
     spark = tree.get("spark")
@@ -242,32 +258,21 @@ def _spark(tree: Mapping[str, Any]) -> SparkRow:
 
 def _coordinator(tree: Mapping[str, Any]) -> CoordinatorRow:
     workers = tree.get("workers", {})
-    ordered = [workers[index] for index in sorted(workers, key=int)]
-    made = _row(CoordinatorRow, {k: v for k, v in tree.items() if k != "workers"})
-    return CoordinatorRow(
-        **{
-            **{field.name: getattr(made, field.name) for field in fields(made)},
-            "workers": tuple(_row(CoordinatedRow, worker) for worker in ordered),
-        }
-    )
+    ordered = tuple(_row(CoordinatedRow, workers[index]) for index in sorted(workers, key=int))
+    made: CoordinatorRow = _row(CoordinatorRow, {k: v for k, v in tree.items() if k != "workers"})
+    return replace(made, workers=ordered)
 
 
-def _row(kind: Any, values: Mapping[str, Any]) -> Any:
+def _row(kind: Any, values: Any) -> Any:
     """Return a row made of JSON values; what is not there has its default."""
-    known = {field.name: field for field in fields(kind)}
-    made = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in values.items()
-        if name in known
-    }
-    if kind is TaskRow:
-        made["role"] = Role(made["role"])
-        made["state"] = TaskState(made.get("state", TaskState.PLANNED))
-    # Empty words are left out of the tree, also where a row has no default for them.
+    known = {field.name for field in fields(kind)}
+    # What a later version has more is left out. Empty words are left out of the tree, also where
+    # a row has no default for them.
+    made = {name: value for name, value in validation.members(values).items() if name in known}
     for name in ("what", "severity", "name", "kind", "state"):
         if name in known and kind is not TaskRow:
             made.setdefault(name, "")
-    return kind(**made)
+    return validation.from_json(kind, made, kind.__name__)
 
 
 def _counts(counts: Mapping[str, int] | None) -> dict[Role, int]:

@@ -219,7 +219,7 @@ class Journal:
                         break
                     try:
                         self._tables.apply(data[start : start + length])
-                    except DecodeError:
+                    except (DecodeError, LookupError):
                         raise _damaged(path, self._offset) from None
                     self._offset += end - position
                     position = end

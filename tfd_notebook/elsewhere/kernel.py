@@ -19,7 +19,14 @@ from tfd_notebook.bus import comm
 from tfd_notebook.bus.reader import Reader
 from tfd_notebook.elsewhere.clusters import Clusters, RemoteCluster
 from tfd_notebook.elsewhere.display import failure, show, silent
-from tfd_notebook.errors import LaunchError, RemoteError, TfdError, TimeLimit, UsageError
+from tfd_notebook.errors import (
+    InvalidMessage,
+    LaunchError,
+    RemoteError,
+    TfdError,
+    TimeLimit,
+    UsageError,
+)
 from tfd_notebook.launch import kernelend
 from tfd_notebook.launch.kernels import ENDING, JupyterServer, Message
 
@@ -341,8 +348,12 @@ class RemoteKernel:
 
     def _listen(self) -> None:
         while not self._closed.is_set():
-            for message in self._connection.messages():
-                self._take(message)
+            try:
+                for message in self._connection.messages():
+                    self._take(message)
+            except InvalidMessage as error:
+                self._lost = f"{self.label} sent a message that is not valid: {error.what}"
+                return
             if self._closed.is_set() or self._lost or not self._come_back():
                 return
 
@@ -355,6 +366,8 @@ class RemoteKernel:
                 self._reader.take(content["data"], message["buffers"])
             except OSError:
                 pass  # the connection has just ended
+            except InvalidMessage:
+                raise
             except Exception as error:
                 log.warning("what is shown of %s may be out of date: %r", self.label, error)
         elif kind == "comm_open" and content["target_name"] == kernelend.LEASE:

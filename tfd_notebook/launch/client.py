@@ -11,7 +11,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tfd_notebook.errors import AgentLost, LaunchError, StateError, TfdError, TimeLimit
+from tfd_notebook import messages, validation
+from tfd_notebook.errors import (
+    AgentLost,
+    InvalidMessage,
+    LaunchError,
+    StateError,
+    TfdError,
+    TimeLimit,
+)
 from tfd_notebook.launch import protocol
 from tfd_notebook.launch.base import Node, OnEvent
 from tfd_notebook.spec import ClusterConfig
@@ -48,6 +56,8 @@ class AgentClient:
     ) -> None:
         self.id = agent_id
         self.host = host
+        #: How messages name the host; unlike `host` it never changes.
+        self.label = host
         self._send = send
         self._comes_back = comes_back
         self._lock = threading.Lock()
@@ -56,7 +66,8 @@ class AgentClient:
         self._torn = False
         self._pid = os.getpid()
         self._ids = itertools.count(1)
-        self._replies: dict[int, concurrent.futures.Future[Any]] = {}
+        #: The requests that wait for a reply, each with its name.
+        self._replies: dict[int, tuple[str, concurrent.futures.Future[Any]]] = {}
         #: What was sent and is not answered yet, where it may have to be sent again.
         self._unanswered: dict[int, bytes] = {}
         self._listeners: dict[str, OnEvent] = {}
@@ -114,7 +125,7 @@ class AgentClient:
             with self._lock:
                 if self._lost is not None:
                     raise AgentLost(self._lost, fix="start the cluster again")
-                self._replies[number] = reply
+                self._replies[number] = do, reply
                 if self._comes_back:
                     self._unanswered[number] = line
             self._write(line)
@@ -196,36 +207,67 @@ class AgentClient:
                 self._listeners[cluster] = on_event
 
     def feed(self, line: bytes) -> None:
-        """Handle a line that arrived; never raises, since an agent may depend on the thread."""
+        """Handle a line that arrived; one that is not valid ends the session.
+
+        Never raises, since an agent may depend on the thread.
+        """
         try:
             self._handle(line)
+        except InvalidMessage as error:
+            self.refuse(error)
         except Exception:
-            log.exception("a message of the agent on %s was ignored", self.host)
+            log.exception("a message of the agent on %s was ignored", self.label)
 
     def _handle(self, line: bytes) -> None:
         frame = protocol.decode(line)
         if frame is None:
             return
-        body = frame.body
         self.seq = frame.seq or self.seq
-        if "re" in body:
-            with self._lock:
-                reply = self._replies.pop(body["re"], None)
-                self._unanswered.pop(body["re"], None)
-            if reply is None:
-                return
-            if body["ok"]:
-                reply.set_result(body["value"])
-            else:
-                reply.set_exception(protocol.unpack_error(body["error"]))
-        elif body["event"] == "hello":
-            if body["version"] != protocol.VERSION:
-                self.lost(
-                    f"the agent on {self.host} is of tfd_notebook {body.get('package', '?')} "
-                    f"(protocol {body['version']}) and this kernel's is {VERSION} "
-                    f"({protocol.VERSION}): both need the same"
-                )
-            elif not body["whole"]:
+        if "re" in frame.body:
+            self._take_reply(frame.body)
+        else:
+            self._take_event(frame.body)
+
+    def refuse(self, error: InvalidMessage) -> None:
+        """End the session, because the agent sent a message that is not valid."""
+        self.lost(
+            f"the session with {self.label} was ended, because its agent sent a message that is "
+            f"not valid: {error.what}"
+        )
+
+    def _take_reply(self, body: dict[str, Any]) -> None:
+        number = validation.integer()(body["re"], "re")
+        with self._lock:
+            do, reply = self._replies.get(number, ("", None))
+        if reply is None:
+            return
+        failed = not validation.boolean(body.get("ok"), "ok")
+        # Checked before the request is forgotten: what is not valid fails it with all others.
+        if failed:
+            value = messages.error(body.get("error"), "error")
+        else:
+            value = messages.reply_value(do, body.get("value"))
+        with self._lock:
+            self._replies.pop(number, None)
+            self._unanswered.pop(number, None)
+        if failed:
+            reply.set_exception(protocol.unpack_error(value))
+        else:
+            reply.set_result(value)
+
+    def _take_event(self, body: dict[str, Any]) -> None:
+        version = body.get("version")
+        if body.get("event") == "hello" and version != protocol.VERSION:
+            self.lost(
+                f"the agent on {self.label} is of tfd_notebook "
+                f"{validation.text(body.get('package', '?'), 'package')} (protocol "
+                f"{validation.integer()(version, 'version')}) and this kernel's is {VERSION} "
+                f"({protocol.VERSION}): both need the same"
+            )
+            return
+        body = messages.event(body)
+        if body["event"] == "hello":
+            if not body["whole"]:
                 self._hear_again()
             self.ready.set()
         elif body["event"] == "stays":
@@ -270,7 +312,7 @@ class AgentClient:
             replies, self._replies = list(self._replies.values()), {}
             self._unanswered.clear()
             listeners, self._listeners = dict(self._listeners), {}
-        for reply in replies:
+        for _, reply in replies:
             reply.set_exception(AgentLost(reason, fix="start the cluster again"))
         for name, listener in listeners.items():
             _notify(listener, {"event": "lost", "cluster": name, "reason": reason})

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfd_notebook.errors import LaunchError, TensorFlowMissing
+from tfd_notebook import messages, validation
+from tfd_notebook.errors import InvalidMessage, LaunchError, TensorFlowMissing
 from tfd_notebook.launch import protocol, relay
 from tfd_notebook.launch.host import identity, tensorflow_version
 from tfd_notebook.version import VERSION
+
+#: Characters of each line before the greeting that an error quotes.
+_MAX_SHOWN = 500
 
 
 @dataclass(frozen=True)
@@ -46,22 +51,35 @@ def read_greeting(label: str, lines: Iterator[bytes], again: bool = False) -> Gr
     ------
     LaunchError
         It cannot run an agent, or said nothing of the kind.
+    InvalidMessage
+        Its greeting is not valid.
     OSError
         The connection broke before it said anything, and it can do so.
     """
-    seen = []
+    seen: deque[str] = deque(maxlen=3)
     for line in lines:
         text = line.decode(errors="replace").rstrip()
         if text.startswith(relay.GREETING):
-            return _understood(label, json.loads(text.removeprefix(relay.GREETING)))
-        seen.append(text)
-    said = "; ".join(text for text in seen[-3:] if text)
+            return _understood(label, _parsed(label, text.removeprefix(relay.GREETING)))
+        seen.append(validation.text(text, "line")[:_MAX_SHOWN])
+    said = "; ".join(text for text in seen if text)
     if again:
         raise OSError(f"the connection broke at once{said and ': '}{said}")
     raise LaunchError(
         f"no agent could be started on {label}" + (f": it said {said!r}" if said else ""),
         fix="python= must name its Python that has tfd-notebook and TensorFlow",
     )
+
+
+def _parsed(label: str, text: str) -> dict[str, Any]:
+    """Return a greeting whose fields are valid."""
+    try:
+        return messages.greeting(json.loads(text))
+    except (ValueError, RecursionError):
+        raise InvalidMessage(f"{label} sent a greeting that is not JSON") from None
+    except InvalidMessage as error:
+        error.what = f"{label}: {error.what}"
+        raise
 
 
 def _understood(label: str, said: Mapping[str, Any]) -> Greeting:

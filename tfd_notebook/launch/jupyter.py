@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from tfd_notebook import validation
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launch import kernelend, relay
 from tfd_notebook.launch.greeting import read_greeting
@@ -224,7 +225,7 @@ class KernelChannel:
                 continue
             if kind == "comm_close":
                 return
-            text = content["data"].get("text", "")
+            text = validation.output(content["data"].get("text", ""), "text")
             yield from text.encode().splitlines(keepends=True)
             self._count(len(text))
 

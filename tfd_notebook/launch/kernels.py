@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tfd_notebook.errors import LaunchError, TfdError, Unsupported, UsageError
+from tfd_notebook import messages, validation
+from tfd_notebook.errors import InvalidMessage, LaunchError, TfdError, Unsupported, UsageError
 
 #: The environment variable that holds the token of servers for which none is given.
 TOKEN = "TFD_JUPYTER_TOKEN"
@@ -100,7 +101,7 @@ class JupyterServer:
                 f"{self.label} has no kernel {name!r}",
                 fix=f"its kernels are {', '.join(sorted(known)) or 'none'}: kernel= names one",
             )
-        return str(self.ask("POST", "/api/kernels", {"name": name})["id"])
+        return messages.kernel_id(self.ask("POST", "/api/kernels", {"name": name}))
 
     def end_kernel(self, kernel: str) -> bool:
         """End a kernel; return whether the server said so. Never raises."""
@@ -174,7 +175,8 @@ class JupyterServer:
     def has(self, kernel: str) -> bool:
         """Whether the server has that kernel; true where it does not answer."""
         with contextlib.suppress(OSError, TfdError):
-            return any(one["id"] == kernel for one in self.ask("GET", "/api/kernels"))
+            there = self.ask("GET", "/api/kernels")
+            return any(messages.kernel_id(one) == kernel for one in there or ())
         return True
 
     @property
@@ -324,13 +326,23 @@ def split(url: str) -> tuple[str, str]:
 
 
 def _message(received: str | bytes) -> Message:
-    """Return a message of Jupyter's, of which one with buffers is binary."""
-    if isinstance(received, str):
-        return {**json.loads(received), "buffers": []}
-    (count,) = struct.unpack_from("!I", received)
-    offsets = [*struct.unpack_from(f"!{count}I", received, 4), len(received)]
-    parts = [received[a:b] for a, b in itertools.pairwise(offsets)]
-    return {**json.loads(parts[0]), "buffers": parts[1:]}
+    """Return a message of Jupyter's, of which one with buffers is binary.
+
+    Raises
+    ------
+    InvalidMessage
+    """
+    validation.check_size(len(received))
+    parts: list[Any] = [received]
+    try:
+        if isinstance(received, bytes):
+            (count,) = struct.unpack_from("!I", received)
+            offsets = [*struct.unpack_from(f"!{count}I", received, 4), len(received)]
+            parts = [received[a:b] for a, b in itertools.pairwise(offsets)]
+        message = json.loads(parts[0])
+    except (ValueError, IndexError, RecursionError, struct.error):
+        raise InvalidMessage("invalid message: expected JSON and its buffers") from None
+    return {**messages.kernel_message(message), "buffers": parts[1:]}
 
 
 def _reason(error: BaseException) -> str:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from tfd_notebook.errors import LaunchError, TfdError
+from tfd_notebook import validation
+from tfd_notebook.errors import InvalidMessage, LaunchError, TfdError
 from tfd_notebook.launch import protocol, unixsocket
 from tfd_notebook.launch.client import AgentClient
 from tfd_notebook.launch.writing import write_all
@@ -71,11 +72,12 @@ class SocketChannel:
         while True:
             with self._reading:
                 try:
-                    line = self._file.readline()
+                    line = self._file.readline(validation.MAX_MESSAGE_BYTES + 1)
                 except (OSError, ValueError):  # it is closed
                     return
             if not line:
                 return
+            validation.check_size(len(line))
             yield line
 
     def close(self) -> None:
@@ -198,8 +200,16 @@ class Link:
 
     def _carry(self, channel: Channel) -> None:
         while True:
-            for line in channel.lines():
-                self.client.feed(line)
+            try:
+                for line in channel.lines():
+                    self.client.feed(line)
+                    if not self.client.alive:
+                        break
+            except InvalidMessage as error:
+                self.client.refuse(error)
+            if not self.client.alive:
+                with contextlib.suppress(OSError):
+                    channel.send(self._line("bye"))
             channel.close()
             if self._closed.is_set() or not self.client.alive:
                 return

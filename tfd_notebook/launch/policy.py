@@ -70,6 +70,10 @@ class Limits:
         if self.tasks is not None and tasks > self.tasks:
             raise self._refusal("tasks", f"{tasks} tasks are too many for one cluster")
         self.check_gpus(gpus)
+        self.check_allow(allow)
+
+    def check_allow(self, allow: Sequence[str]) -> None:
+        """Raise Refused if ports must not be opened to one of these networks or addresses."""
         if self.allow is None:
             return
         allowed = [ipaddress.ip_network(network) for network in self.allow]

@@ -15,12 +15,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from tfd_notebook import errors
+from tfd_notebook import errors, validation
 
 #: Grows with each change of what is said; how a frame looks stays, so that two versions can tell.
 VERSION = 3
-#: Bytes of a frame. An agent's reader holds a whole line in memory.
-LARGEST = 1 << 28
+#: Bytes of a frame.
+LARGEST = validation.MAX_MESSAGE_BYTES
 _MAGIC = b"TFD1 "
 
 
@@ -80,8 +80,11 @@ def decode(line: bytes) -> Frame | None:
         _, host, agent, seq, length, body = line.rstrip(b"\n").split(b" ", 5)
         if len(body) != int(length):
             return None
-        return Frame(host.decode(), agent.decode(), int(seq), json.loads(body))
-    except ValueError:
+        decoded = json.loads(body)
+        if not isinstance(decoded, dict):
+            return None
+        return Frame(host.decode(), agent.decode(), int(seq), decoded)
+    except (ValueError, RecursionError):
         return None
 
 
@@ -110,7 +113,8 @@ def pack_error(error: BaseException) -> dict[str, Any]:
 
 def unpack_error(packed: dict[str, Any]) -> errors.TfdError:
     """Return the error that `pack_error` described."""
-    kind = getattr(errors, packed.get("kind", ""), errors.LaunchError)
+    name = packed.get("kind")
+    kind = getattr(errors, name) if name in errors.__all__ else errors.LaunchError
     error = kind(packed["what"], task=packed.get("task"), fix=packed.get("fix"))
     assert isinstance(error, errors.TfdError)
     return error

@@ -5,14 +5,15 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import ipaddress
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from tfd_notebook import validation
 from tfd_notebook.errors import (
     AgentLost,
+    InvalidMessage,
     LaunchError,
     StartTimeout,
     TfdError,
@@ -25,6 +26,7 @@ from tfd_notebook.launch.base import ALL_ROLES, Launcher, Node, OnEvent
 from tfd_notebook.launch.client import AgentNode
 from tfd_notebook.launch.greeting import Greeting, read_greeting
 from tfd_notebook.launch.link import Channel, Link
+from tfd_notebook.launch.policy import limits
 from tfd_notebook.launch.reached import ReachedHosts
 from tfd_notebook.launch.several import Several, Tunnels
 from tfd_notebook.spec import ClusterConfig, Role
@@ -292,17 +294,25 @@ class RemoteLauncher(Launcher):
         assert host.greeting is not None
         # Where the connection from here arrived.
         way = host.greeting.way.split()
-        return way[2] if len(way) == 4 else host.label.rpartition("@")[2]
+        return way[2] if way else host.label.rpartition("@")[2]
 
     def _let_in(self, hosts: Sequence[RemoteHost], addresses: Sequence[str]) -> tuple[str, ...]:
-        """Return exactly the hosts of the cluster, and this one, as networks."""
+        """Return the addresses of the cluster's hosts, and of this one.
+
+        Raises
+        ------
+        Refused
+            The administrator's policy does not allow one of them.
+        """
         found = set()
         for host, address in zip(hosts, addresses, strict=True):
             assert host.greeting is not None
             from_here = host.greeting.way.split()[:1]
             for one in (address, *from_here):
-                with contextlib.suppress(ValueError):
-                    found.add(str(ipaddress.ip_network(one)))
+                # One that is a name lets nothing in.
+                with contextlib.suppress(InvalidMessage):
+                    found.add(validation.ip_address(one, "address").partition("%")[0])
+        limits().check_allow(sorted(found))
         return tuple(sorted(found))
 
     def _placer(self, labels: list[str], config: ClusterConfig) -> Callable[[str, int], int]:

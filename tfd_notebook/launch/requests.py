@@ -12,12 +12,13 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook import gpus
+from tfd_notebook import gpus, validation
 from tfd_notebook.errors import NameTaken, StateError
 from tfd_notebook.launch import interpreter, processes, runtime
 from tfd_notebook.launch.base import no_lease
 from tfd_notebook.launch.host import reach
 from tfd_notebook.launch.hosted import HostedCluster
+from tfd_notebook.launch.policy import limits
 from tfd_notebook.launch.supervise import Supervised, read_log
 from tfd_notebook.spec import Role, TaskSpec
 
@@ -77,6 +78,7 @@ class Requests(ABC):
                 f"a detached cluster {cluster!r} of this kernel lives",
                 fix=f"take it up, tfd.attach({cluster!r}), or give this one another name=",
             )
+        limits().check_allow(opened["allow"])
         opened["environment"], opened["path"] = _surroundings(opened["environment"], opened["path"])
         opened["directory"] = opened["directory"] or _task_defaults()["directory"]
         hosted = self.clusters[cluster] = HostedCluster(self, cluster, opened)
@@ -244,25 +246,30 @@ class Requests(ABC):
         work_dir = self._cluster(cluster).task("dispatcher:0").settings["work_dir"]
         return (await asyncio.to_thread(shutil.disk_usage, work_dir)).free
 
-    async def do_journal(self, cluster: str, have: dict[str, int]) -> dict[str, str]:
+    async def do_journal(self, cluster: str, have: dict[str, int]) -> dict[str, tuple[int, str]]:
         """Return what the dispatcher's journal has that is new to a reader on another host.
 
-        The reader says how many bytes it has of each file.
+        The reader sends the number of bytes that it has of each file. The answer has that number
+        and the bytes that follow, in base64.
         """
         work_dir = self._cluster(cluster).task("dispatcher:0").settings.get("work_dir")
         return {} if work_dir is None else await asyncio.to_thread(_new_in, Path(work_dir), have)
 
 
-def _new_in(directory: Path, have: dict[str, int]) -> dict[str, str]:
+def _new_in(directory: Path, have: dict[str, int]) -> dict[str, tuple[int, str]]:
     found, left = {}, _JOURNAL_BYTES
-    for path in sorted(directory.rglob("*")):
+    for path in sorted(directory.glob("*/*")):
         name = str(path.relative_to(directory))
-        if left > 0 and path.is_file() and path.stat().st_size > have.get(name, 0):
+        # Beside the journal there are the registered datasets, which no reader needs.
+        if left <= 0 or not validation.is_journal_file(name):
+            continue
+        offset = have.get(name, 0)
+        if path.stat().st_size > offset:
             with path.open("rb") as file:
-                file.seek(have.get(name, 0))
+                file.seek(offset)
                 data = file.read(left)
             left -= len(data)
-            found[name] = base64.b64encode(data).decode()
+            found[name] = offset, base64.b64encode(data).decode()
     return found
 
 

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
+from tfd_notebook import validation
 from tfd_notebook._compat import spark as private
 from tfd_notebook.errors import (
     AgentLost,
@@ -357,6 +358,7 @@ class _SealedChannel:
             except (OSError, EOFError):
                 return
             *whole, rest = (rest + bytes(body)).split(b"\n")
+            validation.check_size(len(rest))
             for line in whole:
                 yield line + b"\n"
 

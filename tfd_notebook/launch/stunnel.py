@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfd_notebook import validation
 from tfd_notebook.errors import LaunchError, PortInUse
 from tfd_notebook.launch import sockets
 from tfd_notebook.launch.processes import Processes
@@ -90,7 +91,10 @@ async def make_key(directory: Path, processes: Processes, name: str) -> str:
     ------
     LaunchError
         A command is missing here, or fails.
+    InvalidMessage
+        The name could not be part of openssl's configuration as it is.
     """
+    validation.tunnel_name(name, "name")
     for command in ("stunnel", "openssl"):
         if shutil.which(command) is None:
             raise LaunchError(
@@ -188,6 +192,7 @@ class TunnelEnd:
 
     def serve(self, port: int) -> None:
         """Let peers come to `port` of this host."""
+        validation.port(port, "port")
         self._served.add(port)
         self._describe()
 
@@ -204,8 +209,13 @@ class TunnelEnd:
 
         Raises
         ------
+        InvalidMessage
+            A value could not be part of stunnel's configuration as it is.
         PortInUse
         """
+        validation.port(port, "port")
+        validation.address(to, "to")
+        validation.tunnel_name(host, "host")
         had = self._ways.get(port)
         if had is not None and had[0] == host:
             return

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tfd_notebook import validation
 from tfd_notebook.errors import TfdError
 from tfd_notebook.launch.authority import Authority
 from tfd_notebook.launch.base import Node
@@ -90,11 +91,15 @@ def _opened(
     name = f"{uuid.uuid4().hex[:12]}.tfd"
     said: Mapping[str, Any] = node.request("open_tunnels", trust=list(trust), name=name)
     # An end that runs already keeps its name and certificate. A new one makes its own key.
-    if "request" in said:
+    issued = "request" in said
+    if issued:
         certificate = authority.sign(said["request"], name)
         said = node.request(
             "certify_tunnels", trust=list(trust), name=name, certificate=certificate
         )
     bracketed = f"[{address}]" if ":" in address else address
     others = [one for one in said["trust"] if one not in trust]
-    return _End(node, said["name"], f"{bracketed}:{said['port']}"), others
+    known, port = said["name"], validation.port(said["port"], "port")
+    if validation.tunnel_name(known, "name") != name and issued:
+        raise validation.invalid("name", known, name)
+    return _End(node, known, f"{bracketed}:{port}"), others

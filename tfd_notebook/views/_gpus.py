@@ -91,7 +91,7 @@ def _tile(gpu: GpuRow) -> str:
     )
     return (
         f'<div class="tfd-gpu" role="img" aria-label="{words}" title="{words}">'
-        f"<span>{gpu.index}</span><span>{use}</span>{bars}</div>"
+        f"<span>{escape(str(gpu.index))}</span><span>{use}</span>{bars}</div>"
     )
 
 

@@ -1,0 +1,565 @@
+"""What another host sends: nothing of it is used before it was checked."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+import os
+import random
+import threading
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tfd_notebook import errors, messages, validation, views
+from tfd_notebook.bus import PROTOCOL
+from tfd_notebook.bus.reader import Reader
+from tfd_notebook.data.consumers import Consumers
+from tfd_notebook.launch import protocol, tls
+from tfd_notebook.launch.client import AgentClient
+from tfd_notebook.launch.greeting import read_greeting
+from tfd_notebook.launch.host import identity, tensorflow_version
+from tfd_notebook.launch.journal_copy import JournalCopy
+from tfd_notebook.launch.kernels import _message
+from tfd_notebook.launch.link import Link
+from tfd_notebook.launch.policy import Limits, limits
+from tfd_notebook.launch.remote import RemoteHost, RemoteLauncher
+from tfd_notebook.launch.requests import Requests
+from tfd_notebook.launch.stunnel import TunnelEnd
+from tfd_notebook.monitor import Monitor
+from tfd_notebook.snapshot import GpuRow, Snapshot
+from tfd_notebook.spec import ClusterConfig
+from tfd_notebook.version import VERSION
+
+JOURNAL = "tf_data_dispatcher_journal/journal_0"
+HOST = "cruncher-7"
+#: Values that no field of a message may lead anywhere with.
+HOSTILE: tuple[Any, ...] = (
+    None, True, -1, 0, 1, 70_000, 2**70, 1e400, float("nan"), -0.5, "", "x", "0.0.0.0/0",
+    "0.0.0.0", "::", "224.0.0.1", "../../.bashrc", "/etc/passwd", JOURNAL, "localhost:1",
+    "a.tfd\n[x]\nexec = /bin/cp", "fe80::1%\n[x]\nexec = /bin/cp", "<img src=x onerror=alert(1)>",
+    "\x1b]0;x\x07\u202e", "\ud800", "é" * 70_000, [], {}, [[]], ["x"] * 20_000, {"x": {"y": None}},
+    [["a", 1]], {"tasks": None}, "TfdError", "__class__", "annotations", "worker:0", "ready",
+)  # fmt: skip
+
+TASK = {
+    "event": "task", "cluster": "c", "task": "worker:0", "state": "ready", "reason": "ok",
+    "address": "10.0.0.5:4000", "pid": 5, "restarts": 0, "open_to": "this host", "log": ["l"],
+}  # fmt: skip
+GPU = {"index": 0, "name": "H100", "memory": 80_000_000_000, "used": 5, "use_percent": 3.5,
+       "task": "worker:0"}  # fmt: skip
+EVENTS: tuple[dict[str, Any], ...] = (
+    TASK,
+    {"event": "measure", "cluster": "c", "task": "worker:0", "cpu_percent": 5.0, "rss_mb": 3.5,
+     "pss_mb": 1.0, "bytes_sent": 7},
+    {"event": "gpus", "cluster": "c", "gpus": [GPU]},
+    {"event": "notice", "cluster": "c", "severity": "warning", "what": "w", "task": None,
+     "fix": "f"},
+    {"event": "lease", "cluster": "c", "until": 5.0},
+    {"event": "ended", "cluster": "c", "reason": "over"},
+    {"event": "hello", "version": protocol.VERSION, "package": VERSION, "pid": 1, "whole": True},
+    {"event": "stays"},
+    {"event": "failed", "reason": "r"},
+)  # fmt: skip
+ADOPT = {"about": {"a": [1]}, "directory": "/d", "lease": 9.5, "left": None, "tasks": [TASK]}
+REPLIES: dict[str, Any] = {
+    "adopt": ADOPT,
+    "clusters": [{"name": "c", "lease": None, "about": {}, "tasks": ["ready"], "heard": True}],
+    "gpus": {"gpus": [{"index": 0, "name": "H100", "uuid": "u", "memory": 8}], "why": "",
+             "hidden": False},
+    "hold": {"worker:0": "localhost:4000"},
+    "journal": {JOURNAL: [0, "QUJD"]},
+    "kill": 5,
+    "logs": ["text", 4],
+    "open": "/run/x",
+    "open_tunnels": {"port": 4000, "name": "0123456789ab.tfd", "trust": ["pem"]},
+    "certify_tunnels": {"port": 4000, "name": "0123456789ab.tfd", "trust": ["pem"]},
+    "inspect": {"worker:0": {"stale": ["m"], "ops": ["Op"]}},
+    "reach": {"worker:0": ["refused", "10.0.0.5"]},
+    "room": 5,
+    "start": None,
+}  # fmt: skip
+GREETING = {
+    "package": VERSION, "python": "3.11", "executable": "/usr/bin/python", "culls": None,
+    "tensorflow": tensorflow_version(), "identity": "b:1", "way": "10.0.0.1 5 10.0.0.5 22",
+}  # fmt: skip
+
+
+def frame(body: Any) -> bytes:
+    return protocol.encode(protocol.Frame("host", "agent", 7, body))
+
+
+def monitored(config: ClusterConfig | None = None) -> Monitor:
+    return Monitor(config or ClusterConfig("c"), Consumers())
+
+
+def spoilt(value: Any, chance: random.Random) -> Any:
+    """Return a JSON value of which one part, anywhere, is a hostile one, missing or new."""
+    places: list[tuple[Any, Any]] = []
+
+    def collect(inner: Any) -> None:
+        for key in list(inner) if isinstance(inner, dict) else range(len(inner)):
+            places.append((inner, key))
+            if isinstance(inner[key], (dict, list)):
+                collect(inner[key])
+
+    made = copy.deepcopy({"top": value})
+    collect(made)
+    inner, key = chance.choice(places)
+    bad = copy.deepcopy(chance.choice(HOSTILE))
+    if isinstance(inner, dict) and inner is not made:
+        how = chance.randrange(4)
+        if how == 0:
+            inner[chance.choice(["host", "", "x", "event", "cluster"])] = bad
+            return made["top"]
+        if how == 1:
+            inner[str(bad)[:80]] = inner.pop(key)
+            return made["top"]
+        if how == 2:
+            del inner[key]
+            return made["top"]
+    inner[key] = bad
+    return made["top"]
+
+
+class _Scripts(HTMLParser):
+    """Collects what of a page could be somebody else's: elements that no view makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag in ("img", "script") or any(name.startswith("on") for name, _ in attrs):
+            self.found.append(tag)
+
+
+def foreign_elements(html: str) -> list[str]:
+    parser = _Scripts()
+    parser.feed(html)
+    return parser.found
+
+
+# Events and replies of agents
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_spoilt_event_ends_the_session_or_does_no_harm(seed: int) -> None:
+    chance = random.Random(seed)
+    refused = 0
+    for _ in range(150):
+        monitor = monitored()
+        client = AgentClient("agent", HOST, lambda line: None)
+        client.listen("c", lambda body, m=monitor: m.take({**body, "host": HOST}))  # type: ignore[misc]
+        client.feed(frame(TASK))
+        client.feed(frame(spoilt(chance.choice(EVENTS), chance)))
+        seen = monitor.snapshot()
+        # What arrived can be shown everywhere.
+        assert foreign_elements(views.View(seen)._repr_mimebundle_()["text/html"]) == []
+        repr(views.View(seen)).encode()
+        json.dumps([vars(row) for row in seen.tasks], allow_nan=False)
+        json.dumps([vars(row) for row in seen.gpus], allow_nan=False)
+        if not client.alive:
+            refused += 1
+            assert HOST in client.why_lost
+    assert refused > 30
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_spoilt_reply_ends_the_session_or_fits_its_request(seed: int) -> None:
+    chance = random.Random(seed)
+    refused = 0
+    for _ in range(150):
+        do, value = chance.choice(list(REPLIES.items()))
+        sent: list[bytes] = []
+        client = AgentClient("agent", HOST, sent.append)
+        waiting = client.submit(do)
+        packed = {"kind": "StateError", "what": "w", "task": None, "fix": None}
+        body = {"re": 1, "ok": True, "value": value}
+        if chance.random() < 0.2:
+            body = {"re": 1, "ok": False, "error": packed}
+        client.feed(frame(spoilt(body, chance)))
+        if not client.alive:
+            refused += 1
+            with pytest.raises(errors.AgentLost, match=HOST):
+                waiting.result(0)
+        elif waiting.done() and waiting.exception() is None:
+            messages.reply_value(do, waiting.result())
+        elif waiting.done():
+            assert isinstance(waiting.exception(), errors.TfdError)
+    assert refused > 30
+
+
+@pytest.mark.parametrize("body", [[], "x", 5, None, [[1]], {}, {"re": []}, {"event": []},
+                                  {"event": "away", "host": "x", "grace": 1},
+                                  {"event": "lost", "cluster": "c", "reason": "r"}])  # fmt: skip
+def test_other_json_is_never_an_exception(body: Any) -> None:
+    client = AgentClient("agent", HOST, lambda line: None)
+    client.feed(frame(body))
+    client.feed(b"TFD1 h a 1 200000 " + b"[" * 200_000 + b"\n")
+
+
+def test_whole_messages_pass_as_they_are() -> None:
+    for body in EVENTS:
+        assert messages.event(body) == body
+    for do, value in REPLIES.items():
+        assert messages.reply_value(do, value) == value
+
+
+def test_each_request_of_an_agent_has_its_reply_defined() -> None:
+    asked = {name.removeprefix("do_") for name in vars(Requests) if name.startswith("do_")}
+    assert asked <= set(messages.REPLIES)
+
+
+def test_an_error_of_an_agent_is_one_of_this_package() -> None:
+    for kind in ("annotations", "ClassVar", "__name__", "TfdErrorx"):
+        error = protocol.unpack_error({"kind": kind, "what": "x"})
+        assert type(error) is errors.LaunchError
+
+
+class _Channel:
+    """A channel to an agent that sends what it is given."""
+
+    def __init__(self, lines: list[bytes]) -> None:
+        self.sent: list[bytes] = []
+        self.closed = False
+        #: Set when the lines after the first may arrive.
+        self.go_on = threading.Event()
+        self._lines = lines
+
+    def send(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    def lines(self) -> Any:
+        yield self._lines[0]
+        assert self.go_on.wait(20)
+        yield from self._lines[1:]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_link_ends_with_an_invalid_message_and_names_the_host() -> None:
+    hello = EVENTS[6]
+    channel = _Channel([frame(hello), frame({**TASK, "pid": "<b>"}), frame(TASK)])
+    told: list[Any] = []
+    link = Link("agent", HOST, lambda: channel)
+    link.client.listen("c", told.append)
+    channel.go_on.set()
+    link._thread.join(20)
+    assert channel.closed
+    assert f"session with {HOST}" in link.client.why_lost
+    assert "task.pid" in link.client.why_lost
+    assert [body["event"] for body in told] == ["lost"]
+    link.close()
+
+
+# The greeting
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_spoilt_greeting_is_an_error_that_names_the_host(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(150):
+        line = "TFDHELLO " + json.dumps(spoilt(GREETING, chance))
+        greeting, why = None, HOST
+        try:
+            greeting = read_greeting(HOST, iter([line.encode()]))
+        except errors.TfdError as error:
+            why = error.what
+        assert HOST in why
+        for word in greeting.way.split()[::2] if greeting else ():
+            validation.ip_address(word, "way")
+
+
+@pytest.mark.parametrize("line", [b"TFDHELLO", b"TFDHELLO {", b"TFDHELLO " + b"[" * 100_000])
+def test_half_a_greeting(line: bytes) -> None:
+    with pytest.raises(errors.TfdError, match=HOST):
+        read_greeting(HOST, iter([line + b"\n"]))
+
+
+# Addresses
+
+
+@pytest.mark.parametrize("value", [
+    "0.0.0.0", "::", "::ffff:0.0.0.0", "224.0.0.1", "ff02::1", "255.255.255.255", "0.0.0.0/0",
+    "10.0.0.0/8", "fe80::1%\n[x]\nexec = y", "fe80::1%a b", "10.0.0.5\n", " 10.0.0.5", "name", "",
+    5, None,
+])  # fmt: skip
+def test_no_address_of_one_host(value: Any) -> None:
+    with pytest.raises(errors.InvalidMessage):
+        validation.ip_address(value, "address")
+
+
+@pytest.mark.parametrize("value", ["10.0.0.5", "::1", "fd00::1", "fe80::1%eth0", "127.0.0.1"])
+def test_address_of_one_host(value: str) -> None:
+    assert validation.ip_address(value, "address") == value
+
+
+@pytest.mark.parametrize("value", [
+    "a:1\nexec = x", "a:0", "a:65536", "a:١", "a", ":1", "a b:1", "a/b:1", "fd00::1:80", "[a]:1",
+    "[fe80::1%\nx]:1", "0.0.0.0:1", "[::]:1", "a;b:1", "a:1 ", "999.1.1.1:1", 5,
+])  # fmt: skip
+def test_no_address_of_a_task(value: Any) -> None:
+    with pytest.raises(errors.InvalidMessage):
+        validation.address(value, "address")
+
+
+@pytest.mark.parametrize("value", ["a:1", "a.b-c_d:65535", "10.0.0.5:80", "[fd00::1]:80"])
+def test_address_of_a_task(value: str) -> None:
+    assert validation.address(value, "address") == value
+
+
+class _Host(RemoteHost):
+    def __init__(self, way: str) -> None:
+        super().__init__("blue")
+        line = "TFDHELLO " + json.dumps({**GREETING, "way": way})
+        self.greeting = read_greeting("blue", iter([line.encode()]))
+
+    def connect(self, agent: str, start: bool) -> Any:
+        raise OSError
+
+
+class _Launcher(RemoteLauncher):
+    name = "there"
+    summary = ""
+
+    def hosts(self) -> list[RemoteHost]:
+        return []
+
+
+def let_in(way: str) -> tuple[str, ...]:
+    host = _Host(way)
+    launcher = _Launcher()
+    return launcher._let_in([host], [launcher.address_of(host)])
+
+
+@pytest.mark.parametrize("way", [
+    "0.0.0.0/0 0 10.0.0.5 0", "::/0 0 10.0.0.5 0", "10.0.0.1 0 10.0.0.0/8 0",
+    "0.0.0.0 0 10.0.0.5 0", "224.0.0.1 0 10.0.0.5 0", "10.0.0.1 0 10.0.0.5",
+])  # fmt: skip
+def test_a_host_cannot_open_the_ports_of_the_others(way: str) -> None:
+    with pytest.raises(errors.InvalidMessage, match="blue"):
+        let_in(way)
+
+
+def test_the_hosts_of_a_cluster_are_let_in() -> None:
+    assert let_in("10.0.0.1 5 10.0.0.5 22") == ("10.0.0.1", "10.0.0.5")
+    assert let_in("") == ()  # reached by a name
+
+
+def test_the_policy_is_asked_for_the_hosts_of_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text('allow = ["10.0.0.0/24"]\n')
+    monkeypatch.setattr(
+        "tfd_notebook.launch.remote.limits", lambda: Limits(allow=("10.0.0.0/24",), path=file)
+    )
+    assert let_in("10.0.0.1 5 10.0.0.5 22") == ("10.0.0.1", "10.0.0.5")
+    with pytest.raises(errors.Refused, match="192\\.0\\.2\\.5"):
+        let_in("10.0.0.1 5 192.0.2.5 22")
+    assert limits(tmp_path / "none") == Limits()
+
+
+# Tunnels
+
+
+@pytest.mark.parametrize(
+    ("port", "to", "host"),
+    [
+        (4000, "10.0.0.5:4000", "a.tfd\n[x]\nclient = yes\nexec = /bin/cp"),
+        (4000, "10.0.0.5:4000", "0123456789ab.tfd\nverifyChain = no"),
+        (4000, "10.0.0.5:4000\nexec = /bin/cp", "0123456789ab.tfd"),
+        (4000, "[fe80::1%\nexec = x]:4000", "0123456789ab.tfd"),
+        ("4000\nexec = x", "10.0.0.5:4000", "0123456789ab.tfd"),
+        (0, "10.0.0.5:4000", "0123456789ab.tfd"),
+        (True, "10.0.0.5:4000", "0123456789ab.tfd"),
+    ],
+)
+def test_an_agent_writes_no_foreign_line_into_the_configuration(
+    port: Any, to: str, host: str
+) -> None:
+    end = TunnelEnd.__new__(TunnelEnd)  # nothing of it is reached
+    with pytest.raises(errors.InvalidMessage):
+        end.lead(port, to, host)
+
+
+@pytest.mark.parametrize("answer", [
+    {"name": "a.tfd\n[x]", "port": 1, "trust": []},
+    {"name": "0123456789ab.tfd", "port": 1, "trust": []},  # not the one that was issued
+    {"name": None, "port": 1, "trust": []},
+    {"name": "0123456789ab.tfd", "port": "1", "trust": []},
+    {"name": "0123456789ab.tfd", "port": 0, "trust": []},
+])  # fmt: skip
+def test_a_host_cannot_choose_the_name_of_its_tunnel(answer: Any) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    signed = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    request = signed.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+
+    class Node:
+        def request(self, do: str, **arguments: Any) -> Any:
+            return answer if do == "certify_tunnels" else {"request": request}
+
+    with pytest.raises(errors.InvalidMessage):
+        tls.TLSTunnels([(Node(), "one", "10.0.0.5")], None)  # type: ignore[list-item]
+
+
+# The journal
+
+
+def copied(*answers: Any) -> tuple[JournalCopy, Callable[[], None]]:
+    rest = [*answers, {}]
+    made = JournalCopy(lambda have: rest.pop(0) if len(rest) > 1 else rest[0])
+    return made, made.refresh
+
+
+@pytest.mark.parametrize("name", [
+    "/tmp/evil", "../evil", "tf_data_dispatcher_journal/../../evil", "evil",
+    "tf_data_dispatcher_journal/journal_", "tf_data_dispatcher_journal/journal_0/x",
+    "tf_data_dispatcher_journal/journal_0\n", "", "tf_data_dispatcher_journal/journal_" + "1" * 99,
+])  # fmt: skip
+def test_a_journal_has_no_other_files(name: str, tmp_path: Path) -> None:
+    copy_, refresh = copied({name: [0, "QUJD"]})
+    with pytest.raises(errors.InvalidMessage):
+        refresh()
+    assert [path for path in Path(copy_.directory).rglob("*") if path.is_file()] == []
+    copy_.close()
+
+
+@pytest.mark.parametrize("content", [
+    [5, "QUJD"], [0, "not base64"], [0, 5], [0], "QUJD", None, [-1, "QUJD"], [0, "QUJD", 1],
+])  # fmt: skip
+def test_a_journal_continues_where_it_ended(content: Any) -> None:
+    copy_, refresh = copied({JOURNAL: content})
+    with pytest.raises(errors.InvalidMessage):
+        refresh()
+    copy_.close()
+
+
+def test_a_journal_is_copied() -> None:
+    copy_, refresh = copied({JOURNAL: [0, "QUJD"]}, {JOURNAL: [3, "REVG"]})
+    refresh()
+    assert Path(copy_.directory, JOURNAL).read_bytes() == b"ABCDEF"
+    copy_.close()
+
+
+def test_a_journal_follows_no_link(tmp_path: Path) -> None:
+    copy_, refresh = copied({JOURNAL: [0, "QUJD"]})
+    os.symlink(tmp_path, Path(copy_.directory, "tf_data_dispatcher_journal"))
+    with pytest.raises(OSError, match=r"(?i)link|directory"):
+        refresh()
+    assert list(tmp_path.iterdir()) == []
+    copy_.close()
+
+
+def test_a_journal_without_an_end_is_copied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tfd_notebook.launch.journal_copy._MAX_REFRESH", 10_000)
+    monkeypatch.setattr("tfd_notebook.launch.journal_copy._MAX_TOTAL", 25_000)
+    more = base64.b64encode(bytes(1000)).decode()
+    copy_ = JournalCopy(lambda have: {JOURNAL: [have.get(JOURNAL, 0), more]})
+    copy_.refresh()
+    assert Path(copy_.directory, JOURNAL).stat().st_size == 10_000
+    copy_.refresh()
+    with pytest.raises(errors.InvalidMessage, match="more than"):
+        copy_.refresh()
+    assert Path(copy_.directory, JOURNAL).stat().st_size == 25_000
+    copy_.close()
+
+
+# Views
+
+
+def test_the_number_of_a_gpu_is_no_html() -> None:
+    bad: Any = "<img src=x onerror=alert(1)>"
+    seen = Snapshot(1, 0.0, "c", "ssh", "ready", gpus=(GpuRow("h", bad, "H100", "worker:0"),))
+    assert foreign_elements(views.View(seen)._repr_mimebundle_()["text/html"]) == []
+
+
+# Kernels of other Jupyter servers
+
+TREE = {
+    "name": "c", "launcher": "local", "state": "ready", "planned": {"worker": 1}, "requested": {},
+    "observed": {"worker": 1}, "order": ["worker:0"], "expires": 5.0,
+    "tasks": {"worker:0": {"task": "worker:0", "role": "worker", "index": 0, "pid": 5,
+                           "state": "ready", "rss_mb": 3.5}},
+    "streams": {"s": {"name": "s", "kind": "stream", "state": "running", "history": [1.0]}},
+    "notices": [{"severity": "info", "what": "w", "time": 1.0}],
+    "coordinator": {"state": "idle", "counts": {"ready": 1}, "queue_ms": [1.0, 2.0, 3.0],
+                    "workers": {"0": {"index": 0, "state": "idle"}}},
+    "spark": {"phase": "running", "since": 1.0, "order": ["worker:0"],
+              "nodes": {"worker:0": {"role": "worker", "index": 0, "log": ["x"]}}},
+}  # fmt: skip
+
+
+def read(tree: Any) -> Reader:
+    reader = Reader(lambda message: None)
+    reader.take({"kind": "hello", "protocol": PROTOCOL, "version": VERSION}, ())
+    state = {"clusters": {"c": tree}}
+    reader.take({"kind": "state", "seq": 1, "whole": True, "state": state}, ())
+    return reader
+
+
+def test_a_whole_tree_of_another_kernel_is_read() -> None:
+    seen = read(TREE).snapshot("c")
+    assert seen.task("worker:0").pid == 5
+    assert seen.coordinator is not None
+    assert seen.coordinator.queue_ms == (1.0, 2.0, 3.0)
+    assert seen.spark is not None
+    assert seen.spark.nodes[0].log == ("x",)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_spoilt_tree_of_another_kernel_is_refused_or_can_be_shown(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(100):
+        try:
+            seen = read(spoilt(TREE, chance)).snapshot("c")
+        except errors.InvalidMessage:
+            continue
+        assert foreign_elements(views.View(seen)._repr_mimebundle_()["text/html"]) == []
+        repr(views.View(seen)).encode()
+        for row in (*seen.tasks, *seen.streams):
+            json.dumps(vars(row), allow_nan=False)
+
+
+VALUES = {
+    "kind": "values", "seq": 2, "whole": True, "cluster": "c", "columns": [["id", "f8"]],
+    "functions": ["f"], "errors": {"1": "e"}, "lost": [[1, 0, 5.0, 6.0]], "paused": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_spoilt_closures_of_another_kernel_are_refused(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(100):
+        reader = read(TREE)
+        with_buffers = bytes(8 * chance.randrange(3)) + b"x" * chance.randrange(2)
+        try:
+            reader.take(spoilt(VALUES, chance), (with_buffers,))
+        except errors.InvalidMessage:
+            continue
+        reader.mirror("c").lost_attempts()
+
+
+@pytest.mark.parametrize("received", [
+    "[]", "5", "{", "[" * 100_000, b"", b"\x00", b"\xff\xff\xff\xff", b"\x00\x00\x00\x01abcd",
+    '{"header": 5}', '{"header": {"msg_type": 5}, "parent_header": {}, "content": {}}',
+    '{"header": {"msg_type": "stream"}, "parent_header": {}, "content": {"name": "x"}}',
+    '{"header": {"msg_type": "comm_msg"}, "parent_header": {}, "content": {"comm_id": 5}}',
+])  # fmt: skip
+def test_a_message_of_a_kernel_is_checked(received: Any) -> None:
+    with pytest.raises(errors.InvalidMessage):
+        _message(received)
+
+
+def test_a_host_that_shares_ports_is_this_one() -> None:
+    line = "TFDHELLO " + json.dumps({**GREETING, "identity": identity()})
+    assert read_greeting("here", iter([line.encode()])).is_here
