@@ -54,13 +54,17 @@ class TaskChanged(Event):
 
 @dataclass(frozen=True)
 class TaskMeasured(Event):
-    """What a task uses: CPU in percent of one core, memory in MB, bytes served."""
+    """Resource use of a task: CPU in percent of one core, memory in MB, bytes served.
+
+    ``working`` is the share of samples in which a thread of a data worker worked, 0 to 1.
+    """
 
     task: str
     cpu_percent: float | None = None
     rss_mb: float | None = None
     pss_mb: float | None = None
     bytes_sent: int | None = None
+    working: float | None = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import queue
 import threading
@@ -11,7 +12,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 from tfd_notebook.data.consumers import Consumers
@@ -23,6 +23,8 @@ log = logging.getLogger("tfd_notebook")
 
 _TICK_SECONDS = 0.5
 _RATE_SECONDS = 5.0
+#: Measurements of the working share that an average needs.
+_LEAST_SHARES = 3
 _MEASURED = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent")
 _ENDED = ("stopped", "failed", "lost", "left")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -65,6 +67,7 @@ class Monitor:
         #: The GPUs of each host, the hosts in the order in which they are to be shown.
         self._gpus: dict[str, tuple[GpuRow, ...]] = {}
         self._sent: dict[str, deque[tuple[float, int]]] = {}
+        self._working: dict[str, deque[float]] = {}
         self._changed = threading.Condition()
         self._version = 0
         self._state = "new"
@@ -150,7 +153,7 @@ class Monitor:
                 )
             )
         elif kind == "measure":
-            known = ("task", *_MEASURED)
+            known = ("task", *_MEASURED, "working")
             self._measured(TaskMeasured(**{k: body[k] for k in known if k in body}))
         elif kind == "gpus":
             self.take_gpus(body.get("host") or "localhost", body["gpus"])
@@ -204,6 +207,7 @@ class Monitor:
         with self._changed:
             self._rows.pop(task, None)
             self._sent.pop(task, None)
+            self._working.pop(task, None)
             self._touch()
 
     def command(self, work: Callable[[], Any]) -> None:
@@ -236,7 +240,9 @@ class Monitor:
                 state=state,
                 tasks=tasks,
                 streams=streams,
-                gpus=() if state in _ENDED else tuple(chain.from_iterable(self._gpus.values())),
+                gpus=()
+                if state in _ENDED
+                else tuple(itertools.chain.from_iterable(self._gpus.values())),
                 planned=dict(self._planned),
                 requested=dict(self._requested),
                 observed=observed,
@@ -356,18 +362,42 @@ class Monitor:
                 history = self._sent.setdefault(event.task, deque(maxlen=60))
                 if history and event.bytes_sent < history[-1][1]:
                     history.clear()
+                    self._working.pop(event.task, None)
                 history.append((event.time, event.bytes_sent))
-            # Here and not when somebody looks: rows are looked at ten times as often.
-            self._rows[event.task] = replace(row, **values, bytes_per_s=self._rate(event.task))
+            # Here and not when a row is read, which happens ten times as often.
+            self._rows[event.task] = replace(
+                row,
+                **values,
+                bytes_per_s=self._rate(event.task),
+                rates=self._rates(event.task),
+                working=self._share(event.task, event.working),
+            )
             self._touch()
 
+    def _recent(self, task: str) -> list[tuple[float, int]]:
+        history = self._sent.get(task) or deque[tuple[float, int]]()
+        return [entry for entry in history if entry[0] >= history[-1][0] - _RATE_SECONDS]
+
     def _rate(self, task: str) -> float | None:
-        history = self._sent.get(task)
-        if not history or len(history) < 2:
+        recent = self._recent(task)
+        if len(recent) < 2:
             return None
-        recent = [entry for entry in history if entry[0] >= history[-1][0] - _RATE_SECONDS]
         (began, first), (ended, last) = recent[0], recent[-1]
         return (last - first) / (ended - began) if ended > began else None
+
+    def _rates(self, task: str) -> tuple[float, ...]:
+        return tuple(
+            (last - first) / (ended - began)
+            for (began, first), (ended, last) in itertools.pairwise(self._recent(task))
+            if ended > began
+        )
+
+    def _share(self, task: str, sampled: float | None) -> float | None:
+        """Return the share over the last measurements; None while there are too few."""
+        history = self._working.setdefault(task, deque(maxlen=round(_RATE_SECONDS)))
+        if sampled is not None:
+            history.append(sampled)
+        return sum(history) / len(history) if len(history) >= _LEAST_SHARES else None
 
     def _away(self, host: str, grace: float) -> None:
         tasks = self._mark(host, "", _AWAY)

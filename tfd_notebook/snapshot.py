@@ -74,8 +74,10 @@ class TaskRow:
 
     Memory is in MB (10**6 bytes), CPU in percent of one core, ``bytes_sent`` counts what the
     task's port has sent to its peers since the task's process started, ``bytes_per_s`` is its
-    rate over the last seconds. ``gpu`` says of each GPU that the task sees its number, how busy
-    it is and how much of its memory is used, by whomever.
+    rate over the last seconds, ``rates`` has one rate for each measurement in that time, the
+    latest last. ``working`` is the share of that time in which a data worker worked. ``gpu`` says
+    of each GPU that the task sees its number, how busy it is and how much of its memory is used,
+    by whomever.
     """
 
     task: str
@@ -94,6 +96,8 @@ class TaskRow:
     restarts: int = 0
     bytes_sent: int | None = None
     bytes_per_s: float | None = None
+    rates: tuple[float, ...] = ()
+    working: float | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
+from tests._waiting import until
 from tfd_notebook._compat.stages import stages_of
 from tfd_notebook.data import trials
 from tfd_notebook.errors import PipelineError, StateError, UnknownName, UsageError
@@ -276,6 +278,60 @@ class TestThroughACluster:
             assert found["low"] <= found["elements_per_s"] <= found["high"]
             assert found["data_workers"] == 4
             assert tfd.compare(limit, stream).gain > 0
+
+    @pytest.mark.parametrize("consumers", [1, 2])
+    def test_one_slow_worker_in_coordinated_reads(self, tmp_path: Path, consumers: int) -> None:
+        """It sleeps, so that it uses no more processor time than the others do."""
+        marks = str(tmp_path)
+
+        def wait(number: Any) -> Any:
+            time.sleep(0.12 if os.path.exists(f"{marks}/{os.getpid()}") else 0.02)
+            return number
+
+        def wrapped(number: Any) -> Any:
+            number = tf.ensure_shape(tf.numpy_function(wait, [number], tf.int64), ())
+            return tf.zeros([1_000], tf.int64) + number
+
+        with tfd.Cluster(data_workers=3, name="rounds") as cluster:
+            endless = Range(ENDLESS).map(wrapped).repeat()
+            streams = [
+                cluster.stream(
+                    endless.apply(
+                        cluster.distribute(
+                            "off", job_name="rounds", consumer_index=i, num_consumers=consumers
+                        )
+                    )
+                )
+                for i in range(consumers)
+            ]
+            slow = tmp_path / str(cluster.snapshot().task("data_worker:1").pid)  # type: ignore[union-attr]
+            slow.touch()
+            for stream in streams:
+                stream.start()
+            named = set()
+
+            def stage() -> str:
+                named.add(streams[0].limit.stage)
+                return streams[0].limit.stage
+
+            until(lambda: stage() == "data_worker:1", 30)
+            until(
+                lambda: (
+                    [t.name for t in cluster.tasks if t.limit.kind == "workers"]
+                    == ["data_worker:1"]
+                ),
+                30,
+            )
+            assert named <= {"", "data_worker:1"}
+            assert "data_worker:1" in streams[0].limit.advice
+            slow.unlink()
+            # Repaired: an answer that rests on five seconds names no worker.
+            name = streams[0].name
+            before = len(cluster.limits(name))
+            until(lambda: len(cluster.limits(name)) >= before + 3, 60)
+            assert cluster.limits(name)[-1][1].stage == ""
+            for stream in streams:
+                stream.stop()
 
     def test_a_consumer_that_is_slow(self, cluster: tfd.Cluster) -> None:
         dataset = Range(ENDLESS).batch(2).apply(cluster.distribute("off"))

@@ -12,7 +12,7 @@ from tfd_notebook.data.forecast import forecast
 from tfd_notebook.data.live import worker_limit
 from tfd_notebook.data.measuring import Measured
 from tfd_notebook.data.using import WorkerUse
-from tfd_notebook.data.verdict import judge, judge_service
+from tfd_notebook.data.verdict import judge, judge_service, odd_worker
 from tfd_notebook.limit import DATA_KINDS, Limit, compare
 
 FIGURES = {"elements_per_s": 40.0, "wait_fraction": 0.9, "cpu_cores": 1.0}
@@ -309,7 +309,9 @@ class TestJudge:
 
 class TestService:
     def workers(self, *rates: float, cpu: float = 0.5) -> list[WorkerUse]:
-        return [WorkerUse(f"data_worker:{i}", "ready", cpu, r) for i, r in enumerate(rates)]
+        return [
+            WorkerUse(f"data_worker:{i}", "ready", cpu, r, (r, r, r)) for i, r in enumerate(rates)
+        ]
 
     def test_workers_that_compute(self) -> None:
         found = judge_service(measured(cpu=0.1), self.workers(1e6, 1e6, cpu=0.9), 2, alone=0.045)
@@ -350,7 +352,9 @@ class TestWorkerLimit:
     def test_busy_idle_slow_and_unknown(self) -> None:
         names = [f"data_worker:{number}" for number in range(4)]
         rates = (0.99, 10.0), (0.1, 10.0), (0.1, 1.0), (0.1, 9.0)
-        workers = [WorkerUse(n, "ready", *r) for n, r in zip(names, rates, strict=True)]
+        workers = [
+            WorkerUse(n, "ready", *r, (r[1],) * 3) for n, r in zip(names, rates, strict=True)
+        ]
         kinds = [worker_limit(name, workers).kind for name in names]
         assert kinds == ["workers", "none", "workers", "none"]
         assert "restart or replace data_worker:2" in worker_limit(names[2], workers).advice
@@ -358,12 +362,52 @@ class TestWorkerLimit:
 
     def test_the_slower_one_of_two_is_named(self) -> None:
         workers = [
-            WorkerUse("data_worker:0", "ready", 0.9, 100.0),
-            WorkerUse("data_worker:1", "ready", 0.2, 10.0),
+            WorkerUse("data_worker:0", "ready", 0.9, 100.0, (100.0,) * 3),
+            WorkerUse("data_worker:1", "ready", 0.2, 10.0, (10.0,) * 3),
         ]
         assert worker_limit("data_worker:1", workers).share == pytest.approx(0.9)
-        even = [WorkerUse(w.task, w.state, w.cpu, 100.0) for w in workers]
+        even = [WorkerUse(w.task, w.state, w.cpu, 100.0, (100.0,) * 3) for w in workers]
         assert worker_limit("data_worker:1", even).kind == "none"
+
+
+def accused(*workers: tuple[tuple[float, ...], float | None]) -> str:
+    """Return which worker is slow, given the rates and the working share of each."""
+    found = odd_worker(
+        [
+            WorkerUse(f"data_worker:{i}", "ready", 0.1, sum(r) / max(len(r), 1), r, working)
+            for i, (r, working) in enumerate(workers)
+        ]
+    )
+    return found.task if found is not None else ""
+
+
+class TestSlowWorker:
+    """Rates as they were measured, about one a second, the latest last."""
+
+    def test_equal_bytes_and_others_that_wait(self) -> None:
+        slow, fast = ((80.0, 81.0, 79.0), 1.0), ((81.0, 80.0, 80.0), 0.3)
+        assert accused(fast, slow, fast) == "data_worker:1"
+        assert accused(fast, fast, fast) == accused(slow, slow, slow) == ""
+
+    def test_a_worker_that_works_for_what_it_sends(self) -> None:
+        assert accused(((40.0,) * 3, 0.4), ((80.0,) * 3, 1.0)) == ""
+
+    def test_the_first_seconds(self) -> None:
+        assert accused(((0.4, 62.0), None), ((0.4, 129.0), None)) == ""
+        assert accused(((129.0,), None), ((0.1,), None)) == ""
+        assert accused(((0.0, 7.0, 7.0), 0.5), ((1.0, 54.0, 54.0), 0.5)) == ""
+
+    def test_short_stops(self) -> None:
+        """All three after one of them was stopped for two seconds."""
+        rates = (152.0, 154.0, 24.0), (154.0, 153.0, 58.0), (152.0, 154.0, 12.0)
+        assert accused(*((each, 1.0) for each in rates)) == ""
+        rates = (154.0, 24.0, 169.0), (154.0, 24.0, 169.0), (153.0, 0.0, 30.0)
+        assert accused(*((each, 1.0) for each in rates)) == ""
+
+    def test_an_idle_worker(self) -> None:
+        working, idle = ((154.0, 150.0, 160.0), 1.0), ((0.0, 0.0, 0.0), 0.0)
+        assert accused(working, idle, working) == ""
+        assert accused(working, idle, idle) == ""
 
 
 class TestForecast:

@@ -16,13 +16,16 @@ _NOTICES = 50
 _MEASURES = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent", "bytes_per_s", "gpu")
 _DIGITS = {"cpu_percent": 0, "rss_mb": 0, "pss_mb": 0, "bytes_per_s": 0, "used_mb": 0}
 _FIGURES = 4
+#: Fields that only the diagnosis of a data path reads.
+_INTERNAL = ("rates", "working")
 #: Seconds after which a node that is fed nothing has been so for long, however much longer.
 _LONG_SECONDS = 600.0
 
 
 def encoded(row: Any) -> Tree:
     """Return the fields of a row as JSON values."""
-    return _shown({f.name: _plain(getattr(row, f.name), f.name) for f in fields(row)})
+    names = (f.name for f in fields(row) if f.name not in _INTERNAL)
+    return _shown({name: _plain(getattr(row, name), name) for name in names})
 
 
 def _shown(values: Tree) -> Tree:

@@ -103,12 +103,18 @@ class WorkerUse:
         Processors that it used, on average; None where that is not known.
     bytes_per_s : float, optional
         What it sent; None where that is not known.
+    rates : tuple of float
+        Bytes per second in each measurement of the last seconds, the latest last.
+    working : float, optional
+        Share of the last seconds in which it worked, 0 to 1; None where that is not known.
     """
 
     task: str
     state: str
     cpu: float | None
     bytes_per_s: float | None
+    rates: tuple[float, ...] = ()
+    working: float | None = None
 
 
 def workers_of(tasks: Sequence[TaskRow]) -> tuple[WorkerUse, ...]:
@@ -119,6 +125,8 @@ def workers_of(tasks: Sequence[TaskRow]) -> tuple[WorkerUse, ...]:
             str(row.state),
             None if row.cpu_percent is None else row.cpu_percent / 100,
             row.bytes_per_s,
+            row.rates,
+            row.working,
         )
         for row in tasks
         if row.role is Role.DATA_WORKER and not row.state.ended
@@ -154,7 +162,7 @@ class Workers:
                     cpu = row.cpu_percent / 100
                 if row.bytes_sent is not None and before.bytes_sent is not None:
                     sent = max(0, row.bytes_sent - before.bytes_sent) / seconds
-            found.append(WorkerUse(row.task, str(row.state), cpu, sent))
+            found.append(WorkerUse(row.task, str(row.state), cpu, sent, row.rates, row.working))
         return tuple(found)
 
 

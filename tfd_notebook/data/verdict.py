@@ -32,10 +32,14 @@ _LARGE_BUFFER = 50
 
 #: A worker that sends less than this share of what the others send is slow.
 _SLOW = 0.5
-#: Processors that the others must use for that to tell anything.
-_LEAST_CPU = 0.15
-#: Processors below which a worker does nothing.
-_IDLE_CPU = 0.01
+#: Measurements, about one a second, in which it has to be slow.
+_STEADY = 3
+#: Share of the time from which on a worker always works.
+_WORKS = 0.9
+#: Share of that below which other workers wait for it.
+_WAIT = 0.7
+#: Factor up to which a worker sends as much as the others.
+_AS_MUCH = 1.4
 #: Processor seconds, in workers and consumer together, that a gRPC transfer takes.
 TRANSFER_PER_BYTE = 4e-9
 TRANSFER_PER_ELEMENT = 300e-6
@@ -167,27 +171,55 @@ def judge_service(
 
 
 def odd_worker(workers: Sequence[WorkerUse]) -> Verdict | None:
-    """Return the verdict on a worker that does not keep up with the others, None without one."""
+    """Return the verdict on a worker that does not keep up with the others, None without one.
+
+    A worker is slow if it keeps sending less than the others, or if it sends no more and the others
+    wait for it. The second happens in coordinated reads, where workers serve rounds one after the
+    other.
+    """
     for worker in workers:
         if worker.state in ("hung", "restarting", "failed", "lost"):
             return Verdict("workers", 1.0, task=worker.task, state=worker.state)
-        # Who sends nothing at all has no share of this data, or is through with it.
-        idle = not worker.bytes_per_s and (worker.cpu or 0.0) < _IDLE_CPU
-        if worker.state != "ready" or idle:
-            continue
-        others = [each for each in workers if each is not worker and each.state == "ready"]
-        # What it sends tells more than what it computes, which is known of every local worker.
-        sent = [each.bytes_per_s for each in others if each.bytes_per_s is not None]
-        used = [each.cpu for each in others if each.cpu is not None]
-        if worker.bytes_per_s is not None and sent:
-            mine, usual, least = worker.bytes_per_s, statistics.median(sent), 1.0
-        elif worker.cpu is not None and len(used) >= 2:
-            mine, usual, least = worker.cpu, statistics.median(used), _LEAST_CPU
-        else:
-            continue
-        if usual >= least and mine < _SLOW * usual:
-            return Verdict("workers", 1 - mine / usual, task=worker.task)
+    ready = [worker for worker in workers if worker.state == "ready" and worker.bytes_per_s]
+    for worker in ready:
+        # A worker that sends nothing has no share of this data, or has sent all of it.
+        others = [each for each in ready if each is not worker]
+        if others and (share := max(_lags(worker, others), _holds_up(worker, others))):
+            return Verdict("workers", share, task=worker.task)
     return None
+
+
+def _lags(worker: WorkerUse, others: Sequence[WorkerUse]) -> float:
+    """Return by what share a worker sends less than the others; 0 if it does not always do so.
+
+    In the first seconds, and after a short stop of one of them, the averages say little: each of
+    the last measurements has to be low.
+    """
+    usual = [statistics.median(each.rates[-_STEADY:]) for each in others if _is_steady(each)]
+    if not usual or not _is_steady(worker):
+        return 0.0
+    most = _SLOW * statistics.median(usual)
+    latest = worker.rates[-_STEADY:]
+    if max(latest) >= most or min(latest) <= 0:
+        return 0.0
+    return 1 - statistics.fmean(latest) / statistics.median(usual)
+
+
+def _holds_up(worker: WorkerUse, others: Sequence[WorkerUse]) -> float:
+    """Return the share of the time that others wait for a worker that sends no more than they."""
+    shares = [each.working for each in others if each.working is not None]
+    if worker.working is None or len(shares) < len(others) or not _is_steady(worker):
+        return 0.0
+    usual = statistics.median(each.bytes_per_s or 0.0 for each in others)
+    if (worker.bytes_per_s or 0.0) > _AS_MUCH * usual:  # it works for what it sends
+        return 0.0
+    if worker.working < _WORKS or max(shares) > _WAIT * worker.working:
+        return 0.0
+    return 1 - max(shares) / worker.working
+
+
+def _is_steady(worker: WorkerUse) -> bool:
+    return len(worker.rates) >= _STEADY
 
 
 def _typical(seen: Measured, used: float) -> float:

@@ -258,6 +258,7 @@ class Agent(Requests):
             task.limit_memory(rss)
         if stats is not None:
             measured["bytes_sent"] = stats["bytes_sent"]
+            measured["working"] = stats["working"]
             task.keep_connections(dict(stats["connections"]))
         cluster = task._cluster.name
         self.tell(

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfd_notebook.errors import LaunchError, TfdError
-from tfd_notebook.launch import modules, protocol, servers, sockets
+from tfd_notebook.launch import activity, modules, protocol, servers, sockets
 from tfd_notebook.spec import Role
 
 _PR_SET_PDEATHSIG = 1
@@ -83,6 +83,7 @@ class _Task:
         self._answers = answers
         self._server: servers.Server | None = None
         self._sent: sockets.SentBytes | None = None
+        self._samples = False
         self._modules: dict[str, float] = {}
         self._note_modules()
 
@@ -111,13 +112,18 @@ class _Task:
         self._server = servers.start(Role(role), port, settings)
         open_to = sockets.close_to_strangers(self._server.port, allow)
         self._sent = sockets.SentBytes(self._server.port)
+        self._samples = role == Role.DATA_WORKER
         return {"port": self._server.port, "open_to": open_to}
 
     def stats(self) -> dict[str, Any]:
         if self._sent is None:
-            return {"bytes_sent": None, "connections": []}
+            return {"bytes_sent": None, "connections": [], "working": None}
         sent = self._sent.read()
-        return {"bytes_sent": sent, "connections": list(self._sent.descriptors.items())}
+        return {
+            "bytes_sent": sent,
+            "connections": list(self._sent.descriptors.items()),
+            "working": activity.working_share() if self._samples else None,
+        }
 
 
 def _prepare(request: Mapping[str, Any]) -> None:
