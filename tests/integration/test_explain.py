@@ -281,11 +281,11 @@ class TestThroughACluster:
 
     @pytest.mark.parametrize("consumers", [1, 2])
     def test_one_slow_worker_in_coordinated_reads(self, tmp_path: Path, consumers: int) -> None:
-        """It sleeps, so that it uses no more processor time than the others do."""
+        """It sleeps twice as long: all workers send as much and use as much processor time."""
         marks = str(tmp_path)
 
         def wait(number: Any) -> Any:
-            time.sleep(0.12 if os.path.exists(f"{marks}/{os.getpid()}") else 0.02)
+            time.sleep(0.04 if os.path.exists(f"{marks}/{os.getpid()}") else 0.02)
             return number
 
         def wrapped(number: Any) -> Any:
