@@ -67,7 +67,9 @@ def test_the_error_of_a_node_comes_back_from_a_dataframe(
     spark: Any, sc: Any, tmp_path: Path
 ) -> None:
     with node(tmp_path, "fail") as running:
-        error = feeders.training(spark.range(100_000), 1, running.place, 60, "input")()
+        error = feeders.training(
+            spark.range(100_000), 1, running.place, 60, "input", lambda: None
+        )()
     assert isinstance(error, NodeFailed)
     assert "that row is wrong" in str(error)
 

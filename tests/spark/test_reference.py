@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ LOCAL = "file:" + "//"
             {"dataRDD": NEEDED, "feed_timeout": 600, "qname": "input"},
         ),
         (TFCluster.TFCluster.shutdown, {"ssc": None, "grace_secs": 0, "timeout": 259200}),
+        (TFNodeContext.release_port, {}),
         (TFCluster.TFCluster.tensorboard_url, {}),
         (
             TFNode.DataFeed,
@@ -129,18 +131,33 @@ def test_paths_have_scheme_and_directory(root: str, path: str, full: str) -> Non
     assert TFNode.hdfs_path(ctx, path) == ctx.absolute_path(path)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("cluster_id", "cluster_info", "cluster_meta", "defaultFS", "input_mode", "nodeRDD"),
+        *("num_executors", "queues", "sc", "server", "working_dir"),
+    ],
+)
+def test_attributes_are_none_before_run(name: str) -> None:
+    assert getattr(TFCluster.TFCluster, name) is None
+
+
+def listens(port: int) -> bool:
+    """Return True if a plain socket of this host can listen at a port."""
+    import socket
+
+    with socket.socket() as own:
+        try:
+            own.bind(("", port))
+            own.listen()
+        except OSError:
+            return False
+        return True
+
+
 def test_queues_mapping_port_and_attributes(sc: Any, tmp_path: Path, ended: list[Any]) -> None:
     def function(args: Any, ctx: Any) -> None:
-        import socket
         import threading
-
-        def listens(port: int) -> bool:
-            with socket.socket() as own:
-                try:
-                    own.bind(("127.0.0.1", port))
-                except OSError:
-                    return False
-                return True
 
         port = int(ctx.cluster_spec["worker"][ctx.task_index].rpartition(":")[2])
         seen = {
@@ -182,11 +199,11 @@ def test_queues_mapping_port_and_attributes(sc: Any, tmp_path: Path, ended: list
 
     assert cluster.sc is sc
     assert cluster.input_mode is InputMode.SPARK
-    assert list(cluster.queues) == queues
+    assert cluster.queues == queues
     assert cluster.num_executors == 2
     assert cluster.nodeRDD.collect() == [0, 1]
     assert cluster.working_dir == os.getcwd()
-    assert cluster.server is not None
+    assert cluster.server.done is False
     assert cluster.cluster_meta == {
         "id": cluster.cluster_id,
         "cluster_template": {"worker": [0, 1]},
@@ -198,11 +215,14 @@ def test_queues_mapping_port_and_attributes(sc: Any, tmp_path: Path, ended: list
     }
     info = cluster.cluster_info
     assert [(one["executor_id"], one["task_index"]) for one in info] == [(0, 0), (1, 1)]
+    assert [stat.S_ISSOCK(os.stat(one["addr"]).st_mode) for one in info] == [True, True]
+    assert [(one["authkey"], one["tb_pid"], one["tb_port"]) for one in info] == [(b"", 0, 0)] * 2
     spec = [f"{one['host']}:{one['port']}" for one in info]
     assert [one.rpartition(":")[2] for one in cluster.cluster_spec["worker"]] == [
         one.rpartition(":")[2] for one in spec
     ]
     cluster.shutdown(timeout=LONG)
+    assert cluster.server.done is True
 
     nodes = [json.loads((tmp_path / str(index)).read_text()) for index in range(2)]
     assert sorted(row for node in nodes for row in node["rows"]) == [[n, -n] for n in range(20)]
@@ -218,7 +238,18 @@ def test_roles_by_name_and_beside_the_notebook(sc: Any, tmp_path: Path, ended: l
     def function(args: Any, ctx: Any) -> None:
         import threading
 
-        (tmp_path / ctx.job_name).write_text(os.environ["TF_CONFIG"])
+        config = json.loads(os.environ["TF_CONFIG"])
+        address = config["cluster"][ctx.job_name][ctx.task_index]
+        seen = {
+            "config": config,
+            "port": [ctx.port, int(address.rpartition(":")[2])],
+            "free": ctx.tmp_socket is None and listens(ctx.port),
+            "shared": os.environ.get("TF_GRPC_REUSE_PORT"),
+        }
+        (tmp_path / ".new").mkdir(exist_ok=True)
+        written = tmp_path / ".new" / ctx.job_name
+        written.write_text(json.dumps(seen))
+        written.rename(tmp_path / ctx.job_name)
         if ctx.job_name != "master":
             threading.Event().wait()
         others = ("ps", "evaluator")
@@ -236,7 +267,11 @@ def test_roles_by_name_and_beside_the_notebook(sc: Any, tmp_path: Path, ended: l
     assert "driver" not in (where["master"], where["evaluator"])
     cluster.shutdown(timeout=LONG)
     for name in ("ps", "master", "evaluator"):
-        config = json.loads((tmp_path / name).read_text())
+        seen = json.loads((tmp_path / name).read_text())
+        assert seen["free"]
+        assert seen["shared"] is None
+        assert seen["port"][0] == seen["port"][1]
+        config = seen["config"]
         assert config["task"] == {"type": name, "index": 0}
         assert config["cluster"]["master"] == cluster.cluster_spec["master"]
     states = {row.node: row.state for row in cluster.snapshot().spark.nodes}

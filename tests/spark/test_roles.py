@@ -69,6 +69,9 @@ def test_tensorboard_is_where_it_says_and_ends(sc: Any, tmp_path: Path, ended: l
     assert url is not None
     assert cluster.tensorboard_url() == url
     assert cluster.snapshot().spark.tensorboard == url
+    (known,) = cluster.cluster_info
+    assert known["tb_port"] == int(url.rpartition(":")[2])
+    assert "tensorboard" in " ".join(psutil.Process(known["tb_pid"]).cmdline())
     with urllib.request.urlopen(f"{url}/data/environment", timeout=LONG) as answer:
         assert str(logs) in answer.read().decode()
     supervisor = psutil.Process(psutil.Process(cluster.nodes[0].pid).ppid())
@@ -107,7 +110,8 @@ def test_tensorboard_that_has_ended_is_told_at_once(sc: Any, ended: list[Any]) -
 
 def test_why_tensorboard_has_ended_is_what_it_wrote(tmp_path: Path) -> None:
     said: list[dict[str, str]] = []
-    request = {"tensorboard": str(tmp_path), "host": "192.0.2.1"}  # an address of nobody's
+    # An address that no host has.
+    request = {"tensorboard": "logs", "host": "192.0.2.1", "directory": str(tmp_path)}
     board = tensorboard.start(request, tmp_path, said.append)
     assert board is not None
     until(lambda: said, LONG)

@@ -149,6 +149,21 @@ def test_a_batch_of_a_dstream_that_comes_during_the_shutdown_is_a_normal_end(
     assert context.awaitTerminationOrTimeout(LONG)  # it would raise the error of a batch
 
 
+def test_the_server_can_end_a_dstream(sc: Any, cluster: Any, context: Any, tmp_path: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="train_stream"):
+        fed = cluster.train(batches(sc, context, 1), 1, wait=False)
+    context.start()
+    until(lambda: seen(tmp_path), LONG)
+    stopping = cluster.shutdown(ssc=context, timeout=LONG, wait=False)
+    assert not cluster.server.done
+    cluster.server.stop()
+    assert cluster.server.done
+    stopping.result(LONG)
+    assert cluster.phase == "stopped"
+    assert fed.result(LONG) is None
+    assert context.getActive() is None
+
+
 def test_an_error_of_a_node_ends_a_dstream(sc: Any, cluster: Any, context: Any) -> None:
     with pytest.warns(DeprecationWarning, match="train_stream"):
         fed = cluster.train(batches(sc, context, 1, -2, 3), 1, wait=False)

@@ -18,6 +18,7 @@ KNOWN = {
     "path": "some/socket",
     "board": "",
     "no_board": "",
+    "board_pid": 0,
     "open_to": "this host",
     "error": "",
 }

@@ -16,7 +16,6 @@ from tfd_notebook.spark.jobs import Job
 from tfd_notebook.spark.launching import Plan
 from tfd_notebook.spark.modes import InputMode
 from tfd_notebook.spark.phases import SHUT_DOWN, Phase
-from tfd_notebook.spark.steering import Node
 
 __all__ = ["InputMode", "TFCluster", "run", "serve"]
 
@@ -24,8 +23,6 @@ __all__ = ["InputMode", "TFCluster", "run", "serve"]
 _EPOCHS = 10
 #: Held from looking for free slots until the cluster that takes them is known.
 _one_at_a_time = threading.Lock()
-#: Seconds for TensorBoard to say where it listens.
-_BOARD_SECONDS = 60.0
 
 
 class TFCluster(Coordinating):
@@ -38,7 +35,9 @@ class TFCluster(Coordinating):
     cluster_id : int
     cluster_info : list of dict
         A node each: ``executor_id`` (its number), ``host``, ``job_name``, ``task_index``,
-        ``port``, ``pid``, ``executor`` (Spark's name), ``state``.
+        ``port``, ``pid``, ``executor`` (Spark's name), ``state``, ``addr`` (path of the Unix
+        socket that it is fed through), ``authkey`` (always empty: no secret is shown), ``tb_pid``
+        and ``tb_port`` (process and port of its TensorBoard; 0 where it has none).
     cluster_meta : dict
         ``id``, ``cluster_template``, ``num_executors``, ``default_fs``, ``working_dir``,
         ``server_addr``, ``release_port``.
@@ -48,71 +47,23 @@ class TFCluster(Coordinating):
         The nodes' numbers.
     num_executors : int
         Nodes, those beside the notebook included.
-    queues : tuple of str
+    queues : list of str
     sc : pyspark.SparkContext or None
         Never stopped from here. None with Spark Connect.
     server
-        The driver's end of the channels to the nodes.
+        The driver's end of the channels to the nodes. ``done`` is true when no more rows are
+        wanted. ``stop()`` sets it, and `shutdown` then stops its StreamingContext.
     error : TfdError or None
         Why it failed.
+
+    Notes
+    -----
+    On the class these attributes are None.
 
     See Also
     --------
     tensorflowonspark.TFCluster.TFCluster
     """
-
-    def tensorboard_url(self, *, wait: bool = True) -> Any:
-        """Return the address of TensorBoard, None where the cluster has none.
-
-        Parameters
-        ----------
-        wait : bool
-            Whether to wait until it listens (default), or return the future of it.
-
-        Returns
-        -------
-        str or None, or concurrent.futures.Future of it
-
-        Raises
-        ------
-        LaunchError
-            It has ended; with what it wrote.
-        TimeLimit
-            It has not come up within a minute.
-        StateError
-            The cluster has ended, and TensorBoard with it; where it failed, that error.
-
-        See Also
-        --------
-        tensorflowonspark.TFCluster.TFCluster.tensorboard_url
-        """
-        return self._board_url() if wait else jobs.in_background(self._board_url, "board")
-
-    def _board_url(self) -> str | None:
-        def said() -> Node | None:
-            return next((node for node in self.nodes if node.board or node.no_board), None)
-
-        if not self._has_board:
-            return None
-        self.wait_until(lambda: said() or self.phase.is_end, _BOARD_SECONDS)
-        node = said()
-        if self.phase.is_end:
-            raise self.error or errors.StateError(
-                f"the cluster {self.name!r} has ended, and its TensorBoard with it",
-                fix="start one of your own on log_dir=",
-            )
-        if node is None:
-            raise errors.TimeLimit(
-                f"TensorBoard has not come up within {_BOARD_SECONDS:g} s",
-                fix="is the executor's host overloaded?",
-            )
-        if node.no_board:
-            raise errors.LaunchError(
-                f"TensorBoard {node.no_board}",
-                task=node.assignment.name,
-                fix="mend that; until then, start one of your own on log_dir=",
-            )
-        return node.board
 
     def train(
         self,
@@ -305,13 +256,15 @@ class TFCluster(Coordinating):
         grace_secs: float = 0,
         timeout: float = 259200,
         *,
+        stop_spark: bool = False,
         wait: bool = True,
     ) -> Future[None] | None:
         """Let the nodes come to their end, and end them.
 
         With ``InputMode.SPARK`` nodes are told that no rows will come any more; with
         ``InputMode.TENSORFLOW`` they are waited for. When the workers' functions have returned,
-        parameter servers and evaluator are ended. The SparkContext lives on.
+        parameter servers and evaluator are ended. The SparkContext keeps running, unless
+        `stop_spark` is set and `timeout` passes.
 
         Parameters
         ----------
@@ -321,6 +274,9 @@ class TFCluster(Coordinating):
             Seconds that an evaluator has, once the workers are through; less where it ends before.
         timeout : float
             Seconds for all of it; -1 for no limit. Default: three days.
+        stop_spark : bool
+            Whether the Spark application is ended when `timeout` has passed. Default false.
+            TensorFlowOnSpark always ends it, and leaves Python.
         wait : bool
             Whether to wait (default), or return the future of it. Ctrl-C ends the wait at once;
             a cluster that waits for its workers goes on.
@@ -331,6 +287,8 @@ class TFCluster(Coordinating):
             Nodes still ran after `timeout` seconds; they were ended.
         NodeFailed, NodeLost
             What the cluster has failed of.
+        Unsupported
+            `stop_spark` with Spark Connect.
         SparkError
             A batch of `ssc` failed; the nodes have come to their end all the same.
 
@@ -338,7 +296,7 @@ class TFCluster(Coordinating):
         --------
         tensorflowonspark.TFCluster.TFCluster.shutdown
         """
-        drain = draining.Draining(self, ssc, grace_secs, timeout)
+        drain = draining.Draining(self, ssc, grace_secs, timeout, stop_spark)
         future = jobs.in_background(drain.run, "shutdown")
         return jobs.wait(future, drain.abandon) if wait else future
 
@@ -414,8 +372,9 @@ def run(
     eval_node : bool
         Whether one node is an evaluator.
     release_port : bool
-        Whether TensorFlow may listen at the node's port when the function is called (default); if
-        not, the function calls ``ctx.release_port()`` before.
+        Whether the node's port is free when the function is called (default). If not,
+        ``ctx.tmp_socket`` holds it until the function calls ``ctx.release_port()``, and no other
+        program can take it meanwhile.
     wait : bool
         Whether to wait until all nodes run (default), or return the future of the cluster.
     name : str, optional

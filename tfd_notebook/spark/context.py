@@ -28,7 +28,10 @@ class TFNodeContext:
     mgr
         The node's queues; `get_data_feed` and ``TFNode.DataFeed`` read them.
     tmp_socket : socket.socket or None
-        Holds the node's port; None once `release_port` was called.
+        Holds the node's port, with ``run(release_port=False)`` and until `release_port` is called.
+        None else: the port is free.
+    port : int
+        The node's port, where TensorFlow's server is to listen.
 
     See Also
     --------
@@ -88,10 +91,9 @@ class TFNodeContext:
         return DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping)
 
     def release_port(self) -> None:
-        """Let go of the node's port, for a server that shall listen there.
+        """Release the node's port, so that a server can listen there.
 
-        TensorFlow's own servers need it only after ``run(release_port=False)``: otherwise they
-        listen beside the socket that holds it.
+        Needed after ``run(release_port=False)`` only.
         """
         if self.tmp_socket is not None:
             self.tmp_socket.close()

@@ -32,19 +32,31 @@ class Draining:
     ssc : StreamingContext or None
     grace_secs, timeout : float
         Seconds; a timeout of -1 is none.
+    stop_spark : bool
+        Whether the Spark application is ended when `timeout` has passed.
 
     Raises
     ------
     UsageError
-        A number of seconds that cannot be meant.
+        An invalid number of seconds.
+    Unsupported
+        `stop_spark` with Spark Connect.
     """
 
-    def __init__(self, cluster: TFCluster, ssc: Any, grace_secs: float, timeout: float) -> None:
+    def __init__(
+        self, cluster: TFCluster, ssc: Any, grace_secs: float, timeout: float, stop_spark: bool
+    ) -> None:
         if grace_secs < 0:
             raise errors.UsageError(f"grace_secs={grace_secs!r} must be 0 or more seconds")
         if timeout < 0 and timeout != -1:
             raise errors.UsageError(f"timeout={timeout!r} must be 0 or more, or -1 for no limit")
+        if stop_spark and cluster.sc is None:
+            raise errors.Unsupported(
+                "shutdown(stop_spark=True) failed: Spark Connect has no SparkContext to stop",
+                fix="shutdown(...) without it, and session.stop()",
+            )
         self._cluster = cluster
+        self._stop_spark = stop_spark
         self._ssc = ssc
         self._grace = grace_secs
         self._timeout = timeout
@@ -115,6 +127,9 @@ class Draining:
                 fix="a longer timeout=, or see cluster.logs() for what they are doing",
             )
             cluster.fail(error)
+            if self._stop_spark:
+                cluster.sc.cancelAllJobs()
+                cluster.sc.stop()
             raise error
 
     def _await_stream(self) -> Exception | None:
@@ -122,10 +137,10 @@ class Draining:
 
         Returns what a batch has failed of.
         """
-        over = self._are_over(self._cluster.fed)
         try:
             while not self._abandoned.is_set() and not self._ssc.awaitTerminationOrTimeout(1.0):
-                if over() or self._cluster.phase.is_end or self._left() <= 0:
+                cluster = self._cluster
+                if cluster.server.done or cluster.phase.is_end or self._left() <= 0:
                     self._ssc.stop(False, False)  # batches that wait would not be taken
         except Exception as error:  # Java's
             self._ssc.stop(False, False)

@@ -21,10 +21,21 @@ from tfd_notebook.spark.modes import InputMode
 from tfd_notebook.spark.phases import Phase, Phases
 from tfd_notebook.spark.steering import Node, Steering
 
+#: Seconds for TensorBoard to report its address.
+_BOARD_SECONDS = 60.0
 #: Seconds for nodes to end when the cluster has failed.
 _END_SECONDS = 10.0
+#: The value of attributes on the class, as in TensorFlowOnSpark: `run` sets them.
+_UNSET: Any = None
 #: Seconds after which what a node counted is no longer what was before.
 _COUNTED_SECONDS = 3.0
+
+
+class _InstanceProperty(property):
+    """A property whose value on the class is None."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return None if instance is None else super().__get__(instance, owner)
 
 
 class Life:
@@ -40,6 +51,17 @@ class Life:
     name : str, optional
     heartbeat_limit : float
     """
+
+    cluster_id: int = _UNSET
+    cluster_meta: dict[str, Any] = _UNSET
+    defaultFS: str = _UNSET  # noqa: N815 - the name of TensorFlowOnSpark
+    input_mode: InputMode = _UNSET
+    nodeRDD: Any = _UNSET  # noqa: N815 - the name of TensorFlowOnSpark
+    num_executors: int = _UNSET
+    queues: list[str] = _UNSET
+    sc: Any = _UNSET
+    server: Steering = _UNSET
+    working_dir: str = _UNSET
 
     def __init__(
         self,
@@ -74,7 +96,7 @@ class Life:
         )
         try:
             plan = plan_of(self)
-            self.queues = plan.queues
+            self.queues = list(plan.queues)
             self._has_board = bool(plan.tensorboard)
             self.cluster_meta = {
                 "id": self.cluster_id,
@@ -115,9 +137,9 @@ class Life:
         """How many slots of Spark its nodes keep while they live; they are free when it ends."""
         return 0 if self.phase.is_end else self._launch.slots_held
 
-    @property
+    @_InstanceProperty
     def cluster_info(self) -> list[dict[str, Any]]:
-        """What is known of each node that has reported."""
+        """What is known of each node that has reported; see `TFCluster`."""
         return [
             {
                 "executor_id": node.assignment.node,
@@ -128,6 +150,11 @@ class Life:
                 "pid": node.pid,
                 "executor": node.executor,
                 "state": node.state,
+                "addr": node.path,
+                # The key is the cluster's secret, which also opens the driver's channels.
+                "authkey": b"",
+                "tb_pid": node.board_pid,
+                "tb_port": int(node.board.rpartition(":")[2] or 0),
             }
             for node in self.nodes
             if node.address
@@ -195,6 +222,59 @@ class Life:
         if node is not None:
             return "\n".join(found[node])
         return "\n".join(f"{name}: {line}" for name, tail in found.items() for line in tail)
+
+    def tensorboard_url(self, *, wait: bool = True) -> Any:
+        """Return the address of TensorBoard, None where the cluster has none.
+
+        Parameters
+        ----------
+        wait : bool
+            Whether to wait until it listens (default), or return the future of it.
+
+        Returns
+        -------
+        str or None, or concurrent.futures.Future of it
+
+        Raises
+        ------
+        LaunchError
+            It has ended; with what it wrote.
+        TimeLimit
+            It has not come up within a minute.
+        StateError
+            The cluster has ended, and TensorBoard with it; where it failed, that error.
+
+        See Also
+        --------
+        tensorflowonspark.TFCluster.TFCluster.tensorboard_url
+        """
+        return self._board_url() if wait else jobs.in_background(self._board_url, "board")
+
+    def _board_url(self) -> str | None:
+        def said() -> Node | None:
+            return next((node for node in self.nodes if node.board or node.no_board), None)
+
+        if not self._has_board:
+            return None
+        self.wait_until(lambda: said() or self.phase.is_end, _BOARD_SECONDS)
+        node = said()
+        if self.phase.is_end:
+            raise self.error or errors.StateError(
+                f"the cluster {self.name!r} has ended, and its TensorBoard with it",
+                fix="start one of your own on log_dir=",
+            )
+        if node is None:
+            raise errors.TimeLimit(
+                f"TensorBoard has not come up within {_BOARD_SECONDS:g} s",
+                fix="is the executor's host overloaded?",
+            )
+        if node.no_board:
+            raise errors.LaunchError(
+                f"TensorBoard {node.no_board}",
+                task=node.assignment.name,
+                fix="mend that; until then, start one of your own on log_dir=",
+            )
+        return node.board
 
     def __repr__(self) -> str:
         return f"<TFCluster {self.name!r}: {self.phase}, {self.num_executors} nodes>"

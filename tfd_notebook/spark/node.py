@@ -40,6 +40,7 @@ _KNOWN = {
     "state": "starting",
     "path": "",
     "board": "",
+    "board_pid": 0,
     "no_board": "",
     "open_to": "",
     "error": "",
@@ -284,7 +285,7 @@ class _Supervisor:
             return "lost", f"its process was killed by {signal.Signals(-status).name}"
         return "lost", f"its process exited with status {status} before its function returned"
 
-    def _say_board(self, said: dict[str, str]) -> None:
+    def _say_board(self, said: dict[str, Any]) -> None:
         self._events.put(("body", {"say": "tensorboard", **said}))
 
     def _tell_body(self, message: dict[str, Any]) -> None:

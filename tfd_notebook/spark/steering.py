@@ -37,6 +37,7 @@ class Node:
     state: str = ""
     path: str = ""
     board: str = ""
+    board_pid: int = 0
     no_board: str = ""
     open_to: str = ""
     error: str = ""
@@ -71,6 +72,7 @@ class Node:
         """Note what its supervisor knows of it."""
         self.path, self.open_to = str(known["path"]), str(known["open_to"])
         self.board, self.no_board = str(known["board"]), str(known["no_board"])
+        self.board_pid = int(known["board_pid"])
         self.error = str(known["error"])
         if not self.is_over and not self.ended:
             self.state = str(known["state"])
@@ -138,6 +140,7 @@ class Steering:
         self._asked = asked
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._stopped = threading.Event()
         self._server: Server = serve(self.secret, self._serve, host=listen_at)
         self.address = f"{host}:{self._server.address.rpartition(':')[2]}"
         self._watcher = threading.Thread(target=self._watch, name="tfd-spark-watch", daemon=True)
@@ -147,6 +150,29 @@ class Steering:
     def lock(self) -> threading.Lock:
         """Held while nodes change."""
         return self._lock
+
+    @property
+    def done(self) -> bool:
+        """Whether no more rows are wanted: after `stop`, or when all nodes that are fed are over.
+
+        See Also
+        --------
+        tensorflowonspark.reservation.Server
+        """
+        return (
+            self._stopped.is_set()
+            or self._closed.is_set()
+            or all(node.is_over for node in self.nodes.values() if node.assignment.is_fed)
+        )
+
+    def stop(self) -> None:
+        """Have ``shutdown(ssc=...)`` stop its StreamingContext; the nodes keep running until then.
+
+        See Also
+        --------
+        tensorflowonspark.reservation.Server.stop
+        """
+        self._stopped.set()
 
     def order(self, what: str, nodes: Sequence[Node] | None = None, **more: Any) -> None:
         """Tell nodes (default: all) what to do: ``"finish"``, or ``"stop"``, which is for good.

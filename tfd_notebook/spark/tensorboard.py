@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 #: Lines of its output that are told when it ends.
 _LINES = 20
 
-Say = Callable[[dict[str, str]], None]
+Say = Callable[[dict[str, Any]], None]
 
 
 def start(request: Mapping[str, Any], temporary: Path, say: Say) -> Board | None:
@@ -46,8 +46,9 @@ class Board:
     temporary : Path
         For its files, which are not its own to remove when it is killed.
     say : callable
-        Called with its address, ``{"board": ...}``, once it listens; when it has ended, with why
-        there is none, ``{"board": "", "no_board": ...}``.
+        Called with its address and process, ``{"board": ..., "board_pid": ...}``, once it listens.
+        When it has ended, called with the cause, and without address and process:
+        ``{"board": "", "board_pid": 0, "no_board": ...}``.
     """
 
     def __init__(self, directory: str, host: str, temporary: Path, say: Say) -> None:
@@ -72,9 +73,9 @@ class Board:
                 last.append(line)
                 found = re.search(r"TensorBoard .* at (http://\S+?)/? ", line)
                 if found:
-                    self._say({"board": found[1]})
+                    self._say({"board": found[1], "board_pid": self._process.pid})
         why = f"has ended, with status {self._process.wait()}:\n{''.join(last)}"
-        self._say({"board": "", "no_board": why.rstrip(":\n")})
+        self._say({"board": "", "board_pid": 0, "no_board": why.rstrip(":\n")})
 
     def end(self) -> None:
         """End it."""
