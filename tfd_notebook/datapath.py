@@ -14,6 +14,7 @@ from tfd_notebook.data.consumers import Consumers
 from tfd_notebook.data.host import Registered, ServiceHost, Surroundings
 from tfd_notebook.data.journal import Journal
 from tfd_notebook.fleet import DISPATCHER, Fleet
+from tfd_notebook.launch import workdir
 from tfd_notebook.launch.base import Launcher
 from tfd_notebook.limit import Limit
 from tfd_notebook.monitor import Monitor
@@ -182,7 +183,7 @@ class DataPath:
         work_dir = self._fleet.work_dir
         if work_dir is None:
             return None
-        if not self._fleet.on_this_host:
+        if not self._fleet.on_this_host and not workdir.is_url(work_dir):
             copy = self._fleet.journal_copy
             if self._journal is None or self._journal.work_dir != copy.directory:
                 self._journal = Journal(copy.directory, copy.refresh)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook import dealing, errors, settings
-from tfd_notebook.launch import base, proxies, sockets
+from tfd_notebook.launch import base, proxies, sockets, workdir
 from tfd_notebook.launch.journal_copy import JournalCopy
 from tfd_notebook.launch.policy import limits
 from tfd_notebook.monitor import Monitor
@@ -323,8 +323,9 @@ class Fleet:
         held: dict[str, str] = self.ask("hold", tasks=packed)
         starting = settings.of_servers(held, self._monitor.rows())
         if DISPATCHER in held:
-            here = self._node.directory, self._node.here
-            starting[DISPATCHER], self.work_dir = settings.of_dispatcher(self._config, *here)
+            starting[DISPATCHER], self.work_dir = settings.of_dispatcher(
+                self._config, self._node.directory, self._node.here, self.in_process
+            )
         if starting:
             self.ask("start", tasks=starting)
         if starting.pop(DISPATCHER, None) is not None:
@@ -466,8 +467,8 @@ class Fleet:
         return True
 
     def room(self) -> int | None:
-        """Return how many bytes are free for the dispatcher's journal; None where it has none."""
-        if self.work_dir is None:
+        """Return how many bytes are free for the dispatcher's journal; None if it has no limit."""
+        if self.work_dir is None or workdir.is_url(self.work_dir):
             return None
         if self.on_this_host:
             return shutil.disk_usage(self.work_dir).free

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from tfd_notebook import errors
+from tfd_notebook.launch import workdir
 from tfd_notebook.snapshot import TaskRow
 from tfd_notebook.spec import SERVER_ROLES, ClusterConfig, Role
 
@@ -57,7 +57,7 @@ def of_servers(held: dict[str, str], present: Iterable[TaskRow]) -> dict[str, di
 
 
 def of_dispatcher(
-    config: ClusterConfig, directory: str, here: bool
+    config: ClusterConfig, directory: str, here: bool, in_process: bool
 ) -> tuple[dict[str, Any], str | None]:
     """Return the dispatcher's settings, and where it keeps its journal, if it does.
 
@@ -68,6 +68,8 @@ def of_dispatcher(
         The cluster's on the dispatcher's host.
     here : bool
         Whether that is this host.
+    in_process : bool
+        Whether the dispatcher runs in this process.
 
     Raises
     ------
@@ -82,8 +84,14 @@ def of_dispatcher(
         work_dir = os.path.join(directory, "journal")
     else:
         # Each start keeps its own journal: an old one knows workers that are gone.
-        usable = _usable(service.work_dir) if here else str(service.work_dir)
-        work_dir = os.path.join(usable, f"{config.name}-{os.urandom(4).hex()}")
+        root = workdir.plain(service.work_dir)
+        if here and not workdir.is_url(root):
+            root = os.path.abspath(root)
+        if not in_process:
+            workdir.check_shared(root)
+        if here:
+            workdir.check_usable(root)
+        work_dir = f"{root}/{config.name}-{os.urandom(4).hex()}"
     return {**settings, "work_dir": work_dir, "fault_tolerant_mode": True}, work_dir
 
 
@@ -102,19 +110,3 @@ def _fields(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
     values = {name: getattr(config, name, None) for name in names}
     # TensorFlow's classes write 0 for what was not set, and take an explicit 0 for 1 ms.
     return {name: value for name, value in values.items() if value}
-
-
-def _usable(work_dir: str) -> str:
-    path = os.path.abspath(work_dir)
-    try:
-        os.makedirs(path, exist_ok=True)
-        trial = os.path.join(path, f".tfd-{os.getpid()}")
-        with open(trial, "wb") as file:
-            file.write(b"\0" * 4096)
-        os.remove(trial)
-    except OSError as error:
-        raise errors.WorkDirError(
-            f"work_dir {path} cannot be used: {error.strerror}",
-            fix="name a directory that can be written and has room",
-        ) from None
-    return path

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from tfd_notebook.data.consumers import Consumers
 from tfd_notebook.data.using import workers_of
 from tfd_notebook.fleet import Fleet
+from tfd_notebook.launch import workdir
 from tfd_notebook.monitor import Monitor
 
 _JOURNAL_EVERY_SECONDS = 5.0
@@ -72,16 +71,24 @@ class Upkeep:
 
     def _look_at_journal(self) -> None:
         work_dir = self._fleet.work_dir
-        if work_dir is None or not self._fleet.on_this_host:
+        if work_dir is None or not (self._fleet.on_this_host or workdir.is_url(work_dir)):
             return
         if time.monotonic() < self._journal_due:
             return
         self._journal_due = time.monotonic() + _JOURNAL_EVERY_SECONDS
-        size = 0
-        # The directory goes when the cluster stops, which may be now.
-        with contextlib.suppress(OSError):
-            for path in Path(work_dir).rglob("*"):
-                size += path.stat().st_size
+        if workdir.is_url(work_dir):
+            # A remote file system may take long to answer, and this thread looks after all tasks.
+            threading.Thread(
+                target=self._measure_journal, args=(work_dir,), name="tfd-journal", daemon=True
+            ).start()
+        else:
+            self._measure_journal(work_dir)
+
+    def _measure_journal(self, work_dir: str) -> None:
+        try:
+            size = workdir.total_bytes(work_dir)
+        except OSError:  # the directory is removed when the cluster stops
+            return
         before, self._monitor.journal_bytes = self._monitor.journal_bytes or 0, size
         if before <= _JOURNAL_WARN_BYTES < size:
             self._monitor.notice(

@@ -10,13 +10,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from tfd_notebook import wire
 from tfd_notebook.errors import DataError
+from tfd_notebook.launch import workdir
 
 #: Name of the journal's directory inside the dispatcher's ``work_dir``.
 JOURNAL_DIR = "tf_data_dispatcher_journal"
@@ -152,7 +152,7 @@ class Journal:
     Parameters
     ----------
     work_dir : str
-        The dispatcher's ``work_dir``; nothing need be there yet.
+        The dispatcher's ``work_dir``, a path or a URL; it need not exist yet.
     refresh : callable, optional
         Called before each reading, where `work_dir` is a copy of what another host has.
     """
@@ -162,7 +162,7 @@ class Journal:
     ) -> None:
         self._refresh = refresh
         self.work_dir = os.fspath(work_dir)
-        self._directory = Path(work_dir) / JOURNAL_DIR
+        self._directory = f"{self.work_dir}/{JOURNAL_DIR}"
         self._lock = threading.Lock()
         self._file, self._offset = -1, 0
         self._tables = _Tables()
@@ -183,7 +183,7 @@ class Journal:
                 self._refresh()
             files = _journal_files(self._directory)
             try:
-                sizes = {number: path.stat().st_size for number, path in files.items()}
+                sizes = {number: workdir.size_of(path) for number, path in files.items()}
             except FileNotFoundError:  # the cluster stopped at this moment
                 return self._state
             if self._file >= 0 and sizes.get(self._file, -1) < self._offset:
@@ -202,28 +202,27 @@ class Journal:
                 self._state = self._tables.summary(size)
             return self._state
 
-    def _read_file(self, path: Path) -> None:
-        """Apply the complete records after the last position, and move it along."""
-        rest = b""
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            while block := file.read(_BLOCK):
-                data, position = rest + block, 0
-                while len(data) - position >= _HEADER.size:
-                    length, _ = _HEADER.unpack_from(data, position)
-                    start = position + _HEADER.size
-                    end = start + length + _TRAILER
-                    if length > _LONGEST:
-                        raise _damaged(path, self._offset)
-                    if end > len(data):
-                        break
-                    try:
-                        self._tables.apply(data[start : start + length])
-                    except (DecodeError, LookupError):
-                        raise _damaged(path, self._offset) from None
-                    self._offset += end - position
-                    position = end
-                rest = data[position:]
+    def _read_file(self, path: str) -> None:
+        """Apply the complete records after the last position, and advance it."""
+        rest, at = b"", self._offset
+        while block := workdir.read_from(path, at, _BLOCK):
+            at += len(block)
+            data, position = rest + block, 0
+            while len(data) - position >= _HEADER.size:
+                length, _ = _HEADER.unpack_from(data, position)
+                start = position + _HEADER.size
+                end = start + length + _TRAILER
+                if length > _LONGEST:
+                    raise _damaged(path, self._offset)
+                if end > len(data):
+                    break
+                try:
+                    self._tables.apply(data[start : start + length])
+                except (DecodeError, LookupError):
+                    raise _damaged(path, self._offset) from None
+                self._offset += end - position
+                position = end
+            rest = data[position:]
 
 
 class _Tables:
@@ -326,16 +325,16 @@ class _Tables:
         )
 
 
-def _journal_files(directory: Path) -> dict[int, Path]:
+def _journal_files(directory: str) -> dict[int, str]:
     try:
-        names = os.listdir(directory)
+        names = workdir.names_in(directory)
     except OSError:
         return {}
     numbers = sorted(int(m[1]) for name in names if (m := re.fullmatch(r"journal_(\d+)", name)))
-    return {number: directory / f"journal_{number}" for number in numbers}
+    return {number: f"{directory}/journal_{number}" for number in numbers}
 
 
-def _damaged(path: Path, offset: int) -> DataError:
+def _damaged(path: str, offset: int) -> DataError:
     return DataError(
         f"the dispatcher's journal {path} is damaged at byte {offset}",
         fix="stop the cluster and start it with another work_dir",

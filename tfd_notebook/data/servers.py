@@ -7,10 +7,7 @@ a port is never shared with another server; nothing waits for ever.
 
 from __future__ import annotations
 
-import errno
-import os
 import socket
-import tempfile
 import threading
 import time
 import weakref
@@ -24,9 +21,9 @@ from tfd_notebook.errors import (
     TfdError,
     TimeLimit,
     UsageError,
-    WorkDirError,
 )
 from tfd_notebook.launch.sockets import close_to_strangers, hold_port
+from tfd_notebook.launch.workdir import check_usable
 from tfd_notebook.probe import dispatcher_workers, probe
 
 _STOP_SECONDS = 10.0
@@ -264,8 +261,8 @@ class Dispatcher(_Server):
         return dispatcher_workers(self.address, timeout=_PROBE_SECONDS)
 
     def _check(self) -> None:
-        if self._config.work_dir and "://" not in self._config.work_dir:
-            check_work_dir(self._config.work_dir)
+        if self._config.work_dir:
+            check_usable(self._config.work_dir)
 
     def _make(self) -> Any:
         from tensorflow.data.experimental.service import DispatchServer
@@ -339,26 +336,3 @@ class DataWorker(_Server):
         from tensorflow.data.experimental.service import WorkerServer
 
         return WorkerServer(self._config)
-
-
-def check_work_dir(path: str) -> None:
-    """Make the directory `path` if need be, and write to it once.
-
-    Raises
-    ------
-    WorkDirError
-        It cannot be made or written, or is full.
-    """
-    try:
-        os.makedirs(path, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path, prefix=".tfd-") as file:
-            file.write(b"\0" * 65536)
-            file.flush()
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise WorkDirError(
-            f"work_dir {path!r} {'is full' if full else 'cannot be written'}: {error.strerror}",
-            fix="make room there, or choose another work_dir"
-            if full
-            else "choose another work_dir",
-        ) from None

@@ -411,9 +411,7 @@ class Stream:
             error = raised
         with self._changed:
             self._end(error)
-        # Its traceback refers to this frame and to the iterator: as a cycle, they would keep an
-        # in-process data worker from stopping until the next garbage collection.
-        error = None
+        error = None  # a reference cycle with this frame, which would keep the iterator alive
 
     def _offer(self, element: Any) -> None:
         """Put `element` into the buffer; wait while that is full."""
@@ -450,8 +448,7 @@ class Stream:
 
     def _end(self, error: BaseException | None) -> None:
         """Note how the stream ended; the lock is held."""
-        cancelled = self._cancelled
-        if cancelled is not None:
+        if (cancelled := self._cancelled) is not None:
             error = None if isinstance(cancelled, Interrupted) else cancelled
             self._state = "stopped" if error is None else "failed"
             self._buffered()
