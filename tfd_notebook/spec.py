@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from tfd_notebook.errors import UsageError
+from tfd_notebook.errors import UnknownName, UsageError
 
 #: More tasks of one role than this are taken for a slip of the finger.
 MAX_TASKS_PER_ROLE = 1024
+#: The only protocol of tf.data servers in TensorFlow's packages.
+PROTOCOL = "grpc"
 
 
 class Role(str, Enum):
@@ -187,11 +189,13 @@ class Service:
         Whether the dispatcher keeps a journal, from which it goes on after a restart. Default
         true; it costs nothing except with ``processing_mode="dynamic"`` over single elements.
     work_dir : str, optional
-        Directory for journals, in which each start makes one of its own, named after the cluster.
-        Default: a temporary one, removed when the cluster stops.
+        Directory for journals, in which each start creates one named after the cluster: a path, or
+        a URL of a file system of TensorFlow's, such as ``"gs://bucket/journals"``. ``ram://`` needs
+        ``launcher="inprocess"``. Default: a temporary one, removed when the cluster stops.
     dispatcher_config, worker_config : tuple, optional
         A ``tf.data.experimental.service.DispatcherConfig`` or ``WorkerConfig`` whose other fields
         are used; port, addresses, ``work_dir`` and ``fault_tolerant_mode`` stay the cluster's.
+        ``protocol`` must be ``"grpc"``.
     """
 
     port: int = 0
@@ -219,6 +223,8 @@ class Service:
                     f"{name}={value!r} is no {kind}",
                     fix=f"make one: tf.data.experimental.service.{kind}(...)",
                 )
+            if value is not None:
+                check_protocol(value)
 
 
 @dataclass(frozen=True)
@@ -330,6 +336,15 @@ def unpack(packed: Mapping[str, Any]) -> ClusterConfig:
             "gpus": tuple(gpus) if isinstance(gpus, list) else gpus,
         }
     )
+
+
+def check_protocol(config: Any) -> None:
+    """Raise UnknownName unless TensorFlow has the protocol of a dispatcher's or worker's config."""
+    if config.protocol != PROTOCOL:
+        raise UnknownName(
+            f"protocol={config.protocol!r} is not supported by TensorFlow's tf.data servers",
+            fix=f"use protocol={PROTOCOL!r}",
+        )
 
 
 def count_name(role: Role) -> str:

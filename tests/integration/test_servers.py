@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from tensorflow.data.experimental import service
 import tfd_notebook as tfd
 from tests._programs import program
 from tests._reading import read
+from tfd_notebook import errors
 from tfd_notebook._compat import servers as compat
 from tfd_notebook.errors import (
     LaunchError,
@@ -188,6 +191,76 @@ def test_wrong_configs_are_refused() -> None:
         tfd.DataWorker(service.DispatcherConfig())
     with pytest.raises(UsageError, match="dispatcher"):
         tfd.DataWorker(service.WorkerConfig(""))
+
+
+def test_an_unknown_protocol_is_refused_and_the_process_goes_on() -> None:
+    """TensorFlow raises an error, too, and crashes when its half-made server is finalised."""
+    code = (
+        "import gc, tensorflow as tf, tfd_notebook as tfd\n"
+        "from tensorflow.data.experimental import service\n"
+        "good = tfd.Dispatcher()\n"
+        "for _ in range(10):\n"
+        "    for make in (\n"
+        "        lambda: tfd.Dispatcher(service.DispatcherConfig(protocol='unknown')),\n"
+        "        lambda: tfd.DataWorker(service.WorkerConfig(good.address, protocol='unknown')),\n"
+        "    ):\n"
+        "        try:\n            make()\n"
+        "        except tf.errors.InvalidArgumentError as error:\n"
+        "            print(error.code, isinstance(error, tfd.errors.UsageError))\n"
+        "        gc.collect()\n"
+        "good.stop()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "TFD101 True\n" * 20
+
+
+def test_errors_are_those_of_tensorflows_contract(
+    dispatcher: tfd.Dispatcher, tmp_path: Path
+) -> None:
+    """TensorFlow's `start`, `join` and `stop` promise a ``tf.errors.OpError``."""
+    port = int(dispatcher.address.rpartition(":")[2])
+    file = tmp_path / "file"
+    file.write_text("")
+    unusable = service.DispatcherConfig(work_dir=str(file / "below"), fault_tolerant_mode=True)
+    stopped = tfd.Dispatcher()
+    stopped.stop()
+    planned = tfd.Dispatcher(start=False)
+    planned_worker = tfd.DataWorker(service.WorkerConfig("localhost:1"), start=False)
+    cases: list[tuple[Any, type[errors.TfdError], type[tf.errors.OpError]]] = [
+        (
+            lambda: tfd.Dispatcher(service.DispatcherConfig(port=port)),
+            errors.PortInUse,
+            tf.errors.AlreadyExistsError,
+        ),
+        (
+            lambda: tfd.Dispatcher(unusable),
+            errors.WorkDirError,
+            tf.errors.FailedPreconditionError,
+        ),
+        (stopped.start, errors.StateError, tf.errors.FailedPreconditionError),
+        (planned.join, errors.StateError, tf.errors.FailedPreconditionError),
+        (
+            lambda: dispatcher.join(timeout=0.01),
+            errors.TimeLimit,
+            tf.errors.DeadlineExceededError,
+        ),
+        (planned_worker.start, errors.LaunchError, tf.errors.UnavailableError),
+        (
+            lambda: tfd.DataWorker(service.WorkerConfig("")),
+            errors.UsageError,
+            tf.errors.InvalidArgumentError,
+        ),
+    ]
+    for call, kind, of_tensorflow in cases:
+        with pytest.raises(kind) as caught:
+            call()
+        assert isinstance(caught.value, of_tensorflow)
+        assert caught.value.message == caught.value.what
+        assert type(pickle.loads(pickle.dumps(caught.value))) is kind
+        assert str(caught.value).startswith(f"[{kind.code}]")
+    planned.stop()
+    planned_worker.stop()
 
 
 def test_a_worker_without_a_dispatcher_is_refused_at_once(dispatcher: tfd.Dispatcher) -> None:

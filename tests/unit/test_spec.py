@@ -1,5 +1,6 @@
 """Descriptions of clusters refuse what cannot be meant."""
 
+from collections import namedtuple
 from collections.abc import Callable
 
 import pytest
@@ -56,6 +57,18 @@ def test_policy_refuses(options):
 def test_service_refuses_ports(port):
     with pytest.raises(errors.UsageError, match="port"):
         Service(port=port)
+
+
+@pytest.mark.parametrize("kind", ["Dispatcher", "Worker"])
+def test_service_refuses_protocols_that_tensorflow_does_not_have(kind):
+    made = namedtuple(f"{kind}Config", "protocol")
+    for name in ("grpc", "unknown"):
+        config = {f"{kind.lower()}_config": made(name)}
+        if name == "grpc":
+            Service(**config)
+        else:
+            with pytest.raises(errors.UnknownName, match=r"(?s)'unknown'.*'grpc'"):
+                Service(**config)
 
 
 @pytest.mark.parametrize(

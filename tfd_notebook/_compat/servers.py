@@ -1,4 +1,4 @@
-"""Stopping TensorFlow's tf.data servers without freezing the interpreter."""
+"""Starting and stopping TensorFlow's tf.data servers without a crash or a frozen interpreter."""
 
 from __future__ import annotations
 
@@ -12,6 +12,20 @@ _VTABLES = {
     "WorkerGrpcDataServer": "_ZTVN10tensorflow4data20WorkerGrpcDataServerE",
 }
 _LIBRARIES = ("libtensorflow_cc.so.2", "libtensorflow_cc.2.dylib")
+
+
+def start(server: Any) -> Any:
+    """Start a ``DispatchServer`` or ``WorkerServer`` made with ``start=False``, and return it.
+
+    If the start fails, the C++ server is leaked: its destructor stops parts that were never made,
+    and ends the process with SIGSEGV.
+    """
+    try:
+        server.start()
+    except BaseException:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(server._server))
+        raise
+    return server
 
 
 def stop(server: Any) -> None:

@@ -1,8 +1,8 @@
 """A dispatcher and data workers in this process, with TensorFlow's contract and without its traps.
 
 `Dispatcher` does what ``tf.data.experimental.service.DispatchServer`` does, `DataWorker` what
-``WorkerServer`` does. Each method works in each state or raises an error that says what to do;
-a port is never shared with another server; nothing waits for ever.
+``WorkerServer`` does. Each method works in each state or raises an error that says what to do. Each
+error is also a ``tf.errors.OpError``. A port is never shared with another server. Every wait ends.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from tfd_notebook.data.operrors import as_op_errors
 from tfd_notebook.errors import (
     LaunchError,
     StateError,
@@ -25,6 +26,7 @@ from tfd_notebook.errors import (
 from tfd_notebook.launch.sockets import close_to_strangers, hold_port
 from tfd_notebook.launch.workdir import check_usable
 from tfd_notebook.probe import dispatcher_workers, probe
+from tfd_notebook.spec import check_protocol
 
 _STOP_SECONDS = 10.0
 _FORGOTTEN_SECONDS = 2.0
@@ -82,6 +84,7 @@ class _Server(ABC):
         port = config.port or 0
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
             raise UsageError(f"port={port!r} is out of range", fix="use 0 to 65535")
+        check_protocol(config)
         self._allow = tuple(allow)
         self._running = _Running(hold_port(port))
         self._port = self._running.holder.getsockname()[1]
@@ -114,6 +117,7 @@ class _Server(ABC):
             return "stopped"
         return "planned" if self._running.server is None else "ready"
 
+    @as_op_errors()
     def start(self) -> None:
         """Start the server; does nothing if it runs.
 
@@ -146,6 +150,7 @@ class _Server(ABC):
                 ) from error
             self.open_to = close_to_strangers(self._port, self._allow)
 
+    @as_op_errors()
     def stop(self, timeout: float = _STOP_SECONDS) -> None:
         """Stop the server and let go of its port; does nothing if it is stopped.
 
@@ -169,6 +174,7 @@ class _Server(ABC):
                 fix="it ends when that element is done; join() waits for it",
             )
 
+    @as_op_errors()
     def join(self, timeout: float | None = None) -> None:
         """Wait until the server has stopped; Ctrl-C ends the wait, not the server.
 
@@ -236,6 +242,7 @@ class Dispatcher(_Server):
 
     _role = "dispatcher"
 
+    @as_op_errors()
     def __init__(
         self, config: Any = None, start: bool = True, *, allow: Iterable[str] = ()
     ) -> None:
@@ -267,7 +274,9 @@ class Dispatcher(_Server):
     def _make(self) -> Any:
         from tensorflow.data.experimental.service import DispatchServer
 
-        return DispatchServer(self._config)
+        from tfd_notebook._compat import servers
+
+        return servers.start(DispatchServer(self._config, start=False))
 
 
 class DataWorker(_Server):
@@ -298,6 +307,7 @@ class DataWorker(_Server):
 
     _role = "data worker"
 
+    @as_op_errors()
     def __init__(self, config: Any, start: bool = True, *, allow: Iterable[str] = ()) -> None:
         from tensorflow.data.experimental.service import WorkerConfig
 
@@ -335,4 +345,6 @@ class DataWorker(_Server):
     def _make(self) -> Any:
         from tensorflow.data.experimental.service import WorkerServer
 
-        return WorkerServer(self._config)
+        from tfd_notebook._compat import servers
+
+        return servers.start(WorkerServer(self._config, start=False))

@@ -12,6 +12,7 @@ from typing import Any
 from tfd_notebook import errors
 from tfd_notebook._compat.meter import Meter, again
 from tfd_notebook.data.consumers import Consumers, DatasetSource
+from tfd_notebook.data.operrors import combine
 
 
 def watch(
@@ -260,17 +261,4 @@ def _both(
     kind: type[errors.TfdError], error: Any, what: str, task: str | None, fix: str | None
 ) -> BaseException:
     """Return an error of class `kind` that is also of TensorFlow's class of `error`."""
-    base = type(error)
-
-    class Both(kind, base):  # type: ignore[misc, valid-type]
-        def __init__(self, what: str, *, task: str | None = None, fix: str | None = None) -> None:
-            base.__init__(self, error.node_def, error.op, error.message)
-            self.what, self.task, self.fix = what, task, fix
-
-        def __reduce__(self) -> Any:
-            return kind(self.what, task=self.task, fix=self.fix).__reduce__()
-
-    Both.__name__ = Both.__qualname__ = kind.__name__
-    Both.__module__ = kind.__module__
-    result: BaseException = Both(what, task=task, fix=fix)
-    return result
+    return combine(kind(what, task=task, fix=fix), error)

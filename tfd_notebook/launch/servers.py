@@ -60,14 +60,14 @@ def _dispatcher(port: int, settings: Mapping[str, Any]) -> Server:
     from tensorflow.data.experimental import service
 
     config = service.DispatcherConfig(port=port, **settings)
-    return _DataServer(service.DispatchServer(config))
+    return _DataServer(compat.start(service.DispatchServer(config, start=False)))
 
 
 def _data_worker(port: int, settings: Mapping[str, Any]) -> Server:
     from tensorflow.data.experimental import service
 
     config = service.WorkerConfig(port=port, **settings)
-    return _DataServer(service.WorkerServer(config))
+    return _DataServer(compat.start(service.WorkerServer(config, start=False)))
 
 
 class _TaskServer(Server):
