@@ -210,7 +210,7 @@ def start(hours: float | None, **options: Any) -> Cluster:
             raise
     else:
         made = attach(config.name)
-        if made.config != config:
+        if not spec.is_same(made.config, config):
             made.leave()
             raise errors.NameTaken(
                 f"a detached cluster {config.name!r} lives, with another specification",

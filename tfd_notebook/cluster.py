@@ -17,7 +17,15 @@ from tfd_notebook.data.host import Surroundings
 from tfd_notebook.handles import ClusterDispatcher, Task
 from tfd_notebook.lasting import Lasting
 from tfd_notebook.launch import base
-from tfd_notebook.spec import ClusterConfig, Policy, Role, Service, check_count, count_name
+from tfd_notebook.spec import (
+    ClusterConfig,
+    Policy,
+    Role,
+    Service,
+    check_count,
+    count_name,
+    is_same,
+)
 from tfd_notebook.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -111,10 +119,11 @@ class Cluster(Lasting):
                     _clusters[config.name] = made
                     return made
                 if not living._ending and if_exists != "replace":
-                    if if_exists == "error" or living._config != config:
+                    same = is_same(living._config, config)
+                    if if_exists == "error" or not same:
                         raise errors.NameTaken(
                             f"a cluster {config.name!r} lives already"
-                            + (", with another specification" if living._config != config else ""),
+                            + ("" if same else ", with another specification"),
                             fix="scale that one (cluster.scale, %tfd_cluster scale), stop it, pass "
                             'if_exists="replace", or give this one another name=',
                         )

@@ -13,7 +13,7 @@ from typing import Any
 from tfd_notebook import errors
 from tfd_notebook.launch import base, detached
 from tfd_notebook.launch.policy import limits
-from tfd_notebook.spec import ClusterConfig, Role, pack
+from tfd_notebook.spec import ClusterConfig, Role, pack, without_values
 from tfd_notebook.training import Training
 
 _MOST_HOURS = 24.0 * 365
@@ -123,7 +123,8 @@ class Lasting(Training):
         # One at a time: an older description must not replace a newer one.
         with self._describing:
             about = {
-                "config": pack(self._config),
+                # The values of env are secrets, which an attach does not need.
+                "config": pack(without_values(self._config)),
                 "fleet": self._fleet.about(),
                 "used": self._used,
                 "pid": os.getpid(),

@@ -7,7 +7,7 @@ import os
 import re
 from collections import namedtuple
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -247,7 +247,7 @@ class ClusterConfig:
     allow : tuple of str
         Networks in CIDR form that may connect besides this host.
     options : mapping of str to JSON values
-        What the launcher was given.
+        What the launcher was given, without secrets.
     gpus : "auto", tuple of int or mapping of str to int
         Who sees which GPUs, as `tfd_notebook.dealing.check` returns it.
     """
@@ -257,10 +257,10 @@ class ClusterConfig:
     counts: Mapping[Role, int] = field(default_factory=dict)
     policy: Policy = field(default_factory=Policy)
     service: Service = field(default_factory=Service)
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
     preload: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     gpus: str | tuple[int, ...] | Mapping[str, int] = "auto"
 
     def __post_init__(self) -> None:
@@ -313,6 +313,16 @@ def pack(config: ClusterConfig) -> dict[str, Any]:
         if isinstance(gpus, Mapping)
         else list(gpus),
     }
+
+
+def without_values(config: ClusterConfig) -> ClusterConfig:
+    """Return `config` with the names of its environment variables only."""
+    return replace(config, env=dict.fromkeys(config.env, ""))
+
+
+def is_same(known: ClusterConfig, config: ClusterConfig) -> bool:
+    """Return True if both describe the same cluster; `known` may lack the values of `env`."""
+    return known in (config, without_values(config))
 
 
 def unpack(packed: Mapping[str, Any]) -> ClusterConfig:

@@ -8,7 +8,7 @@ import ssl
 import sys
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,15 @@ class Jupyter(Server):
             return bool(self.get("/api/status", context=context))
         except OSError:
             return False
+
+
+def write_profile(directory: Path, servers: Iterable[Jupyter]) -> None:
+    """Write a profile with the servers and their tokens below a new ``XDG_CONFIG_HOME``."""
+    path = directory / "tfd_notebook" / "lab.toml"
+    path.parent.mkdir(parents=True)
+    urls = [f"{server.url}/lab?token={server.token}" for server in servers]
+    path.write_text(f'launcher = "jupyter"\nservers = {json.dumps(urls)}\n')
+    path.chmod(0o600)
 
 
 class Jupyters(Servers[Jupyter]):

@@ -18,7 +18,7 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tests.hosts._conformance import numbers, pids_on
 from tests.hosts._hosts import Host, Hosts
-from tests.hosts._jupyter import Jupyters
+from tests.hosts._jupyter import Jupyters, write_profile
 from tests.hosts._sshd import Sshds
 from tfd_notebook import errors
 from tfd_notebook.launch import runtime, sweep
@@ -193,8 +193,14 @@ def test_one_whose_host_has_died_is_ended_everywhere(
 
 
 def test_under_jupyters_kernels_it_stays_as_well(
-    hosts: Hosts, jupyter: Jupyters, before: dict[Host, set[int]]
+    hosts: Hosts,
+    jupyter: Jupyters,
+    before: dict[Host, set[int]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    write_profile(tmp_path, jupyter)
     urls = [f"{server.url}/lab?token={server.token}" for server in jupyter]
     killed_owner(f"tfd.launchers.Jupyter({urls!r}, ca={str(jupyter.authority.path)!r}, grace=5)")
     reader = [sys.executable, "-c", READER]

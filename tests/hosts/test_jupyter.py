@@ -14,9 +14,9 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tests.hosts._conformance import OWNER, Conformance, Make, numbers, pids_on
 from tests.hosts._hosts import Hosts
-from tests.hosts._jupyter import Jupyters
+from tests.hosts._jupyter import Jupyters, write_profile
 from tfd_notebook import attaching, errors
-from tfd_notebook.launch import sweep
+from tfd_notebook.launch import runtime, sweep
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
@@ -101,7 +101,14 @@ class TestJupyter(Conformance):
             assert set(cluster.to_frame()["open_to"]) == {"this host"}
             assert all(row.address.startswith("localhost:") for row in cluster.snapshot().tasks)
 
-    def test_it_outlives_its_owner_and_is_taken_up(self, hosts: Hosts, written: str) -> None:
+    def test_it_outlives_its_owner_and_is_taken_up(
+        self,
+        hosts: Hosts,
+        jupyter: Jupyters,
+        written: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
         before = {host: host.pids() for host in hosts}
         code = OWNER.format(launcher=written.format(grace=30)).replace(
             'print("ready"', 'cluster.detach(1); print("ready"'
@@ -117,6 +124,12 @@ class TestJupyter(Conformance):
             owner.communicate()
         sweep.sweep()  # what the killed process could not remove
         assert [one["name"] for one in attaching.everywhere() if one["lease"]] == ["orphan"]
+        (file,) = runtime.runtime_dir().glob("away-*.json")
+        assert not any(server.token in file.read_text() for server in jupyter)
+        with pytest.raises(errors.LaunchError, match=r"(?s)wants a token.*profile"):
+            tfd.attach("orphan")
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        write_profile(tmp_path, jupyter)
         attached = tfd.attach("orphan")
         try:
             assert numbers(attached) == list(range(100))

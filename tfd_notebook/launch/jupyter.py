@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfd_notebook import validation
 from tfd_notebook.errors import UsageError
-from tfd_notebook.launch import kernelend, relay
+from tfd_notebook.launch import kernelend, profiles, relay
 from tfd_notebook.launch.greeting import read_greeting
 from tfd_notebook.launch.host import address_towards
-from tfd_notebook.launch.kernels import ENDING, Connection, JupyterServer, split
+from tfd_notebook.launch.kernels import ENDING, TOKEN, Connection, JupyterServer, split
 from tfd_notebook.launch.link import Channel
 from tfd_notebook.launch.remote import RemoteHost, RemoteLauncher
 
@@ -29,9 +30,10 @@ class Jupyter(RemoteLauncher):
     ----------
     servers : str or sequence of str
         Addresses, as Jupyter prints them: ``"https://host:8888/?token=..."``.
-    token : str or mapping of str to str, optional
-        For all, or by address. Default: the one in the address, else what the variable
-        ``TFD_JUPYTER_TOKEN`` says.
+    token : str or mapping of str to str or None, optional
+        For all, or by address; None stands for the variable ``TFD_JUPYTER_TOKEN``. Default: the
+        one in the address. The variable is also used for a single server, and where no address
+        has a token. Otherwise a server's token is searched for in the user's profiles.
     ca : str, optional
         File with the certificates to trust, where the servers have some of their own.
     kernel : str
@@ -63,6 +65,7 @@ class Jupyter(RemoteLauncher):
                 'launcher "jupyter" needs servers',
                 fix='tfd.launchers.Jupyter(["https://host:8888/?token=..."])',
             )
+        in_addresses = dict(split(server) for server in self._servers)
         addresses = [split(server)[0] for server in self._servers]
         if len(set(addresses)) < len(addresses):
             raise UsageError(
@@ -70,25 +73,35 @@ class Jupyter(RemoteLauncher):
             )
         if isinstance(kernels, bool) or not isinstance(kernels, int) or kernels < 1:
             raise UsageError(f"kernels={kernels!r} must be 1 or more")
-        self._token = token
+        self._servers = tuple(addresses)
+        #: Tokens by address, None for the variable's. They stay in this object.
+        self._tokens: dict[str, str | None] = {a: t for a, t in in_addresses.items() if t}
+        if isinstance(token, Mapping):
+            self._tokens.update({split(known)[0]: one for known, one in token.items()})
+        elif token is not None or not self._tokens:
+            self._tokens = dict.fromkeys(addresses, token)
+        if len(addresses) == 1:
+            self._tokens.setdefault(addresses[0], None)
         self._ca = ca
         self._kernel = kernel
         self._kernels = kernels
 
     @property
     def options(self) -> dict[str, Any]:
-        token = self._token
+        # Without tokens: options are described to agents, written to files, and shown.
+        single = len(self._servers) == 1
+        by_variable = [one for one in self._servers if single or self._tokens.get(one, "") is None]
         return {
             **super().options,
             "servers": list(self._servers),
-            "token": dict(token) if isinstance(token, Mapping) else token,
+            "token": dict.fromkeys(by_variable),
             "ca": self._ca,
             "kernel": self._kernel,
             "kernels": self._kernels,
         }
 
     def hosts(self) -> list[RemoteHost]:
-        servers = [JupyterServer(url, self._token_of(url), self._ca) for url in self._servers]
+        servers = [JupyterServer(one, self.token_of(one), self._ca) for one in self._servers]
         for server in servers:
             if self._secure and server.is_open:
                 raise UsageError(
@@ -102,11 +115,25 @@ class Jupyter(RemoteLauncher):
             for number in range(1, self._kernels + 1)
         ]
 
-    def _token_of(self, url: str) -> str | None:
-        if not isinstance(self._token, Mapping):
-            return self._token
-        tokens = {split(known)[0]: token for known, token in self._token.items()}
-        return tokens.get(split(url)[0])
+    def token_of(self, address: str) -> str:
+        """Return the token for the server at `address`, empty if none is known."""
+        token = self._tokens.get(address)
+        if token is None:
+            token = _token_in_profiles(address)
+        if token is None and address in self._tokens:
+            token = os.environ.get(TOKEN)
+        return token or ""
+
+
+def _token_in_profiles(address: str) -> str | None:
+    """Return the token that a profile has for exactly this address."""
+    for profile in profiles.profiles().values():
+        if isinstance(profile, profiles.Profile) and profile.launcher == Jupyter.name:
+            with contextlib.suppress(UsageError, TypeError, AttributeError):
+                token = Jupyter(**profile.options)._tokens.get(address)
+                if token is not None:
+                    return token
+    return None
 
 
 class JupyterHost(RemoteHost):

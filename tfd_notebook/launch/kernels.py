@@ -48,7 +48,7 @@ class JupyterServer:
     url : str
         As Jupyter prints it, with or without ``?token=``.
     token : str, optional
-        Default: the one in `url`, else what ``TFD_JUPYTER_TOKEN`` says.
+        Empty for none. Default: the one in `url`, else the value of ``TFD_JUPYTER_TOKEN``.
     ca : str, optional
         File with the certificates to trust instead of the system's.
 
@@ -73,7 +73,7 @@ class JupyterServer:
         self.ca = None if ca is None else os.path.abspath(os.path.expanduser(ca))
         if self.ca is not None and not os.path.isfile(self.ca):
             raise UsageError(f"ca={ca!r} is no file")
-        self.token = token or in_url or os.environ.get(TOKEN, "")
+        self.token = (in_url or os.environ.get(TOKEN, "")) if token is None else token
 
     @property
     def is_open(self) -> bool:
@@ -123,7 +123,8 @@ class JupyterServer:
                 method,
                 self.url + path,
                 json=body,
-                headers=self.headers,
+                # Unlike a header, this is not replaced by an entry of ~/.netrc.
+                auth=self._authorize,
                 verify=self.ca or True,
                 timeout=_REQUEST_SECONDS,
                 allow_redirects=False,
@@ -155,20 +156,21 @@ class JupyterServer:
 
         session = session or uuid.uuid4().hex
         path = f"/api/kernels/{kernel}/channels"
+        way = websocket.WebSocket(
+            sslopt={"ca_certs": self.ca} if self.ca else {}, enable_multithread=True
+        )
+        way.settimeout(_SILENT_SECONDS)
+        url = f"ws{self.url.removeprefix('http')}{path}?session_id={session}"
         try:
-            way = websocket.create_connection(
-                f"ws{self.url.removeprefix('http')}{path}?session_id={session}",
-                timeout=_SILENT_SECONDS,
-                header=self.headers,
-                sslopt={"ca_certs": self.ca} if self.ca else {},
-                enable_multithread=True,
-            )
+            # A redirect would take the token to another server.
+            way.connect(url, header=self.headers, redirect_limit=0)
         except ssl.SSLError as error:
             raise self._broken(error) from None
         except websocket.WebSocketBadStatusException as error:
             self._check(error.status_code, path)
             raise self._no_jupyter(f"it answers {error.status_code}") from None
         except (websocket.WebSocketException, OSError) as error:
+            self._check(way.getstatus() or 0, path)
             raise OSError(_reason(error)) from None
         return Connection(way, session, lambda: self.has(kernel))
 
@@ -184,11 +186,16 @@ class JupyterServer:
         """What tells the server who asks: never a part of an address, which ends up in logs."""
         return {"Authorization": f"token {self.token}"} if self.token else {}
 
+    def _authorize(self, request: Any) -> Any:
+        request.headers.update(self.headers)
+        return request
+
     def _check(self, status: int, path: str) -> None:
-        if status in (301, 302, 401, 403):
+        if status in (301, 302, 303, 307, 308, 401, 403):
             raise LaunchError(
                 f"{self.label} refuses the token" if self.token else f"{self.label} wants a token",
-                fix=f"token=, or the variable {TOKEN}: `jupyter server list` there shows it",
+                fix=f"token=, the variable {TOKEN} for a single server, or a profile with this "
+                "server and its token: `jupyter server list` there shows it",
             )
         if status == 404 and path.count("/") > 2:
             raise OSError("the kernel has ended")

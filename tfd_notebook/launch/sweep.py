@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from tfd_notebook.launch import runtime
+from tfd_notebook.launch import away, runtime
 
 #: Seconds for processes that were killed to be gone.
 _DEATH_SECONDS = 5.0
@@ -52,6 +52,8 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
     tuple of Leftover
         What was (or would be) ended and removed.
     """
+    if not dry_run:
+        away.away()  # removes the files of clusters whose lease is over
     found: list[Leftover] = []
     dead: dict[str, Path] = {}
     for directory, state in runtime.agent_states():

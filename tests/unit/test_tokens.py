@@ -1,0 +1,217 @@
+"""Tokens of Jupyter servers and other secrets: where they are sent, and where they never appear."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tfd_notebook as tfd
+from tfd_notebook import attaching, errors, spec
+from tfd_notebook.configure import configure
+from tfd_notebook.launch import away, sweep
+from tfd_notebook.launch.kernels import TOKEN, JupyterServer
+
+pytest.importorskip("requests")
+pytest.importorskip("websocket")
+
+ONE, TWO = "https://one:8888", "https://two:8888"
+
+
+@pytest.fixture(autouse=True)
+def config_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.delenv(TOKEN, raising=False)
+    return tmp_path / "config" / "tfd_notebook"
+
+
+class Server(ThreadingHTTPServer):
+    """Records the Authorization header of each request, and gives one answer."""
+
+    def __init__(self, status: int = 200, location: str = "") -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.status, self.location = status, location
+        self.authorizations: list[str | None] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        server: Any = self.server
+        server.authorizations.append(self.headers.get("Authorization"))
+        self.send_response(server.status)
+        if server.location:
+            self.send_header("Location", server.location)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"[]")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    running: list[tuple[Server, threading.Thread]] = []
+
+    def start(*arguments: Any) -> Server:
+        server = Server(*arguments)
+        running.append((server, threading.Thread(target=server.serve_forever)))
+        running[-1][1].start()
+        return server
+
+    yield start
+    for server, thread in running:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+# Where tokens are sent
+
+
+def test_a_netrc_does_not_replace_the_token(
+    serve: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login ada password other\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    server = serve()
+    JupyterServer(server.url, "right").ask("GET", "/api/kernels")
+    JupyterServer(server.url, "").ask("GET", "/api/kernels")
+    assert server.authorizations == ["token right", None]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_takes_the_token_nowhere(serve: Callable[..., Server], status: int) -> None:
+    other = serve()
+    server = serve(status, other.url.replace("http", "ws"))
+    with pytest.raises(errors.LaunchError, match="refuses the token"):
+        JupyterServer(server.url, "right").connect("kernel")
+    server.location = other.url
+    with pytest.raises(errors.LaunchError, match="refuses the token"):
+        JupyterServer(server.url, "right").ask("GET", "/api/kernels")
+    assert server.authorizations == ["token right"] * 2
+    assert other.authorizations == []
+
+
+def test_an_answer_that_is_no_websocket_is_refused(serve: Callable[..., Server]) -> None:
+    with pytest.raises(errors.LaunchError, match="no Jupyter server: it answers 200"):
+        JupyterServer(serve().url, "right").connect("kernel")
+
+
+@pytest.mark.parametrize(
+    ("servers", "token", "expected"),
+    [
+        (ONE, None, ("variable", "")),
+        (f"{ONE}/lab?token=own", None, ("own", "")),
+        ([ONE, TWO], None, ("variable", "variable")),
+        ([f"{ONE}/?token=own", TWO], None, ("own", "")),
+        ([ONE, TWO], {f"{ONE}/lab": "own"}, ("own", "")),
+        ([ONE, TWO], {ONE: "own", TWO: None}, ("own", "variable")),
+        ([ONE, TWO], "both", ("both", "both")),
+        (ONE, "", ("", "")),
+    ],
+)
+def test_the_variable_is_sent_only_where_it_is_meant(
+    servers: Any, token: Any, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN, "variable")
+    made = tfd.launchers.Jupyter(servers, token=token)
+    assert (made.token_of(ONE), made.token_of(TWO)) == expected
+    # An attach has the options only: a token that it does not have is not replaced by another.
+    again = tfd.launchers.Jupyter(**made.options)
+    assert again.options == made.options
+    if not isinstance(servers, str):
+        for address, found in zip((ONE, TWO), expected, strict=True):
+            assert again.token_of(address) == ("variable" if found == "variable" else "")
+
+
+def test_a_token_is_found_in_the_profile_of_its_server(
+    config_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN, "variable")
+    config_home.mkdir(parents=True)
+    broken = 'launcher = "jupyter"\nservers = 3\n'
+    (config_home / "broken.toml").write_text(broken)
+    text = (
+        f'launcher = "jupyter"\nservers = ["{ONE}/lab?token=a", "{TWO}"]\n[token]\n"{TWO}" = "b"\n'
+    )
+    (config_home / "lab.toml").write_text(text)
+    made = tfd.launchers.Jupyter(**tfd.launchers.Jupyter([ONE, TWO, "https://three"]).options)
+    assert [made.token_of(one) for one in (ONE, TWO)] == ["a", "b"]
+    assert tfd.launchers.Jupyter("https://one:8889").token_of("https://one:8889") == "variable"
+
+
+# Where secrets never appear
+
+
+@pytest.fixture
+def config() -> spec.ClusterConfig:
+    launcher = tfd.launchers.Jupyter([f"{ONE}/lab?token=s3cret", TWO], token={TWO: "s3cret"})
+    options = {"launcher": launcher, "data_workers": 1, "env": {"HF_TOKEN": "s3cret"}}
+    return configure("secret", options)[0]
+
+
+def test_tokens_are_not_part_of_a_specification(config: spec.ClusterConfig) -> None:
+    assert "s3cret" not in json.dumps(config.options)
+    assert "s3cret" not in repr(config)
+    assert config.options["servers"] == [ONE, TWO]
+
+
+def test_agents_are_told_names_of_variables_only(config: spec.ClusterConfig) -> None:
+    described = spec.pack(spec.without_values(config))
+    assert "s3cret" not in json.dumps(described)
+    assert spec.is_same(spec.unpack(described), config)
+    assert not spec.is_same(spec.unpack(described), spec.without_values(config).__class__("other"))
+
+
+def test_a_detached_cluster_describes_no_secret() -> None:
+    env = {"HF_TOKEN": "s3cret"}
+    with tfd.Cluster(launcher="fake", data_workers=1, name="secret", env=env) as cluster:
+        described = []
+        ask = cluster._fleet.ask
+
+        def recorded(do: str, **arguments: Any) -> Any:
+            described.append(arguments.get("about"))
+            return ask(do, **arguments)
+
+        cluster._fleet.ask = recorded  # type: ignore[method-assign]
+        cluster.detach(1)
+        assert described[-1]["config"]["env"] == {"HF_TOKEN": ""}
+        assert "s3cret" not in json.dumps(described)
+        cluster.stop()
+
+
+def test_the_file_of_a_detached_cluster_has_no_token(
+    config: spec.ClusterConfig, tmp_path: Path
+) -> None:
+    away.Record("secret", "jupyter", dict(config.options), ["a1"]).keep(time.time() + 100)
+    (file,) = (tmp_path / "run").iterdir()
+    assert "s3cret" not in file.read_text()
+
+
+def test_an_attach_without_the_token_says_what_to_do(serve: Callable[..., Server]) -> None:
+    servers = [serve(403), serve(403)]
+    launcher = tfd.launchers.Jupyter([f"{server.url}/?token=s3cret" for server in servers])
+    away.Record("secret", "jupyter", launcher.options, ["a1", "b2"]).keep(time.time() + 100)
+    with pytest.raises(errors.LaunchError, match=r"(?s)wants a token.*a profile with this server"):
+        attaching.attach("secret")
+    assert {one for server in servers for one in server.authorizations} == {None}
+
+
+def test_sweeping_removes_the_file_of_a_lease_that_is_over(tmp_path: Path) -> None:
+    record = away.Record("secret", "jupyter", {}, ["a1"])
+    record.keep(time.time() - 1)
+    assert not sweep.sweep(dry_run=True)
+    assert list((tmp_path / "run").iterdir())
+    sweep.sweep()
+    assert not list((tmp_path / "run").iterdir())
