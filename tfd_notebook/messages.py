@@ -65,6 +65,7 @@ EVENTS: dict[str, Check] = {
         rss_mb=optional(number),
         pss_mb=optional(number),
         bytes_sent=_memory,
+        working=optional(number),
     ),
     "gpus": record(
         {
