@@ -253,7 +253,7 @@ def test_who_listens_proves_itself_too() -> None:
 
         thread = threading.Thread(target=pretend)
         thread.start()
-        with pytest.raises(PermissionError, match="does not know"):
+        with pytest.raises(PermissionError, match="server does not have the secret"):
             sealed.connect(f"127.0.0.1:{listener.getsockname()[1]}", b"secret", SECONDS)
         thread.join()
 

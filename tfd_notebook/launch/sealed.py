@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tfd_notebook.launch import unixsocket
+from tfd_notebook.launch import handshake, unixsocket
 
 #: Bytes, or whatever shows its contiguous memory as such: arrays, Arrow's buffers.
 Buffer: TypeAlias = Any
@@ -39,9 +39,6 @@ MOST_BODY = 1 << 31
 #: Connections without a proof at a time, in all and of one address. The oldest makes room.
 _MOST_UNPROVEN, _MOST_OF_ADDRESS = 64, 16
 
-_MAGIC = b"TFDSEAL1"
-_NONCE = 32
-_CODE = 32
 _LENGTHS = struct.Struct("!IQ")
 _SEQUENCE = struct.Struct("!Q")
 
@@ -84,7 +81,7 @@ class Channel:
         self.peer = ""
         if over_tcp:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _notice_vanished_peers(connected)
+            handshake.notice_vanished_peers(connected, VANISHED_SECONDS)
             self.peer = str(connected.getpeername()[0])
         self._socket = connected
         self._keys = keys if over_tcp else None
@@ -190,13 +187,13 @@ class Channel:
             self._socket.close()
 
     def _receive(self, allocate: Callable[[int], Any]) -> tuple[dict[str, Any], memoryview]:
-        first = _take(self._socket, _LENGTHS.size, first=True)
+        first = handshake.take(self._socket, _LENGTHS.size, first=True)
         head_size, size = _LENGTHS.unpack(first)
         if head_size > MOST_HEADER or size > MOST_BODY:
             raise ConnectionAbortedError("what arrived is no message")
-        code = _take(self._socket, _CODE) if self._keys else b""
-        head = _take(self._socket, head_size)
-        body = memoryview(_take(self._socket, size, allocate=allocate))
+        code = handshake.take(self._socket, handshake.CODE) if self._keys else b""
+        head = handshake.take(self._socket, head_size)
+        body = memoryview(handshake.take(self._socket, size, allocate=allocate))
         if self._keys:
             expected = _code(self._keys[1], self._received, bytes(first), head, [body])
             self._received += 1
@@ -377,7 +374,7 @@ class Server:
         thread = threading.current_thread()
         try:
             try:
-                keys = _prove_to_client(connected, self._secret)
+                keys = handshake.prove_to_client(connected, self._secret, PROOF_SECONDS)
                 channel = Channel(connected, keys)
             except (OSError, EOFError):
                 connected.close()
@@ -434,7 +431,7 @@ def connect(address: str, secret: bytes, timeout: float = 10.0) -> Channel:
         host, _, port = address.rpartition(":")
         connected = socket.create_connection((host.strip("[]"), int(port)), timeout)
     try:
-        return Channel(connected, _prove_to_server(connected, bytes(secret), timeout))
+        return Channel(connected, handshake.prove_to_server(connected, bytes(secret), timeout))
     except EOFError:
         connected.close()
         raise PermissionError(
@@ -443,60 +440,6 @@ def connect(address: str, secret: bytes, timeout: float = 10.0) -> Channel:
     except BaseException:
         connected.close()
         raise
-
-
-def _prove_to_client(connected: socket.socket, secret: bytes) -> tuple[bytes, bytes]:
-    """Have who connected prove itself, then prove oneself; return keys to send and receive."""
-    deadline = time.monotonic() + PROOF_SECONDS
-    mine = secrets.token_bytes(_NONCE)
-    connected.settimeout(PROOF_SECONDS)
-    connected.sendall(_MAGIC + mine)
-    said = _take(connected, len(_MAGIC) + _NONCE + _CODE, deadline=deadline)
-    theirs = bytes(said[len(_MAGIC) : len(_MAGIC) + _NONCE])
-    both = mine + theirs
-    proof = bytes(said[len(_MAGIC) + _NONCE :])
-    if said[: len(_MAGIC)] != _MAGIC or not hmac.compare_digest(proof, _key(secret, b"1", both)):
-        raise PermissionError("who connected does not know the secret")
-    connected.sendall(_key(secret, b"2", both))
-    return _key(secret, b"3", both), _key(secret, b"4", both)
-
-
-def _prove_to_server(
-    connected: socket.socket, secret: bytes, timeout: float
-) -> tuple[bytes, bytes]:
-    """Prove oneself to who listens, who then has to as well; return keys to send and receive."""
-    deadline = time.monotonic() + timeout
-    connected.settimeout(timeout)
-    said = _take(connected, len(_MAGIC) + _NONCE, deadline=deadline)
-    if said[: len(_MAGIC)] != _MAGIC:
-        raise PermissionError("another program listens there")
-    mine = secrets.token_bytes(_NONCE)
-    both = bytes(said[len(_MAGIC) :]) + mine
-    connected.sendall(_MAGIC + mine + _key(secret, b"1", both))
-    proof = bytes(_take(connected, _CODE, deadline=deadline))
-    if not hmac.compare_digest(proof, _key(secret, b"2", both)):
-        raise PermissionError("who listens there does not know the secret")
-    return _key(secret, b"4", both), _key(secret, b"3", both)
-
-
-def _notice_vanished_peers(connected: socket.socket) -> None:
-    """Set the options by which a connection breaks if its peer's host is gone."""
-    probes = 4
-    interval = max(1, VANISHED_SECONDS // (2 * probes))
-    options = {
-        "TCP_KEEPIDLE": max(1, VANISHED_SECONDS - probes * interval),
-        "TCP_KEEPINTVL": interval,
-        "TCP_KEEPCNT": probes,
-        "TCP_USER_TIMEOUT": 1000 * VANISHED_SECONDS,
-    }
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in options.items():
-        if hasattr(socket, name):  # macOS lacks some
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _key(secret: bytes, purpose: bytes, nonces: bytes) -> bytes:
-    return hmac.digest(secret, _MAGIC + purpose + nonces, "sha256")
 
 
 def _code(
@@ -508,32 +451,6 @@ def _code(
     for part in parts:
         made.update(part)
     return made.digest()
-
-
-def _take(
-    connected: socket.socket,
-    size: int,
-    *,
-    first: bool = False,
-    deadline: float | None = None,
-    allocate: Callable[[int], Any] = bytearray,
-) -> Any:
-    """Return exactly so many bytes; EOFError where the stream ends, between messages if `first`."""
-    taken = allocate(size)
-    view = memoryview(taken)
-    while view:
-        if deadline is not None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError("the other end did not prove itself in time")
-            connected.settimeout(left)
-        count = connected.recv_into(view)
-        if not count:
-            if deadline is not None or (first and len(view) == size):
-                raise EOFError("the other end closed the channel")
-            raise ConnectionResetError("the connection ended in the middle of a message")
-        view = view[count:]
-    return taken
 
 
 def _wait(connected: socket.socket, seconds: float) -> bool:
