@@ -187,6 +187,61 @@ def test_private_names_of_tensorflow_stay_behind_one_door() -> None:
     assert not found
 
 
+#: Modules of pyspark whose documentation lists their names.
+PYSPARK = (
+    *("pyspark", "pyspark.cloudpickle", "pyspark.errors", "pyspark.ml", "pyspark.ml.param"),
+    *("pyspark.sql", "pyspark.sql.types"),
+)
+#: Private attributes of pyspark's objects.
+PYSPARK_ATTRIBUTES = {
+    *("__fields__", "_active_spark_context", "_gateway", "_jconf", "_jdf", "_jrdd", "_jsc"),
+    *("_jsparkSession", "_jvm"),
+}
+
+
+def private_names_of_pyspark(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and name of what `tree` uses of pyspark and pyspark does not document."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("pyspark.") and alias.name not in PYSPARK:
+                    yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pyspark"):
+            for alias in node.names:
+                if node.module not in PYSPARK or alias.name.startswith("_"):
+                    yield node.lineno, f"{node.module}.{alias.name}"
+        elif isinstance(node, ast.Attribute) and node.attr in PYSPARK_ATTRIBUTES:
+            if ast.unparse(node.value) != "self":
+                yield node.lineno, node.attr
+        elif isinstance(node, ast.Constant) and node.value in PYSPARK_ATTRIBUTES:
+            yield node.lineno, str(node.value)
+
+
+def test_private_names_of_pyspark_stay_in_compat() -> None:
+    found = [
+        f"{path}:{line}: {name}"
+        for path, tree in modules()
+        if not path.startswith("tfd_notebook/_compat/")
+        for line, name in private_names_of_pyspark(tree)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from pyspark.find_spark_home import _find_spark_home",
+        "from pyspark.sql.pandas.types import to_arrow_schema",
+        "import pyspark.sql.pandas.types",
+        "row.__fields__ = names",
+        "getattr(row, '__fields__', None)",
+        "context._jsc.sc()",
+    ],
+)
+def test_private_names_of_pyspark_are_found(code: str) -> None:
+    assert list(private_names_of_pyspark(ast.parse(code)))
+
+
 def test_layers_hold() -> None:
     command = shutil.which("lint-imports", path=Path(sys.executable).parent)
     assert command, "import-linter is missing"

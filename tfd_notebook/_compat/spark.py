@@ -1,11 +1,46 @@
-"""What pyspark does not tell in public: its Java process, its executors, and how many tasks fit."""
+"""Private names of pyspark: its Java process, executors, task slots, Arrow schemas and rows.
+
+A version of Spark that lacks a name raises `Unsupported`, which says what is missing.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from tfd_notebook.errors import Unsupported
+
+
+@contextlib.contextmanager
+def private_name(name: str) -> Iterator[None]:
+    """Raise `Unsupported` in place of the error of Python or Py4J for a name that is missing.
+
+    Errors of methods that exist pass, as does the AttributeError of a context that was stopped.
+    """
+    try:
+        yield
+    except (AttributeError, ImportError, TypeError) as error:
+        if isinstance(error, AttributeError) and error.obj is None:
+            raise
+        raise _unsupported(name) from error
+    except Exception as error:
+        # The subclasses stand for an exception of Java's, and for a Java that is gone.
+        if type(error).__name__ == "Py4JError" and "does not exist" in str(error):
+            raise _unsupported(name) from error
+        raise
+
+
+def _unsupported(name: str) -> Unsupported:
+    import pyspark
+
+    return Unsupported(
+        f"pyspark {pyspark.__version__} has no {name}, which tfd-notebook needs",
+        fix="pip install 'pyspark>=4.0,<5', or a newer tfd-notebook",
+    )
 
 
 def active_context() -> Any | None:
@@ -36,9 +71,9 @@ def java_process() -> subprocess.Popen[bytes] | None:
         return None
     from pyspark import SparkContext
 
-    process: subprocess.Popen[bytes] | None = getattr(
-        getattr(SparkContext, "_gateway", None), "proc", None
-    )
+    with private_name("SparkContext._gateway"):
+        gateway = SparkContext._gateway
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     return process
 
 
@@ -46,7 +81,8 @@ def forget_java() -> None:
     """Let go of the Java process: it ends, and the next context starts another one."""
     from pyspark import SparkContext
 
-    gateway = getattr(SparkContext, "_gateway", None)
+    with private_name("SparkContext._gateway"):
+        gateway = SparkContext._gateway
     if gateway is None:
         return
     with contextlib.suppress(Exception):
@@ -59,27 +95,30 @@ def forget_java() -> None:
 
 def executors(context: Any) -> list[str]:
     """Return the ids of the executors that have registered; none where the driver runs tasks."""
-    found, ids = [], context._jsc.sc().getExecutorIds().iterator()
-    while ids.hasNext():
-        found.append(str(ids.next()))
+    with private_name("SparkContext.getExecutorIds"):
+        found, ids = [], context._jsc.sc().getExecutorIds().iterator()
+        while ids.hasNext():
+            found.append(str(ids.next()))
     return sorted(found)
 
 
 def executor_slots(context: Any) -> dict[str, tuple[str, int]]:
     """Return the host of each executor, and how many tasks it runs at once, by its id."""
-    found, every = {}, context._jsc.sc().statusStore().executorList(True).iterator()
-    while every.hasNext():
-        one = every.next()
-        found[str(one.id())] = str(one.hostPort()).rpartition(":")[0], int(one.maxTasks())
+    with private_name("SparkContext.statusStore().executorList"):
+        found, every = {}, context._jsc.sc().statusStore().executorList(True).iterator()
+        while every.hasNext():
+            one = every.next()
+            found[str(one.id())] = str(one.hostPort()).rpartition(":")[0], int(one.maxTasks())
     return found
 
 
 def slots(context: Any) -> int:
     """Return how many tasks can run at once now: what a barrier stage is compared with."""
-    scala = context._jsc.sc()
-    profile = scala.resourceProfileManager().defaultResourceProfile()
-    most = scala.maxNumConcurrentTasks(profile)
-    return int(most if isinstance(most, int) else most._1())
+    with private_name("SparkContext.maxNumConcurrentTasks"):
+        scala = context._jsc.sc()
+        profile = scala.resourceProfileManager().defaultResourceProfile()
+        most = scala.maxNumConcurrentTasks(profile)
+        return int(most if isinstance(most, int) else most._1())
 
 
 def is_stopped(context: Any) -> bool:
@@ -91,3 +130,41 @@ def is_stopped(context: Any) -> bool:
 def session_key(session: Any) -> Any:
     """Return what is equal for all of Python's objects of one session."""
     return getattr(session, "_jsparkSession", session)
+
+
+def spark_home() -> str:
+    """Return the directory of the Spark that pyspark starts."""
+    with private_name("pyspark.find_spark_home._find_spark_home"):
+        from pyspark.find_spark_home import _find_spark_home
+    return str(_find_spark_home())
+
+
+def arrow_schema(struct: Any) -> Any:
+    """Return the ``pyarrow.Schema`` of a ``StructType``."""
+    with private_name("pyspark.sql.pandas.types.to_arrow_schema"):
+        from pyspark.sql.pandas.types import to_arrow_schema
+    return to_arrow_schema(struct)
+
+
+def row_fields(values: Sequence[Any]) -> list[str] | None:
+    """Return the names of the fields of Rows; None if these differ, or if not all are Rows."""
+    names = getattr(values[0], "__fields__", None)
+    if names is None or any(getattr(value, "__fields__", None) != names for value in values):
+        return None
+    return list(names)
+
+
+def named_row(values: Sequence[Any], names: list[str]) -> Any:
+    """Return a Row; its fields may have any names, also the same one twice."""
+    made = _row_type()(*values)
+    made.__fields__ = names
+    return made
+
+
+@functools.cache
+def _row_type() -> Any:
+    from pyspark.sql import Row
+
+    with private_name("Row.__fields__"):
+        Row(n=1).__fields__  # noqa: B018
+    return Row

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from tfd_notebook._compat import spark as private
 from tfd_notebook.errors import DataError, UsageError
 from tfd_notebook.spark import application, jobs, outcomes, records
 from tfd_notebook.spark.paths import located, understood
@@ -293,10 +294,9 @@ def _look(index: int, files: Iterator[str]) -> Iterator[dict[str, records.Seen]]
 
 def _read(columns: Sequence[records.Column], schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
     import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
-    shape = to_arrow_schema(StructType.fromJson(schema))
+    shape = private.arrow_schema(StructType.fromJson(schema))
     decode = records.decoder(columns)
 
     def batch(rows: list[list[Any]]) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tfd_notebook._compat import spark as private
 from tfd_notebook.errors import DataError, UnknownName, UsageError
 
 #: Types of Spark's for what TensorFlow gives: none of them loses anything.
@@ -131,10 +132,9 @@ def run(
         Columns in the order of ``wanted.inputs``.
     """
     import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
-    shape = to_arrow_schema(StructType.fromJson(schema))
+    shape = private.arrow_schema(StructType.fromJson(schema))
     #: How many rows every call has, where the signature leaves no choice.
     fixed = next((one.shape[0] for one in inputs.values() if one.shape and one.shape[0]), None)
     rows = fixed or wanted.batch_size

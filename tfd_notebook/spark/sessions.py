@@ -164,6 +164,7 @@ def _start(wished: dict[str, Any], timeout: float) -> SparkSession:
         raise Unsupported(
             f"pyspark cannot be imported: {error}", fix='pip install "tfd-notebook[spark]"'
         ) from None
+    private.java_process()  # raises where Spark could be started and not ended
     homes.remove_leftovers()
     home = _made_home()
     builder = SparkSession.builder
@@ -244,9 +245,7 @@ def _made_home() -> Home:
     """Return the directory of this process's Spark, which is made where there is none."""
     global _home
     if _home is None:
-        from pyspark.find_spark_home import _find_spark_home
-
-        _home = Home(Path(_find_spark_home()))
+        _home = Home(Path(private.spark_home()))
         atexit.register(end)
     return _home
 

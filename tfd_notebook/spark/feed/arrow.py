@@ -266,12 +266,11 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_map(kind):
         return {_plain(k, kind.key_type): _plain(v, kind.item_type) for k, v in value}
     if pa.types.is_struct(kind):
-        from pyspark.sql import Row
-
         fields = [kind.field(at) for at in range(kind.num_fields)]
-        made = Row(*(_plain(value[field.name], field.type) for field in fields))
-        made.__fields__ = [field.name for field in fields]
-        return made
+        return private.named_row(
+            [_plain(value[field.name], field.type) for field in fields],
+            [field.name for field in fields],
+        )
     return value
 
 

@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tfd_notebook._compat import spark as private
 from tfd_notebook.errors import UsageError
 from tfd_notebook.spark.feed import uniform
 
@@ -180,13 +181,11 @@ def _dict(values: Sequence[Any], out: list[Fragments]) -> Layout:
 
 
 def _row(values: Sequence[Any], out: list[Fragments]) -> Layout | None:
-    fields = getattr(values[0], "__fields__", None)
-    if fields is None or any(getattr(value, "__fields__", None) != fields for value in values):
-        return None
-    if len(set(map(len, values)) | {len(fields)}) > 1:
+    fields = private.row_fields(values)
+    if fields is None or len(set(map(len, values)) | {len(fields)}) > 1:
         return None
     columns = [encode(column, out) for column in zip(*values, strict=True)]
-    return ["row", list(fields), columns]
+    return ["row", fields, columns]
 
 
 def _array(values: Sequence[Any], out: list[Fragments]) -> Layout | None:

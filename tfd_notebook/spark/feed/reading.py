@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tfd_notebook._compat import spark as private
 from tfd_notebook.spark.feed.columns import EPOCH, Layout
 
 
@@ -169,20 +170,13 @@ class _Columns(Column):
     def rows(self, start: int, stop: int) -> list[Any]:
         rows = zip(*(column.rows(start, stop) for column in self._columns), strict=True)
         if self._kind == "row":
-            return list(map(self._row, rows))
+            return [private.named_row(row, self._names) for row in rows]
         if self._kind == "dict":
             names = self._names
             if not names:
                 return [{} for _ in range(stop - start)]
             return [dict(zip(names, row, strict=True)) for row in rows]
         return list(map(list, rows)) if self._names == "list" else list(rows)
-
-    def _row(self, values: tuple[Any, ...]) -> Any:
-        from pyspark.sql import Row
-
-        made = Row(*values)
-        made.__fields__ = self._names
-        return made
 
     def arrays(self, start: int, stop: int) -> Any:
         found = [column.arrays(start, stop) for column in self._columns]
