@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import threading
 import time
 from pathlib import Path
@@ -41,7 +42,9 @@ def test_a_work_dir_is_used_again(tmp_path: Path) -> None:
             dataset = Range(20).apply(cluster.distribute("dynamic", "epoch"))
             assert sorted(dataset.as_numpy_iterator()) == list(range(20))
             assert len(cluster.jobs()) == 1
-    assert len(list(tmp_path.iterdir())) == 2
+    journals = list(tmp_path.iterdir())
+    assert len(journals) == 2
+    assert {stat.S_IMODE(journal.stat().st_mode) for journal in journals} == {0o700}
 
 
 def test_promised_arguments_by_position(tmp_path: Path) -> None:

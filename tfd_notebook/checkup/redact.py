@@ -21,8 +21,12 @@ _HARMLESS = frozenset(("SSH_AUTH_SOCK", "XAUTHORITY", "PWD", "OLDPWD"))
 #: A shorter value would take out words that mean something else.
 _LEAST = 4
 _PATTERNS = (
-    # The user and the password of an address.
-    (r"(://)[^/\s:@]+:[^/\s@]+@", rf"\1{REMOVED}@"),
+    # A user, password or token in an address.
+    (r"(://)[^/\s@?#]+@", rf"\1{REMOVED}@"),
+    # Tokens of GitHub, JSON Web Tokens, and identifiers of AWS's access keys.
+    (r"\b(?:gh[pousr]_[a-z0-9]{20,}|github_pat_[a-z0-9_]{20,})", REMOVED),
+    (r"\beyj[a-z0-9_-]{8,}\.[a-z0-9_-]{8,}\.[a-z0-9_-]*", REMOVED),
+    (r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b", REMOVED),
     (r"(\b(?:bearer|basic|token)\s+)[a-z0-9._~+/=-]{8,}", rf"\1{REMOVED}"),
     (
         r"((?:token|secret|passw(?:or)?d|passphrase|(?:api|access|private)_?key|credentials?"

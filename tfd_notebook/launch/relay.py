@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from tfd_notebook.errors import AgentLost, LaunchError, TfdError, WorkDirError
-from tfd_notebook.launch import interpreter, protocol, runtime, unixsocket
+from tfd_notebook.launch import interpreter, protocol, runtime, unixsocket, workdir
 from tfd_notebook.launch.host import identity, tensorflow_version
 from tfd_notebook.launch.sessions import SOCKET
 from tfd_notebook.version import VERSION
@@ -195,16 +195,11 @@ def _start(agent: str) -> subprocess.Popen[bytes]:
 
 def _check_room(directory: Path) -> None:
     """Raise OSError where the disk is full, before half of the tasks find that out."""
-    trial = directory / "trial"
     try:
-        with trial.open("wb") as file:
-            file.write(b"\0" * 4096)
-            file.flush()
-            os.fsync(file.fileno())
+        workdir.write_trial(directory)
         free = shutil.disk_usage(directory).free
         if free < _LEAST_BYTES:
             raise OSError(f"only {free / 1e6:.0f} MB are free on the disk of {directory}")
     except OSError:
         runtime.remove(directory)
         raise
-    trial.unlink()

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from tfd_notebook._compat import servers as compat
 from tfd_notebook.errors import LaunchError, StateError, TfdError
+from tfd_notebook.launch import workdir
 from tfd_notebook.launch.variables import variables
 from tfd_notebook.spec import SERVER_ROLES, Role
 
@@ -59,6 +60,8 @@ class _DataServer(Server):
 def _dispatcher(port: int, settings: Mapping[str, Any]) -> Server:
     from tensorflow.data.experimental import service
 
+    if work_dir := settings.get("work_dir"):
+        workdir.make_private(work_dir)
     config = service.DispatcherConfig(port=port, **settings)
     return _DataServer(compat.start(service.DispatchServer(config, start=False)))
 

@@ -57,9 +57,7 @@ def check_usable(work_dir: str) -> None:
                 gfile.remove(trial)
         else:
             os.makedirs(work_dir, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=work_dir, prefix=".tfd-") as local_file:
-                local_file.write(_TRIAL_BYTES)
-                local_file.flush()
+            write_trial(work_dir)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise WorkDirError(
@@ -68,6 +66,25 @@ def check_usable(work_dir: str) -> None:
             if full
             else "choose another work_dir",
         ) from error
+
+
+def make_private(work_dir: str) -> None:
+    """Create the directory of a journal, which only this user can read, unless it exists."""
+    # The server reports a directory that cannot be created.
+    with contextlib.suppress(OSError):
+        if not is_url(work_dir):
+            os.makedirs(work_dir, 0o700, exist_ok=True)
+
+
+def write_trial(directory: str | os.PathLike[str], data: bytes = _TRIAL_BYTES) -> None:
+    """Write a file to a local directory and remove it; raise OSError if that fails.
+
+    Its name cannot be predicted, and no link is followed.
+    """
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=".tfd-") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def names_in(directory: str) -> list[str]:
