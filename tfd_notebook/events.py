@@ -34,7 +34,8 @@ class TaskChanged(Event):
     restarts : int
         How often the task was restarted so far.
     open_to : str
-        Who can connect: ``"this host"``, a list of networks, ``"everyone"`` or ``"unknown: why"``.
+        Who can connect: ``"loopback"``, ``"this host"``, either with a list of networks,
+        ``"everyone"`` or ``"unknown: why"``.
     log : tuple of str
         The last lines of the task's log where they explain the state.
     host : str

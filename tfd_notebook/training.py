@@ -12,7 +12,7 @@ from tfd_notebook.insight import Insight
 from tfd_notebook.launch.base import Launcher
 from tfd_notebook.limit import Limit
 from tfd_notebook.snapshot import CoordinatorRow, TaskRow
-from tfd_notebook.spec import ClusterConfig, Role
+from tfd_notebook.spec import ClusterConfig, Endpoint, Role
 
 if TYPE_CHECKING:
     from tfd_notebook.coordinate.coordinator import Coordinator
@@ -285,7 +285,13 @@ class Training(Insight):
 
         if connect.arrived():
             self._used = True
-            self._kernel_open_to = connect.close(self._config.allow)
+            known = {
+                Endpoint.parse(address).host
+                for tasks in self._fleet.cluster_spec().values()
+                for address in tasks
+            }
+            host = "localhost" if known == {"localhost"} else None
+            self._kernel_open_to = connect.close(self._config.allow, host)
             connecting.send_functions()
 
     def _must_be_here(self, strategy: Any) -> None:

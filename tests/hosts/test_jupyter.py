@@ -98,7 +98,7 @@ class TestJupyter(Conformance):
     def test_tunnels_between_hosts(self, make: Make, hosts: Hosts) -> None:
         with tfd.Cluster(data_workers=2, name="secret", launcher=make(secure=True)) as cluster:
             assert numbers(cluster) == list(range(100))
-            assert set(cluster.to_frame()["open_to"]) == {"this host"}
+            assert set(cluster.to_frame()["open_to"]) == {"loopback"}
             assert all(row.address.startswith("localhost:") for row in cluster.snapshot().tasks)
 
     def test_it_outlives_its_owner_and_is_taken_up(

@@ -86,7 +86,7 @@ class TestSSH(Conformance):
         port = shared.snapshot().task("data_worker:1").address.rpartition(":")[2]  # type: ignore[union-attr]
         there = [sys.executable, "-c", KNOCK, hosts.east.address, port]
         assert hosts.west.run(there).returncode
-        assert set(shared.to_frame()["open_to"]) == {"this host"}
+        assert set(shared.to_frame()["open_to"]) == {"loopback"}
 
     def test_without_tunnels_exactly_the_clusters_hosts_come_in(
         self, hosts: Hosts, make: Make

@@ -128,7 +128,7 @@ def test_workers_and_parameter_servers_compute_through_them(make: Make, hosts: H
 
 
 def test_nothing_else_listens_for_other_hosts(shared: tfd.Cluster, hosts: Hosts) -> None:
-    assert set(shared.to_frame()["open_to"]) == {"this host"}
+    assert set(shared.to_frame()["open_to"]) == {"loopback"}
     for host in (hosts.north, hosts.east):
         others = [hosts.west, hosts.north if host is hosts.east else hosts.east]
         for port in open_ports(host) - {door(host)}:
@@ -278,7 +278,7 @@ def test_hosts_that_jupyter_reaches_have_them_too(hosts: Hosts, jupyter: Jupyter
     with tfd.Cluster(data_workers=2, name="kernels", launcher=launcher) as cluster:
         assert numbers(cluster) == list(range(100))
         assert all(task.address.startswith("localhost:") for task in cluster.tasks)
-        assert set(cluster.to_frame()["open_to"]) == {"this host"}
+        assert set(cluster.to_frame()["open_to"]) == {"loopback"}
         assert "door" in stunnels(hosts.east)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -118,6 +119,98 @@ def test_open_closed_opened(other_host: OtherHost, port: int) -> None:
     assert reached() == [False, False]
 
 
+def test_a_server_on_localhost_lets_in_loopback_only(other_host: OtherHost, port: int) -> None:
+    assert sockets.close_to_strangers(port, host="localhost") == "loopback"
+    assert [other_host.reaches(address, port) for address in HERE] == [False, False]
+    for address in ("127.0.0.1", "[::1]", "localhost"):
+        assert probe(f"{address}:{port}").kind == "dispatcher"
+    for address in HERE:  # this host by an address that it may lose to another one
+        with pytest.raises(TimeoutError):
+            socket.create_connection((address, port), 0.5)
+
+
+#: Run in a network namespace: a port that is closed there, and who still reaches it.
+CROWDED = """
+import json, socket, sys
+from tfd_notebook.errors import FilterFailed
+from tfd_notebook.launch import sockets
+
+def reached(address):
+    try:
+        socket.create_connection((address, port), 0.5).close()
+    except OSError:
+        return False
+    return True
+
+allow = json.loads(sys.argv[1])
+with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+    port = server.getsockname()[1]
+    said = {}
+    for host in ("localhost", "10.9.0.2", None):
+        try:
+            said[str(host)] = sockets.close_to_strangers(port, allow, host)
+        except FilterFailed as error:
+            said[str(host)] = str(error)
+        said[f"{host} reached"] = [
+            address for address in ("127.0.0.1", "10.9.0.2", "10.9.0.4") if reached(address)
+        ]
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def crowded() -> Iterator[str]:
+    """A network namespace with more addresses than a filter can name."""
+    name = f"tfd-crowd-{os.getpid()}"
+    # Every other one, so that they cannot be merged, and many link-local ones.
+    lines = ["link set lo up"]
+    lines += [f"addr add 10.9.{n // 128}.{n % 128 * 2}/32 dev lo" for n in range(1, 1600)]
+    lines += [f"addr add fe80::{n:x}/64 dev lo nodad" for n in range(1, 600)]
+    OtherHost._ip("netns", "add", name)
+    try:
+        subprocess.run(
+            ["ip", "-n", name, "-batch", "-"], input="\n".join(lines), text=True, check=True
+        )
+        yield name
+    finally:
+        OtherHost._ip("netns", "del", name)
+
+
+def crowd(name: str, *allow: str) -> dict[str, Any]:
+    command = ["ip", "netns", "exec", name, sys.executable, "-c", CROWDED, json.dumps(allow)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+def test_a_host_with_many_addresses_is_closed_all_the_same(crowded: str) -> None:
+    said = crowd(crowded)
+    assert said["localhost"] == "loopback"
+    assert said["localhost reached"] == ["127.0.0.1"]
+    # Too many for one filter: the one by which peers come is enough.
+    assert said["10.9.0.2"] == "loopback, 10.9.0.2/32"
+    assert said["10.9.0.2 reached"] == ["127.0.0.1", "10.9.0.2"]
+    assert said["None"] == "loopback"
+    assert said["None reached"] == ["127.0.0.1"]
+
+
+def test_a_filter_that_does_not_fit_is_an_error(crowded: str) -> None:
+    said = crowd(crowded, *(f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)))
+    for host in ("localhost", "10.9.0.2", "None"):
+        assert said[host].startswith("[TFD205] port"), said[host]
+        assert "net.core.optmem_max" in said[host]
+
+
+@pytest.mark.parametrize("kind", [tfd.launchers.Local, tfd.launchers.InProcess])
+def test_a_task_whose_port_stays_open_is_not_announced(kind: Any) -> None:
+    allow = [f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)]
+    with pytest.raises(tfd.errors.LaunchError, match="cannot be closed to other hosts") as caught:
+        tfd.Cluster(data_workers=1, launcher=kind(allow=allow), name="open")
+    assert "optmem_max" in str(caught.value)
+    with pytest.raises(tfd.errors.FilterFailed):
+        tfd.Dispatcher(allow=allow)
+
+
 @pytest.mark.parametrize("family", [0, 1], ids=["ipv4", "ipv6"])
 def test_who_came_before_is_shut_out(other_host: OtherHost, port: int, family: int) -> None:
     with other_host.knock(HERE[family], port) as stranger:
@@ -145,9 +238,9 @@ def test_who_is_allowed_stays(other_host: OtherHost, port: int) -> None:
 @pytest.mark.parametrize("kind", ["local", "inprocess"])
 def test_a_cluster_is_closed_at_every_port(other_host: OtherHost, kind: str) -> None:
     with tfd.Cluster(data_workers=1, launcher=kind, name=f"closed-{kind}") as cluster:
-        assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"this host"}]
+        assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"loopback"}]
         cluster.restart("data_worker:0")
-        assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"this host"}]
+        assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"loopback"}]
         if kind == "local":  # what comes back after a crash is as closed
             before = cluster.kill("data_worker:0")
             deadline = time.monotonic() + 20
@@ -156,16 +249,16 @@ def test_a_cluster_is_closed_at_every_port(other_host: OtherHost, kind: str) -> 
             ):
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
-            assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"this host"}]
+            assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"loopback"}]
 
 
 @pytest.mark.usefixtures("no_coordinator")
 def test_a_cluster_that_trains_is_closed_at_every_port(other_host: OtherHost) -> None:
     with tfd.Cluster(workers=1, ps=1, evaluator=True, name="closed-train") as cluster:
-        assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"this host"}]
+        assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"loopback"}]
         for task in ("ps:0", "worker:0"):
             cluster.restart(task)
-        assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"this host"}]
+        assert [ports_reached(other_host, cluster), opened(cluster)] == [[], {"loopback"}]
     allowed = tfd.launchers.Local(allow="10.251.7.0/24")
     with tfd.Cluster(workers=1, ps=1, launcher=allowed, name="open-train") as cluster:
         assert len(ports_reached(other_host, cluster)) == 2
@@ -222,7 +315,7 @@ def test_the_coordinators_own_port_is_closed(other_host: OtherHost) -> None:
         for line in coordinator.stdout:
             what, _, port = line.strip().rpartition(" ")
             if what != "started":  # until there is a strategy TensorFlow only names the port
-                socket.create_connection((HERE[0], int(port)), 5).close()
+                socket.create_connection(("localhost", int(port)), 5).close()
             reached[what] = [other_host.reaches(address, int(port)) for address in HERE]
             coordinator.stdin.write("\n")
             coordinator.stdin.flush()

@@ -44,7 +44,7 @@ def test_tasks_are_ready_closed_and_in_a_session_of_their_own(cluster):
     for task in cluster.tasks:
         seen = row(cluster, task.name)
         assert seen.state is TaskState.READY
-        assert seen.open_to == "this host"
+        assert seen.open_to == "loopback"
         assert os.getsid(seen.pid) != os.getsid(0)
         assert psutil.Process(seen.pid).name().startswith("tfd ")
     assert set(cluster.dispatcher.workers) >= {t.address for t in cluster.tasks[1:]}

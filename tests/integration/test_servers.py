@@ -53,7 +53,7 @@ def test_the_contract_of_tensorflow(dispatcher: tfd.Dispatcher) -> None:
     try:
         assert dispatcher.target == f"grpc://{dispatcher.address}"
         assert dispatcher.workers == (worker.address,)
-        assert dispatcher.open_to == worker.open_to == "this host"
+        assert dispatcher.open_to == worker.open_to == "loopback"
         dataset = tf.data.Dataset.range(10).apply(
             service.distribute(processing_mode="parallel_epochs", service=dispatcher.target)
         )

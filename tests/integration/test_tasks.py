@@ -76,7 +76,7 @@ def test_all_serve_and_no_dispatcher_is_there(cluster: tfd.Cluster) -> None:
         assert [device.type for device in found.devices] == ["CPU"]
         job, index = task.name.split(":")
         assert f"/job:{job}/replica:0/task:{index}/" in found.devices[0].name
-        assert row(cluster, task.name).open_to == "this host"
+        assert row(cluster, task.name).open_to == "loopback"
     with pytest.raises(StateError, match="no dispatcher"):
         cluster.distribute("dynamic")
 
@@ -277,7 +277,7 @@ def test_inside_a_kernel_they_end_with_it() -> None:
     said = run(INSIDE)
     assert said["names"] == ["ps:0", "worker:0", "worker:1", "evaluator:0"]
     assert said["kinds"] == ["server"] * 4
-    assert said["open_to"] == ["this host"]
+    assert said["open_to"] == ["loopback"]
     assert said["notices"] == []
     assert "restart the kernel" in said["restart"]
     ended = "TensorFlow cannot stop it: it keeps its port and ends with the kernel"

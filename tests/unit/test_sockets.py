@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import shlex
 import socket
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfd_notebook.errors import PortInUse
+from tfd_notebook.errors import FilterFailed, PortInUse
 from tfd_notebook.launch import sockets
 
 
@@ -123,32 +124,49 @@ def test_open_to() -> None:
     with socket.create_server(("", 0)) as server:
         port = port_of(server)
         assert sockets.close_to_strangers(port) == "this host"
+        for host in ("localhost", "127.0.0.1", "::1"):
+            assert sockets.close_to_strangers(port, host=host) == "loopback"
+        assert sockets.close_to_strangers(port, host="no.such.host.invalid") == "this host"
         allow = ["10.1.2.3/8", "fd00::/8"]
         assert sockets.close_to_strangers(port, allow) == "this host, 10.0.0.0/8, fd00::/8"
+        assert sockets.close_to_strangers(port, allow[:1], "localhost") == "loopback, 10.0.0.0/8"
         for everyone in ("0.0.0.0/0", "::/0"):
             assert sockets.close_to_strangers(port, ["10.0.0.0/8", everyone]) == "everyone"
         socket.create_connection(("127.0.0.1", port), 1).close()
 
 
-def test_open_to_is_unknown(server: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    with sockets.hold_port() as held:
-        said = sockets.close_to_strangers(port_of(held))
-        assert said.startswith("unknown: this process does not listen")
+def test_networks_are_merged() -> None:
+    def parsed(*networks: str) -> list[sockets.Network]:
+        return [ipaddress.ip_network(network) for network in networks]
 
+    many = parsed(*(f"10.0.0.{n}/32" for n in range(256)), "fd00::/128", "fd00::1/128", "10.0.0.7")
+    assert sockets.merged(many) == parsed("10.0.0.0/24", "fd00::/127")
+
+
+def test_a_port_without_a_listener_is_not_closed() -> None:
+    with sockets.hold_port() as held, pytest.raises(FilterFailed, match="does not listen"):
+        sockets.close_to_strangers(port_of(held))
+
+
+def test_a_filter_that_cannot_be_attached_is_an_error(
+    server: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(sock: socket.socket, program: bytes) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr(sockets, "_attach", refused)
-    said = sockets.close_to_strangers(port_of(server))
-    assert said.startswith("unknown:")
-    assert "Cannot allocate memory" in said
+    with pytest.raises(FilterFailed, match="Cannot allocate memory") as caught:
+        sockets.close_to_strangers(port_of(server), host="localhost")
+    assert "net.core.optmem_max" in str(caught.value.fix)
     monkeypatch.setattr(sys, "platform", "darwin")
     assert sockets.close_to_strangers(port_of(server)).startswith("unknown: darwin")
 
 
 def test_more_networks_than_the_kernel_takes(server: socket.socket) -> None:
-    many = [f"10.{i // 256}.{i % 256}.0/24" for i in range(2000)]
-    assert sockets.close_to_strangers(port_of(server), many).startswith("unknown: ")
+    # Of every other network, so that they cannot be merged.
+    many = [f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)]
+    with pytest.raises(FilterFailed, match="networks"):
+        sockets.close_to_strangers(port_of(server), many)
 
 
 def test_sent_bytes(server: socket.socket) -> None:

@@ -45,7 +45,8 @@ def early() -> tuple[str, bool]:
             port = free.getsockname()[1]
         connecting.connect_alone(port)
         _seen, _port = connecting.connection(), port
-    return close(()), before
+    # Some versions of TensorFlow listen there only once a strategy connects.
+    return close(()) if sockets.listening_fds(port) else "", before
 
 
 def leave_gpus() -> bool:
@@ -59,12 +60,15 @@ def leave_gpus() -> bool:
     return True
 
 
-def close(allow: Iterable[str]) -> str:
-    """Close the port of this process's server to strangers; return who can reach it."""
+def close(allow: Iterable[str], host: str | None = None) -> str:
+    """Close the port of this process's server, and return who can connect.
+
+    `host` is the one name under which all tasks know each other, if there is one.
+    """
     from tfd_notebook._compat import connecting
 
     port = connecting.server_port()
-    return "" if port is None else sockets.close_to_strangers(port, allow)
+    return "" if port is None else sockets.close_to_strangers(port, allow, host)
 
 
 def count_one() -> None:

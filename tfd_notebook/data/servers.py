@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from tfd_notebook.data.operrors import as_op_errors
 from tfd_notebook.errors import (
+    FilterFailed,
     LaunchError,
     StateError,
     TfdError,
@@ -74,7 +75,7 @@ class _Server(ABC):
     Attributes
     ----------
     open_to : str
-        Who can connect: ``"this host"``, a list of networks, ``"everyone"`` or ``"unknown: why"``;
+        Who can connect: ``"loopback"``, a list of networks, ``"everyone"`` or ``"unknown: why"``;
         empty unless the server runs.
     """
 
@@ -127,6 +128,8 @@ class _Server(ABC):
             It was stopped: TensorFlow's servers start once.
         WorkDirError
             The dispatcher's ``work_dir`` cannot be used.
+        FilterFailed
+            Its port cannot be closed to other hosts; the server was stopped.
         LaunchError
             The server did not come up, or a worker's dispatcher does not answer.
         """
@@ -148,7 +151,11 @@ class _Server(ABC):
                     f"TensorFlow could not start the {self._role} at {self.address}: {error}",
                     fix="check the config",
                 ) from error
-            self.open_to = close_to_strangers(self._port, self._allow)
+            try:
+                self.open_to = close_to_strangers(self._port, self._allow, "localhost")
+            except FilterFailed:
+                self._finalizer()
+                raise
 
     @as_op_errors()
     def stop(self, timeout: float = _STOP_SECONDS) -> None:

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from tfd_notebook.errors import StateError, TfdError, UnknownName, Unsupported
+from tfd_notebook.errors import FilterFailed, StateError, TfdError, UnknownName, Unsupported
 from tfd_notebook.launch import runtime, servers, sockets
 from tfd_notebook.launch.base import ALL_ROLES, Launcher, Node, OnEvent
 from tfd_notebook.launch.tombstone import Tombstone
-from tfd_notebook.spec import SERVER_ROLES, STOP_ORDER, ClusterConfig, Role, TaskState
+from tfd_notebook.spec import SERVER_ROLES, STOP_ORDER, ClusterConfig, Endpoint, Role, TaskState
 
 _STOP_SECONDS = 3.0
 
@@ -162,7 +162,14 @@ class InProcessNode(Node):
         except TfdError as error:
             self._tell(name, task, TaskState.FAILED, error.what)
             return
-        task.open_to = sockets.close_to_strangers(task.port, self._allow)
+        try:
+            host = Endpoint.parse(task.address).host
+            task.open_to = sockets.close_to_strangers(task.port, self._allow, host)
+        except FilterFailed as error:
+            server, task.server = task.server, None
+            kept = "" if server.stop(_STOP_SECONDS) else f". Its server: {server.kept}"
+            self._tell(name, task, TaskState.FAILED, f"{error.what}; next: {error.fix}{kept}")
+            return
         task.sent = sockets.SentBytes(task.port)
         self._tell(name, task, TaskState.READY)
 

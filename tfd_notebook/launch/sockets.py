@@ -18,10 +18,11 @@ import struct
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 import psutil
 
-from tfd_notebook.errors import PortInUse
+from tfd_notebook.errors import FilterFailed, PortInUse
 from tfd_notebook.probe import probe
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -96,44 +97,116 @@ def listening_fds(port: int) -> list[int]:
     return [fd for fd, sock in _own_sockets() if _listens(sock) and _local_port(sock) == port]
 
 
-def close_to_strangers(port: int, allow: Iterable[str] = ()) -> str:
-    """Let nobody but this host and the networks in `allow` reach this process at `port`.
+def close_to_strangers(port: int, allow: Iterable[str] = (), host: str | None = None) -> str:
+    """Accept only peers of this host and of the networks in `allow` at `port` of this process.
 
     A packet filter is put on every listening socket of this process at `port`, and connections
-    that others made before are shut down. Peers that are not let in time out.
+    that others made before are shut down. Peers that are not let in time out. The addresses of
+    this host are those of the moment: after a change of network call it again.
 
     Parameters
     ----------
     port : int
     allow : iterable of str
         Networks in CIDR form; ``0.0.0.0/0`` or ``::/0`` open the port to everyone.
+    host : str, optional
+        The name or address that peers use. For ``localhost`` only loopback is let in. Default:
+        all addresses of this host are let in, except for link-local ones.
 
     Returns
     -------
     str
-        Who can connect, for the column ``open_to``: ``"this host"``, ``"this host, 10.0.0.0/8"``,
-        ``"everyone"``, or ``"unknown: why"`` when it could not be done.
+        Who can connect, for the column ``open_to``: ``"loopback"``, ``"this host"``,
+        ``"this host, 10.0.0.0/8"``, ``"everyone"``, or ``"unknown: why"`` on a system that has no
+        socket filters.
+
+    Raises
+    ------
+    FilterFailed
+        The filter cannot be attached: the port is open to other hosts.
     """
     allowed = [ipaddress.ip_network(network, strict=False) for network in allow]
     if any(network.prefixlen == 0 for network in allowed):
         return "everyone"
     if not sys.platform.startswith("linux"):
         return f"unknown: {sys.platform} has no socket filters, other hosts may connect"
-    let_in = [*_this_host(), *allowed]
-    program = _program(let_in)
+    error: OSError | None = None
+    for words, own in _own_networks(host):
+        let_in = merged([*own, *allowed])
+        try:
+            _filter(port, let_in)
+        except OSError as failure:
+            error = failure
+            continue
+        _shut_strangers(port, let_in)
+        return ", ".join([words, *map(str, allowed)])
+    assert error is not None
+    raise FilterFailed(
+        f"port {port} cannot be closed to other hosts: the packet filter was not attached "
+        f"({error.strerror or error}; {len(let_in)} networks, net.core.optmem_max is "
+        f"{_optmem_max()})",
+        fix="raise it as root: sysctl -w net.core.optmem_max=131072, or use fewer networks in "
+        "allow=",
+    )
+
+
+def merged(networks: Iterable[Network]) -> list[Network]:
+    """Return the same addresses in as few networks as possible."""
+    found = list(networks)
+    made: list[Network] = []
+    made += ipaddress.collapse_addresses(n for n in found if isinstance(n, ipaddress.IPv4Network))
+    made += ipaddress.collapse_addresses(n for n in found if isinstance(n, ipaddress.IPv6Network))
+    return made
+
+
+def _own_networks(host: str | None) -> Iterator[tuple[str, list[Network]]]:
+    """Yield what to let in of this host and its name, the widest first."""
+    loopback: list[Network] = [ipaddress.ip_network(network) for network in _LOOPBACK]
+    if host is not None and (found := _addresses_of(host)) <= set(loopback):
+        yield "loopback", loopback
+        return
+    own = _this_host()
+    yield "this host", own
+    # Peers of this host that connect to an address have the same one as their source.
+    named = [] if host is None else [network for network in own if network in found]
+    yield ", ".join(["loopback", *map(str, named)]), [*loopback, *named]
+
+
+def _addresses_of(host: str) -> set[Network]:
+    """Return the networks of one address each that a name stands for; loopback's as a whole."""
+    found: set[Network] = set()
     try:
-        closed = 0
-        for _, sock in _own_sockets():
-            if _listens(sock) and _local_port(sock) == port:
-                _attach(sock, program)
-                _await_accepts(sock)
-                closed += 1
-    except OSError as error:
-        return f"unknown: the socket filter failed ({error.strerror or error})"
+        listed = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return {ipaddress.ip_network("0.0.0.0/32")}  # none of this host
+    for entry in listed:
+        address = ipaddress.ip_address(str(entry[4][0]).partition("%")[0])
+        own = _LOOPBACK[address.version == 6] if address.is_loopback else str(address)
+        found.add(ipaddress.ip_network(own))
+    return found
+
+
+def _filter(port: int, let_in: Iterable[Network]) -> None:
+    """Put a filter on the listening sockets at `port`, or raise OSError or FilterFailed."""
+    program = _program(let_in)
+    closed = 0
+    for _, sock in _own_sockets():
+        if _listens(sock) and _local_port(sock) == port:
+            _attach(sock, program)
+            _await_accepts(sock)
+            closed += 1
     if not closed:
-        return f"unknown: this process does not listen at port {port}"
-    _shut_strangers(port, let_in)
-    return ", ".join(["this host", *map(str, allowed)])
+        raise FilterFailed(
+            f"port {port} cannot be closed to other hosts: this process does not listen there",
+            fix="cluster.logs(task) may show why the server has stopped",
+        )
+
+
+def _optmem_max() -> str:
+    try:
+        return Path("/proc/sys/net/core/optmem_max").read_text().strip()
+    except OSError:
+        return "unknown"
 
 
 def hang_up(addresses: Iterable[str]) -> int:
@@ -322,7 +395,10 @@ def _this_host() -> list[Network]:
     for addresses in psutil.net_if_addrs().values():
         for address in addresses:
             if address.family in (socket.AF_INET, socket.AF_INET6):
-                networks.append(ipaddress.ip_network(address.address.partition("%")[0]))
+                network = ipaddress.ip_network(address.address.partition("%")[0])
+                # A bridge to each container has one, and no task is reached by it.
+                if not network.is_link_local:
+                    networks.append(network)
     return networks
 
 

@@ -246,7 +246,8 @@ class Supervised:
             return error.what, False
         except TfdError as error:
             died = await self._has_died()
-            reason = self._why_ended(kills) if died else error.what
+            said = error.what if error.fix is None else f"{error.what}; next: {error.fix}"
+            reason = self._why_ended(kills) if died else said
             await self._end_process()
             # What fails with a reason of its own (a bad preload, a bad setting) fails again.
             return reason, not died
@@ -287,6 +288,7 @@ class Supervised:
             cluster.policy.start_timeout,
             role=str(self.spec.role),
             port=self.port,
+            host=self.spec.host,
             settings=self.settings,
             allow=cluster.allow,
         )

@@ -107,10 +107,10 @@ class _Task:
         self._modules = {**modules.loaded(), **self._modules}
 
     def start(
-        self, role: str, port: int, settings: dict[str, Any], allow: list[str]
+        self, role: str, port: int, host: str, settings: dict[str, Any], allow: list[str]
     ) -> dict[str, Any]:
         self._server = servers.start(Role(role), port, settings)
-        open_to = sockets.close_to_strangers(self._server.port, allow)
+        open_to = sockets.close_to_strangers(self._server.port, allow, host)
         self._sent = sockets.SentBytes(self._server.port)
         self._samples = role == Role.DATA_WORKER
         return {"port": self._server.port, "open_to": open_to}

@@ -174,12 +174,18 @@ class _Body:
 
     def _close_port(self, port: int) -> None:
         """Let nobody but the cluster's hosts reach the server that TensorFlow opens."""
+        from tfd_notebook.errors import FilterFailed
         from tfd_notebook.launch import sockets
 
         allow = self._request["peers"]
         while True:
             if sockets.listening_fds(port):
-                open_to = sockets.close_to_strangers(port, allow)
+                try:
+                    open_to = sockets.close_to_strangers(port, allow)
+                except FilterFailed as error:
+                    told = f"{self._request['name']}: {error}"
+                    self._say({"say": "error", "state": "failed", "error": told})
+                    os._exit(1)  # with the server, which other hosts can reach
                 self._say({"say": "port", "open_to": open_to})
                 return
             time.sleep(_LOOK_SECONDS)
