@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from tfd_notebook import wire
 from tfd_notebook.errors import DataError, DispatcherLost, NoWorkers, TfdError, TimeLimit
@@ -188,7 +189,11 @@ class Prober:
                 if code is grpc.StatusCode.UNAVAILABLE:
                     return verdict(*_unavailable(text))
                 return verdict("foreign", text or str(code), kind="grpc")
-            return verdict("alive", kind=kind, **_details(kind, answer))
+            try:
+                details = _details(kind, answer)
+            except DecodeError:
+                return verdict("foreign", f"its answer is not that of a {kind}", kind="grpc")
+            return verdict("alive", kind=kind, **details)
         return verdict("foreign", "a gRPC server that is not TensorFlow's", kind="grpc")
 
 
@@ -237,7 +242,11 @@ def dispatcher_workers(address: str, timeout: float = 1.0) -> tuple[str, ...]:
         No answer within `timeout` seconds.
     """
     answer = _request(address, _WORKERS, wire.Empty(), timeout, "dispatcher", DispatcherLost)
-    return tuple(worker.address for worker in wire.GetWorkersResponse.FromString(answer).workers)
+    try:
+        workers = wire.GetWorkersResponse.FromString(answer).workers
+    except DecodeError:
+        raise _not_understood(address, "dispatcher", DispatcherLost) from None
+    return tuple(worker.address for worker in workers)
 
 
 def worker_tasks(address: str, timeout: float = 1.0) -> tuple[WorkerTask, ...]:
@@ -251,7 +260,10 @@ def worker_tasks(address: str, timeout: float = 1.0) -> tuple[WorkerTask, ...]:
         No answer within `timeout` seconds.
     """
     answer = _request(address, _TASKS, wire.Empty(), timeout, "data worker", NoWorkers)
-    return _worker_tasks(answer)
+    try:
+        return _worker_tasks(answer)
+    except DecodeError:
+        raise _not_understood(address, "data worker", NoWorkers) from None
 
 
 def complete_tasks(
@@ -330,6 +342,13 @@ def _request(
         )
         raise lost(f"no {who} answers at {address}: {why}", fix="look at its state and log")
     raise DataError(f"the {who} at {address} answered {code.name}: {text}")
+
+
+def _not_understood(address: str, expected: str, lost: Callable[..., TfdError]) -> TfdError:
+    return lost(
+        f"no {expected} answers at {address}: something else answers there",
+        fix="look at its state and log",
+    )
 
 
 def _unavailable(text: str) -> tuple[State, str]:

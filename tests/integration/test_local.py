@@ -5,6 +5,7 @@ import fcntl
 import logging
 import os
 import re
+import resource
 import signal
 import socket
 import struct
@@ -23,7 +24,7 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.launch import local, runtime, sweep
-from tfd_notebook.spec import TaskState
+from tfd_notebook.spec import ClusterConfig, TaskState
 
 pytestmark = pytest.mark.integration
 
@@ -149,6 +150,109 @@ def test_ctrl_c_while_a_function_is_sent_leaves_the_cluster_usable(cluster):
         interrupter.join()
         os.kill(agent, signal.SIGCONT)
     assert doubled(cluster, np.ones(1000)) == [0, 2, 4, 6]
+
+
+def notices(cluster):
+    return " ".join(str(notice) for notice in cluster.snapshot().notices)
+
+
+@contextlib.contextmanager
+def no_descriptors(pid):
+    """Keep a process from opening files and sockets."""
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_agent_without_descriptors_keeps_its_tasks():
+    with tfd.Cluster(data_workers=1, name="narrow", policy=tfd.Policy(restarts=1)) as cluster:
+        before = {task.name: task.pid for task in cluster.tasks}
+        agent = local.agent_pids()[0]
+        with no_descriptors(agent):
+            until(lambda: "inspecting it failed: OSError" in notices(cluster), 30.0)
+            assert {task.name: task.pid for task in cluster.tasks} == before
+            # Its successor cannot be started, which is a failure with a reason.
+            cluster.kill("dispatcher:0")
+            until(lambda: row(cluster, "dispatcher:0").state is TaskState.FAILED, 30.0)
+            assert "Too many open files" in row(cluster, "dispatcher:0").reason
+            assert row(cluster, "data_worker:0").pid == before["data_worker:0"]
+        cluster.restart("dispatcher:0")
+        assert local.agent_pids()[0] == agent
+        assert doubled(cluster, np.ones(1000)) == [0, 2, 4, 6]
+
+
+def test_a_listener_that_raises_ends_neither_the_agent_nor_other_clusters(cluster, caplog):
+    heard = []
+
+    def raising(event):
+        heard.append(event)
+        raise KeyError("provoked")
+
+    before = {task.name: task.pid for task in cluster.tasks}
+    (node,) = local.Local().connect(ClusterConfig(name="raising"), raising)
+    try:
+        task = {
+            "role": "dispatcher",
+            "index": 0,
+            "host": "localhost",
+            "port": 0,
+            "settings": {},
+            "gpus": [],
+        }
+        node.request("hold", tasks=[task])
+        node.request("stop", tasks=["dispatcher:0"])
+        until(lambda: any(event["event"] == "notice" for event in heard))
+    finally:
+        node.close()
+    assert "KeyError" in caplog.text
+    assert {task.name: task.pid for task in cluster.tasks} == before
+    assert cluster.kill("data_worker:0") == before["data_worker:0"]
+
+
+def test_a_crash_after_a_restart_in_the_back_off_is_told():
+    with tfd.Cluster(data_workers=1, name="again", policy=tfd.Policy(restarts=5)) as cluster:
+
+        def crash():
+            """Kill the worker and return when the agent has noticed."""
+            before = row(cluster, "data_worker:0").restarts
+            cluster.kill("data_worker:0")
+            until(lambda: row(cluster, "data_worker:0").restarts > before)
+
+        for _ in range(4):  # the fourth pause is one of 5 s
+            until(lambda: row(cluster, "data_worker:0").state is TaskState.READY)
+            crash()
+        assert row(cluster, "data_worker:0").state is TaskState.RESTARTING
+        cluster.restart("data_worker:0")
+        assert row(cluster, "data_worker:0").state is TaskState.READY
+        told = len(cluster.snapshot().notices)
+        crash()
+        seen = until(lambda: cluster.snapshot().notices[told:])
+        assert "killed by signal 9" in str(seen[0])
+
+
+def test_a_stopped_fork_server_does_not_stop_the_agent():
+    large = {f"LARGE_{number}": "x" * 100_000 for number in range(10)}
+    with tfd.Cluster(data_workers=1, name="large", env=large) as cluster:
+        agent, *servers = local.agent_pids()
+        assert servers
+        for pid in servers:
+            os.kill(pid, signal.SIGSTOP)
+        scaling = threading.Thread(target=cluster.scale, kwargs={"data_workers": 2})
+        try:
+            scaling.start()
+            until(lambda: "data_worker:1" in [task.name for task in cluster.tasks])
+            until(lambda: row(cluster, "data_worker:1").state is TaskState.STARTING)
+            pid = row(cluster, "data_worker:0").pid
+            assert cluster.kill("data_worker:0") == pid
+        finally:
+            for pid in servers:
+                os.kill(pid, signal.SIGCONT)
+            scaling.join()
+        until(lambda: [task.state for task in cluster.tasks] == [TaskState.READY] * 3)
+        assert local.agent_pids()[0] == agent
 
 
 def test_scale_up_and_down_leaves_no_process(cluster):

@@ -17,6 +17,7 @@ from tests.unit._grpc import STATUS, Server, fails
 from tfd_notebook import wire
 from tfd_notebook.errors import DataError, DispatcherLost, NoWorkers, TimeLimit, UsageError
 from tfd_notebook.probe import (
+    Kind,
     Prober,
     WorkerTask,
     complete_tasks,
@@ -153,6 +154,18 @@ def test_foreign(answer: bytes) -> None:
     with listening(answer) as address:
         found = probe(address)
     assert (found.state, found.kind) == ("foreign", None)
+
+
+@pytest.mark.parametrize("expect", ["dispatcher", "data_worker", "server"])
+def test_a_server_whose_answers_are_not_messages_is_foreign(expect: Kind) -> None:
+    garbage = b"\xff" * 9
+    with Server(dict.fromkeys((STATUS, VERSION, TASKS, WORKERS), garbage)) as server:
+        found = probe(server.address, 5.0, expect=expect)
+        assert (found.state, found.kind) == ("foreign", "grpc")
+        with pytest.raises(DispatcherLost, match="something else"):
+            dispatcher_workers(server.address, 5.0)
+        with pytest.raises(NoWorkers, match="something else"):
+            worker_tasks(server.address, 5.0)
 
 
 def test_other_grpc_server() -> None:

@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,8 @@ class Agent(Requests):
         session = self._sessions[_OWNER] = Session(self.host, self.id, 0.0)
         reader, writer = await own_pipes(loop)
         await session.serve(reader, writer, self._answer)
-        await self._owner_left()
+        with _printed():
+            await self._owner_left()
         if not self._done.is_set():
             # Who only closed its end of the pipes waits for ours.
             body = {"event": "stays"}
@@ -162,7 +164,10 @@ class Agent(Requests):
         """Tell everybody who hears of `cluster`, but for one."""
         for session in self._sessions.values():
             if cluster in session.hears and session is not but:
-                session.send(body)
+                try:
+                    session.send(body)
+                except Exception:  # one session must not keep the others from their events
+                    traceback.print_exc()
 
     def is_heard(self, cluster: str) -> bool:
         """Whether anybody hears of `cluster`."""
@@ -188,29 +193,35 @@ class Agent(Requests):
         while True:
             before = time.monotonic()
             await asyncio.sleep(_TICK_SECONDS)
-            now = time.monotonic()
-            late = now - before - _TICK_SECONDS
+            late = time.monotonic() - before - _TICK_SECONDS
             tick += 1
-            tasks = [
-                task
-                for cluster in self.clusters.values()
-                for task in cluster.tasks.values()
-                if task.state in (TaskState.READY, TaskState.HUNG)
-            ]
+            # An exception ends one inspection, and neither the agent nor any cluster.
+            with _printed():
+                await self._tick(tick, late > _TICK_SECONDS)
+
+    async def _tick(self, tick: int, late: bool) -> None:
+        """Inspect every task and end what is over.
+
+        A tick that comes late (a suspended machine, a starved agent) proves nothing.
+        """
+        with _printed():
             self._metering.tick(self.clusters.values(), tick)
-            # A tick that comes late (a suspended machine, a starved agent) proves nothing.
-            await asyncio.gather(
-                *(
-                    self._look_at(task, late > _TICK_SECONDS, tick + position)
-                    for position, task in enumerate(tasks)
-                )
-            )
-            for cluster in self.clusters.values():
+        tasks = [
+            task
+            for cluster in self.clusters.values()
+            for task in cluster.tasks.values()
+            if task.state in (TaskState.READY, TaskState.HUNG)
+        ]
+        await asyncio.gather(
+            *(self._look_at(task, late, tick + position) for position, task in enumerate(tasks))
+        )
+        for cluster in self.clusters.values():
+            with cluster.reported("trimming its logs"):
                 cluster.trim_logs()
-            await self._end_what_is_over()
-            idle = not self.clusters and time.monotonic() - self._idle_since
-            if idle > processes.IDLE_SECONDS:
-                self.processes.close_server()
+        await self._end_what_is_over()
+        idle = not self.clusters and time.monotonic() - self._idle_since
+        if idle > processes.IDLE_SECONDS:
+            self.processes.close_server()
 
     async def _end_what_is_over(self) -> None:
         """End clusters whose time or lease is over, and sessions that nobody came back to."""
@@ -218,13 +229,8 @@ class Agent(Requests):
             # A child of the kernel that inherited the pipe hides its end.
             await self._owner_left()
         for cluster in list(self.clusters.values()):
-            limit, since = cluster.policy.time_limit, cluster.ready_since
-            ready_for = 0.0 if since is None else time.monotonic() - since
-            # The kernel ends its cluster itself, and earlier, unless it is busy or frozen.
-            if limit is not None and ready_for > limit + _EXPIRY_GRACE_SECONDS:
-                await self.end(cluster, f"the time limit of {limit:g} s is over")
-            elif cluster.lease is not None and time.time() > cluster.lease:
-                await self.end(cluster, "its lease is over")
+            with cluster.reported("ending it"):
+                await self._end_if_over(cluster)
         for key, session in list(self._sessions.items()):
             session.drop_silent(_SILENT_SECONDS)
             if session.is_over:
@@ -236,7 +242,20 @@ class Agent(Requests):
             if not here and time.monotonic() > self._idle_since:
                 self._done.set()
 
+    async def _end_if_over(self, cluster: HostedCluster) -> None:
+        limit, since = cluster.policy.time_limit, cluster.ready_since
+        ready_for = 0.0 if since is None else time.monotonic() - since
+        # The kernel ends its cluster itself, and earlier, unless it is busy or frozen.
+        if limit is not None and ready_for > limit + _EXPIRY_GRACE_SECONDS:
+            await self.end(cluster, f"the time limit of {limit:g} s is over")
+        elif cluster.lease is not None and time.time() > cluster.lease:
+            await self.end(cluster, "its lease is over")
+
     async def _look_at(self, task: Supervised, late: bool, tick: int) -> None:
+        with task._cluster.reported("inspecting it", task):
+            await self._inspect(task, late, tick)
+
+    async def _inspect(self, task: Supervised, late: bool, tick: int) -> None:
         seen = await task.ask(task.address, task.kind)
         process = task.process
         if process is None or process.ended.done():
@@ -298,6 +317,15 @@ class Agent(Requests):
             return measured
         except (KeyError, psutil.Error, AttributeError):
             return {}
+
+
+@contextlib.contextmanager
+def _printed() -> Iterator[None]:
+    """Write the traceback of an exception to the agent's log, and go on."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
 
 
 def main() -> None:

@@ -31,10 +31,16 @@ _PR_SET_PDEATHSIG = 1
 _MADV_DONTNEED = 4
 
 
+def packed(request: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Return `request` as a head, with which descriptors are sent, and a body."""
+    body = json.dumps(request).encode()
+    return _LENGTH.pack(len(body)), body
+
+
 def send_request(channel: socket.socket, request: dict[str, Any], fds: list[int]) -> None:
     """Send `request` with file descriptors to a fork server."""
-    body = json.dumps(request).encode()
-    socket.send_fds(channel, [_LENGTH.pack(len(body))], fds)
+    head, body = packed(request)
+    socket.send_fds(channel, [head], fds)
     channel.sendall(body)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import traceback
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook.errors import StateError, UnknownName
+from tfd_notebook.errors import StateError, TfdError, UnknownName
 from tfd_notebook.launch import runtime
 from tfd_notebook.launch.policy import limits
 from tfd_notebook.launch.stunnel import TunnelEnd, make_key
@@ -61,6 +63,8 @@ class HostedCluster:
         self.directory = agent.directory / name
         self.directory.mkdir(mode=0o700, exist_ok=True)
         self._agent = agent
+        #: The last failure of each kind, by what failed and task, so that it is reported once.
+        self._failures: dict[tuple[str, str], str] = {}
 
     def task(self, name: str) -> Supervised:
         """Return a task that was asked for, or raise UnknownName."""
@@ -118,13 +122,15 @@ class HostedCluster:
         if task.state is TaskState.READY and self.ready_since is None:
             self.ready_since = time.monotonic()
         self._agent.tell(self.name, {**self._event(task), "log": list(log)})
-        self._agent.write_state()
+        with self.reported("writing the agent's state"):
+            self._agent.write_state()
 
     def told(self) -> list[dict[str, Any]]:
         """Return the events that say how each task is now."""
         return [{**self._event(task), "log": []} for task in self.tasks.values()]
 
     def _event(self, task: Supervised) -> dict[str, Any]:
+        runs = task.state is not TaskState.RESTARTING  # else its process is ending
         return {
             "event": "task",
             "cluster": self.name,
@@ -132,7 +138,7 @@ class HostedCluster:
             "state": str(task.state),
             "reason": task.reason,
             "address": task.address,
-            "pid": task.process.pid if task.process else None,
+            "pid": task.process.pid if runs and task.process else None,
             "restarts": task.restarts,
             "open_to": task.open_to if task.process else "",
         }
@@ -152,6 +158,27 @@ class HostedCluster:
                 "fix": fix,
             },
         )
+
+    @contextlib.contextmanager
+    def reported(self, doing: str, task: Supervised | None = None) -> Iterator[None]:
+        """Report an exception by a traceback in the log and a notice, once while it lasts."""
+        key = (doing, task.spec.name if task else "")
+        try:
+            yield
+        except Exception as error:
+            plain = f"{type(error).__name__}: {error}"
+            failure = error.what if isinstance(error, TfdError) else plain
+            if self._failures.get(key) != failure:
+                self._failures[key] = failure
+                traceback.print_exc()
+                self.notice(
+                    "warning",
+                    f"{doing} failed: {failure}",
+                    task,
+                    fix="the host may lack memory, threads or descriptors; it is tried again",
+                )
+        else:
+            self._failures.pop(key, None)
 
     def hold_until(self, lease: float | None) -> None:
         """Have it stay until then, and keep a file that says so."""
@@ -182,11 +209,18 @@ class HostedCluster:
         tasks = (*self.tasks.values(), *self.retired.values())
         for roles in STOP_ORDER:
             ending = [task for task in tasks if task.spec.role in roles]
-            await asyncio.gather(*(task.stop() for task in ending))
+            # Whatever keeps one task from ending, the others, the tunnels and the files go.
+            for result in await asyncio.gather(
+                *(task.stop() for task in ending), return_exceptions=True
+            ):
+                if isinstance(result, Exception):
+                    traceback.print_exception(result)
         self.tasks.clear()
         self.retired.clear()
-        if self._tunnels is not None:
-            self._tunnels.close()
-        body = {"event": "ended", "cluster": self.name, "reason": reason}
-        self._agent.tell(self.name, body, but=self.ended_by)
-        runtime.remove(self.directory)
+        try:
+            if self._tunnels is not None:
+                self._tunnels.close()
+        finally:
+            body = {"event": "ended", "cluster": self.name, "reason": reason}
+            self._agent.tell(self.name, body, but=self.ended_by)
+            runtime.remove(self.directory)

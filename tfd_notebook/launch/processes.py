@@ -178,7 +178,12 @@ class Processes:
                 self._ended.clear()
                 if _can_fork():
                     server = await self._fork_server(environment, request["path"])
-                    pid = await server.fork(request, [theirs.fileno(), descriptor])
+                    try:
+                        pid = await server.fork(request, [theirs.fileno(), descriptor])
+                    except BaseException:
+                        # Half a request, or an answer to come, would spoil the next one.
+                        self.close_server()
+                        raise
                 else:
                     pid = self._spawn(request, theirs.fileno(), descriptor)
                 return Process(pid, ours, self._wait(pid))
@@ -330,10 +335,23 @@ class _ForkServer:
 
     async def fork(self, request: dict[str, Any], fds: list[int]) -> int:
         self.used = time.monotonic()
-        # The channel is a local one and the server waits at it: this does not block for long.
-        forkserver.send_request(self._channel, request, fds)
+        await self._send(*forkserver.packed(request), fds, timeout=60.0)
         answer = await self._answer(timeout=60.0)
         return int(answer["pid"])
+
+    async def _send(self, head: bytes, body: bytes, fds: list[int], timeout: float) -> None:
+        """Send a request without blocking: the server may be stopped or swapped out."""
+        self._channel.setblocking(False)
+        try:
+            # The server has read all earlier requests, so there is room for the first bytes.
+            socket.send_fds(self._channel, [head], fds)
+            loop = asyncio.get_running_loop()
+            await asyncio.wait_for(loop.sock_sendall(self._channel, body), timeout)
+        except (asyncio.TimeoutError, BlockingIOError):
+            raise LaunchError(
+                f"the fork server did not read a request within {timeout:g} s",
+                fix="is it stopped, or the host overloaded? Start the cluster again",
+            ) from None
 
     async def _answer(self, timeout: float) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
@@ -349,8 +367,6 @@ class _ForkServer:
                 line += chunk
         except asyncio.TimeoutError:
             raise LaunchError(f"the fork server did not answer within {timeout:g} s") from None
-        finally:
-            self._channel.setblocking(True)
         answer = json.loads(line)
         assert isinstance(answer, dict)
         return answer

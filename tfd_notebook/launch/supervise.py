@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import time
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,12 +125,19 @@ class Supervised:
         self.connections.release()
 
     async def restart(self, settings: Mapping[str, Any]) -> None:
-        """Start a fresh process on the same port, also after the task was given up."""
+        """Start a fresh process on the same port, also after the task was given up.
+
+        The task is restarting, not ready any more, when this returns.
+        """
         self.settings.update(settings)
         self._deaths = 0
+        if self._life is None:
+            return
         self._asked = True
+        self.restarts += 1
         if self.process is not None:
             self.process.kill()
+        self._enter(TaskState.RESTARTING, "asked for")
         self._wake.set()
 
     def kill(self) -> int | None:
@@ -213,24 +221,41 @@ class Supervised:
 
     async def _live(self) -> None:
         while True:
-            reason, final = await self._one_life()
-            asked, self._asked = self._asked, False
-            if not asked:
+            reason, final = await self._one_life_or_failure()
+            if not self._asked:
                 self._deaths += 1
                 if final or self._deaths > self._cluster.policy.restarts:
                     times = f", {self._deaths} times in a row" if self._deaths > 1 else ""
-                    await self._give_up(f"{reason}{times}")
+                    with self._cluster.reported("giving it up", self):
+                        await self._give_up(f"{reason}{times}")
                     await self._wake.wait()  # for a restart that the user asks for
-                    asked, self._asked = True, False
-            self._wake.clear()
-            self.restarts += 1
-            pause = 0.0 if asked else _BACKOFF_SECONDS[min(self._deaths - 1, 4)]
-            self._enter(TaskState.RESTARTING, "asked for" if asked else reason)
-            if pause:
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), pause)
+                else:
+                    await self._pause(reason)
+            self._asked = False
             self._wake.clear()
             self._bury(None)
+
+    async def _pause(self, reason: str) -> None:
+        """Wait before the next life, or until a restart is asked for."""
+        self.restarts += 1
+        self._enter(TaskState.RESTARTING, reason)
+        pause = _BACKOFF_SECONDS[min(self._deaths, len(_BACKOFF_SECONDS)) - 1]
+        if pause:
+            self._wake.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), pause)
+
+    async def _one_life_or_failure(self) -> tuple[str, bool]:
+        """Run one process; an exception here ends that process, and is why it ended."""
+        try:
+            return await self._one_life()
+        except Exception as error:
+            traceback.print_exc()
+            try:
+                await self._end_process()
+            except Exception:
+                traceback.print_exc()
+            return f"it could not be supervised: {type(error).__name__}: {error}", False
 
     async def _one_life(self) -> tuple[str, bool]:
         """Run one process to its end; return why it ended and whether trying again is useless."""
@@ -255,7 +280,8 @@ class Supervised:
         assert self.process is not None
         # Whoever was connected to the process before finds this one at once.
         self.connections.release()
-        self._enter(TaskState.READY)
+        if not self._asked:
+            self._enter(TaskState.READY)
         await asyncio.shield(self.process.ended)
         reason = self._why_ended(kills)
         await self._end_process()
@@ -331,10 +357,8 @@ class Supervised:
                 workers={self.port: self.address},
                 allow=None if at == "localhost" else self._cluster.allow,
             )
-            try:
+            with self._cluster.reported("answering for it", self):
                 self._tombstone.start()
-            except TfdError as error:
-                self._cluster.notice("warning", error.what, self)
 
     async def _has_died(self) -> bool:
         """Whether the process ended without saying why."""
@@ -408,7 +432,10 @@ def read_log(path: Path, size: int, offset: int | None = None) -> tuple[bytes, i
 
 
 def trim_log(path: Path) -> None:
-    """Keep a flood of output from filling the disk: only the latest part stays."""
+    """Keep a flood of output from filling the disk: about the last megabyte stays.
+
+    What is written between the read and the truncation is lost.
+    """
     with contextlib.suppress(OSError):
         if path.stat().st_size > _LOG_LIMIT:
             kept, _ = read_log(path, _LOG_KEPT)
