@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import inspect
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -159,6 +160,7 @@ class Cluster(Lasting):
 
     def _make(self, config: ClusterConfig, launcher: base.Launcher) -> None:
         super()._make(config, launcher)
+        self._pid = os.getpid()
         self._ending = False
         self._ender: threading.Thread | None = None
         self._has_ended = threading.Event()
@@ -259,6 +261,8 @@ class Cluster(Lasting):
         Consumers that are blocked in this process get `Interrupted`. Where somebody else stops it
         already, this waits until that is done.
         """
+        if self._is_forked:
+            return
         if not self.ended:
             self._end("stopped")
             if threading.current_thread() is not self._ender:
@@ -385,6 +389,8 @@ class Cluster(Lasting):
         What reads from it in this process gets `Interrupted`, and its coordinator here is stopped.
         `tfd_notebook.attach` takes it up again.
         """
+        if self._is_forked:
+            return
         if not self.detached:
             self.stop()
         elif not self.ended:
@@ -400,6 +406,11 @@ class Cluster(Lasting):
         where: TracebackType | None,
     ) -> None:
         self.leave()
+
+    @property
+    def _is_forked(self) -> bool:
+        """Whether this process is a fork of the one that has the cluster, and must not end it."""
+        return os.getpid() != self._pid
 
     # Seeing
 
@@ -479,6 +490,16 @@ class Cluster(Lasting):
         if last:
             control.stop()
         self._has_ended.set()
+
+
+def _after_fork() -> None:
+    """Forget the clusters of the parent: the end of a forked child does not end them."""
+    global _clusters_lock
+    _clusters_lock = threading.RLock()
+    _clusters.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _stop_all() -> None:

@@ -454,6 +454,55 @@ def test_sweep_ends_only_what_a_dead_owner_left():
             process.wait()
 
 
+FORKING = """
+import os, sys
+import tfd_notebook as tfd
+
+def end_of(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+cluster = tfd.Cluster(data_workers=1, name="forked")
+pids = [task.pid for task in cluster.tasks]
+child = os.fork()
+if child == 0:
+    assert not tfd.clusters()
+    try:
+        cluster.logs("data_worker:0")
+    except tfd.errors.StateError as error:
+        assert str(os.getppid()) in str(error), error
+        sys.exit(7)
+assert end_of(child) == 7
+assert cluster.logs("data_worker:0") is not None
+with tfd.Cluster(data_workers=1, name="block") as block:
+    child = os.fork()
+    if child == 0:
+        sys.exit(8)
+    assert end_of(child) == 8
+    assert block.logs("data_worker:0") is not None
+child = os.fork()
+if child == 0:
+    cluster.stop()
+    with tfd.Cluster(data_workers=1, name="own") as own:
+        assert own.state == "ready"
+    sys.exit(9)
+assert end_of(child) == 9
+assert [task.pid for task in cluster.tasks] == pids
+assert cluster.kill("data_worker:0") == pids[1]
+print("the parent's clusters work", flush=True)
+"""
+
+
+def test_a_forked_child_that_ends_leaves_the_clusters_of_its_parent():
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-c", FORKING],
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.stdout == "the parent's clusters work\n", done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_lost_agent_is_said_and_the_next_cluster_gets_a_new_one():
     code = (
         "import os, signal, time\n"

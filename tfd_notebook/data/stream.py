@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import math
+import os
 import threading
 import time
 import weakref
@@ -491,6 +492,14 @@ class Stream:
 
 
 _running: weakref.WeakSet[Stream] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # The threads of the parent's streams do not exist in a forked child.
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @atexit.register

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import itertools
 import logging
+import os
 import queue
 import threading
 import time
@@ -447,6 +448,15 @@ def _clusters_elsewhere() -> dict[str, RemoteCluster]:
                 if not cluster.ended:
                     found.setdefault(name, cluster)
     return found
+
+
+def _after_fork() -> None:
+    """Forget the parent's kernels: the end of a forked child does not end them."""
+    global _kernels
+    _kernels = weakref.WeakSet()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @atexit.register

@@ -197,6 +197,11 @@ class _LocalAgent:
         assert self._process.stdin is not None
         write_to_pipe(self._process.stdin, data)
 
+    def disown(self) -> None:
+        """Keep a forked child from waiting for the process of its parent."""
+        if self._process is not None:
+            self._process.returncode = 0
+
     def close(self, timeout: float) -> None:
         if self._process is None or self.owner != os.getpid():
             return
@@ -233,4 +238,13 @@ def _surroundings(extra: Any) -> dict[str, Any]:
     }
 
 
+def _after_fork() -> None:
+    """Leave the agent to the parent; a forked child that needs one starts its own."""
+    global _current, _lock
+    if _current is not None:
+        _current.disown()
+    _current, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 atexit.register(shutdown)

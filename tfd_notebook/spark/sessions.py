@@ -237,6 +237,14 @@ def _path() -> list[str]:
     return [*dict.fromkeys([*first, *entries])]
 
 
+def _after_fork() -> None:
+    """Leave Spark to the parent: the end of a forked child does not end it."""
+    atexit.unregister(end)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def _within(entry: str, prefix: str) -> bool:
     return os.path.commonpath([entry, os.path.abspath(prefix)]) == os.path.abspath(prefix)
 
