@@ -10,8 +10,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import logging
 import os
-import select
+import selectors
 import socket
 import threading
 import time
@@ -31,6 +32,11 @@ _CLIENTS = 8
 _PEER_THREAD = "tfd-control-peer"
 #: Seconds that the end of this process waits for answers: to have its cluster stopped may end it.
 _FAREWELL_SECONDS = 2.0
+
+#: Seconds until a connection is accepted again after an error, such as of descriptors.
+_RETRY_SECONDS = 0.2
+
+log = logging.getLogger("tfd_notebook")
 
 _server: ControlServer | None = None
 _server_lock = threading.Lock()
@@ -86,6 +92,8 @@ class ControlServer:
         from tfd_notebook.launch.runtime import control_socket
 
         self.path = path or control_socket(os.getpid())
+        #: Why the last connection was not served; empty if it was.
+        self._failure = ""
         self._slots = threading.BoundedSemaphore(_CLIENTS)
         self._listener = unixsocket.listen(self.path, _CLIENTS)
         self._asleep, self._waker = socket.socketpair()
@@ -105,21 +113,50 @@ class ControlServer:
 
     def _accept(self) -> None:
         try:
-            while True:
-                ready, _, _ = select.select([self._listener, self._asleep], [], [])
-                if self._asleep in ready:
-                    return
-                peer, _ = self._listener.accept()
-                if not unixsocket.is_this_user(peer) or not self._slots.acquire(blocking=False):
-                    peer.close()
-                    continue
-                threading.Thread(
-                    target=self._serve, args=(peer,), name=_PEER_THREAD, daemon=True
-                ).start()
+            # select() would fail with descriptors above 1023.
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._listener, selectors.EVENT_READ)
+                selector.register(self._asleep, selectors.EVENT_READ)
+                while self._asleep not in [key.fileobj for key, _ in selector.select()]:
+                    self._accept_one()
+        except BaseException:
+            log.exception(
+                "the control socket %s failed: `tfd` cannot reach this process", self.path
+            )
+            raise
         finally:
             self.path.unlink(missing_ok=True)
             for held in (self._listener, self._asleep, self._waker):
                 held.close()
+
+    def _accept_one(self) -> None:
+        """Accept a connection and serve it; report what prevents that, and go on."""
+        try:
+            peer, _ = self._listener.accept()
+            try:
+                self._start_serving(peer)
+            except BaseException:
+                peer.close()
+                raise
+        except Exception as error:
+            if str(error) != self._failure:
+                log.warning("a connection to %s was not served: %s", self.path, error)
+            self._failure = str(error)
+            time.sleep(_RETRY_SECONDS)
+        else:
+            self._failure = ""
+
+    def _start_serving(self, peer: socket.socket) -> None:
+        if not unixsocket.is_this_user(peer) or not self._slots.acquire(blocking=False):
+            peer.close()
+            return
+        try:
+            threading.Thread(
+                target=self._serve, args=(peer,), name=_PEER_THREAD, daemon=True
+            ).start()
+        except BaseException:
+            self._slots.release()
+            raise
 
     def _serve(self, peer: socket.socket) -> None:
         try:

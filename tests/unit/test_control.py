@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import stat
@@ -19,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests._programs import program
+from tests._waiting import until
 from tfd_notebook import control, errors
 from tfd_notebook.cluster import Cluster, clusters
 from tfd_notebook.launch.runtime import runtime_dir
@@ -152,6 +155,44 @@ def test_a_process_that_does_not_answer_is_named_and_hides_nobody(listening: Pat
         with pytest.raises(errors.TimeLimit, match="999999998"):
             control.call(999999998, {"command": "list"}, timeout=0.1)
         assert [one["name"] for one in control.clusters(timeout=0.1)] == ["here"]
+
+
+@contextlib.contextmanager
+def many_descriptors() -> Iterator[None]:
+    """Use up the descriptors below 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    opened: list[int] = []
+    try:
+        while not opened or opened[-1] < 1100:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for fd in opened:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_descriptors_above_1023_work() -> None:
+    with many_descriptors(), Cluster(launcher="fake", data_workers=1, name="many"):
+        control.ensure_started()
+        assert control.clusters()[0]["name"] == "many"
+        control.stop()
+
+
+def test_it_goes_on_after_connections_that_it_could_not_accept(
+    listening: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as peer:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            peer.connect(str(listening))
+            until(lambda: "Too many open files" in caplog.text)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert control.clusters()[0]["name"] == "here"
+    assert caplog.text.count("Too many open files") == 1
 
 
 def test_stopping_leaves_nothing(listening: Path) -> None:

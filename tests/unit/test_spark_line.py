@@ -124,6 +124,14 @@ def test_a_channel_that_does_not_answer_is_given_up_for_another(driver: Driver) 
     assert hear(driver.next())["say"] == "ended"
 
 
+@pytest.mark.parametrize("bad", [object(), "x" * (1 << 21)])
+def test_what_cannot_be_sent_does_not_end_the_line(driver: Driver, bad: Any) -> None:
+    channel = driver.next()
+    driver.line.say({"say": bad})
+    driver.line.say({"say": "ended"})
+    assert hear(channel)["say"] == "ended"
+
+
 def test_a_beat_waits_for_nothing_that_is_not_said_yet(driver: Driver) -> None:
     channel = driver.next()
     driver.line.beat()

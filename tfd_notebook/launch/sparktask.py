@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import select
+import selectors
 import subprocess
 import sys
 import time
@@ -81,11 +81,14 @@ def starter(code: str, given: dict[str, Any], seconds: float) -> Callable[..., I
             process.stdin.flush()
             line = b""
             deadline = time.monotonic() + seconds
-            while not line.endswith(b"\n") and (left := deadline - time.monotonic()) > 0:
-                if select.select([process.stdout], [], [], left)[0]:
-                    if not (data := os.read(process.stdout.fileno(), 1 << 16)):
-                        break
-                    line += data
+            # select() would fail with descriptors above 1023.
+            with selectors.DefaultSelector() as selector:
+                selector.register(process.stdout, selectors.EVENT_READ)
+                while not line.endswith(b"\n") and (left := deadline - time.monotonic()) > 0:
+                    if selector.select(left):
+                        if not (data := os.read(process.stdout.fileno(), 1 << 16)):
+                            break
+                        line += data
         process.returncode = 0  # it outlives this task, which never waits for it
         return line.decode(errors="replace")
 

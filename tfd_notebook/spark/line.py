@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -153,6 +154,9 @@ class Line:
                 used.send({**said, **self._known()})
             except OSError:
                 used.close()  # whoever listens there makes another one
+            except Exception:  # a message that is too large or not JSON would fail again
+                traceback.print_exc()
+                self._has_heard(said["word"])
 
     def _take_log(self) -> str:
         log = "".join(self._log)[-MOST_LOG:]
