@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from tfd_notebook import errors
 from tfd_notebook.data import service
 from tfd_notebook.data.consumers import Consumers
+from tfd_notebook.data.functions import FunctionWatch
 from tfd_notebook.data.host import Registered, ServiceHost, Surroundings
 from tfd_notebook.data.journal import Journal
 from tfd_notebook.fleet import DISPATCHER, Fleet
@@ -61,6 +62,7 @@ class DataPath:
         self._fleet = Fleet(config, launcher, self._monitor)
         self._journal: Journal | None = None
         self._registered: dict[str, Registered] = {}
+        self._functions = FunctionWatch()
         self._surroundings: Surroundings | None = None
         self._streams: dict[str, Stream] = {}
         #: The name that a stream got, by the name that was asked for.
@@ -259,9 +261,17 @@ class DataPath:
                 fix="make room there, or start the cluster with another Service(work_dir=...)",
             )
 
-    def install_functions(self, functions: Mapping[str, str], blob: bytes) -> None:
-        """Give every present and future data worker Python functions."""
-        self._fleet.install(blob)
+    def install_functions(
+        self, functions: Mapping[str, str], blob: bytes, dataset: Any = None
+    ) -> None:
+        """Send Python functions to every present and future data worker."""
+        gone = self._functions.gone(len(blob))
+        try:
+            self._fleet.install(functions, blob, gone)
+        except BaseException:
+            self._functions.gone_again(gone)
+            raise
+        self._functions.watch(functions, dataset)
 
     def enable_static_sharding(self) -> None:
         """Have the dispatcher know its workers by address, restarting it if that is news."""

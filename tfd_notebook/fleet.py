@@ -269,9 +269,19 @@ class Fleet:
         if lost:
             self.ask("bury", tasks=lost)
 
-    def install(self, blob: bytes) -> None:
-        """Give Python functions to all present and future data workers."""
-        self.ask("install", blob=base64.b64encode(blob).decode(), timeout=60.0)
+    def install(self, tokens: Iterable[str], blob: bytes, gone: Iterable[str]) -> None:
+        """Send Python functions to all present and future data workers.
+
+        Parameters
+        ----------
+        tokens : iterable of str
+            The functions' names in graphs.
+        blob : bytes
+        gone : iterable of str
+            Those that no dataset uses any more.
+        """
+        packed = base64.b64encode(blob).decode()
+        self.ask("install", blob=packed, tokens=list(tokens), gone=list(gone), timeout=60.0)
 
     def log(self, task: str, lines: int) -> str:
         """Return the last `lines` lines of a task's log."""

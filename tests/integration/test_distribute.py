@@ -123,7 +123,9 @@ class Host:
     def check_room(self, needed: int) -> None:
         pass  # there is enough
 
-    def install_functions(self, functions: Mapping[str, str], blob: bytes) -> None:
+    def install_functions(
+        self, functions: Mapping[str, str], blob: bytes, dataset: Any = None
+    ) -> None:
         for worker in self.workers:
             answer = worker.install(blob)
             if answer != str(len(functions)):

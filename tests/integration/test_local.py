@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import gc
 import logging
 import os
 import re
@@ -122,6 +123,46 @@ def test_a_function_with_200_mb_is_refused_and_the_cluster_works_on(cluster):
     with pytest.raises(errors.NotSerializable, match=r"200 MB .*at most 200 MB"):
         doubled(cluster, np.ones(200_000_000, np.uint8))
     assert doubled(cluster, np.ones(1000)) == [0, 2, 4, 6]
+
+
+def megabytes(pid):
+    return psutil.Process(pid).memory_info().rss / 1e6
+
+
+def test_a_cell_that_is_run_again_and_again_does_not_fill_agent_and_workers():
+    with tfd.Cluster(data_workers=1, name="cells") as cluster:
+        size, times = 5_000_000, 40
+        kept = tf.data.Dataset.range(4).map(lambda x: tf.numpy_function(abs, [x], tf.int64))
+        kept = kept.apply(cluster.distribute("dynamic"))
+        pids = (local.agent_pids()[0], row(cluster, "data_worker:0").pid)
+        for _ in range(3):
+            assert doubled(cluster, np.ones(size, np.uint8)) == [0, 2, 4, 6]
+        before = [megabytes(pid) for pid in pids]
+        for _ in range(times):
+            assert doubled(cluster, np.ones(size, np.uint8)) == [0, 2, 4, 6]
+        grown = [megabytes(pid) - had for pid, had in zip(pids, before, strict=True)]
+        assert max(grown) < size * times / 1e6 / 2, grown
+        # What a dataset still refers to is there, also in a fresh worker.
+        assert sorted(int(x) for x in kept) == [0, 1, 2, 3]
+        cluster.restart("data_worker:0")
+        assert sorted(int(x) for x in kept) == [0, 1, 2, 3]
+        assert megabytes(row(cluster, "data_worker:0").pid) < before[1] + size * times / 1e6 / 2
+
+
+def test_functions_of_a_registered_dataset_stay():
+    with tfd.Cluster(data_workers=1, name="registered") as cluster:
+
+        def registered():
+            """Register a dataset and refer to its functions no more."""
+            dataset = tf.data.Dataset.range(4).map(lambda x: tf.numpy_function(abs, [x], tf.int64))
+            return cluster.register(dataset), dataset.element_spec
+
+        dataset_id, spec = registered()
+        gc.collect()
+        assert doubled(cluster, np.ones(1000)) == [0, 2, 4, 6]
+        cluster.restart("data_worker:0")
+        read = cluster.from_dataset_id("dynamic", dataset_id, spec)
+        assert sorted(int(x) for x in read) == [0, 1, 2, 3]
 
 
 def pipe_bytes(pid):

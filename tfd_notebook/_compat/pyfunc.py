@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import io
 import os
 import pickle
 import re
 import sys
 import types
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
@@ -94,6 +96,15 @@ def install(blob: bytes) -> tuple[str, ...]:
     _installed.update(functions)
     registry._funcs.update(functions)
     return tuple(functions)
+
+
+def forget(tokens: Iterable[str]) -> None:
+    """Free functions that `install` made known, which no dataset uses any more."""
+    freed = [_installed.pop(token, None) for token in tokens]
+    if any(function is not None for function in freed):
+        del freed
+        # A function that was sent by value refers to itself through its globals.
+        gc.collect()
 
 
 def user_function(registered: Any) -> Any:

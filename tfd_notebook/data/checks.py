@@ -40,8 +40,11 @@ def say(text: str) -> None:
     (sys.stdout if notebook else sys.stderr).write(f"{text}\n")
 
 
-def prepare(host: ServiceHost, dataset: Any, mode: str) -> pipeline.Pipeline:
-    """Refuse what cannot work, and take to the workers what they need for `dataset`."""
+def prepare(host: ServiceHost, dataset: Any, mode: str, lasting: bool = True) -> pipeline.Pipeline:
+    """Refuse what cannot work, and take to the workers what they need for `dataset`.
+
+    With `lasting` they need it for as long as the cluster exists: others can read the dataset.
+    """
     import tensorflow as tf
 
     check_dataset(dataset)
@@ -62,7 +65,8 @@ def prepare(host: ServiceHost, dataset: Any, mode: str) -> pipeline.Pipeline:
     _check_travels(host, found, dataset, tf)
     host.check_room(found.size)
     if found.tokens and not host.service_in_process:
-        host.install_functions(*functions.pack(found.tokens))
+        user = None if lasting or not tf.executing_eagerly() else dataset
+        host.install_functions(*functions.pack(found.tokens), user)
     if mode in STATIC:
         host.enable_static_sharding()
     if mode == "HINT" and not found.has_shard_hint:

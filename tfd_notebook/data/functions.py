@@ -6,8 +6,11 @@ A dataset's graph names its Python functions by tokens; the functions themselves
 
 from __future__ import annotations
 
+import collections
+import gc
 import inspect
 import types
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -15,11 +18,14 @@ from tfd_notebook._compat import pyfunc
 from tfd_notebook._compat.pyfunc import install
 from tfd_notebook.errors import NotSerializable
 
-__all__ = ["find_functions", "install", "pack"]
+__all__ = ["FunctionWatch", "find_functions", "install", "pack"]
 
 #: Bytes of pickled functions that can be sent to the agents at a time: base64 adds a third, and
 #: an agent takes 2**28 bytes (`tfd_notebook.launch.protocol.LARGEST`).
 LARGEST = 200_000_000
+
+#: Bytes from which on it pays to look for garbage before functions are sent.
+_LARGE = 1_000_000
 
 _DEPTH = 6
 
@@ -95,6 +101,55 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
             "part of the dataset (tf.data.TFRecordDataset, Dataset.load)",
         )
     return names, blob
+
+
+class FunctionWatch:
+    """Notes which functions that the data workers have are not used by any dataset any more.
+
+    Datasets are watched and not the functions: TensorFlow's global graph refers to each function
+    for as long as the process runs. A distributed dataset refers to the one that it was made of,
+    and an iterator to its dataset.
+    """
+
+    def __init__(self) -> None:
+        self._lasting: set[str] = set()
+        self._users: dict[int, tuple[weakref.ref[Any], tuple[str, ...]]] = {}
+        # Filled by the garbage collector, in any thread.
+        self._ended: collections.deque[tuple[str, ...]] = collections.deque()
+
+    def watch(self, tokens: Iterable[str], dataset: Any) -> None:
+        """Note that `dataset` uses functions; None means that they are used for ever."""
+        if dataset is None:
+            self._lasting.update(tokens)
+            return
+        key, used = id(dataset), tuple(tokens)
+
+        def end(_: object) -> None:
+            self._users.pop(key, None)
+            self._ended.append(used)
+
+        self._users[key] = weakref.ref(dataset, end), used
+
+    def gone(self, size: int) -> list[str]:
+        """Return the tokens that are not used any more since the last call.
+
+        Parameters
+        ----------
+        size : int
+            Bytes that are sent next: before many, what is only garbage is freed.
+        """
+        if size > _LARGE:
+            gc.collect()
+        ended: set[str] = set()
+        while self._ended:
+            ended.update(self._ended.popleft())
+        for _, tokens in tuple(self._users.values()):
+            ended.difference_update(tokens)
+        return sorted(ended - self._lasting)
+
+    def gone_again(self, tokens: Iterable[str]) -> None:
+        """Return tokens that could not be sent."""
+        self._ended.append(tuple(tokens))
 
 
 def _explained(functions: dict[str, Any], error: Exception) -> NotSerializable:

@@ -105,12 +105,15 @@ class ServiceHost(Protocol):
     def check_room(self, needed: int) -> None:
         """Raise WorkDirError unless so many bytes can be written beside the journal."""
 
-    def install_functions(self, functions: Mapping[str, str], blob: bytes) -> None:
+    def install_functions(
+        self, functions: Mapping[str, str], blob: bytes, dataset: Any = None
+    ) -> None:
         """Give every present and future data worker the Python functions in `blob`.
 
         `functions` maps each token to the name of its function as the user wrote it, `blob` is
         what `tfd_notebook.data.functions.install` takes. Returns when all present workers have
-        them; raises NotSerializable when one cannot load them.
+        them; raises NotSerializable when one cannot load them. The workers may forget the functions
+        after `dataset`, and any other that uses them, has ended; never if it is None.
         """
 
     def enable_static_sharding(self) -> None:

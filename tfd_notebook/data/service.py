@@ -101,7 +101,7 @@ def distribute(
     def apply(dataset: Any) -> Any:
         from tensorflow.data.experimental import assert_cardinality, service
 
-        found = checks.prepare(host, dataset, reading.mode)
+        found = checks.prepare(host, dataset, reading.mode, lasting=job_name is not None)
         cardinality = int(dataset.cardinality())
         checks.check_endless(reading, cardinality)
         checks.check_job(host, reading, job_name)

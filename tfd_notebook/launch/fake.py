@@ -197,7 +197,7 @@ class FakeNode(Node):
     def _do_describe(self, about: dict[str, Any]) -> None:
         self.about = about
 
-    def _do_install(self, blob: str) -> None:
+    def _do_install(self, blob: str, tokens: list[str], gone: list[str]) -> None:
         self.installed.append(blob)
 
     def _do_inspect(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.errors import StateError, TfdError, UnknownName
 from tfd_notebook.launch import runtime
+from tfd_notebook.launch.functions import Functions
 from tfd_notebook.launch.policy import limits
 from tfd_notebook.launch.stunnel import TunnelEnd, make_key
 from tfd_notebook.launch.supervise import trim_log
@@ -43,7 +44,7 @@ class HostedCluster:
         self.preload: list[str] = opened["preload"]
         self.allow: list[str] = opened["allow"]
         self.about: dict[str, Any] = opened["about"]
-        self.functions: list[bytes] = []
+        self.functions = Functions()
         self.tasks: dict[str, Supervised] = {}
         self.retired: dict[str, Supervised] = {}
         #: What the administrator of this host allows.

@@ -244,7 +244,7 @@ class InProcessNode(Node):
             fix='use launcher="local" to try failures',
         )
 
-    def _do_install(self, blob: str) -> None:
+    def _do_install(self, blob: str, tokens: list[str], gone: list[str]) -> None:
         """Python functions of this process are here already."""
 
     def _do_logs(self, task: str, size: int, offset: int | None = None) -> list[Any]:

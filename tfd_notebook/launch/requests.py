@@ -206,15 +206,16 @@ class Requests(ABC):
         for name in tasks:
             self._cluster(cluster).task(name).bury()
 
-    async def do_install(self, cluster: str, blob: str) -> None:
+    async def do_install(self, cluster: str, blob: str, tokens: list[str], gone: list[str]) -> None:
         hosted = self._cluster(cluster)
         functions = base64.b64decode(blob)
-        hosted.functions.append(functions)
+        hosted.functions.forget(gone)
+        hosted.functions.add(tokens, functions)
         workers = [t for t in hosted.tasks.values() if t.spec.role is Role.DATA_WORKER]
         try:
-            await asyncio.gather(*(task.install(functions) for task in workers))
+            await asyncio.gather(*(task.install(functions, gone) for task in workers))
         except BaseException:
-            hosted.functions.remove(functions)
+            hosted.functions.remove(tokens)
             raise
 
     async def do_inspect(self, cluster: str) -> dict[str, dict[str, list[str]]]:

@@ -152,11 +152,14 @@ class Supervised:
         if self.state is TaskState.FAILED and self._tombstone is None:
             self._bury(f"[TFD302] {self.spec.name} of cluster {self._cluster.name!r} is gone")
 
-    async def install(self, blob: bytes) -> None:
-        """Give the running process Python functions; later ones get them at their start."""
+    async def install(self, blob: bytes, gone: list[str]) -> None:
+        """Send the running process Python functions, and the tokens of those to forget.
+
+        Later processes get what is needed then at their start.
+        """
         if self.process is not None and self.state in (TaskState.READY, TaskState.HUNG):
             stale = await self.process.request(
-                "install", 30.0, blob=base64.b64encode(blob).decode()
+                "install", 30.0, blob=base64.b64encode(blob).decode(), gone=gone
             )
             if stale:
                 self._cluster.notice(
@@ -307,8 +310,10 @@ class Supervised:
             },
             self.log,
         )
-        for blob in cluster.functions if self.spec.role is Role.DATA_WORKER else ():
-            await self.process.request("install", 60.0, blob=base64.b64encode(blob).decode())
+        for _, blob in cluster.functions if self.spec.role is Role.DATA_WORKER else ():
+            await self.process.request(
+                "install", 60.0, blob=base64.b64encode(blob).decode(), gone=[]
+            )
         started = await self.process.request(
             "start",
             cluster.policy.start_timeout,

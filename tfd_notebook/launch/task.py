@@ -87,11 +87,12 @@ class _Task:
         self._modules: dict[str, float] = {}
         self._note_modules()
 
-    def install(self, blob: str) -> list[str]:
-        """Install Python functions; return the user's modules that are stale here."""
+    def install(self, blob: str, gone: list[str]) -> list[str]:
+        """Install Python functions and forget some; return the user's modules that are stale."""
         from tfd_notebook._compat import pyfunc
 
         stale = modules.stale(self._modules)
+        pyfunc.forget(gone)
         pyfunc.install(base64.b64decode(blob))
         self._note_modules()
         return stale

@@ -1,0 +1,59 @@
+"""Which pickled functions a cluster's agent keeps for data workers."""
+
+import pytest
+
+from tfd_notebook.errors import StateError
+from tfd_notebook.launch import functions
+from tfd_notebook.launch.functions import Functions
+
+
+def kept(some):
+    return [tokens for tokens, _ in some]
+
+
+def test_a_set_goes_with_the_last_of_its_functions():
+    some = Functions()
+    some.add(["a", "b"], b"ab")
+    some.forget(["a"])
+    assert kept(some) == [("a", "b")]
+    some.forget(["b", "unknown"])
+    assert kept(some) == []
+
+
+def test_a_set_whose_functions_are_in_later_ones_is_not_needed():
+    some = Functions()
+    for number in range(100):
+        some.add(["base", str(number)], b"x")
+        if number:
+            some.forget([str(number - 1)])
+    assert kept(some) == [("base", "99")]
+
+
+def test_a_function_that_comes_again_is_not_forgotten():
+    some = Functions()
+    some.add(["a", "b"], b"ab")
+    some.forget(["a"])
+    some.add(["a"], b"a")
+    assert kept(some) == [("a", "b"), ("a",)]
+    some.forget(["b"])
+    assert kept(some) == [("a",)]
+
+
+def test_a_set_that_is_repeated_replaces_itself():
+    some = Functions()
+    some.add(["a"], b"1")
+    some.add(["b"], b"2")
+    some.add(["a"], b"3")
+    assert list(some) == [(("b",), b"2"), (("a",), b"3")]
+
+
+def test_there_is_a_limit(monkeypatch):
+    monkeypatch.setattr(functions, "LARGEST", 10)
+    some = Functions()
+    some.add(["a"], b"x" * 8)
+    with pytest.raises(StateError, match="at most"):
+        some.add(["b"], b"x" * 8)
+    some.add(["a"], b"y" * 8)
+    some.forget(["a"])
+    some.add(["b"], b"x" * 8)
+    assert kept(some) == [("b",)]
