@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfd_notebook import errors
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from tfd_notebook.data.forecast import Forecast
+    from tfd_notebook.data.host import Registered
     from tfd_notebook.views import Table
 
 #: Seconds for which a consumer is watched before an estimate.
@@ -127,7 +128,13 @@ class Insight(DataPath):
         from tfd_notebook.data.live import worker_limit
         from tfd_notebook.data.using import workers_of
 
-        return worker_limit(task, workers_of(self.snapshot().tasks))
+        latest = self._consumers.latest()
+        return worker_limit(
+            task,
+            workers_of(self.snapshot().tasks),
+            self.service_on_this_host and self._consumers.machine_is_busy(),
+            None if latest is None else latest.live.delivery,
+        )
 
     def jobs(self) -> Table:
         """Return what the dispatcher's journal says of each pass of each job.
@@ -159,7 +166,7 @@ class Insight(DataPath):
         for row in self.snapshot().streams:
             if row.state == "running" and row.job:
                 readers.setdefault(row.job, []).append(row.name)
-        return views.jobs_table(journal.read(), readers, self.registered)
+        return views.jobs_table(journal.read(), readers, _split_counts(self.registered))
 
     def what_if(self, *data_workers: int) -> Table:
         """Estimate what the consumer that reads now would get with other numbers of data workers.
@@ -176,7 +183,8 @@ class Insight(DataPath):
         Table
             A row for each, and for the present number, with ``data_workers``, ``elements_per_s``,
             ``low`` and ``high`` (between which it should be) and ``because``: what sets it. New
-            workers on this machine share its processors; Python that waits is not foreseen.
+            workers on this machine share its processors; Python that waits is not foreseen. Where
+            the source has fewer splits than there would be workers, a line below says so.
 
         Raises
         ------
@@ -188,9 +196,11 @@ class Insight(DataPath):
         for count in data_workers:
             check_count("data_workers", count)
         self._must_run()
-        return views.forecast_table(self._forecast(data_workers or (2, 4, 8)))
+        return views.forecast_table(*self._forecast(data_workers or (2, 4, 8)))
 
-    def _forecast(self, counts: Sequence[int]) -> list[Forecast]:
+    def _forecast(self, counts: Sequence[int]) -> tuple[list[Forecast], str]:
+        """Return an estimate for each of `counts`, and advice where they cannot help."""
+        from tfd_notebook.data.advice import few_splits
         from tfd_notebook.data.forecast import forecast
         from tfd_notebook.data.live import Pulse
         from tfd_notebook.data.using import Workers
@@ -220,7 +230,8 @@ class Insight(DataPath):
                 fix="see cluster.limit for what it waits for",
             )
         rates = [b.elements - a.elements for a, b in itertools.pairwise(readings)]
-        return forecast(
+        delivery = source.live.delivery
+        found = forecast(
             sorted({*counts, len(used)}),
             workers=len(used),
             rates=[float(rate) for rate in rates],
@@ -229,4 +240,12 @@ class Insight(DataPath):
             consumer_cpu=0.0 if self.service_in_process else pulse.cpu,
             cores=processors() if self.service_on_this_host else None,
             behind=source.live.limit.kind in ("source", "stage", "python", "device_copy"),
+            useful=delivery.can_use if delivery is not None else lambda count: count,
         )
+        shared = None if delivery is None else delivery.shared
+        limited = shared is not None and any(one.because == "splits" for one in found)
+        return found, few_splits(shared) if shared is not None and limited else ""
+
+
+def _split_counts(registered: Mapping[str, Registered]) -> dict[str, int]:
+    return {key: one.splits.count for key, one in registered.items() if one.splits is not None}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook._compat.stages import stages_of
 from tfd_notebook.data import trials
+from tfd_notebook.data.using import processors
 from tfd_notebook.errors import PipelineError, StateError, UnknownName, UsageError
 
 pytestmark = pytest.mark.integration
@@ -278,6 +281,77 @@ class TestThroughACluster:
             assert found["low"] <= found["elements_per_s"] <= found["high"]
             assert found["data_workers"] == 4
             assert tfd.compare(limit, stream).gain > 0
+
+    def test_a_source_with_one_split(self, cluster: tfd.Cluster) -> None:
+        """A generator is read by one data worker; several of them by both."""
+
+        def slow(_: int = 0) -> Iterator[int]:
+            for number in range(10_000):
+                time.sleep(0.05)
+                yield number
+
+        def generator(*args: Any) -> Any:
+            signature = tf.TensorSpec((), tf.int64)
+            return tf.data.Dataset.from_generator(slow, output_signature=signature, args=args)
+
+        def advised(dataset: Any, name: str) -> tuple[str, str, str]:
+            read = dataset.apply(cluster.distribute("dynamic"))
+            with cluster.stream(read, name=name).start() as stream:
+                until(lambda: stream.limit.kind == "workers", 30)
+                live, table = stream.limit.advice, cluster.what_if(4)
+                because = table.records()[-1]["because"]
+            return live, f"{because}: {table}", tfd.explain(read, seconds=3).advice
+
+        for text in advised(generator(), "one"):
+            assert "more data workers cannot help: from_generator(slow)" in text
+            assert "has one split" in text
+            assert "interleave" in text
+            assert "scale(" not in text
+        several = Range(100).interleave(lambda i: generator(i), cycle_length=1)
+        for text in advised(several, "several"):
+            assert "cannot help" not in text
+            assert "splits" not in text
+
+    def test_one_file(self, cluster: tfd.Cluster, tmp_path: Path) -> None:
+        files = [str(tmp_path / f"{name}.tfrecord") for name in "abc"]
+        for file in files:
+            with tf.io.TFRecordWriter(file) as writer:
+                for _ in range(2_000):
+                    writer.write(b"x")
+
+        def wait(record: Any) -> Any:
+            time.sleep(0.05)
+            return record
+
+        def advised(names: list[str]) -> str:
+            records = tf.data.TFRecordDataset(names)
+            slow = records.map(lambda x: tf.numpy_function(wait, [x], tf.string))
+            limit = tfd.explain(slow.apply(cluster.distribute("dynamic")), seconds=3)
+            assert limit.kind == "workers"
+            return limit.advice
+
+        said = advised(files[:1])
+        assert "more data workers cannot help: TFRecordDataset()" in said
+        assert "several files" in said
+        assert "cannot help" not in advised(files)
+
+    def test_advice_counts_the_cores_that_other_processes_use(self, cluster: tfd.Cluster) -> None:
+        def wait(number: Any) -> Any:
+            time.sleep(0.02)
+            return number
+
+        waiting = Range(ENDLESS).map(lambda x: tf.numpy_function(wait, [x], tf.int64))
+        burners = [
+            subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            for _ in range(2 * processors())
+        ]
+        try:
+            with cluster.stream(waiting.apply(cluster.distribute("off"))).start() as stream:
+                until(lambda: stream.limit.advice.startswith("all cores of this machine"), 30)
+        finally:
+            for burner in burners:
+                burner.kill()
+                burner.wait()
 
     def test_one_slow_worker_in_coordinated_reads(self, tmp_path: Path) -> None:
         """It sleeps twice as long: all workers send as much and use as much processor time."""

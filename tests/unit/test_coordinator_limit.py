@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -154,6 +155,21 @@ def test_every_kind_is_found(case: str, clock: Clock) -> None:
     assert bool(found.advice) == (kind != "none")
     assert found.share is None or 0 <= found.share <= 1
     assert repr(found)
+
+
+def test_more_workers_are_advised_only_where_they_can_help(clock: Clock) -> None:
+    def advised(store: Store, rows: Sequence[TaskRow], paused: bool = False) -> str:
+        found = judge(store, 2, 0, 0.0, rows, paused=paused)
+        assert found.kind == "compute"
+        return found.advice
+
+    idle, queued = rounds(clock), rounds(clock, queued=50)
+    here, there = tasks(1000.0), [replace(row, host="node1") for row in tasks(1000.0)]
+    assert advised(queued, there) == "add workers: cluster.scale(workers=3)"
+    assert advised(queued, tasks(0.0)) == "add workers: cluster.scale(workers=3)"
+    assert advised(queued, here).endswith("add workers on other machines")
+    assert advised(queued, there, paused=True) == "it is paused now: coordinator.resume()"
+    assert advised(idle, there) == "it is idle now: no closure waits or runs"
 
 
 def test_no_kind_is_left_out() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tfd_notebook._compat.stages import Model, Node, Stage
+from tfd_notebook.data.advice import advise
 from tfd_notebook.data.costs import Costs
 from tfd_notebook.data.forecast import forecast
 from tfd_notebook.data.live import worker_limit
 from tfd_notebook.data.measuring import Measured
-from tfd_notebook.data.using import WorkerUse
-from tfd_notebook.data.verdict import judge, judge_service, odd_worker
+from tfd_notebook.data.using import Delivery, WorkerUse
+from tfd_notebook.data.verdict import Verdict, judge, judge_service, odd_worker
 from tfd_notebook.limit import DATA_KINDS, Limit, compare
 
 FIGURES = {"elements_per_s": 40.0, "wait_fraction": 0.9, "cpu_cores": 1.0}
@@ -408,6 +412,28 @@ class TestSlowWorker:
         working, idle = ((154.0, 150.0, 160.0), 1.0), ((0.0, 0.0, 0.0), 0.0)
         assert accused(working, idle, working) == ""
         assert accused(working, idle, idle) == ""
+        for share in (0.2, None):  # it sends empty answers
+            assert accused(working, ((0.5, 0.6, 0.5), share)) == ""
+
+
+class TestAdvice:
+    def test_more_workers_are_advised_only_where_a_core_is_free(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Host:
+            """Stands for a cluster: only its variable's name matters here."""
+
+        workers = Verdict("workers", 0.9)
+        assert advise(workers, 2) == "cluster.scale(data_workers=3)"
+        assert advise(replace(workers, saturated=True), 2).startswith("all cores")
+        host = Host()
+        delivery = Delivery(weakref.ref(host), -1, "OFF", None)  # type: ignore[arg-type]
+        assert advise(workers, 2, delivery) == "cluster.scale(data_workers=3)"
+        monkeypatch.setattr(sys.modules["__main__"], "images", host, raising=False)
+        assert advise(workers, 2, delivery) == "images.scale(data_workers=3)"
+        busy = [WorkerUse("data_worker:0", "ready", 0.99, None)]
+        assert worker_limit("data_worker:0", busy).advice == "cluster.scale(data_workers=2)"
+        assert worker_limit("data_worker:0", busy, saturated=True).advice.startswith("all cores")
 
 
 class TestForecast:
@@ -436,6 +462,11 @@ class TestForecast:
         found = self.ask(behind=True)
         assert [f.because for f in found[1:]] == ["pipeline"] * 3
         assert found[-1].elements_per_s == pytest.approx(100)
+
+    def test_more_workers_than_splits_bring_nothing(self) -> None:
+        found = self.ask(useful=lambda count: min(count, 2))
+        assert [round(f.elements_per_s) for f in found] == [100, 200, 200, 200]
+        assert [f.because for f in found] == ["workers", "workers", "splits", "splits"]
 
     def test_workers_elsewhere_bring_processors(self) -> None:
         assert self.ask(cores=None, wait_fraction=1.0)[-1].elements_per_s == pytest.approx(1600)

@@ -131,18 +131,42 @@ def delivery_of(dataset: Any) -> Any:
     return used.delivery if counts else dataclasses.replace(used.delivery, cardinality=-1)
 
 
-def splits_of(dataset: Any) -> int | None:
-    """Return into how many splits the source of `dataset` is cut; None where that is not known."""
+@dataclass(frozen=True)
+class Splits:
+    """The units in which dynamic sharding gives a source to data workers.
+
+    Parameters
+    ----------
+    count : int
+    source : str
+        The name of the source's stage; of several, of the first one.
+    kind : str
+        That stage's kind.
+    """
+
+    count: int
+    source: str
+    kind: str
+
+
+def splits_of(dataset: Any) -> Splits | None:
+    """Return the splits of the source of `dataset`; None if their number is not known."""
     stages = list(stages_of(dataset).walk())
+    sources = [stage for stage in stages if not stage.inputs]
     counts = [
-        int(stage.dataset.cardinality())
+        1  # TensorFlow makes it of one element and a flat_map
+        if stage.kind == "Generator"
+        else int(stage.dataset.cardinality())
         if stage.kind in ("Range", "TensorSlice", "SparseTensorSlice", "Tensor")
         else -1
-        for stage in stages
-        if not stage.inputs
+        for stage in sources
     ]
     again = any(stage.kind == "Repeat" for stage in stages)
-    return None if again or min(counts) < 0 else sum(counts)
+    if again or min(counts) < 0:
+        return None
+    # The file names of a reader are its source, and the reader is what the user wrote.
+    named = next((stage for stage in stages if stage.kind in READERS), sources[-1])
+    return Splits(sum(counts), named.name, named.kind)
 
 
 def kind_of(name: str) -> str:

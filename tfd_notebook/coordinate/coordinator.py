@@ -402,6 +402,7 @@ class Coordinator(closures.ClusterCoordinator):
             tasks,
             self._ps_bytes(),
             queue.reads_input,
+            bool(self.paused),
         )
 
     def row(self, tasks: Sequence[TaskRow] | None = None) -> CoordinatorRow:

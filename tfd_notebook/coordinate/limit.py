@@ -6,8 +6,11 @@ import statistics
 import time
 import weakref
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from tfd_notebook.closures.store import READY, Columns, Store
+from tfd_notebook.data.using import processors
+from tfd_notebook.data.verdict import is_busy
 from tfd_notebook.limit import Limit
 from tfd_notebook.snapshot import TaskRow
 from tfd_notebook.spec import Role
@@ -37,6 +40,11 @@ _FRESH = 0.2
 _PAUSE = 0.5
 #: Times as long as closures that read no input, from which on reading may be what takes long.
 _LONGER = 1.5
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_NO_CORES = (
+    "all cores of this machine are in use, so that more workers on it would bring nothing: add "
+    "workers on other machines"
+)
 #: The tasks as they were last seen while closures ran.
 _at_work: weakref.WeakKeyDictionary[Store, Sequence[TaskRow]] = weakref.WeakKeyDictionary()
 
@@ -51,6 +59,7 @@ def judge(
     tasks: Sequence[TaskRow] = (),
     ps_bytes: Mapping[str, int] | None = None,
     reads_input: bool | Collection[str] = False,
+    paused: bool = False,
 ) -> Limit:
     """Return what limits a coordinator.
 
@@ -69,6 +78,8 @@ def judge(
         Bytes of the variables on each parameter server.
     reads_input : bool or collection of str
         Whether closures read from datasets on the workers, or which functions' closures do.
+    paused : bool
+        Whether the coordinator is paused. Default false.
     """
     # Of many that are queued, those that have run come before.
     seen = store.columns(_LATEST, ended=True)
@@ -118,7 +129,18 @@ def judge(
     if run < _SHORT:
         return _short(figures)
     waits_for_input = _may_wait_for_input(seen, ended, reads_input)
-    return _of_tasks(figures, tasks, ps_bytes or {}, waits_for_input, workers)
+    found = _of_tasks(figures, tasks, ps_bytes or {}, waits_for_input)
+    if found.kind != "compute":
+        return found
+    if paused:
+        return replace(found, advice="it is paused now: coordinator.resume()")
+    if not any(store.unfinished()):
+        return replace(found, advice="it is idle now: no closure waits or runs")
+    here = [row for row in tasks if row.host in _LOCAL]
+    used = sum(row.cpu_percent or 0.0 for row in here) / 100
+    if here and len(here) == len(tasks) and is_busy(used, processors()):
+        return replace(found, advice=_NO_CORES)
+    return replace(found, advice=f"add workers: cluster.scale(workers={workers + 1})")
 
 
 def _while_running(
@@ -166,7 +188,6 @@ def _of_tasks(
     tasks: Sequence[TaskRow],
     ps_bytes: Mapping[str, int],
     reads_input: bool,
-    workers: int,
 ) -> Limit:
     busy = figures["workers_busy"]
     total = sum(ps_bytes.values())
@@ -209,7 +230,7 @@ def _of_tasks(
         )
     if busy < _BUSY:
         return Limit("none", figures=figures)
-    return Limit("compute", "", busy, figures, f"add workers: cluster.scale(workers={workers + 1})")
+    return Limit("compute", "", busy, figures)
 
 
 def _figures(seen: Columns, ended: list[int], workers: int) -> dict[str, float]:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from tfd_notebook._compat.stages import READERS, Splits
 from tfd_notebook.data.verdict import Verdict
+from tfd_notebook.names import variable_of
+
+if TYPE_CHECKING:
+    from tfd_notebook.data.using import Delivery
 
 PARALLEL = "give it num_parallel_calls=tf.data.AUTOTUNE"
 PYTHON = (
@@ -20,10 +27,22 @@ ALL_PROCESSORS = (
     "cache() what it makes"
 )
 LESS = "do less in it, or cache() what it makes"
-ELSEWHERE = "this machine's processors are all in use: add workers on other machines"
+ELSEWHERE = (
+    "all cores of this machine are in use, so that more data workers on it would bring nothing: do "
+    "less in the pipeline, or add data workers on other machines"
+)
 SOMEBODYS = "its data workers are not ours to see: look at their processors, or add some"
 STEP = "the data is there in time, so make the step itself faster"
 SINGLE = "it takes single elements: batch() before it, and look at batches instead"
+
+
+#: What gives a source more splits, by the kind of its stage.
+_MORE_SPLITS = {
+    "Generator": "make several generators from tf.data.Dataset.range(n), with "
+    "interleave(lambda i: from_generator(..., args=(i,))), or do less in the one",
+    **dict.fromkeys(READERS, "write the data as several files, at least one for each data worker"),
+}
+_FINER = "make the source finer, such as one element for each file or range of rows"
 
 
 def look_at(task: str) -> str:
@@ -31,8 +50,40 @@ def look_at(task: str) -> str:
     return f"look at its log and its machine, then restart or replace {task}"
 
 
-def advise(verdict: Verdict, workers: int) -> str:
-    """Return what to change for a `verdict` on a pipeline with so many data workers."""
+def few_splits(splits: Splits) -> str:
+    """Return why more data workers cannot read a source, and what to change."""
+    count = "one split" if splits.count == 1 else f"{splits.count} splits"
+    return (
+        f"more data workers cannot help: {splits.source} has {count}, and dynamic sharding gives "
+        f"a split to one data worker; {_MORE_SPLITS.get(splits.kind, _FINER)}"
+    )
+
+
+def more_workers(workers: int, delivery: Delivery | None, saturated: bool, wanted: int = 0) -> str:
+    """Return the advice for data workers that have no time left.
+
+    Parameters
+    ----------
+    workers : int
+        The present number of data workers.
+    delivery : Delivery, optional
+        How the dataset is read.
+    saturated : bool
+        Whether the cores that the data workers may use are busy.
+    wanted : int
+        How many there should be. Default one more.
+    """
+    if delivery is not None and delivery.can_use(workers + 1) <= workers:
+        assert delivery.shared is not None
+        return few_splits(delivery.shared)
+    if saturated:
+        return ELSEWHERE
+    cluster = "cluster" if delivery is None else variable_of(delivery.host(), "cluster")
+    return f"{cluster}.scale(data_workers={wanted or workers + 1})"
+
+
+def advise(verdict: Verdict, workers: int, delivery: Delivery | None = None) -> str:
+    """Return what to change for a `verdict` on a pipeline with `workers` data workers."""
     stage = verdict.stage
     if verdict.kind == "consumer":
         return SINGLE if stage is not None else STEP
@@ -45,7 +96,7 @@ def advise(verdict: Verdict, workers: int) -> str:
     if verdict.kind == "workers":
         if verdict.task:
             return look_at(verdict.task)
-        return ELSEWHERE if verdict.saturated else f"cluster.scale(data_workers={workers + 1})"
+        return more_workers(workers, delivery, verdict.saturated)
     return {
         "source": SLOW_SOURCE,
         "python": PYTHON,

@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 
 from tfd_notebook._compat.meter import Meter, Reading
 from tfd_notebook.data.live import Live, Pulse
-from tfd_notebook.data.using import WorkerUse
+from tfd_notebook.data.using import WorkerUse, processors
+from tfd_notebook.data.verdict import is_busy
 from tfd_notebook.errors import Interrupted, TfdError, TimeLimit, UnknownName
 from tfd_notebook.snapshot import StreamRow
 
@@ -283,6 +284,10 @@ class Consumers:
             except Exception:
                 source.live.blind = True
                 raise
+
+    def machine_is_busy(self) -> bool:
+        """Return True if the cores of this machine were busy in the last second."""
+        return is_busy(self._pulse.machine, processors())
 
     def latest(self) -> Source | None:
         """Return the consumer, among those that have not ended, that was served last."""

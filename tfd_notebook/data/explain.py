@@ -10,11 +10,12 @@ from typing import Any
 from tfd_notebook._compat.stages import READERS, Stage, stages_of
 from tfd_notebook.data import advice, trials
 from tfd_notebook.data.measuring import Measured, measure
-from tfd_notebook.data.using import Workers, WorkerUse, processors
+from tfd_notebook.data.using import Machine, Workers, WorkerUse, processors
 from tfd_notebook.data.verdict import Verdict, judge, judge_service
 from tfd_notebook.data.watch import check_dataset
 from tfd_notebook.errors import UsageError
 from tfd_notebook.limit import Limit
+from tfd_notebook.names import variable_of
 
 #: Share of the time that goes into looking; the rest is for trying changes.
 _LOOK = 0.4
@@ -115,8 +116,13 @@ class _Explanation:
         warm_up = min(1.0, 0.15 * seconds)
         workers = Workers(host) if host is not None else None
         self._workers: tuple[WorkerUse, ...] = ()
+        #: Busy cores of this machine, with any process.
+        self._busy = 0.0
+
+        machine = Machine()
 
         def ended() -> None:
+            self._busy = machine.busy()
             if workers is not None:
                 self._workers = tuple(workers.read())
 
@@ -302,9 +308,10 @@ class _Explanation:
 
     def _advise_python(self, verdict: Verdict) -> tuple[str, float | None]:
         cores = self._cores
-        gain = min(float(cores), cores / max(self._seen.cpu, 1.0), self._most)
-        said = f"{advice.PYTHON}: tfd.Cluster(data_workers={cores})"
-        return said, gain if gain >= _WORTH else None
+        gain = min(float(cores), cores / max(self._seen.cpu, self._busy, 1.0), self._most)
+        if gain < _WORTH:  # other processes use the cores, or there is one
+            return f"{advice.PYTHON}; this machine has no free core for them", None
+        return f"{advice.PYTHON}: tfd.Cluster(data_workers={cores})", gain
 
     def _advise_device_copy(self, verdict: Verdict) -> tuple[str, float | None]:
         stage = verdict.stage
@@ -312,12 +319,17 @@ class _Explanation:
         if any(s.kind == "Prefetch" and stage in s.inputs for s in self._last.walk()):
             return "", None
         gain = self._try(lambda: self._dataset.prefetch(2))
-        return advice.COPY, gain if gain is not None and gain >= _WORTH else None
+        name = variable_of(self._dataset, "dataset")
+        said = f"{advice.COPY}: {name} = {name}.prefetch(2)"
+        return said, gain if gain is not None and gain >= _WORTH else None
 
     def _advise_transfer(self, verdict: Verdict) -> tuple[str, float | None]:
         use, seen = self._use, self._seen
         if use is None or use.again is None or not self._plain:
             return f"{advice.BATCH}, or {advice.MEMORY}", None
+        batch = advice.BATCH
+        if (origin := variable_of(use.origin, "")) != "":
+            batch = f"{batch}: {origin}.batch({_BATCH})"
         again = use.again
         small = seen.elements and seen.bytes / seen.elements < _SMALL_BYTES
         if use.compressed:
@@ -330,7 +342,7 @@ class _Explanation:
             batched = None
             if self._step is None:
                 batched = self._try(lambda: again(use.origin.batch(_BATCH)), in_turn=True)
-            return advice.BATCH, None if batched is None else batched * _BATCH
+            return batch, None if batched is None else batched * _BATCH
         gain = self._try(lambda: use.origin, in_turn=True)
         return advice.MEMORY, gain if gain is not None and gain >= _WORTH else None
 
@@ -342,11 +354,20 @@ class _Explanation:
         count = len(self._workers)
         if not count:
             return advice.SOMEBODYS, None
-        if verdict.saturated:
-            return advice.ELSEWHERE, None
+        assert self._use is not None
+        delivery = self._use.delivery
         more = max(count + 1, min(2 * count, 8))
-        gain = min(more / count, self._cores / max(used, 0.05), self._most)
-        return f"cluster.scale(data_workers={more})", gain
+        useful = delivery.can_use(more)
+        if useful <= count:
+            return advice.more_workers(count, delivery, False), None
+        host, cores = delivery.host(), float("inf")
+        if host is None or host.service_on_this_host:
+            cores = self._cores
+        free = cores / max(used, self._busy, 0.05)
+        gain = min(useful / count, free, self._most)
+        if verdict.saturated or free < _WORTH:
+            return advice.ELSEWHERE, None
+        return advice.more_workers(count, delivery, False, useful), gain
 
     # What the answers share
 

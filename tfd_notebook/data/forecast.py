@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 #: Relative uncertainty of the model itself: processors slow down when all of them work.
@@ -26,9 +26,9 @@ class Forecast:
     elements_per_s : float
     low, high : float
         Between which it should be.
-    because : {"workers", "processors", "consumer", "pipeline"}
-        What sets it: the workers' own pace, this machine's processors, the consumer, or what comes
-        between the workers and the consumer.
+    because : {"workers", "splits", "processors", "consumer", "pipeline"}
+        What sets it: the workers' own pace, the number of the source's splits, this machine's
+        processors, the consumer, or what comes between the workers and the consumer.
     """
 
     data_workers: int
@@ -48,6 +48,7 @@ def forecast(
     consumer_cpu: float,
     cores: int | None,
     behind: bool = False,
+    useful: Callable[[int], int] = lambda count: count,
 ) -> list[Forecast]:
     """Return an estimate for each of `counts`.
 
@@ -69,6 +70,8 @@ def forecast(
         Processors that workers and consumer share; None where new workers bring their own.
     behind : bool
         Whether what limits the consumer now comes after the workers. Default false.
+    useful : callable
+        Returns how many of a number of workers can work at the same time. Default: all.
     """
     rate = statistics.fmean(rates)
     noise = statistics.stdev(rates) / rate / len(rates) ** 0.5 if len(rates) > 1 and rate else 0.0
@@ -76,9 +79,11 @@ def forecast(
     found = []
     # What holds workers up now, the processors or a slow consumer, leaves them time to do more.
     held_up = behind or wait_fraction < _READY or (cores is not None and used >= _SATURATED * cores)
-    busy = min(1.0, max(worker_cpu / workers, _LEAST_BUSY)) if held_up else 1.0
+    present = useful(workers)
+    busy = min(1.0, max(worker_cpu / present, _LEAST_BUSY)) if held_up else 1.0
     for count in counts:
-        limits = {"workers": rate * count / (workers * busy)}
+        set_by = "workers" if useful(count) == count else "splits"
+        limits = {set_by: rate * useful(count) / (present * busy)}
         if cores is not None and used > 0:
             limits["processors"] = rate * max(1.0, cores / used)
         limits["consumer"] = rate / max(1 - wait_fraction, 1e-3)

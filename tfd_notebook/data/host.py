@@ -8,6 +8,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tfd_notebook._compat.stages import Splits
 from tfd_notebook.limit import Limit
 from tfd_notebook.snapshot import TaskRow
 from tfd_notebook.spec import Policy
@@ -25,14 +26,14 @@ class Registered:
     ----------
     cardinality : int
         Negative where it is not known.
-    splits : int, optional
-        Into how many its source is cut; None where that is not known.
+    splits : Splits, optional
+        What dynamic sharding hands out; None if that is not known.
     read : weakref.ref of tf.data.Dataset, optional
         What reads it, while somebody holds that.
     """
 
     cardinality: int
-    splits: int | None
+    splits: Splits | None
     read: weakref.ref[Any] | None = None
 
 

@@ -7,12 +7,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tfd_notebook._compat.meter import Reading
-from tfd_notebook.data.advice import advise
-from tfd_notebook.data.using import WorkerUse, processors
-from tfd_notebook.data.verdict import odd_worker
+from tfd_notebook.data.advice import advise, more_workers
+from tfd_notebook.data.using import Delivery, Machine, WorkerUse, delivery_in, processors
+from tfd_notebook.data.verdict import is_busy, odd_worker
 from tfd_notebook.limit import Limit
 
 #: Seconds that an answer rests on.
@@ -35,7 +36,10 @@ class Pulse:
 
     def __init__(self) -> None:
         self._at, self._cpu = time.perf_counter(), _cpu()
+        self._machine = Machine()
         self.cpu = 0.0
+        #: Busy cores of this machine, with any process.
+        self.machine = 0.0
         self.locked = 0.0
 
     def feel(self) -> None:
@@ -44,6 +48,7 @@ class Pulse:
         if now > self._at:
             self.cpu = (cpu - self._cpu) / (now - self._at)
         self._at, self._cpu = now, cpu
+        self.machine = self._machine.busy()
         late = 0
         for _ in range(_PROBES):
             began = time.perf_counter()
@@ -72,11 +77,17 @@ class Live:
         self._iterator: Callable[[], Any] = lambda: None
         self._dataset: Callable[[], Any] = lambda: None
         self._last: Any = None
+        self._delivery: Delivery | None = None
         self._costs: Any = None
         self._began = self._looked = time.perf_counter()
         self._base = Reading()
         self._cpu: list[float] = []
         self._locked: list[float] = []
+
+    @property
+    def delivery(self) -> Delivery | None:
+        """How the dataset is read through a service of this package; None if it is not."""
+        return self._delivery
 
     @property
     def through_service(self) -> bool:
@@ -119,6 +130,7 @@ class Live:
             self._dataset = weakref.ref(iterator.dataset)
             if fresh:
                 self._last = stages_of(iterator.dataset, keep=False)
+                self._delivery = delivery_in(iterator.dataset)
                 self._costs, self._began = Costs(self._last), now
                 self._base, self._cpu, self._locked = reading, [], []
             else:
@@ -132,7 +144,7 @@ class Live:
         seconds = now - self._began
         if seconds < (1.0 if reading.elements > self._base.elements else _WINDOW):
             return
-        self.limit = self._judge(reading, seconds, workers, reads)
+        self.limit = self._judge(reading, seconds, workers, reads, pulse.machine)
         if seconds >= _WINDOW:
             self.history.append((time.time(), self.limit))
             lanes = Costs(self._last)
@@ -142,7 +154,12 @@ class Live:
             self._cpu, self._locked = [], []
 
     def _judge(
-        self, reading: Reading, seconds: float, workers: Sequence[WorkerUse], reads: bool
+        self,
+        reading: Reading,
+        seconds: float,
+        workers: Sequence[WorkerUse],
+        reads: bool,
+        machine: float,
     ) -> Limit:
         from tfd_notebook.data.measuring import Measured
         from tfd_notebook.data.verdict import judge, judge_service
@@ -161,10 +178,15 @@ class Live:
         verdict = judge(seen, self._last, cores, reads)
         if verdict.kind == "workers" and workers:
             verdict = judge_service(seen, workers, cores, None)
+            host = None if self._delivery is None else self._delivery.host()
+            if host is None or host.service_on_this_host:
+                verdict = replace(verdict, saturated=verdict.saturated or is_busy(machine, cores))
+            else:
+                verdict = replace(verdict, saturated=False)
         figures = seen.figures()
         del figures["first_element_s"]
         share = None if verdict.kind == "none" else min(1.0, verdict.share)
-        said = advise(verdict, len(workers))
+        said = advise(verdict, len(workers), self._delivery)
         if verdict.kind == "device_copy":
             behind = any(
                 s.kind == "Prefetch" and verdict.stage in s.inputs for s in self._last.walk()
@@ -174,8 +196,23 @@ class Live:
         return Limit(verdict.kind, verdict.name, share, figures, said)
 
 
-def worker_limit(task: str, workers: Sequence[WorkerUse]) -> Limit:
-    """Return what limits one data worker: itself, or nothing that it could help."""
+def worker_limit(
+    task: str,
+    workers: Sequence[WorkerUse],
+    saturated: bool = False,
+    delivery: Delivery | None = None,
+) -> Limit:
+    """Return what limits one data worker: itself, or nothing that it could change.
+
+    Parameters
+    ----------
+    task : str
+    workers : sequence of WorkerUse
+    saturated : bool
+        Whether the cores that the workers may use are busy. Default false.
+    delivery : Delivery, optional
+        How the dataset is read that is read now.
+    """
     mine = next((worker for worker in workers if worker.task == task), None)
     if mine is None:
         return Limit("none", task)
@@ -189,7 +226,7 @@ def worker_limit(task: str, workers: Sequence[WorkerUse]) -> Limit:
         share, advice = verdict.share, advise(verdict, len(workers))
         return Limit("workers", verdict.name, share, figures, advice)
     if mine.cpu is not None and mine.cpu >= _WORKS:
-        advice = f"cluster.scale(data_workers={len(workers) + 1})"
+        advice = more_workers(len(workers), delivery, saturated)
         return Limit("workers", task, min(1.0, mine.cpu), figures, advice)
     return Limit("none", task, None, figures)
 

@@ -131,10 +131,11 @@ def distribute(
         # Stages that count for themselves, such as batch, give each worker a last one of its own.
         expected = cardinality if reading.mode == "OFF" or found.keeps_count else -1
         endless = reading.needs_infinite is not None
-        delivery = Delivery(weakref.ref(host), expected, reading.mode, job_name, endless)
+        splits = splits_of(dataset)
+        delivery = Delivery(weakref.ref(host), expected, reading.mode, job_name, endless, splits)
         read._tfd_service = ServiceUse(delivery, dataset, compressed, again, lambda: before.joined)
         host.registered[key] = Registered(
-            cardinality if found.keeps_count else -1, splits_of(dataset), weakref.ref(read)
+            cardinality if found.keeps_count else -1, splits, weakref.ref(read)
         )
         return watch(read, host.consumers, checks.listed_as(job_name), before)
 
@@ -257,7 +258,7 @@ def from_dataset_id(
     before = checks.BeforeReading(host, full_name)
     known = host.registered.get(plain_id, Registered(-1, None))
     read._tfd_service = ServiceUse(
-        Delivery(weakref.ref(host), known.cardinality, reading.mode, job_name),
+        Delivery(weakref.ref(host), known.cardinality, reading.mode, job_name, splits=known.splits),
         joined=lambda: before.joined,
     )
     host.registered[plain_id] = dataclasses.replace(known, read=weakref.ref(read))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from tfd_notebook._compat.stages import Splits, stages_of
 from tfd_notebook.snapshot import TaskRow
 from tfd_notebook.spec import Role
 
@@ -23,6 +24,32 @@ def processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+class Machine:
+    """Samples how many of the cores that this process may use are busy, with any process."""
+
+    def __init__(self) -> None:
+        self._before = self._times()
+        self._busy = 0.0
+
+    def busy(self) -> float:
+        """Return the average since the last call; 0 in the first instant."""
+        idle, total = self._times()
+        passed = total - self._before[1]
+        if passed > 0.1:
+            share = 1 - (idle - self._before[0]) / passed
+            self._busy = share * processors()
+            self._before = idle, total
+        return self._busy
+
+    @staticmethod
+    def _times() -> tuple[float, float]:
+        every = psutil.cpu_times(percpu=True)
+        if hasattr(os, "sched_getaffinity"):
+            every = [every[cpu] for cpu in os.sched_getaffinity(0) if cpu < len(every)] or every
+        idle = sum(cpu.idle + getattr(cpu, "iowait", 0.0) for cpu in every)
+        return idle, sum(sum(cpu[:8]) for cpu in every)
 
 
 @dataclass(frozen=True)
@@ -39,6 +66,8 @@ class Delivery:
     job_name : str, optional
     endless : bool
         Whether it is read in a way that needs a dataset without an end.
+    splits : Splits, optional
+        What the dispatcher hands out with dynamic sharding; None if that is not known.
     """
 
     host: weakref.ref[ServiceHost]
@@ -46,6 +75,16 @@ class Delivery:
     mode: str
     job_name: str | None
     endless: bool = False
+    splits: Splits | None = None
+
+    def can_use(self, workers: int) -> int:
+        """Return how many of `workers` data workers can work at the same time."""
+        return workers if self.shared is None else min(workers, self.shared.count)
+
+    @property
+    def shared(self) -> Splits | None:
+        """The splits that data workers share; None if each reads all, or that is not known."""
+        return self.splits if self.mode == "DYNAMIC" else None
 
     def account(self, delivered: int) -> str:
         """Return in words how a pass that delivered so many elements differs from the dataset."""
@@ -65,6 +104,13 @@ class Delivery:
         if delivered > count:
             return f"{said}: some came again when a data worker was restarted"
         return f"{said}: the rest was lost with a data worker"
+
+
+def delivery_in(dataset: Any) -> Delivery | None:
+    """Return how `dataset` is read through a service of this package; None if it is not."""
+    used = (stage.service for stage in stages_of(dataset).walk() if stage.service is not None)
+    found = next(used, None)
+    return None if found is None else found.delivery
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ _LARGE_BUFFER = 50
 _SLOW = 0.5
 #: Measurements, about one a second, in which it has to be slow.
 _STEADY = 3
+#: Share of that below which it has no share of the data.
+_NO_SHARE = 0.02
 #: Share of the time from which on a worker always works.
 _WORKS = 0.9
 #: Share of that below which other workers wait for it.
@@ -158,7 +160,7 @@ def judge_service(
     if odd is not None:
         return odd
     used = sum(worker.cpu or 0.0 for worker in workers) + seen.cpu
-    saturated = used >= _SATURATED * cores
+    saturated = is_busy(used, cores)
     if alone is None:
         # In this process, where they cannot be told apart, the data is handed over in memory.
         apart = any(worker.cpu is not None for worker in workers)
@@ -168,6 +170,11 @@ def judge_service(
     if overhead > 0.5 and used > 0.5:
         return Verdict("transfer", overhead, saturated=saturated)
     return Verdict("workers", seen.wait_fraction, saturated=saturated)
+
+
+def is_busy(used: float, cores: int) -> bool:
+    """Return True if `used` cores of `cores` leave no time for more work."""
+    return used >= _SATURATED * cores
 
 
 def odd_worker(workers: Sequence[WorkerUse]) -> Verdict | None:
@@ -200,7 +207,13 @@ def _lags(worker: WorkerUse, others: Sequence[WorkerUse]) -> float:
         return 0.0
     most = _SLOW * statistics.median(usual)
     latest = worker.rates[-_STEADY:]
-    if max(latest) >= most or min(latest) <= 0:
+    if max(latest) >= most:
+        return 0.0
+    # Empty answers of a worker that has no share of the data are bytes, too.
+    if (
+        min(latest) <= _NO_SHARE * most
+        or (1.0 if worker.working is None else worker.working) < _SLOW
+    ):
         return 0.0
     return 1 - statistics.fmean(latest) / statistics.median(usual)
 

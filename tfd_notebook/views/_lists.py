@@ -107,7 +107,7 @@ _JOB_COLUMNS = (
 
 
 def jobs_table(
-    state: Any, readers: Mapping[str, Sequence[str]], registered: Mapping[str, Any]
+    state: Any, readers: Mapping[str, Sequence[str]], split_counts: Mapping[str, int]
 ) -> Table:
     """Return the table of what a dispatcher's journal knows of its jobs, a row for each pass.
 
@@ -116,8 +116,8 @@ def jobs_table(
     state : JournalState
     readers : mapping of str to sequence of str
         Names of the consumers of this process, by the name of the job.
-    registered : mapping of str to Registered
-        What is known of the datasets, by their ids.
+    split_counts : mapping of str to int
+        How many splits the source of a dataset has, by the dataset's id, where that is known.
     """
     jobs = {job.id: job for job in state.jobs}
     tasks: dict[int, list[Any]] = {}
@@ -137,9 +137,7 @@ def jobs_table(
                 "readers": one.clients,
                 "read_here_by": ", ".join(readers.get(job.name, ())) if job else "",
                 "splits": one.splits,
-                "splits_total": getattr(registered.get(job.dataset_id), "splits", None)
-                if job
-                else None,
+                "splits_total": split_counts.get(job.dataset_id) if job else None,
                 "workers_done": f"{done} of {len(own)}",
             }
         )
@@ -179,8 +177,15 @@ _FORECAST_COLUMNS = (
 )
 
 
-def forecast_table(forecasts: Sequence[Any]) -> Table:
-    """Return the table of estimates, each with the fields of ``data.forecast.Forecast``."""
+def forecast_table(forecasts: Sequence[Any], foot: str = "") -> Table:
+    """Return the table of estimates, each with the fields of ``data.forecast.Forecast``.
+
+    Parameters
+    ----------
+    forecasts : sequence of Forecast
+    foot : str
+        A sentence below the rows.
+    """
     rows = [
         (
             Cell(str(one.data_workers)),
@@ -197,4 +202,5 @@ def forecast_table(forecasts: Sequence[Any]) -> Table:
         label="estimates",
         empty="no number of data workers was given",
         records=[dataclasses.asdict(one) for one in forecasts],
+        foot=foot,
     )
