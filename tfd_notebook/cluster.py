@@ -261,9 +261,7 @@ class Cluster(Lasting):
         Consumers that are blocked in this process get `Interrupted`. Where somebody else stops it
         already, this waits until that is done.
         """
-        if self._is_forked:
-            return
-        if not self.ended:
+        if os.getpid() == self._pid and not self.ended:
             self._end("stopped")
             if threading.current_thread() is not self._ender:
                 self._has_ended.wait(2 * _STOP_SECONDS)
@@ -389,8 +387,8 @@ class Cluster(Lasting):
         What reads from it in this process gets `Interrupted`, and its coordinator here is stopped.
         `tfd_notebook.attach` takes it up again.
         """
-        if self._is_forked:
-            return
+        if os.getpid() != self._pid:
+            return  # a forked child does not end the cluster of its parent
         if not self.detached:
             self.stop()
         elif not self.ended:
@@ -406,11 +404,6 @@ class Cluster(Lasting):
         where: TracebackType | None,
     ) -> None:
         self.leave()
-
-    @property
-    def _is_forked(self) -> bool:
-        """Whether this process is a fork of the one that has the cluster, and must not end it."""
-        return os.getpid() != self._pid
 
     # Seeing
 
@@ -493,10 +486,8 @@ class Cluster(Lasting):
 
 
 def _after_fork() -> None:
-    """Forget the clusters of the parent: the end of a forked child does not end them."""
-    global _clusters_lock
-    _clusters_lock = threading.RLock()
-    _clusters.clear()
+    global _clusters, _clusters_lock
+    _clusters, _clusters_lock = {}, threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -270,16 +270,7 @@ class Fleet:
             self.ask("bury", tasks=lost)
 
     def install(self, tokens: Iterable[str], blob: bytes, gone: Iterable[str]) -> None:
-        """Send Python functions to all present and future data workers.
-
-        Parameters
-        ----------
-        tokens : iterable of str
-            The functions' names in graphs.
-        blob : bytes
-        gone : iterable of str
-            Those that no dataset uses any more.
-        """
+        """Send functions to present and future data workers; `gone` are not used any more."""
         packed = base64.b64encode(blob).decode()
         self.ask("install", blob=packed, tokens=list(tokens), gone=list(gone), timeout=60.0)
 

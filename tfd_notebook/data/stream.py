@@ -472,9 +472,7 @@ class Stream:
 
     def _need(self, verb: str, state: str) -> None:
         if self._state != state:
-            raise StateError(
-                f"stream {self.name} is {self.state}: {verb}() needs one that is {state}"
-            )
+            raise StateError(f"stream {self.name} is {self.state}: {verb}() needs it {state}")
 
     def _sample(self) -> None:
         self.series.add(self._meter.read(), self._meter.ended or time.perf_counter())
@@ -492,14 +490,7 @@ class Stream:
 
 
 _running: weakref.WeakSet[Stream] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    # The threads of the parent's streams do not exist in a forked child.
-    _running.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_running.clear)  # it has none of their threads
 
 
 @atexit.register
