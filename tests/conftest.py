@@ -84,14 +84,11 @@ def leftovers() -> type[Leftovers]:
 
 @pytest.fixture(scope="module")
 def no_coordinator() -> Iterator[None]:
-    """Keep clusters with workers and ps from making this process a coordinator.
-
-    TensorFlow would open a port and keep it, and take other tests' variables away.
-    """
+    """Keep clusters with workers and ps from loading TensorFlow to hide this process's GPUs."""
     from tfd_notebook.cluster import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Cluster, "_connect_early", lambda self: None)
+        patch.setattr(Cluster, "_leave_gpus", lambda self: None)
         yield
 
 

@@ -144,7 +144,7 @@ def attach(
         reached.close()
         raise
     if connect:
-        made._connect_to_present()
+        made._leave_gpus()
     return made
 
 
@@ -181,7 +181,7 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
         return living
     made = Cluster._attached(config, launcher, adopt)
     if connect:
-        made._connect_to_present()
+        made._leave_gpus()
     return made
 
 

@@ -211,7 +211,7 @@ class Cluster(Lasting):
                             + "".join(f": {what}" for what in why)
                         ) from None
                 raise
-            self._connect_to_present()
+            self._leave_gpus()
             self._monitor.set_state("ready")
             self._describe()
         return self

@@ -251,15 +251,12 @@ class Training(Insight):
 
     # How it is done
 
-    def _connect_to_present(self) -> None:
-        """Get ready to coordinate the tasks, where there are both workers and parameter servers."""
-        if self._fleet.rows_of(Role.WORKER) and self._fleet.rows_of(Role.PS):
-            self._connect_early()
-
-    def _connect_early(self) -> None:
-        """Have variables that the user makes from now on survive later connections."""
+    def _leave_gpus(self) -> None:
+        """Leave the GPUs to the workers, where there are both workers and parameter servers."""
         from tfd_notebook.coordinate import connect
 
+        if not (self._fleet.rows_of(Role.WORKER) and self._fleet.rows_of(Role.PS)):
+            return
         shared = self._fleet.on_this_host and self._fleet.gives_gpus
         if shared and not connect.leave_gpus():
             self._monitor.notice(
@@ -268,14 +265,6 @@ class Training(Insight):
                 "workers'",
                 fix="restart the kernel, and start the cluster first: it leaves the GPUs to the "
                 "workers then",
-            )
-        opened, before = connect.early()
-        self._kernel_open_to = opened or self._kernel_open_to
-        if before:
-            self._monitor.notice(
-                "info",
-                "variables and functions that were made before this cluster cannot be used once "
-                "a strategy has connected; those made from now on can",
             )
 
     def _connected(self) -> None:

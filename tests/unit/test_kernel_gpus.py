@@ -9,24 +9,18 @@ import pytest
 import tensorflow as tf
 
 import tfd_notebook as tfd
-from tfd_notebook.coordinate import connect
 from tfd_notebook.launchers import Fake
 
 
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What this process does with its devices and connections, which this host has no GPU to do."""
+    """What this process does with its devices, which this host has no GPU to do."""
     done: list[Any] = []
 
     def set_visible(devices: list[Any], kind: str) -> None:
         done.append((devices, kind))
 
-    def early() -> tuple[str, bool]:
-        done.append("connected")
-        return "this host", False
-
     monkeypatch.setattr(tf.config, "set_visible_devices", set_visible)
-    monkeypatch.setattr(connect, "early", early)
     yield done
     for cluster in tfd.clusters().values():
         cluster.stop()
@@ -34,7 +28,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 def test_they_are_left_before_tensorflow_takes_them(done: list[Any]) -> None:
     cluster = tfd.Cluster(workers=2, ps=1, launcher=Fake(gpus=(0, 1)))
-    assert done == [([], "GPU"), "connected"]
+    assert done == [([], "GPU")]
     assert not cluster.snapshot().notices
 
 
@@ -48,7 +42,7 @@ def test_they_are_kept_where_no_worker_beside_it_has_one(
     if options.pop("launcher", None):
         monkeypatch.setattr("tfd_notebook.launch.fake.FakeNode.here", False)
     tfd.Cluster(workers=2, ps=1, launcher=launcher, **options)
-    assert done == ["connected"]
+    assert done == []
 
 
 def test_a_kernel_that_has_them_already_is_told(
@@ -62,4 +56,4 @@ def test_a_kernel_that_has_them_already_is_told(
     (notice,) = cluster.snapshot().notices
     assert "this kernel has begun to use TensorFlow" in notice.what
     assert "restart the kernel" in notice.fix
-    assert done == ["connected"]
+    assert done == []

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute import parameter_server_strategy_v2
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context
 from tensorflow.python.training import server_lib
 
-from tfd_notebook._compat import executors
+from tfd_notebook._compat import executors, parking
 from tfd_notebook.errors import StateError
 
-JOB = "chief"
 #: Functions that TensorFlow makes of single operations, for the devices of this process only.
 _WRAPPED = "__wrapped__"
 #: Seconds for a failure handler to come to its end.
@@ -25,11 +25,6 @@ _STOP_SECONDS = 1.0
 #: Seconds for it to be through with a worker that was lost.
 _UPDATE_SECONDS = 20.0
 _stopping: list[threading.Thread] = []
-
-
-def has_run() -> bool:
-    """Whether this process has used TensorFlow's eager runtime, variables included."""
-    return context.context()._context_handle is not None
 
 
 def connection() -> Any:
@@ -69,13 +64,41 @@ def address_in(spec: Mapping[str, Sequence[str]]) -> str | None:
     return str(own[definition.task_index])
 
 
-def connect_alone(port: int) -> None:
-    """Make this process the coordinator of a cluster in which it is alone.
+class _Renamed:
+    """A resolver in which the coordinator's job has another name.
 
-    Variables and functions that are made from then on survive the connection to other tasks.
+    It has what ``ParameterServerStrategy`` uses to connect.
     """
-    spec = tf.train.ClusterSpec({JOB: [f"localhost:{port}"]})
-    tf.config.experimental_connect_to_cluster(spec, job_name=JOB, task_index=0)
+
+    def __init__(self, resolver: Any, names: Mapping[str, str]) -> None:
+        self.rpc_layer = resolver.rpc_layer
+        self._resolver = resolver
+        self._names = names
+
+    def cluster_spec(self) -> Any:
+        jobs = self._resolver.cluster_spec().as_dict()
+        return tf.train.ClusterSpec({self._names.get(job, job): jobs[job] for job in jobs})
+
+
+def _connect(self: Any, coordinator_name: str) -> None:
+    """Connect as TensorFlow does, in the job whose devices this process has already.
+
+    TensorFlow connects as ``chief``. That replaces the devices of a process that has not been
+    ``chief`` before, and every variable, dataset, iterator and traced function is lost with them.
+    """
+    present = context.get_server_def()
+    job = parking.LOCAL_JOB if present is None else present.job_name
+    resolver = self._cluster_resolver
+    self._cluster_resolver = _Renamed(resolver, {coordinator_name: job})
+    try:
+        _connect_to_cluster(self, job)
+    finally:
+        self._cluster_resolver = resolver
+
+
+_Strategy = parameter_server_strategy_v2.ParameterServerStrategyV2
+_connect_to_cluster = _Strategy._connect_to_cluster
+_Strategy._connect_to_cluster = _connect
 
 
 def send_functions() -> None:
@@ -86,13 +109,14 @@ def send_functions() -> None:
     ever.
     """
     here = context.context()
-    for name in here.list_function_names():
-        if name.startswith(_WRAPPED):
-            continue  # no other task calls these, and each would be complained of
-        definition = here.get_function_def(name)
-        # What is known already is not sent, so it is forgotten first.
-        here.remove_function(name)
-        here.add_function_def(definition)
+    with parking.parked():  # another thread may call one of them
+        for name in here.list_function_names():
+            if name.startswith(_WRAPPED):
+                continue  # no other task calls these, and each would be complained of
+            definition = here.get_function_def(name)
+            # What is known already is not sent, so it is forgotten first.
+            here.remove_function(name)
+            here.add_function_def(definition)
 
 
 def resolver_of(strategy: Any) -> Any:

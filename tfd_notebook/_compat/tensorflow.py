@@ -352,15 +352,16 @@ class _Clock:
 
     def read(self) -> Reading:
         last = self._last
-        if self._handle is not None:
-            elements, waited = self._latencies()
-            size = self._element_bytes
+        latencies = self._latencies()
+        size = self._element_bytes
+        if latencies is not None:
+            elements, waited = latencies
             root = self._root() if size is None else None
         else:
             root = self._root()
-            elements, waited, size = last.elements, 0.0, self._element_bytes
+            elements, waited = last.elements, last.waited
             if root is not None:
-                elements = root.elements
+                elements = max(elements, root.elements)
         if size is not None:
             total = elements * size
         elif root is not None:
@@ -381,8 +382,14 @@ class _Clock:
         if self._handle is not None:
             _raw.DestroyResourceOp(resource=self._handle, ignore_lookup_error=True)
 
-    def _latencies(self) -> tuple[int, float]:
-        text = _raw.StatsAggregatorSummary(iterator=self._handle).numpy()
+    def _latencies(self) -> tuple[int, float] | None:
+        if self._handle is None:
+            return None
+        try:
+            text = _raw.StatsAggregatorSummary(iterator=self._handle).numpy()
+        except tf.errors.NotFoundError:  # connecting to a cluster clears what has a name
+            self._handle = None
+            return None
         for value in tf.compat.v1.Summary.FromString(text).value:
             if value.tag == _TAG:
                 return int(value.histo.num), value.histo.sum / 1e6

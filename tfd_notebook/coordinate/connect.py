@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import warnings
 from collections.abc import Iterable
@@ -21,32 +20,6 @@ _seen: Any = None
 _port: int | None = None
 #: Whether the next connection is counted already.
 _counted = False
-
-
-def early() -> tuple[str, bool]:
-    """Make this process a coordinator before anything else is made in it.
-
-    Returns
-    -------
-    str
-        Who can reach the port that TensorFlow opens for it; empty where that was done before.
-    bool
-        Whether variables and functions may have been made before, which will be lost.
-    """
-    global _seen, _port
-    from tfd_notebook._compat import connecting
-
-    with _lock:
-        if connecting.server_port() is not None:
-            return "", False
-        before = connecting.has_run()
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        connecting.connect_alone(port)
-        _seen, _port = connecting.connection(), port
-    # Some versions of TensorFlow listen there only once a strategy connects.
-    return close(()) if sockets.listening_fds(port) else "", before
 
 
 def leave_gpus() -> bool:

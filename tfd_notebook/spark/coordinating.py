@@ -86,7 +86,6 @@ class Coordinating(Life):
 
         self._must_listen()
         self.let_go()
-        connect.early()
         if connecting.address_in(self._servers()) is None:
             connect.count_one()
         strategy = tf.distribute.ParameterServerStrategy(self.resolver, *args, **options)

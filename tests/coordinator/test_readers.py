@@ -1,0 +1,230 @@
+"""Readers of datasets go on while this process connects to a cluster, or the call is refused."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+README = Path(__file__).parents[2] / "README.md"
+#: Fresh processes that run the snippets of the README.
+PROCESSES = int(os.environ.get("TFD_TEST_README_PROCESSES", "1"))
+
+AROUND = """
+import faulthandler
+import warnings
+
+faulthandler.enable()
+warnings.simplefilter("ignore", ResourceWarning)
+import tensorflow as tf
+import tfd_notebook as tfd
+
+step = tf.function(lambda batch: 2 * batch)
+batches = [tf.constant(number) for number in range(20)]
+{snippets}
+assert coordinator.fetch(results) == [2 * number for number in range(20)]
+stream.wait(elements=stream.elements + 100, timeout=60)
+for made in tfd.clusters().values():
+    made.stop()
+print("ended")
+"""
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr[-4_000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("process", range(PROCESSES))
+def test_the_snippets_of_the_readme_run_in_order(process: int) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    chosen = [
+        block for block in blocks if re.search(r"stream = |evaluator=|\.coordinator\(\)", block)
+    ]
+    assert len(chosen) == 3
+    snippets = "".join(chosen).replace("%load_ext tfd_notebook\n", "")
+    assert run(AROUND.format(snippets=snippets)).splitlines()[-1] == "ended"
+
+
+#: Each reader counts its elements, which are numbered. Each connection is one of another strategy.
+READERS = """
+import threading
+import time
+
+import tensorflow as tf
+import tfd_notebook as tfd
+from tfd_notebook.errors import StateError
+
+
+def numbers():
+    return tf.data.Dataset.range(10**9).map(lambda x: x + 1, num_parallel_calls=2)
+
+
+before = tf.Variable(1.0)
+twice = tf.function(lambda x: x + x)
+assert float(twice(before)) == 2.0
+data = tfd.Cluster(data_workers=1, name="data")
+served = numbers().batch(10).apply(data.distribute("off"))
+python = numbers().map(lambda x: tf.py_function(lambda v: tf.add(v, 0), [x], tf.int64)).prefetch(4)
+counts = {"plain": 0, "observed": 0, "served": 0, "function": 0, "python": 0, "stream": 0}
+errors = []
+
+
+def check(name, element):
+    element = int(tf.reshape(element, [-1])[0])
+    expected = counts[name] * (10 if name in ("served", "stream") else 1) + 1
+    assert element == expected, (name, element, expected)
+    counts[name] += 1
+
+
+def read(name, elements):
+    try:
+        for element in elements:
+            check(name, element)
+            if stopping.is_set():
+                return
+        raise AssertionError(f"{name} ended")
+    except BaseException as error:
+        errors.append((name, error))
+
+
+def called():
+    iterator = iter(data.observe(numbers(), name="called"))
+    following = tf.function(lambda: next(iterator), autograph=False)
+    while True:
+        yield following()
+
+
+stopping = threading.Event()
+stream = data.stream(served, sinks=[lambda element: check("stream", element)]).start()
+readers = [
+    threading.Thread(target=read, args=made)
+    for made in (
+        ("plain", iter(numbers())),
+        ("observed", data.observe(numbers(), name="observed")),
+        ("served", served),
+        ("function", called()),
+        ("python", python),
+    )
+]
+for reader in readers:
+    reader.start()
+
+
+def go_on():
+    seen = dict(counts)
+    deadline = time.monotonic() + 60
+    while any(counts[name] < seen[name] + 5 for name in counts):
+        assert not errors, errors
+        assert stream.error is None, stream.error
+        assert time.monotonic() < deadline, (seen, counts)
+        time.sleep(0.01)
+
+
+go_on()
+cluster = tfd.Cluster(workers=1, ps=1, name="training")
+for connection in range(3):
+    coordinator = cluster.coordinator(cluster.strategy())
+    values = [coordinator.schedule(twice, args=(tf.constant(float(i)),)) for i in range(5)]
+    assert coordinator.fetch(values) == [0.0, 2.0, 4.0, 6.0, 8.0]
+    go_on()
+own = cluster.coordinator(tf.distribute.ParameterServerStrategy(cluster.resolver))
+assert own.schedule(twice, args=(tf.constant(3.0),)).fetch() == 6.0
+go_on()
+assert (float(before.numpy()), float(twice(before))) == (1.0, 2.0)
+assert "chief" in cluster.resolver.cluster_spec().jobs
+
+# Devices that are replaced take what is read from them away, and the call is refused before.
+try:
+    spec = tf.train.ClusterSpec({"chief": ["localhost:1"]})
+    tf.config.experimental_connect_to_cluster(spec, job_name="chief")
+    raise AssertionError("it connected")
+except StateError as error:
+    assert "replaces the devices of this process" in str(error), error
+    assert "reads a dataset" in str(error), error
+go_on()
+stopping.set()
+for reader in readers:
+    reader.join(60)
+stream.stop()
+cluster.stop()
+data.stop()
+assert not errors, errors
+"""
+
+
+def test_every_kind_of_reader_goes_on_with_the_same_iterator() -> None:
+    run(READERS)
+
+
+REFUSED = """
+import os
+import signal
+import threading
+
+import tensorflow as tf
+import tfd_notebook as tfd
+from tfd_notebook._compat import parking
+from tfd_notebook.errors import StateError
+
+waits, goes_on = threading.Event(), threading.Event()
+
+
+def slow():
+    yield 1
+    waits.set()
+    assert goes_on.wait(120)
+    yield 2
+    yield 3
+
+
+seen = []
+iterator = iter(tf.data.Dataset.from_generator(slow, output_signature=tf.TensorSpec((), tf.int64)))
+
+
+def reading():
+    for element in iterator:
+        seen.append(int(element))
+
+
+cluster = tfd.Cluster(workers=1, ps=1, name="training")
+reader = threading.Thread(target=reading, name="my-reader")
+reader.start()
+assert waits.wait(60)
+parking.SECONDS = 1.5
+try:
+    cluster.coordinator()
+    raise AssertionError("it connected")
+except StateError as error:
+    assert "thread 'my-reader' reads a dataset at <string>:" in str(error), error
+    assert "Next: " in str(error)
+
+parking.SECONDS = 120.0
+timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+timer.start()
+try:
+    cluster.coordinator()
+    raise AssertionError("it connected")
+except KeyboardInterrupt:
+    pass
+timer.join()
+
+timer = threading.Timer(1.0, goes_on.set)
+timer.start()
+coordinator = cluster.coordinator()  # waits for the element
+assert coordinator.schedule(tf.function(lambda: tf.constant(7))).fetch() == 7
+reader.join(60)
+assert seen == [1, 2, 3], seen
+cluster.stop()
+"""
+
+
+def test_a_reader_that_does_not_return_is_named() -> None:
+    run("import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + REFUSED)
