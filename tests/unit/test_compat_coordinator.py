@@ -7,6 +7,7 @@ Attributes that only a connected strategy has are looked for in the code that se
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 import weakref
 from collections import deque
@@ -24,7 +25,16 @@ from tensorflow.python.framework import composite_tensor
 from tensorflow.python.ops import script_ops
 from tensorflow.python.training import server_lib
 
-from tfd_notebook._compat import executors, graph, messages, servers, version, watched
+from tfd_notebook._compat import (
+    connecting,
+    executors,
+    graph,
+    messages,
+    pyfunc,
+    servers,
+    version,
+    watched,
+)
 
 VERSION = f"TensorFlow {tf.__version__}"
 Queue = coordinators._CoordinatedClosureQueue
@@ -218,11 +228,26 @@ def test_device_filters_become_a_message() -> None:
     assert job.name == "worker", VERSION
 
 
-def test_the_eager_context_tells_whether_it_has_run_and_takes_another_cluster() -> None:
+def test_the_eager_context_takes_another_cluster() -> None:
     tf.constant(1)
     assert context.context()._context_handle is not None, VERSION
+    connect = strategies.ParameterServerStrategyV2._connect_to_cluster
+    assert parameters(connect) == ["self", "coordinator_name"], VERSION
+    source = inspect.getsource(strategies.ParameterServerStrategyV2)
+    assert "self._connect_to_cluster(" in source, VERSION
+    source = inspect.getsource(connecting._connect_to_cluster)
+    used = re.findall(r"_cluster_resolver\.(\w+)", source)
+    assert set(used) == {"cluster_spec", "rpc_layer"}, VERSION
     assert parameters(context.Context.update_server_def)[:2] == ["self", "server_def"], VERSION
     assert callable(context.get_server_def), VERSION
+
+
+def test_autograph_knows_what_it_converts_and_its_operators() -> None:
+    function = tf.autograph.experimental.do_not_convert(lambda: None)
+    assert hasattr(function, "autograph_info__"), VERSION
+    operators = pyfunc.autograph_operators()
+    assert operators is pyfunc.autograph_operators(), VERSION
+    assert callable(operators.converted_call), VERSION
 
 
 def test_an_executor_can_become_one_that_keeps_quiet() -> None:

@@ -28,6 +28,7 @@ from tfd_notebook.errors import NotSerializable
 OPS = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc"))
 
 _MODULE = "tensorflow.python.ops.script_ops"
+_AUTOGRAPH = "tensorflow.python.autograph.impl.api"
 _UNIQUE = re.compile(r"pyfunc_\d+_[0-9a-f]{12}")
 
 _wanted = False
@@ -135,20 +136,24 @@ def user_function(registered: Any) -> Any:
 def dumps(value: Any) -> bytes:
     """Pickle `value`, functions that cannot be imported by name included.
 
-    More than plain cloudpickle: a generator's state in ``from_generator`` is rebuilt; the
-    placeholder that ``py_function`` keeps of a ragged or sparse argument becomes its TypeSpec; and
-    a function that is defined inside a function of an importable module finds that module's
-    globals again instead of copies of them (which may hold locks, caches, or TensorFlow's tape).
+    More than plain cloudpickle: a generator's state in ``from_generator`` is rebuilt; functions
+    that AutoGraph converted find its module of operators in the worker, too; the placeholder that
+    ``py_function`` keeps of a ragged or sparse argument becomes its TypeSpec; and a function that
+    is defined inside a function of an importable module finds that module's globals again instead
+    of copies of them (which may hold locks, caches, or TensorFlow's tape).
     """
     import cloudpickle
 
     generator_state = _generator_state()
+    operators = autograph_operators()
     composite = import_module("tensorflow.python.framework.composite_tensor").CompositeTensor
 
     class Pickler(cloudpickle.Pickler):
         def reducer_override(self, obj: Any) -> Any:
             if type(obj) is generator_state:
                 return generator_state, (obj._generator,)
+            if obj is operators:
+                return autograph_operators, ()
             if isinstance(obj, composite) and _is_symbolic(obj):
                 return _unchanged, (obj._type_spec,)
             reduced = super().reducer_override(obj)
@@ -165,6 +170,14 @@ def dumps(value: Any) -> bytes:
     with io.BytesIO() as file:
         Pickler(file).dump(value)
         return file.getvalue()
+
+
+def autograph_operators() -> Any:
+    """Return the module ``ag__`` that the code which AutoGraph generates refers to.
+
+    It is not importable: TensorFlow makes it in each process, and it has the name of another one.
+    """
+    return import_module(_AUTOGRAPH)._TRANSPILER.get_extra_locals()["ag__"]
 
 
 def _change(script_ops: Any) -> None:
