@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from tfd_notebook import errors
+from tfd_notebook._compat import graph
 from tfd_notebook.data import service
 from tfd_notebook.data.consumers import Consumers
 from tfd_notebook.data.functions import FunctionWatch
@@ -49,6 +50,7 @@ def _of_cluster(
     _, *rest = signature.parameters.values()
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     method.__signature__ = signature.replace(parameters=[itself, *rest])  # type: ignore[attr-defined]
+    graph.keep_unconverted(method)
     return method
 
 

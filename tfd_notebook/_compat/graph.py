@@ -21,6 +21,81 @@ def serialized(dataset: Any) -> bytes:
     return graph
 
 
+def keep_unconverted(function: Any) -> None:
+    """Keep AutoGraph from converting a function that a ``tf.function`` calls."""
+    function.autograph_info__ = None
+
+
+def is_traced(dataset: Any) -> bool:
+    """Return True if a dataset is a part of a ``tf.function`` that is being traced."""
+    return not hasattr(dataset._variant_tensor, "numpy")
+
+
+def traced_definitions(dataset: Any) -> Iterator[Any]:
+    """Yield the ``GraphDef`` of each function that makes a part of a traced dataset.
+
+    Each has the nodes and functions that the dataset needs. Datasets that were made outside of all
+    functions are yielded as the graphs that they are sent as.
+    """
+    import tensorflow as tf
+
+    todo = [dataset._variant_tensor]
+    seen: set[int] = set()
+    while todo:
+        tensor = todo.pop()
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        if not hasattr(tensor, "graph") or hasattr(tensor, "numpy"):
+            if tensor.dtype == tf.variant:
+                policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+                with tf.init_scope():
+                    made = tf.raw_ops.DatasetToGraphV2(
+                        input_dataset=tensor, external_state_policy=policy.value
+                    ).numpy()
+                yield tf.compat.v1.GraphDef.FromString(made)
+            continue
+        definition = _needed(tensor.graph.as_graph_def(), tensor.op.name)
+        yield definition
+        used = {node.name for node in definition.node}
+        for outer, inner in getattr(tensor.graph, "captures", ()):
+            if inner.op.name in used:
+                todo.append(outer)
+
+
+def _needed(definition: Any, name: str) -> Any:
+    """Return the part of a ``GraphDef`` that the node `name` needs."""
+    import tensorflow as tf
+
+    nodes = {node.name: node for node in definition.node}
+    functions = {function.signature.name: function for function in definition.library.function}
+    needed = tf.compat.v1.GraphDef()
+    todo, seen = [name], {name}
+    called: list[Any] = []
+
+    def follow(node: Any) -> None:
+        for attr in node.attr.values():
+            called.extend(each.name for each in (attr.func, *attr.list.func) if each.name)
+        called.append(node.op)
+
+    while todo:
+        node = nodes[todo.pop()]
+        needed.node.append(node)
+        follow(node)
+        for source in node.input:
+            source = source.lstrip("^").partition(":")[0]
+            if source not in seen:
+                seen.add(source)
+                todo.append(source)
+    while called:
+        function = functions.pop(called.pop(), None)
+        if function is not None:
+            needed.library.function.append(function)
+            for node in function.node_def:
+                follow(node)
+    return needed
+
+
 def service_id(dataset: Any) -> str:
     """Return the id under which a dataset that reads through a tf.data service is registered."""
     while not hasattr(dataset, "_dataset_id"):

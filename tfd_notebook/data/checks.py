@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from tfd_notebook._compat import graph
 from tfd_notebook.data import functions, pipeline
 from tfd_notebook.data.arguments import STATIC, Reading
 from tfd_notebook.data.host import ServiceHost
@@ -48,10 +49,10 @@ def prepare(host: ServiceHost, dataset: Any, mode: str, lasting: bool = True) ->
     import tensorflow as tf
 
     check_dataset(dataset)
-    if not tf.executing_eagerly():
+    if graph.is_traced(dataset):
         raise UsageError(
-            "a dataset cannot be distributed inside a tf.function",
-            fix="distribute it outside, and pass the result into the function",
+            "a dataset that is made inside a tf.function cannot be registered or saved",
+            fix="make it outside of the function",
         )
     check_host(host)
     found = pipeline.examine(dataset)
@@ -60,7 +61,7 @@ def prepare(host: ServiceHost, dataset: Any, mode: str, lasting: bool = True) ->
             f"the dataset's definition has {found.size / 1e6:.0f} MB: the data itself is part of "
             "it, and goes to every data worker. Reading it from files is faster",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     _check_travels(host, found, dataset, tf)
     host.check_room(found.size)
@@ -74,9 +75,28 @@ def prepare(host: ServiceHost, dataset: Any, mode: str, lasting: bool = True) ->
             'the dataset has no shard(SHARD_HINT, SHARD_HINT), so "hint" acts like "off": each '
             "data worker delivers all of it",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     return found
+
+
+def prepare_traced(host: ServiceHost, dataset: Any, mode: str) -> None:
+    """Take to the workers what they need for a dataset that a ``tf.function`` makes.
+
+    TensorFlow sends such a dataset when the function runs: its size, the number of its elements
+    and the objects that it uses are not known before.
+    """
+    import tensorflow as tf
+
+    check_dataset(dataset)
+    check_host(host)
+    _check_elements(host, dataset, tf)
+    found = map(functions.find_functions, graph.traced_definitions(dataset))
+    tokens = list(dict.fromkeys(token for each in found for token in each))
+    if tokens and not host.service_in_process:
+        host.install_functions(*functions.pack(tokens))
+    if mode in STATIC:
+        host.enable_static_sharding()
 
 
 def _check_travels(host: ServiceHost, found: pipeline.Pipeline, dataset: Any, tf: Any) -> None:
@@ -86,6 +106,10 @@ def _check_travels(host: ServiceHost, found: pipeline.Pipeline, dataset: Any, tf
             "the dataset, and that a data worker cannot reach",
             fix="use tensors, variables or a tf.lookup.StaticHashTable",
         )
+    _check_elements(host, dataset, tf)
+
+
+def _check_elements(host: ServiceHost, dataset: Any, tf: Any) -> None:
     specs = tf.nest.flatten(dataset.element_spec)
     if not host.service_in_process and any(isinstance(s, tf.data.DatasetSpec) for s in specs):
         raise NotSerializable(

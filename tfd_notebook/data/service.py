@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from tfd_notebook.data import checks
 from tfd_notebook.data.arguments import STATIC, Reading, compression_of, mode_of
 from tfd_notebook.data.host import Registered, ServiceHost
 from tfd_notebook.data.using import Delivery, ServiceUse
-from tfd_notebook.data.watch import watch
+from tfd_notebook.data.watch import check_dataset, watch
 from tfd_notebook.errors import DataError, TimeLimit, UsageError
 
 
@@ -65,7 +66,9 @@ def distribute(
     callable
         Takes a ``tf.data.Dataset`` and returns one, watched by ``host.consumers``. Where each
         epoch is known to deliver each element once, its cardinality is exact, and an epoch that
-        is cut short raises an error.
+        is cut short raises an error. A dataset that a ``tf.function``, or the function of
+        ``interleave`` or ``flat_map``, makes is distributed as TensorFlow does it: it is not
+        watched, and its cardinality is unknown.
 
     Raises
     ------
@@ -98,15 +101,12 @@ def distribute(
             target_workers=target_workers,
         )(dataset)
 
-    def apply(dataset: Any) -> Any:
-        from tensorflow.data.experimental import assert_cardinality, service
+    def through_service(dataset: Any) -> Any:
+        from tensorflow.data.experimental import service
 
-        found = checks.prepare(host, dataset, reading.mode, lasting=job_name is not None)
-        cardinality = int(dataset.cardinality())
-        checks.check_endless(reading, cardinality)
         checks.check_job(host, reading, job_name)
         arguments = reading.tensorflow_arguments(host.service_in_process)
-        read = checks.translated(
+        return checks.translated(
             lambda: dataset.apply(
                 service.distribute(
                     service=host.service_target,
@@ -115,6 +115,31 @@ def distribute(
                 )
             )
         )
+
+    def apply(dataset: Any) -> Any:
+        import tensorflow as tf
+
+        check_dataset(dataset)
+        if graph.is_traced(dataset):
+            checks.prepare_traced(host, dataset, reading.mode)
+            checks.say_delivery(host, reading.mode)
+            with warnings.catch_warnings():
+                # TensorFlow warns of its own call, and of nothing that the caller can change.
+                warnings.filterwarnings("ignore", "To make it possible to preserve tf.data options")
+                return through_service(dataset)
+        # A function that is being traced may use a dataset from outside, and for how long it does
+        # is not known.
+        lasting = job_name is not None or not tf.executing_eagerly()
+        with tf.init_scope():
+            return apply_outside(dataset, lasting)
+
+    def apply_outside(dataset: Any, lasting: bool) -> Any:
+        from tensorflow.data.experimental import assert_cardinality
+
+        found = checks.prepare(host, dataset, reading.mode, lasting=lasting)
+        cardinality = int(dataset.cardinality())
+        checks.check_endless(reading, cardinality)
+        read = through_service(dataset)
         key = graph.service_id(read)
         if (
             reading.mode == "DYNAMIC"
