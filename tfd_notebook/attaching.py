@@ -171,6 +171,7 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
             "counts": {role: seen.count(role) for role in seen},
             "deal": Deal().pack(),
             "static": [],
+            "removed": [],
             "work_dir": None,
         }
         about = {"fleet": fleet, "used": True}
