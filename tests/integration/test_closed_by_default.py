@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import tfd_notebook as tfd
+from tests._waiting import until
 from tfd_notebook import views
 from tfd_notebook.launch import sockets
 from tfd_notebook.probe import probe
@@ -333,3 +334,70 @@ def ports_reached(other_host: OtherHost, cluster: tfd.Cluster) -> list[int]:
 
 def opened(cluster: tfd.Cluster) -> set[str]:
     return {row.open_to for row in cluster.snapshot().tasks}
+
+
+#: A service on the other host, whose data worker lets in what its standard input names.
+SERVICE = """
+import sys
+import tensorflow as tf
+from tfd_notebook.launch import sockets
+
+service = tf.data.experimental.service
+dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))
+at = dispatcher.target.rpartition(":")[2]
+host = sys.argv[1]
+with sockets.hold_port() as held:
+    port = held.getsockname()[1]
+    worker = service.WorkerServer(
+        service.WorkerConfig(
+            dispatcher_address=f"{host}:{at}", worker_address=f"{host}:{port}", port=port,
+            heartbeat_interval_ms=100,
+        )
+    )
+    for line in sys.stdin:
+        print(at, port, sockets.close_to_strangers(port, line.split(), host), flush=True)
+"""
+
+
+def test_a_data_worker_that_the_filter_keeps_away_is_named(other_host: OtherHost) -> None:
+    OtherHost._ip("-n", other_host.name, "link", "set", "lo", "up")
+    command = ["ip", "netns", "exec", other_host.name, sys.executable, "-c", SERVICE, THERE[0]]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as theirs:
+        assert theirs.stdin
+        assert theirs.stdout
+
+        def let_in(networks: str) -> tuple[str, str]:
+            assert theirs.stdin
+            assert theirs.stdout
+            theirs.stdin.write(f"{networks}\n")
+            theirs.stdin.flush()
+            dispatcher, worker, _ = theirs.stdout.readline().split(maxsplit=2)
+            return f"{THERE[0]}:{dispatcher}", f"{THERE[0]}:{worker}"
+
+        service, worker = let_in("")
+        (found,) = tfd.doctor(service)
+        assert found.code == "TFD811"
+        for words in (worker, "unreachable", "packet filter", HERE[0]):
+            assert words in found.what
+        assert f"allow='{HERE[0]}'" in found.fix
+        cluster = tfd.attach(f"grpc://{service}", "filtered")
+        try:
+            with pytest.raises(tfd.errors.NoWorkers, match=worker) as caught:
+                cluster.distribute("dynamic")(tf_range())
+            assert HERE[0] in str(caught.value)
+            assert "no data worker" not in str(caught.value)
+            let_in(HERE[0])  # as the advice says
+            assert list(tfd.doctor(service)) == []
+            until(lambda: cluster.snapshot().task("data_worker:0").state == "ready")  # type: ignore[union-attr]
+            assert sorted(cluster.distribute("dynamic")(tf_range()).as_numpy_iterator()) == [0, 1]
+        finally:
+            cluster.stop()
+            theirs.stdin.close()
+
+
+def tf_range() -> Any:
+    import tensorflow as tf
+
+    return tf.data.Dataset.range(2)

@@ -23,7 +23,8 @@ from tfd_notebook.cluster import clusters
 from tfd_notebook.launch import memory, profiles
 from tfd_notebook.launchers import Fake
 from tfd_notebook.probe import Probe
-from tfd_notebook.spec import TaskState
+from tfd_notebook.snapshot import TaskRow
+from tfd_notebook.spec import Role, TaskState
 
 #: An address of which nobody is the owner (RFC 5737).
 ELSEWHERE = "192.0.2.1:2222"
@@ -154,6 +155,46 @@ def test_workers_that_tell_a_dispatcher_elsewhere_localhost() -> None:
     assert found("192.0.2.1:2222", "localhost:1") == {"TFD806"}
     assert found("192.0.2.1:2222", "192.0.2.2:2222") == set()
     assert found("localhost:1", "localhost:2") == set()
+
+
+def test_the_only_data_worker_restarts() -> None:
+    def found(state: TaskState, probe: str) -> list[str]:
+        at = "localhost:2"
+        row = TaskRow("data_worker:0", Role.DATA_WORKER, 0, address=at, state=state, reason="boom")
+        seen = Service(
+            "localhost:1",
+            Probe("localhost:1", "alive", "dispatcher", version=9),
+            {at: Probe(at, probe, "data_worker", reason="refused")},  # type: ignore[arg-type]
+            ours=True,
+            rows={at: row},
+        )
+        return [f"{one.code} {one.what}" for one in findings.look("service", seen)]
+
+    checkup.load()
+    assert found(TaskState.RESTARTING, "refused") == [
+        "TFD811 none of its data workers answers: data_worker:0 at localhost:2 is restarting (boom)"
+    ]
+    assert found(TaskState.READY, "alive") == []
+
+
+def test_a_data_worker_on_another_network_is_named() -> None:
+    at = "192.0.2.2:2222"
+
+    def found(open_to: str) -> str:
+        row = TaskRow("data_worker:0", Role.DATA_WORKER, 0, address=at, open_to=open_to)
+        seen = Service(
+            "192.0.2.1:2222",
+            Probe("192.0.2.1:2222", "alive", "dispatcher", version=9),
+            {at: Probe(at, "unreachable", reason="timed out")},
+            rows={at: row},
+        )
+        (one,) = findings.look("service", seen)
+        return one.what
+
+    checkup.load()
+    assert f"{at} is unreachable from here: timed out" in found("")
+    assert "another network" in found("")
+    assert "its packet filter lets in this host, 10.0.0.0/8" in found("this host, 10.0.0.0/8")
 
 
 def test_another_task_answers_and_nobody_answers() -> None:

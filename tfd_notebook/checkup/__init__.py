@@ -10,7 +10,7 @@ from tfd_notebook import cluster as here
 from tfd_notebook import findings, probe
 from tfd_notebook.errors import UnknownName, UsageError
 from tfd_notebook.findings import FIELDS, Finding
-from tfd_notebook.spec import SERVER_ROLES, TaskState
+from tfd_notebook.spec import SERVER_ROLES, Role, TaskState
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -171,7 +171,12 @@ def of_cluster(cluster: Cluster) -> Iterator[Finding]:
     target = living.target_of(cluster)
     if target is not None and "dispatcher:0" in _ready(cluster):
         ours = snapshot.launcher != "foreign"
-        seen = services.Service.asked(target, ours, cluster.removed_addresses)
+        seen = services.Service.asked(
+            target,
+            ours,
+            cluster.removed_addresses,
+            [row for row in snapshot.tasks if row.role is Role.DATA_WORKER],
+        )
         for one in findings.look("service", seen):
             yield one.at(cluster.name)
     tasks: dict[str, dict[int, str]] = {}

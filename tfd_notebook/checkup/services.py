@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from tfd_notebook import probe
 from tfd_notebook.errors import TfdError
 from tfd_notebook.findings import Finding, check, kind
 from tfd_notebook.launch.findings import VERSIONS
+from tfd_notebook.launch.host import why_unreached
 from tfd_notebook.probe import Probe
 from tfd_notebook.resolving.findings import SILENT, advertised, is_loopback, shared_ports
-from tfd_notebook.spec import Endpoint
+from tfd_notebook.snapshot import TaskRow
+from tfd_notebook.spec import Endpoint, TaskState
 
 _ASK_SECONDS = 2.0
+#: Workers that a finding names.
+_SHOWN = 3
 
 NO_WORKERS = kind(
     "TFD811",
@@ -43,15 +47,24 @@ class Service:
         By the address that the dispatcher knows.
     ours : bool
         Whether a cluster of this process runs it.
+    rows : mapping of str to TaskRow
+        The data workers of that cluster, by address.
     """
 
     address: str
     dispatcher: Probe
     workers: Mapping[str, Probe]
     ours: bool = False
+    rows: Mapping[str, TaskRow] = field(default_factory=dict)
 
     @classmethod
-    def asked(cls, address: str, ours: bool = False, removed: Collection[str] = ()) -> Service:
+    def asked(
+        cls,
+        address: str,
+        ours: bool = False,
+        removed: Collection[str] = (),
+        rows: Iterable[TaskRow] = (),
+    ) -> Service:
         """Ask the dispatcher at ``"host:port"``, and all workers that it knows.
 
         Parameters
@@ -62,6 +75,8 @@ class Service:
         removed : collection of str
             Addresses of workers that a scale-in removed: the dispatcher keeps them, and an error
             server on their ports answers readers.
+        rows : iterable of TaskRow
+            The data workers of the cluster that runs it.
         """
         address = str(Endpoint.parse(address))
         found = probe.probe(address, _ASK_SECONDS, expect="dispatcher")
@@ -71,7 +86,8 @@ class Service:
                 known = probe.dispatcher_workers(address, _ASK_SECONDS)
                 workers = tuple(at for at in known if at not in removed)
         answers = probe.probe_many(workers, _ASK_SECONDS)
-        return cls(address, found, dict(zip(workers, answers, strict=True)), ours)
+        known_rows = {row.address: row for row in rows}
+        return cls(address, found, dict(zip(workers, answers, strict=True)), ours, known_rows)
 
     @property
     def place(self) -> str:
@@ -100,13 +116,36 @@ def silent(seen: Service) -> Iterator[Finding]:
 @check("service")
 def no_workers(seen: Service) -> Iterator[Finding]:
     """Find a dispatcher without any worker that answers."""
-    if seen.dispatcher.kind == "dispatcher" and not seen.living:
-        known = f", {len(seen.workers)} that it knows do not answer" if seen.workers else ""
-        yield NO_WORKERS.found(
-            f"it has no data worker{known}",
-            "cluster.scale(data_workers=2), or start workers with its address",
-            seen.place,
+    if seen.dispatcher.kind != "dispatcher" or seen.living:
+        return
+    if not seen.workers:
+        fix = "cluster.scale(data_workers=2), or start workers with its address"
+        yield NO_WORKERS.found("it has no data worker", fix, seen.place)
+        return
+    said = [_unanswered(address, found, seen) for address, found in seen.workers.items()]
+    more = f", and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
+    yield NO_WORKERS.found(
+        f"none of its data workers answers: {'; '.join(what for what, _ in said[:_SHOWN])}{more}",
+        said[0][1],
+        seen.place,
+    )
+
+
+def _unanswered(address: str, found: Probe, seen: Service) -> tuple[str, str]:
+    """Return why a worker does not answer, and what to do."""
+    row = seen.rows.get(address)
+    if row is not None and row.state in (TaskState.RESTARTING, TaskState.STARTING):
+        reason = f" ({row.reason})" if row.reason else ""
+        return (
+            f"{row.task} at {address} is {row.state}{reason}",
+            f"wait until it is ready; cluster.logs({row.task!r}) shows what ended it",
         )
+    if found.alive:
+        return f"{address}: a {found.kind} answers there", "start the workers again"
+    if found.state == "refused":
+        fix = "cluster.scale(data_workers=2), or start workers with its address"
+        return f"{address}: {found.reason}", fix
+    return why_unreached(address, found, "" if row is None else row.open_to)
 
 
 @check("service")

@@ -23,12 +23,15 @@ from tfd_notebook.errors import (
     UnknownName,
     UsageError,
 )
-from tfd_notebook.probe import probe
+from tfd_notebook.launch.host import why_unreached
+from tfd_notebook.probe import probe, probe_many
+from tfd_notebook.spec import TaskState
 
 #: Bytes of a definition from which on a warning says that the data is part of it.
 LARGE = 50_000_000
 
 _DISPATCHER_SECONDS = 10.0
+_REACH_SECONDS = 2.0
 
 _said: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
@@ -126,6 +129,7 @@ def check_host(host: ServiceHost) -> None:
     while True:
         found = probe(host.service_target, timeout=timeout, expect="dispatcher")
         if found.alive:
+            check_reach(host)
             return
         # One that just began, or on a busy machine, may be slow to answer the first call.
         timeout *= 2
@@ -136,6 +140,30 @@ def check_host(host: ServiceHost) -> None:
                 fix="see cluster.logs('dispatcher:0'), then cluster.restart('dispatcher:0')",
             )
         time.sleep(0.1)
+
+
+def check_reach(host: ServiceHost) -> None:
+    """Refuse to read from data workers of which this process reaches none; warn of some."""
+    if host.service_in_process:
+        return
+    rows = [row for row in host.data_workers() if row.state in (TaskState.READY, TaskState.HUNG)]
+    seen = probe_many([row.address for row in rows], timeout=_REACH_SECONDS)
+    said = [
+        (f"{row.task} at {what}", fix)
+        for row, found in zip(rows, seen, strict=True)
+        if found.state == "unreachable"
+        for what, fix in [why_unreached(row.address, found, row.open_to)]
+    ]
+    if not said:
+        return
+    what = f"cluster {host.name!r}: {'; '.join(what for what, _ in said[:3])}"
+    if len(said) == len(rows):
+        raise NoWorkers(f"{what}. Reading would wait without end", fix=said[0][1])
+    warnings.warn(
+        f"{what}. Readers wait for what it has of an epoch. Next: {said[0][1]}",
+        UserWarning,
+        stacklevel=4,
+    )
 
 
 def live_workers(host: ServiceHost) -> int:

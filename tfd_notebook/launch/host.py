@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 
-from tfd_notebook.probe import probe_many
+from tfd_notebook.probe import Probe, probe_many
 from tfd_notebook.spec import Endpoint
 
 
@@ -59,6 +59,33 @@ def reach(addresses: Mapping[str, str], timeout: float = 5.0) -> dict[str, tuple
         name: ("" if seen.alive else seen.reason or seen.state, _source(address))
         for (name, address), seen in zip(addresses.items(), found, strict=True)
     }
+
+
+def why_unreached(address: str, found: Probe, open_to: str = "") -> tuple[str, str]:
+    """Return why this host gets no answer from a task, and what to do, in words.
+
+    Parameters
+    ----------
+    address : str
+    found : Probe
+        What a probe of the address from here returned.
+    open_to : str
+        Who can connect to the task, where that is known.
+    """
+    if found.state != "unreachable":
+        why = found.reason or (f"a {found.kind} answers" if found.alive else found.state)
+        return f"{address}: {found.state}, {why}", "see its log, then start it again"
+    source = _source(address)
+    here = f"this host ({source})" if source else "this host"
+    if open_to in ("", "everyone") or open_to.startswith("unknown"):
+        cause = f"the packet filter of the task, a firewall or another network keeps {here} out"
+    else:
+        cause = f"its packet filter lets in {open_to}, and not {here}"
+    return (
+        f"{address} is unreachable from here: {found.reason or 'no connection'}; {cause}",
+        (f"open the task to this host where it was started, allow={source!r}, " if source else "")
+        + "or read on a host of its network",
+    )
 
 
 def _source(address: str) -> str:
