@@ -7,6 +7,7 @@ error is also a ``tf.errors.OpError``. A port is never shared with another serve
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -43,9 +44,12 @@ class _Running:
         self.ended = threading.Event()
         self._stopping: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._pid = os.getpid()
 
     def stop(self, timeout: float) -> bool:
         """End the server; False if it is not at its end within `timeout` seconds."""
+        if os.getpid() != self._pid:
+            return True  # in a forked child, which has none of the server's threads
         with self._lock:
             if self._stopping is None:
                 self._stopping = threading.Thread(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,10 +38,10 @@ class JournalCopy:
     def __init__(self, fetch: Callable[[dict[str, int]], Mapping[str, Any]]) -> None:
         self._fetch = fetch
         # Named after this process, so that it is known as left over when that was killed.
-        self._temporary = tempfile.TemporaryDirectory(
+        self.directory = tempfile.mkdtemp(
             prefix=f"{os.getpid()}.journal-", dir=runtime.runtime_dir()
         )
-        self.directory = self._temporary.name
+        self._finalizer = weakref.finalize(self, _remove, self.directory, os.getpid())
         self._have: dict[str, int] = {}
 
     def refresh(self) -> None:
@@ -102,4 +104,10 @@ class JournalCopy:
 
     def close(self) -> None:
         """Remove it."""
-        self._temporary.cleanup()
+        self._finalizer()
+
+
+def _remove(directory: str, owner: int) -> None:
+    # A forked child that ends calls this, too.
+    if os.getpid() == owner:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,50 @@
+"""A child of os.fork() that ends leaves what belongs to its parent."""
+
+import subprocess
+import sys
+
+JOURNAL_COPY = """
+import os, sys
+from tfd_notebook.launch.journal_copy import JournalCopy
+
+copy = JournalCopy(lambda have: {})
+child = os.fork()
+if child == 0:
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert os.path.isdir(copy.directory)
+copy.close()
+assert not os.path.exists(copy.directory)
+print("kept")
+"""
+
+SERVER = """
+import os, sys
+import tensorflow as tf
+import tfd_notebook as tfd
+from tfd_notebook.probe import probe
+
+dispatcher = tfd.Dispatcher()
+child = os.fork()
+if child == 0:
+    dispatcher.stop()
+    sys.stdout.flush()
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert probe(dispatcher.address, 10.0).alive
+dispatcher.stop()
+print("kept")
+"""
+
+
+def output(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    return done.stdout, done.stderr
+
+
+def test_the_copy_of_a_journal_stays():
+    assert output(JOURNAL_COPY) == ("kept\n", "")
+
+
+def test_a_dispatcher_in_the_process_goes_on():
+    assert output(SERVER)[0] == "kept\n"
