@@ -61,6 +61,7 @@ class DataPath:
         self._config = config
         self._consumers = Consumers(task_of=self._task_at)
         self._monitor = Monitor(config, self._consumers)
+        self._monitor.memory_cause = self.memory_cause
         self._fleet = Fleet(config, launcher, self._monitor)
         self._journal: Journal | None = None
         self._registered: dict[str, Registered] = {}
@@ -224,6 +225,16 @@ class DataPath:
     def reconnects(self) -> Mapping[str, int]:
         """How often the connection to each host was lost and came back."""
         return dict(self._monitor.reconnects)
+
+    def memory_cause(self) -> str:
+        """Return the largest buffer of the distributed datasets, as a sentence; empty without one.
+
+        The sentence begins with a space.
+        """
+        buffers = [buffer for known in list(self.registered.values()) for buffer in known.buffers]
+        if not buffers:
+            return ""
+        return f" The likely cause is {max(buffers, key=lambda one: one.bytes or 0).words}"
 
     def inspect_tasks(self) -> dict[str, dict[str, list[str]]]:
         """Return stale modules (``stale``) and loaded ops (``ops``) of each task that answers."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from tfd_notebook.data.consumers import Consumers
 from tfd_notebook.events import Event, EventLog, Notice, TaskChanged, TaskMeasured
+from tfd_notebook.launch import memory
 from tfd_notebook.snapshot import CoordinatorRow, GpuRow, Snapshot, TaskRow
 from tfd_notebook.spec import ClusterConfig, Role, TaskState
 
@@ -63,6 +64,8 @@ class Monitor:
         self._on_tick: Callable[[], None] = lambda: None
         #: Sees the coordinator; takes the tasks.
         self.coordinator: Callable[[tuple[TaskRow, ...]], CoordinatorRow | None] = lambda _: None
+        #: Returns what data workers hold most of, as a sentence with a space before it.
+        self.memory_cause: Callable[[], str] = lambda: ""
         self._rows: dict[str, TaskRow] = {}
         #: The GPUs of each host, the hosts in the order in which they are to be shown.
         self._gpus: dict[str, tuple[GpuRow, ...]] = {}
@@ -335,16 +338,22 @@ class Monitor:
 
     def _tell(self, event: TaskChanged, before: TaskState) -> None:
         """Say what a person at a blocked cell must know."""
-        fix = f"cluster.restart({event.task!r})"
+        fix, cause = f"cluster.restart({event.task!r})", ""
+        memory_limit = memory.is_reason(event.reason)
+        if memory_limit:
+            fix = memory.FIX
+            cause = self.memory_cause() if event.task.startswith(Role.DATA_WORKER) else ""
         if event.state is TaskState.FAILED:
             last = f" Last output: {event.log[-1]!r}" if event.log else ""
+            last = cause if memory_limit else last
             self.notice("error", f"failed: {event.reason}.{last}", task=event.task, fix=fix)
         elif event.state is TaskState.RESTARTING and event.reason != "asked for":
             what = f"{event.reason}; it is being restarted"
             role = Role(event.task.partition(":")[0])
             if role not in _OF_AN_EPOCH or self._consumers.reading():
                 what += _LOST_WITH.get(role, "")
-            self.notice("warning", what, task=event.task)
+            what += f".{cause}" if cause else ""
+            self.notice("warning", what, task=event.task, fix=fix if memory_limit else None)
         elif event.state is TaskState.HUNG:
             self.notice("warning", f"hung, {event.reason}", task=event.task, fix=fix)
         elif event.state is TaskState.READY and before is TaskState.HUNG:

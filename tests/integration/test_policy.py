@@ -71,3 +71,67 @@ def test_a_task_that_holds_too_much_memory_is_ended(tmp_path: Path) -> None:
     assert "GB of memory, more than a task may" in reason
     assert quoted in reason
     assert quoted in said
+
+
+#: In a control group with a limit: a shuffle buffer outgrows it, and a smaller one does not.
+SHUFFLE = """
+import json, sys
+with open(sys.argv[1] + "/cgroup.procs", "w") as file:
+    file.write("0")
+import tensorflow as tf, tfd_notebook as tfd
+
+def read(buffer):
+    images = tf.data.Dataset.range(4_000).map(lambda x: tf.zeros([125_000], tf.int64) + x)
+    shuffled = images.shuffle(buffer).map(lambda x: x[0])
+    return sum(1 for _ in shuffled.apply(cluster.distribute("off")))
+
+policy = tfd.Policy(restarts=0)
+with tfd.Cluster(data_workers=1, name="shuffled", policy=policy) as cluster:
+    pid = cluster.snapshot().task("data_worker:0").pid
+    with open(f"/proc/{pid}/oom_score_adj", "w") as file:
+        file.write("900")  # the kernel chooses it, and not this process
+    try:
+        read(4_000)
+    except tfd.errors.DataLoss as error:
+        said = str(error)
+    (found,) = (one for one in tfd.doctor(cluster) if one.code == "TFD854")
+    notices = [str(notice) for notice in cluster.snapshot().notices if notice.severity == "error"]
+    cluster.restart("data_worker:0")
+    count = read(10)
+    codes = tfd.doctor(cluster).codes
+    print("found " + json.dumps([said, found.what, found.fix, notices, count, codes]))
+"""
+
+
+def test_a_data_worker_that_the_kernel_kills_for_memory() -> None:
+    """The limit is that of a group around the group of the task."""
+    root = Path("/sys/fs/cgroup/memory")
+    version_1 = root.is_dir()
+    outer = (root if version_1 else root.parent) / f"tfd-limit-{os.getpid()}"
+    inner = outer / "inner"
+    outer.mkdir()
+    try:
+        limit = outer / ("memory.limit_in_bytes" if version_1 else "memory.max")
+        limit.write_text(str(2_500_000_000))
+        if version_1:
+            (outer / "memory.use_hierarchy").write_text("1")
+        inner.mkdir()
+        done = subprocess.run(
+            [sys.executable, "-c", SHUFFLE, inner], capture_output=True, text=True, timeout=160
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+    finally:
+        if inner.exists():
+            inner.rmdir()
+        outer.rmdir()
+    said, what, fix, notices, count, codes = json.loads(done.stdout.split("found ")[1])
+    for text in (said, what, notices[0]):
+        assert "data_worker:0" in text
+        assert f"2.50 GB, was reached (peak 2.50 GB, {outer})" in text
+        assert "restart" not in text
+    for text in (what, notices[0]):
+        assert "The likely cause is shuffle(4000)" in text
+        assert "it holds 4,000 elements, 4 GB" in text
+    assert "raise the limit" in fix
+    assert count == 4_000
+    assert "TFD854" not in codes

@@ -169,6 +169,66 @@ def splits_of(dataset: Any) -> Splits | None:
     return Splits(sum(counts), named.name, named.kind)
 
 
+@dataclass(frozen=True)
+class Buffer:
+    """A stage that holds elements in memory.
+
+    Parameters
+    ----------
+    name : str
+    elements : int, optional
+        How many it holds at most; None if that is not known.
+    bytes : int, optional
+        How many bytes that is; None if that is not known.
+    """
+
+    name: str
+    elements: int | None
+    bytes: int | None
+
+    @property
+    def words(self) -> str:
+        """The buffer with its size."""
+        count = "all elements" if self.elements is None else f"{self.elements:,} elements"
+        size = "" if self.bytes is None else f", {self.bytes / 1e9:.2g} GB"
+        return f"{self.name}: it holds {count}{size}"
+
+
+def buffers_of(dataset: Any) -> tuple[Buffer, ...]:
+    """Return the shuffle buffers and caches in memory of `dataset`."""
+    found = []
+    for stage in stages_of(dataset).walk():
+        if stage.kind == "Shuffle" or (stage.kind == "Cache" and not _file_of(stage.dataset)):
+            elements = stage.number if stage.kind == "Shuffle" else None
+            count = int(stage.inputs[0].dataset.cardinality())
+            if count >= 0:
+                elements = count if elements is None else min(count, elements)
+            each = bytes_of(stage.dataset.element_spec)
+            size = None if each is None or elements is None else each * elements
+            found.append(Buffer(stage.name, elements, size))
+    return tuple(found)
+
+
+def _file_of(cache: Any) -> str:
+    import tensorflow as tf
+
+    value = tf.get_static_value(getattr(cache, "_filename", None))
+    return "" if value is None else value.decode() if isinstance(value, bytes) else str(value)
+
+
+def bytes_of(spec: Any) -> int | None:
+    """Return the bytes of an element; None if its shape is not known."""
+    import tensorflow as tf
+
+    total = 0
+    for one in tf.nest.flatten(spec):
+        count = one.shape.num_elements() if isinstance(one, tf.TensorSpec) else None
+        if count is None or one.dtype in (tf.string, tf.variant, tf.resource):
+            return None
+        total += int(count) * int(one.dtype.size)
+    return total
+
+
 def kind_of(name: str) -> str:
     """Return the kind of a class or of a node: ``_ParallelMapDataset`` and ``ParallelMapV2``."""
     name = re.sub(r"(Dataset)?(V\d+)?$", "", name.lstrip("_"))

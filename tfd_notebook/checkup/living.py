@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.errors import TfdError
 from tfd_notebook.findings import Finding, check, kind, listed
+from tfd_notebook.launch import memory
 from tfd_notebook.launch.findings import MEMORY, NEAR
 from tfd_notebook.launch.policy import limits
 from tfd_notebook.snapshot import Snapshot
@@ -74,11 +75,13 @@ def bad_tasks(cluster: Cluster) -> Iterator[Finding]:
     """Find tasks that failed, are lost, or hang."""
     for row in cluster.snapshot().tasks:
         if row.state in (TaskState.FAILED, TaskState.LOST, TaskState.HUNG):
-            yield BAD.found(
-                f"{row.task} is {row.state}: {row.reason or 'no reason is known'}",
-                f"see cluster.logs({row.task!r}), then cluster.restart({row.task!r})",
-                cluster.name,
-            )
+            fix = f"see cluster.logs({row.task!r}), then cluster.restart({row.task!r})"
+            what = f"{row.task} is {row.state}: {row.reason or 'no reason is known'}"
+            if memory.is_reason(row.reason):
+                fix = memory.FIX
+                if row.role is Role.DATA_WORKER:
+                    what += f".{cluster.memory_cause()}"
+            yield BAD.found(what, fix, cluster.name)
 
 
 @check("cluster")

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfd_notebook import wire
 from tfd_notebook._compat import graph, oplibraries
-from tfd_notebook._compat.stages import READERS, Stage, stages_of
+from tfd_notebook._compat.stages import READERS, Stage, bytes_of, stages_of
 from tfd_notebook.data import advice, checks, pipeline, verdict
 from tfd_notebook.data.arguments import STATIC, Reading
 from tfd_notebook.data.host import ServiceHost
@@ -253,24 +253,11 @@ def small_elements(path: Path) -> Iterator[Finding]:
     host = path.host
     if host is None or host.service_in_process or path.origin is None:
         return
-    size = _bytes_of(path.origin.element_spec)
+    size = bytes_of(path.origin.element_spec)
     if size is not None and size < _SMALL:
         yield SMALL.found(
             f"the data workers send elements of {size:,} bytes", advice.BATCH, host.name
         )
-
-
-def _bytes_of(spec: Any) -> int | None:
-    """Return the bytes of an element; None where its shape is not known."""
-    import tensorflow as tf
-
-    total = 0
-    for one in tf.nest.flatten(spec):
-        count = one.shape.num_elements() if isinstance(one, tf.TensorSpec) else None
-        if count is None or one.dtype in (tf.string, tf.variant, tf.resource):
-            return None
-        total += int(count) * int(one.dtype.size)
-    return total
 
 
 @check("dataset")

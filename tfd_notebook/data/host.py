@@ -8,7 +8,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tfd_notebook._compat.stages import Splits
+from tfd_notebook._compat.stages import Buffer, Splits
 from tfd_notebook.limit import Limit
 from tfd_notebook.snapshot import TaskRow
 from tfd_notebook.spec import Policy
@@ -30,11 +30,14 @@ class Registered:
         What dynamic sharding hands out; None if that is not known.
     read : weakref.ref of tf.data.Dataset, optional
         What reads it, while somebody holds that.
+    buffers : tuple of Buffer
+        What each data worker holds of it in memory.
     """
 
     cardinality: int
     splits: Splits | None
     read: weakref.ref[Any] | None = None
+    buffers: tuple[Buffer, ...] = ()
 
 
 @dataclass(frozen=True)

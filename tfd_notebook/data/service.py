@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfd_notebook._compat import graph
-from tfd_notebook._compat.stages import splits_of
+from tfd_notebook._compat.stages import buffers_of, splits_of
 from tfd_notebook.data import checks
 from tfd_notebook.data.arguments import STATIC, Reading, compression_of, mode_of
 from tfd_notebook.data.host import Registered, ServiceHost
@@ -160,7 +160,10 @@ def distribute(
         delivery = Delivery(weakref.ref(host), expected, reading.mode, job_name, endless, splits)
         read._tfd_service = ServiceUse(delivery, dataset, compressed, again, lambda: before.joined)
         host.registered[key] = Registered(
-            cardinality if found.keeps_count else -1, splits, weakref.ref(read)
+            cardinality if found.keeps_count else -1,
+            splits,
+            weakref.ref(read),
+            buffers_of(dataset),
         )
         return watch(read, host.consumers, checks.listed_as(job_name), before)
 
@@ -209,7 +212,9 @@ def register(
     )
     found = str(registered.numpy().decode())
     host.registered[found] = Registered(
-        int(dataset.cardinality()) if prepared.keeps_count else -1, splits_of(dataset)
+        int(dataset.cardinality()) if prepared.keeps_count else -1,
+        splits_of(dataset),
+        buffers=buffers_of(dataset),
     )
     return found
 

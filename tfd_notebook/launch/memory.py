@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
-_MINE = Path("/proc/self/cgroup")
+_PROC = Path("/proc")
+_MINE = _PROC / "self/cgroup"
 #: A limit of version 1 above this is none.
 _NONE = 1 << 60
 
@@ -25,14 +26,117 @@ class _Version:
     limit: str
     used: str
     cached: str
+    peak: str
+    kills: str
 
 
 _VERSIONS = {
-    "": _Version("", "memory.max", "memory.current", "inactive_file"),
+    "": _Version(
+        "", "memory.max", "memory.current", "inactive_file", "memory.peak", "memory.events"
+    ),
     "memory": _Version(
-        "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        "memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+        "memory.max_usage_in_bytes",
+        "memory.oom_control",
     ),
 }
+
+#: The next step for a task that a memory limit ended; to start it again would end it again.
+FIX = (
+    "make the pipeline hold less (shuffle buffer, cache, prefetch), have fewer tasks on the host, "
+    "or raise the limit; then iterate again"
+)
+#: Words in the reason of a task that was killed for its memory.
+_REACHED = "the memory limit of its control group"
+_TOO_MUCH = "GB of memory, more than a task may"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The memory of a control group.
+
+    Parameters
+    ----------
+    path : Path
+    limit : int, optional
+        Bytes; None without a limit.
+    peak : int
+        The most bytes that it used; before Linux 5.19 those it uses now.
+    kills : int
+        How many of its processes the kernel has killed for memory.
+    """
+
+    path: Path
+    limit: int | None
+    peak: int
+    kills: int
+
+
+def groups(pid: int | str = "self", root: Path = _ROOT, proc: Path = _PROC) -> tuple[Group, ...]:
+    """Return the control groups of a process, the innermost first; none if it has ended."""
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return ()
+    found = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        # Several controllers of version 1 may share one hierarchy.
+        names = [name for name in controllers.split(",") if name in _VERSIONS]
+        for version in map(_VERSIONS.__getitem__, names):
+            for group in _up(root / version.directory, path):
+                with contextlib.suppress(OSError, ValueError):
+                    found.append(_read(group, version))
+    return tuple(found)
+
+
+def _read(group: Path, version: _Version) -> Group:
+    text = (group / version.limit).read_text().strip()
+    limit = None if text == "max" or int(text) >= _NONE else int(text)
+    peak = group / version.peak
+    used = int((peak if peak.exists() else group / version.used).read_text())
+    stat = dict(line.split(" ", 1) for line in (group / version.kills).read_text().splitlines())
+    return Group(group, limit, used, int(stat.get("oom_kill", 0)))
+
+
+def reached(before: Sequence[Group], root: Path = _ROOT) -> str:
+    """Return which memory limit ended a process of the groups `before`; empty if none did.
+
+    Parameters
+    ----------
+    before : sequence of Group
+        As `groups` returned them while the process ran.
+    root : Path
+    """
+    killed, limited = False, []
+    for group in before:
+        v1 = group.path == root / "memory" or root / "memory" in group.path.parents
+        with contextlib.suppress(OSError, ValueError):
+            now = _read(group.path, _VERSIONS["memory" if v1 else ""])
+            killed |= now.kills > group.kills
+            if now.limit is not None:
+                limited.append((now.limit - max(now.peak, group.peak), now))
+    if not killed or not limited:
+        return ""
+    _, group = min(limited, key=lambda one: one[0])
+    assert group.limit is not None
+    return (
+        f"{_REACHED}, {group.limit / 1e9:.2f} GB, was reached "
+        f"(peak {group.peak / 1e9:.2f} GB, {group.path})"
+    )
+
+
+def too_much(megabytes: float) -> str:
+    """Return the reason of a task that an administrator's policy ends."""
+    return f"it held {megabytes / 1e3:.2f} {_TOO_MUCH}"
+
+
+def is_reason(reason: str) -> bool:
+    """Return True if the reason for the end of a task is a memory limit."""
+    return _REACHED in reason or _TOO_MUCH in reason
 
 
 def of_group(root: Path = _ROOT, mine: Path = _MINE) -> tuple[int, int] | None:
@@ -55,9 +159,8 @@ def of_group(root: Path = _ROOT, mine: Path = _MINE) -> tuple[int, int] | None:
 
 def _around(root: Path, path: str, controllers: str) -> Iterator[tuple[int, int]]:
     """Give the limits of a group and of those around it, as far as they are seen from here."""
-    own = root / path.strip("/")
     version = _VERSIONS[controllers]
-    for group in (own, *own.parents):
+    for group in _up(root, path):
         with contextlib.suppress(OSError, ValueError):
             limit, used = (
                 int((group / name).read_text()) for name in (version.limit, version.used)
@@ -66,6 +169,13 @@ def _around(root: Path, path: str, controllers: str) -> Iterator[tuple[int, int]
             stat = dict(line.split(" ", 1) for line in lines)
             if limit < _NONE:
                 yield limit, used - int(stat.get(version.cached, 0))
+
+
+def _up(root: Path, path: str) -> Iterator[Path]:
+    """Give a group and those around it, up to the one that is mounted at `root`."""
+    own = root / path.strip("/")
+    for group in (own, *own.parents):
+        yield group
         if group == root:
             return
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tfd_notebook.errors import Refused, UsageError
-from tfd_notebook.launch import profiles
+from tfd_notebook.launch import memory, profiles
 
 _NUMBERS = ("tasks", "memory_gb", "gpus", "lease_hours")
 _LISTS = ("launchers", "allow")
@@ -96,8 +96,7 @@ class Limits:
         """Say why a task must not hold so much; empty where it may."""
         if self.memory_gb is None or megabytes <= self.memory_gb * 1e3:
             return ""
-        held = f"it held {megabytes / 1e3:.2f} GB of memory"
-        return f"{held}, more than a task may ({self.quote('memory_gb')})"
+        return f"{memory.too_much(megabytes)} ({self.quote('memory_gb')})"
 
     def quote(self, key: str) -> str:
         """Return the line of the file that sets `key`, with its place."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import gpus, probe
 from tfd_notebook.errors import StartTimeout, TfdError
-from tfd_notebook.launch import sockets
+from tfd_notebook.launch import memory, sockets
 from tfd_notebook.launch.processes import Process
 from tfd_notebook.launch.tombstone import Tombstone
 from tfd_notebook.spec import SERVER_ROLES, Endpoint, Role, TaskSpec, TaskState
@@ -67,6 +67,8 @@ class Supervised:
         self._deaths = 0
         #: Why the process was ended for what it holds; empty where it was not.
         self._condemned = ""
+        #: The control groups that the process was last seen in.
+        self._groups: tuple[memory.Group, ...] = ()
         self._asked = False
         self._wake = asyncio.Event()
         self.open_to = ""
@@ -189,6 +191,8 @@ class Supervised:
 
     def limit_memory(self, megabytes: float) -> None:
         """End the process if it holds more than the administrator allows."""
+        if self.process is not None:  # it may have been moved to another group
+            self._groups = memory.groups(self.process.pid) or self._groups
         self._condemned = self._cluster.limits.too_much_memory(megabytes)
         if self._condemned and self.process is not None:
             self.process.kill()
@@ -265,7 +269,7 @@ class Supervised:
         if self.state is TaskState.PLANNED:
             self._enter(TaskState.STARTING)
         policy = self._cluster.policy
-        kills = _oom_kills()
+        self._groups = memory.groups()  # a task begins in those of its agent
         try:
             await asyncio.wait_for(self._bring_up(), policy.start_timeout)
         except asyncio.TimeoutError:
@@ -275,7 +279,7 @@ class Supervised:
         except TfdError as error:
             died = await self._has_died()
             said = error.what if error.fix is None else f"{error.what}; next: {error.fix}"
-            reason = self._why_ended(kills) if died else said
+            reason = self._why_ended() if died else said
             await self._end_process()
             # What fails with a reason of its own (a bad preload, a bad setting) fails again.
             return reason, not died
@@ -286,7 +290,7 @@ class Supervised:
         if not self._asked:
             self._enter(TaskState.READY)
         await asyncio.shield(self.process.ended)
-        reason = self._why_ended(kills)
+        reason = self._why_ended()
         await self._end_process()
         if time.monotonic() - ready > _STEADY_SECONDS:
             self._deaths = 0
@@ -339,6 +343,8 @@ class Supervised:
         self._enter(TaskState.FAILED, reason, log=last_lines(self.log, 5))
         name = f"{self.spec.name} of cluster {self._cluster.name!r}"
         fix = f"cluster.restart({self.spec.name!r}), then iterate again"
+        if memory.is_reason(reason):
+            fix = memory.FIX
         if self.spec.role is Role.DISPATCHER:
             self._bury(f"[TFD306] {name} is gone: {reason}.\nNext: {fix}")
         elif self.spec.role is Role.DATA_WORKER:
@@ -385,10 +391,10 @@ class Supervised:
                 await asyncio.wait_for(asyncio.shield(process.ended), 5.0)
             await process.close()
 
-    def _why_ended(self, kills_before: int) -> str:
+    def _why_ended(self) -> str:
         assert self.process is not None
         condemned, self._condemned = self._condemned, ""
-        return condemned or why_ended(self.process.ended.result(), _oom_kills() > kills_before)
+        return condemned or why_ended(self.process.ended.result(), memory.reached(self._groups))
 
     def _enter(self, state: TaskState, reason: str = "", log: tuple[str, ...] = ()) -> None:
         self.state, self.reason = state, reason
@@ -396,27 +402,24 @@ class Supervised:
         self._cluster.task_changed(self, log)
 
 
-def why_ended(status: int, memory_limit: bool = False) -> str:
-    """Say in words how a process ended, from the status that ``os.waitpid`` gave."""
+def why_ended(status: int, limit: str = "") -> str:
+    """Return how a process ended, from the status that ``os.waitpid`` gave.
+
+    Parameters
+    ----------
+    status : int
+    limit : str
+        The memory limit that was reached, as `memory.reached` returns it.
+    """
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:
             name = signal.Signals(number).name
         except ValueError:
             name = "unknown"
-        extra = ": the memory limit of this container was reached" if memory_limit else ""
+        extra = f": {limit}" if limit and number == signal.SIGKILL else ""
         return f"killed by signal {number} ({name}){extra}"
     return f"ended with exit status {os.waitstatus_to_exitcode(status)}"
-
-
-def _oom_kills() -> int:
-    """How many processes of this control group were killed for memory so far."""
-    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
-        with contextlib.suppress(OSError):
-            for line in Path(path).read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-    return 0
 
 
 def read_log(path: Path, size: int, offset: int | None = None) -> tuple[bytes, int]:
