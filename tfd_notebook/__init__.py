@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tfd_notebook.attaching import clusters as clusters
     from tfd_notebook.checkup import doctor as doctor
     from tfd_notebook.cluster import Cluster as Cluster
+    from tfd_notebook.coordinate.coordinator import Coordinator as Coordinator
     from tfd_notebook.coordinate.loop import Work as Work
     from tfd_notebook.coordinate.loop import training_loop as training_loop
     from tfd_notebook.data.explain import explain as explain
@@ -40,6 +41,7 @@ __version__ = VERSION
 
 _HOMES = {
     "Cluster": "cluster",
+    "Coordinator": "coordinate.coordinator",
     "DataWorker": "data.servers",
     "Dispatcher": "data.servers",
     "Limit": "limit",
@@ -64,6 +66,7 @@ _HOMES = {
 
 __all__ = [
     "Cluster",
+    "Coordinator",
     "DataWorker",
     "Dispatcher",
     "Limit",

@@ -128,7 +128,8 @@ class Training(Insight):
         Raises
         ------
         StateError
-            The strategy's coordinator was stopped, or is TensorFlow's own.
+            The strategy's coordinator was stopped, or TensorFlow made it and functions that it
+            scheduled have not ended. One of TensorFlow's that is idle is adopted.
         UsageError
             The strategy is one of another cluster.
 

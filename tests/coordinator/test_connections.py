@@ -16,7 +16,7 @@ import tensorflow as tf
 import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook.coordinate.coordinator import Coordinator
-from tfd_notebook.errors import StateError
+from tfd_notebook.errors import StateError, UsageError
 
 pytestmark = [
     pytest.mark.integration,
@@ -111,13 +111,67 @@ def test_variables_are_partitioned_as_the_user_says(cluster: tfd.Cluster) -> Non
     assert coordinator.schedule(total).fetch() == 10_000.0
 
 
-def test_a_strategy_with_a_coordinator_of_tensorflows_is_refused(cluster: tfd.Cluster) -> None:
+def waiting_for(path: Any) -> Any:
+    found = tf.constant(0)
+    while found == 0:
+        found = tf.size(tf.io.matching_files(path))
+    return found
+
+
+def test_tensorflows_coordinator_of_a_strategy_is_adopted(
+    cluster: tfd.Cluster, tmp_path: Path
+) -> None:
     strategy = tf.distribute.ParameterServerStrategy(cluster.resolver)
-    theirs = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    with pytest.raises(StateError, match="has a coordinator of TensorFlow's already") as caught:
-        cluster.coordinator(strategy)
-    assert "Next: " in str(caught.value)
-    assert theirs.fetch(theirs.schedule(tf.function(lambda: tf.constant(5)))) == 5
+    theirs: Any = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    numbers = theirs.create_per_worker_dataset(lambda: tf.data.Dataset.range(100))
+    iterator = iter(numbers)
+    following = tf.function(lambda it: next(it))
+    assert int(theirs.fetch(theirs.schedule(following, args=(iterator,)))) == 0
+    go_on = tf.constant(str(tmp_path / "go"))
+    theirs.schedule(tf.function(waiting_for), args=(go_on,))
+    with pytest.raises(StateError, match="have not ended"):
+        tfd.Coordinator(strategy)
+    (tmp_path / "go").touch()
+    theirs.join()
+    ours = cluster.coordinator(strategy)
+    assert ours is theirs
+    assert isinstance(ours, tfd.Coordinator)
+    assert ours is tf.distribute.coordinator.ClusterCoordinator(strategy)
+    assert cluster.present_coordinator() is ours
+    later = [ours.schedule(following, args=(iterator,)) for _ in range(4)]
+    ours.join(timeout=60)
+    assert all(0 <= int(value.fetch()) < 5 for value in later)
+    assert ours.values.counts()["ready"] == 4
+    ours.pause()
+    waiting = ours.schedule(following, args=(iterator,))
+    assert not ours.done()
+    assert ours.step() == 1
+    assert int(waiting.fetch()) >= 0
+    ours.resume()
+
+
+def test_a_strategy_that_is_not_supported() -> None:
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with pytest.raises(ValueError, match="OneDeviceStrategy") as caught:
+        tfd.Coordinator(strategy)
+    assert isinstance(caught.value, UsageError)
+
+
+def test_arguments_by_name_alone(cluster: tfd.Cluster) -> None:
+    coordinator = cluster.coordinator()
+
+    @tf.function
+    def scaled(x: Any, factor: Any = 2, power: Any = 1, *, plus: Any = 0) -> Any:
+        return x**power * factor + plus
+
+    three = tf.constant(3)
+    for args, kwargs, expected in (
+        (None, {"x": three, "power": 2}, 18),
+        (None, {"x": three, "plus": 1}, 7),
+        ((three,), {"plus": tf.constant(1)}, 7),
+        ((three, 5), {}, 15),
+    ):
+        assert coordinator.schedule(scaled, args=args, kwargs=kwargs).fetch() == expected
 
 
 def test_a_resolver_that_is_kept_knows_what_came_later(cluster: tfd.Cluster) -> None:

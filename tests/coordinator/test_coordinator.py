@@ -579,8 +579,9 @@ class TestOwnStrategy:
         assert is_closed(int(chief.rpartition(":")[2]))
         theirs: Any = made["coordinator"]
         assert not isinstance(theirs, Coordinator)
-        with pytest.raises(StateError, match="coordinator of TensorFlow's"):
-            own.coordinator(theirs.strategy)
+        theirs.join()
+        assert own.coordinator(theirs.strategy) is theirs
+        assert isinstance(theirs, Coordinator)
 
     def test_one_after_the_other_on_the_same_cluster(self, own: tfd.Cluster) -> None:
         triple = tf.function(lambda x: 3 * x)

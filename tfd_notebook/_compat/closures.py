@@ -5,6 +5,7 @@ Whether TensorFlow's is what this file was written for is told by `tfd_notebook.
 
 from __future__ import annotations
 
+import inspect
 import queue as queues
 import threading
 import time
@@ -37,6 +38,24 @@ def with_queue(queue: Any, make: Callable[[], Any]) -> Any:
             return make()
         finally:
             tf_coordinator._CoordinatedClosureQueue = watched.Queue
+
+
+def with_defaults(fn: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return the arguments of a scheduled function with the defaults of the others.
+
+    TensorFlow traces the function with its defaults, and calls it without them where a plain value
+    was passed.
+    """
+    python: Any = getattr(fn, "python_function", None)
+    has_defaults = getattr(python, "__defaults__", None) or getattr(python, "__kwdefaults__", None)
+    if not has_defaults or not (args or kwargs):
+        return args, kwargs
+    try:
+        bound = inspect.signature(python).bind(*(args or ()), **kwargs)
+    except TypeError:  # TensorFlow raises its own error
+        return args, kwargs
+    bound.apply_defaults()
+    return bound.args, bound.kwargs
 
 
 def is_tracing_left(strategy: Any) -> bool:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tfd_notebook.errors import UsageError
+
 #: What can be seen of a closure, in the order of its life; the position is what is stored.
 STATES = (
     "queued",
@@ -450,3 +452,20 @@ def function_name(trace: str) -> str:
     """Return how the user called a function, from the name of one of its traces."""
     found = re.fullmatch(r"__(?:inference|forward)_(.*)_\d+", trace)
     return found[1] if found else trace
+
+
+def function_names(functions: Any) -> set[str]:
+    """Return the names of one or more functions, each a ``tf.function`` or a name; None is none."""
+    if functions is None:
+        return set()
+    if isinstance(functions, str) or not isinstance(functions, (list, tuple, set)):
+        functions = (functions,)
+    return {each if isinstance(each, str) else _name_of(each) for each in functions}
+
+
+def _name_of(function: Any) -> str:
+    written = getattr(function, "python_function", None) or getattr(function, "name", function)
+    name = getattr(written, "__name__", None)
+    if name is None:
+        raise UsageError(f"invalid function {function!r}", fix="pass a tf.function or its name")
+    return str(name)

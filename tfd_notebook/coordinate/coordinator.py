@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook import views
-from tfd_notebook._compat import closures, connecting, executors, outside, version
+from tfd_notebook._compat import adopting, closures, connecting, executors, outside, version
 from tfd_notebook.closures.gate import Gate
-from tfd_notebook.closures.store import Store
+from tfd_notebook.closures.store import Store, function_names
 from tfd_notebook.coordinate import stale
 from tfd_notebook.coordinate.background import Joining
 from tfd_notebook.coordinate.limit import NOTHING, judge
@@ -35,7 +35,9 @@ class Coordinator(closures.ClusterCoordinator):
     """Schedules functions on the workers of a cluster, where each of them can be followed.
 
     What TensorFlow promises of its class holds here, errors included: this is one, with more.
-    Made by ``cluster.coordinator()``; there is one for each strategy, which Keras finds, too.
+    Made by ``cluster.coordinator()``, which also connects it with the tables of a cluster. There is
+    one for each strategy, which Keras uses, too. If TensorFlow has made it already, that object
+    becomes one of this class.
 
     Parameters
     ----------
@@ -48,24 +50,43 @@ class Coordinator(closures.ClusterCoordinator):
     values : Values
         Every RemoteValue: ``counts()``, ``to_frame()``, ``value(id)``.
 
+    Raises
+    ------
+    UsageError
+        The strategy is not a ``ParameterServerStrategy``; this is a ValueError.
+    StateError
+        TensorFlow made its coordinator, and functions that it scheduled have not ended.
+
     See Also
     --------
     tf.distribute.coordinator.ClusterCoordinator
     """
 
     def __new__(cls, strategy: Any, keep: int = 200_000) -> Coordinator:
-        made: Coordinator = super().__new__(cls, strategy)
-        if not isinstance(made, Coordinator):
-            raise StateError(
-                "this strategy has a coordinator of TensorFlow's already",
-                fix="make ours first: cluster.coordinator(strategy) before Keras or "
-                "ClusterCoordinator(strategy) does",
+        if not adopting.is_supported(strategy):
+            raise UsageError(
+                f"invalid strategy {type(strategy).__name__}: a coordinator works with "
+                "tf.distribute.ParameterServerStrategy only",
+                fix="make one: cluster.strategy()",
             )
+        theirs = adopting.made_by_tensorflow(strategy)
+        if theirs is not None:
+            return cls._adopt(theirs, keep)
+        made: Coordinator = super().__new__(cls, strategy)
         return made
 
     def __init__(self, strategy: Any, keep: int = 200_000) -> None:
         if connecting.is_made(self):
             return
+        self._prepare(keep)
+        if self._queue is not None:
+            closures.with_queue(self._queue, lambda: super(Coordinator, self).__init__(strategy))
+        else:
+            super().__init__(strategy)
+        executors.quieten(self._workers)
+
+    def _prepare(self, keep: int) -> None:
+        """Set what TensorFlow's class does not have."""
         self._store = Store(keep)
         self._outside = outside.Outside(self._store)
         self._stopped = False
@@ -81,12 +102,18 @@ class Coordinator(closures.ClusterCoordinator):
         self._queue: closures.WatchedQueue | None = None
         if self.full:
             self._queue = closures.WatchedQueue(self._store, stale.explain)
-            closures.with_queue(self._queue, lambda: super(Coordinator, self).__init__(strategy))
-        else:
-            super().__init__(strategy)
-        executors.quieten(self._workers)
         queue = self._queue
         self.values = Values(self._store, lambda: queue is not None and queue.gate.closed)
+
+    @classmethod
+    def _adopt(cls, made: Any, keep: int) -> Coordinator:
+        """Make TensorFlow's coordinator one of this class: a strategy can have only one."""
+        cls._prepare(made, keep)
+        if made._queue is not None:
+            adopting.replace_queue(connecting.cluster_of(made), made._queue)
+        made.__class__ = cls
+        executors.quieten(made._workers)
+        return made  # type: ignore[no-any-return]
 
     def __del__(self) -> None:
         if connecting.cluster_of(self) is not None:
@@ -134,6 +161,7 @@ class Coordinator(closures.ClusterCoordinator):
         """
         if self._stopped:
             raise StateError("this coordinator is stopped", fix="cluster.coordinator() makes one")
+        args, kwargs = closures.with_defaults(fn, args, kwargs)
         try:
             value = super().schedule(fn, args=args, kwargs=kwargs)
         except BaseException as error:
@@ -320,25 +348,15 @@ class Coordinator(closures.ClusterCoordinator):
         """
         queue = self._watched("break_on")
         workers = () if worker is None else (worker,) if isinstance(worker, int) else worker
-        functions = (
-            ()
-            if function is None
-            else (function,)
-            if isinstance(function, str) or not isinstance(function, (list, tuple, set))
-            else function
-        )
-        names = {name if isinstance(name, str) else _name_of(name) for name in functions}
+        names = function_names(function)
         queue.break_on(bool(failure), {self._worker(i) for i in workers}, names)
 
     @property
     def breakpoints(self) -> tuple[bool, tuple[int, ...], tuple[str, ...]]:
         """What `break_on` set: whether failures, which workers, functions of which names."""
         gate = self._queue.gate if self._queue is not None else Gate()
-        return (
-            gate.break_failure,
-            tuple(sorted(gate.break_workers)),
-            tuple(sorted(gate.break_functions)),
-        )
+        workers, functions = sorted(gate.break_workers), sorted(gate.break_functions)
+        return gate.break_failure, tuple(workers), tuple(functions)
 
     def cancel(self, value: Any) -> bool:
         """Cancel a closure that is queued or runs; its RemoteValue raises ``CancelledError``.
@@ -382,8 +400,6 @@ class Coordinator(closures.ClusterCoordinator):
     def stopped(self) -> bool:
         """Whether it was stopped."""
         return self._stopped
-
-    # Seeing
 
     @property
     def limit(self) -> Limit:
@@ -467,16 +483,13 @@ class Coordinator(closures.ClusterCoordinator):
 
     def _watched(self, what: str) -> closures.WatchedQueue:
         if self._queue is None:
-            raise self._reduced(what)
+            raise Unsupported(
+                f"{what} needs hooks into TensorFlow that this version may not have",
+                fix="use TensorFlow 2.15 to 2.21; scheduling works as ever",
+            )
         if self._stopped:
             raise StateError("this coordinator is stopped", fix="cluster.coordinator() makes one")
         return self._queue
-
-    def _reduced(self, what: str) -> Unsupported:
-        return Unsupported(
-            f"{what} needs hooks into TensorFlow that this version may not have",
-            fix="use TensorFlow 2.15 to 2.21; scheduling works as ever",
-        )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return views.coordinator_bundle(self.row())
@@ -484,11 +497,3 @@ class Coordinator(closures.ClusterCoordinator):
     def __repr__(self) -> str:
         state = "stopped" if self._stopped else f"paused ({self.paused})" if self.paused else "on"
         return f"<Coordinator {state}: {len(self._workers)} workers, {self.values!r}>"
-
-
-def _name_of(function: Any) -> str:
-    written = getattr(function, "python_function", None) or getattr(function, "name", function)
-    name = getattr(written, "__name__", None)
-    if name is None:
-        raise UsageError(f"{function!r} is no function", fix="pass a tf.function or its name")
-    return str(name)

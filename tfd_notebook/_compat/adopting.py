@@ -1,0 +1,75 @@
+"""Give a coordinator that TensorFlow made the queue that is watched."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any
+
+from tensorflow.python.distribute.coordinator import cluster_coordinator
+
+from tfd_notebook.errors import StateError, TimeLimit
+
+_serve = cluster_coordinator.Worker._process_queue
+#: Seconds for the threads of idle workers to end.
+_SECONDS = 10.0
+_POLL = 0.005
+
+
+def made_by_tensorflow(strategy: Any) -> Any:
+    """Return the coordinator that a strategy has, if TensorFlow made it; None otherwise."""
+    found = getattr(strategy, "_cluster_coordinator", None)
+    return found if type(found) is cluster_coordinator.ClusterCoordinator else None
+
+
+def is_supported(strategy: Any) -> bool:
+    """Return True if TensorFlow's coordinator works with a strategy."""
+    return hasattr(strategy, "_is_parameter_server_strategy_v2")
+
+
+def replace_queue(cluster: Any, queue: Any) -> None:
+    """Have the workers of an idle cluster take their closures from `queue`.
+
+    Raises
+    ------
+    StateError
+        Functions are scheduled that have not ended.
+    """
+    before = cluster.closure_queue
+    with before._queue_lock:
+        idle = before._queue.empty() and not before.inflight_closure_count and not before._error
+        idle = idle and all(tagged.empty() for tagged in before._tagged_queue.values())
+    if not idle:
+        raise StateError(
+            "cannot adopt TensorFlow's coordinator of this strategy: functions that it "
+            "scheduled have not ended",
+            fix="call its join() first, then cluster.coordinator(strategy) again",
+        )
+    # Each thread ends wherever it is: it sees the flag, or gets nothing from the queue.
+    for worker in cluster.workers:
+        worker._should_worker_thread_run = False
+    before.stop()
+    deadline = time.monotonic() + _SECONDS
+    while _is_served(cluster):
+        if time.monotonic() >= deadline:
+            raise TimeLimit(
+                f"the threads of TensorFlow's coordinator did not end within {_SECONDS:g} s",
+                fix="make a new strategy: cluster.strategy()",
+            )
+        time.sleep(_POLL)
+    cluster.closure_queue = queue
+    for worker in cluster.workers:
+        worker._should_worker_thread_run = True
+        name = f"WorkerClosureProcessingLoop-{worker.worker_index}"
+        threading.Thread(target=worker._process_queue, name=name, daemon=True).start()
+
+
+def _is_served(cluster: Any) -> bool:
+    """Return True while a thread takes closures for one of the workers."""
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            if frame.f_code is _serve.__code__ and frame.f_locals.get("self") in cluster.workers:
+                return True
+            frame = frame.f_back  # type: ignore[assignment]
+    return False
