@@ -8,10 +8,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any, cast
 
+from tfd_notebook import validation
 from tfd_notebook.errors import RemoteError
 
 #: How terminals colour text.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+#: Kinds of data that a page does not execute.
+_PLAIN = ("text/plain", "image/png", "image/jpeg")
+#: What could steer a terminal, but for colours, carriage returns, tabs and ends of lines.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)")
 
 
 def failure(label: str, content: Mapping[str, Any]) -> RemoteError:
@@ -45,3 +50,16 @@ def show(kind: str, content: Mapping[str, Any]) -> None:
         from IPython.display import clear_output
 
         cast("Any", clear_output)(wait=content.get("wait", False))
+
+
+def show_plain(kind: str, content: Mapping[str, Any]) -> None:
+    """Show text and images; leave out what a page could execute, such as HTML."""
+    if "data" in content:
+        data = {name: value for name, value in content["data"].items() if name in _PLAIN}
+        text = data.get("text/plain")
+        if text is not None:
+            data["text/plain"] = validation.text(text, "text/plain")
+        content = {"data": data}
+    elif kind == "stream":
+        content = {**content, "text": _CONTROL.sub("\ufffd", content["text"])}
+    show(kind, content)

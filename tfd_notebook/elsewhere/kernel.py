@@ -19,7 +19,7 @@ from tfd_notebook import commands, control, hooks
 from tfd_notebook.bus import comm
 from tfd_notebook.bus.reader import Reader
 from tfd_notebook.elsewhere.clusters import Clusters, RemoteCluster
-from tfd_notebook.elsewhere.display import failure, show, silent
+from tfd_notebook.elsewhere.display import failure, show, show_plain, silent
 from tfd_notebook.errors import (
     InvalidMessage,
     LaunchError,
@@ -171,7 +171,7 @@ class RemoteKernel:
 
     # Source
 
-    def run(self, source: str, timeout: float | None = None) -> None:
+    def run(self, source: str, timeout: float | None = None, *, plain: bool = False) -> None:
         """Run source there, and show here what it prints and displays, as it comes.
 
         Answers Ctrl-C, which interrupts it there, too.
@@ -182,6 +182,8 @@ class RemoteKernel:
             As in a cell; names that it assigns stay for the next one.
         timeout : float, optional
             Seconds, after which it is interrupted. Default: no limit.
+        plain : bool
+            Whether only text and images are shown, no HTML and no JavaScript. Default false.
 
         Raises
         ------
@@ -192,7 +194,7 @@ class RemoteKernel:
         if not isinstance(source, str):
             raise UsageError(f"source={source!r} is no text")
         try:
-            self._do(source, timeout, show)
+            self._do(source, timeout, show_plain if plain else show)
         except TfdError:
             self.catch_up()
             raise

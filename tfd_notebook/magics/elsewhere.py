@@ -19,7 +19,8 @@ def command_line(shell: Any, cell: str | None = None) -> CommandLine:
         "Run the cell in a kernel elsewhere. What it prints and displays is shown here; names that "
         "it assigns stay there."
     )
-    return SingleCommand(Command("%%tfd_kernel", about, _Cell(shell, cell), _arguments), bare=True)
+    run = Command("%%tfd_kernel", about, _Cell(shell, cell), _cell_arguments)
+    return SingleCommand(run, bare=True)
 
 
 def _arguments(parser: Parser) -> None:
@@ -28,6 +29,13 @@ def _arguments(parser: Parser) -> None:
     )
     parser.add_argument(
         "--timeout", type=float, metavar="S", help="interrupt it after so many seconds"
+    )
+
+
+def _cell_arguments(parser: Parser) -> None:
+    _arguments(parser)
+    parser.add_argument(
+        "--plain", action="store_true", help="show text and images only, no HTML and no JavaScript"
     )
 
 
@@ -45,7 +53,7 @@ class _Cell:
         self._cell = cell
 
     def __call__(self, options: argparse.Namespace) -> None:
-        _kernel(self._shell, options).run(self._cell, options.timeout)
+        _kernel(self._shell, options).run(self._cell, options.timeout, plain=options.plain)
 
 
 def _kernel(shell: Any, options: argparse.Namespace) -> Any:

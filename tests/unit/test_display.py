@@ -1,0 +1,59 @@
+"""What a remote kernel displays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from traitlets.config import Config
+
+from tfd_notebook.elsewhere import display
+from tfd_notebook.magics import elsewhere
+from tfd_notebook.magics.parsing import Parser
+
+RICH = {
+    "text/plain": "a figure\x1b]0;title\x07",
+    "text/html": "<script>alert(1)</script>",
+    "application/javascript": "alert(1)",
+    "image/svg+xml": "<svg onload='alert(1)'/>",
+    "image/png": "iVBORw0KGgo=",
+    "application/vnd.jupyter.widget-view+json": {"model_id": "x"},
+}
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    made = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    yield made
+    InteractiveShell.clear_instance()
+
+
+@pytest.mark.usefixtures("shell")
+@pytest.mark.parametrize("kind", ["display_data", "execute_result", "update_display_data"])
+def test_plain_output_has_text_and_images_only(kind: str) -> None:
+    content = {"data": RICH, "metadata": {"text/html": {"isolated": False}}}
+    with capture_output() as seen:
+        display.show_plain(kind, content)
+    (shown,) = seen.outputs
+    assert shown.data == {"text/plain": "a figure\ufffd]0;title\ufffd", "image/png": "iVBORw0KGgo="}
+    with capture_output() as seen:
+        display.show(kind, content)
+    assert seen.outputs[0].data == RICH
+
+
+def test_plain_text_keeps_its_colours_and_steers_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = "\x1b[31mred\x1b[0m\r\n\x1b]0;title\x07\x1b[2J"
+    display.show_plain("stream", {"name": "stdout", "text": text})
+    assert capsys.readouterr().out == "\x1b[31mred\x1b[0m\r\n\ufffd]0;title\ufffd\ufffd[2J"
+
+
+def test_the_cell_has_the_option() -> None:
+    parser = Parser("%%tfd_kernel")
+    elsewhere._cell_arguments(parser)
+    options: Any = parser.parse_args(["kernel", "--plain"])
+    assert options.plain is True
