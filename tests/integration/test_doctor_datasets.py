@@ -79,6 +79,24 @@ def test_small_elements(cluster: tfd.Cluster) -> None:
     assert codes(Range(3)) == set()
 
 
+def test_an_epoch_that_delivers_each_element_several_times() -> None:
+    with tfd.Cluster(data_workers=2, name="twice") as cluster:
+
+        def read(mode: str, dataset: Any = None) -> Any:
+            return (large(Range(3)) if dataset is None else dataset).apply(cluster.distribute(mode))
+
+        (found,) = tfd.doctor(read("off"))
+        assert (found.code, found.severity) == ("TFD826", "warning")
+        assert "each element 2 times" in found.what
+        assert 'distribute("dynamic")' in found.fix
+        with pytest.warns(UserWarning, match="acts like"):
+            assert codes(read("hint")) == {"TFD826"}
+        assert codes(read("dynamic")) == codes(read("data")) == set()
+        assert codes(read("off", large(Range(3)).repeat())) == {"TFD823"}
+        cluster.scale(data_workers=1)
+        assert codes(read("off")) == set()
+
+
 def test_modes_that_need_worker_addresses(cluster: tfd.Cluster) -> None:
     def read(policy: Any) -> Any:
         return Range(3).apply(service.distribute(policy, cluster.dispatcher.target))

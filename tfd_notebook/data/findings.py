@@ -18,6 +18,7 @@ from tfd_notebook.data.using import ServiceUse
 from tfd_notebook.data.watch import check_dataset
 from tfd_notebook.errors import FinishedJob, NotSerializable, TfdError
 from tfd_notebook.findings import Finding, check, kind, listed
+from tfd_notebook.names import variable_of
 
 #: Splits from which on one message to the dispatcher for each is felt.
 _MANY_SPLITS = 1_000
@@ -66,6 +67,12 @@ SMALL = kind(
     "warning",
     "small elements",
     "each element is a message of its own, which costs far more than its bytes do",
+)
+REPEATED = kind(
+    "TFD826",
+    "warning",
+    "epoch that delivers each element several times",
+    "each data worker reads the whole dataset, so that an epoch is longer than the dataset",
 )
 RELATIVE = kind(
     "TFD831",
@@ -230,6 +237,28 @@ def endless(path: Path) -> Iterator[Finding]:
             "the dataset has no end",
             "take(n) of it, leave repeat() out, or give model.fit steps_per_epoch=",
             _name(path),
+        )
+
+
+@check("dataset")
+def repeated(path: Path) -> Iterator[Finding]:
+    """Find a finite dataset that several data workers each deliver as a whole."""
+    import tensorflow as tf
+
+    host, use = path.host, path.use
+    if host is None or use is None or path.origin is None or use.delivery.endless:
+        return
+    mode = use.delivery.mode
+    hinted = path.examined is not None and path.examined.has_shard_hint
+    if mode != "OFF" and not (mode == "HINT" and not hinted):
+        return
+    workers = len(host.data_workers())
+    if workers > 1 and int(path.origin.cardinality()) != tf.data.INFINITE_CARDINALITY:
+        yield REPEATED.found(
+            f'with "{mode.lower()}" an epoch delivers each element {workers} times, once by each '
+            "data worker",
+            f'{variable_of(host, "cluster")}.distribute("dynamic") delivers each element once',
+            host.name,
         )
 
 
