@@ -230,8 +230,9 @@ def ready():
     executors = {one.pid for one in psutil.Process(java).children(recursive=True)}
     for process in psutil.process_iter():
         try:
-            if "tfd_notebook.spark.zygote" in process.cmdline():
-                if json.loads(process.environ()[zygote.VARIABLE])[1] in executors:
+            given = process.environ().get(zygote.VARIABLE)
+            if given and "tfd_notebook.spark.zygote" in " ".join(process.cmdline()):
+                if json.loads(given)[1] in executors:
                     yield process.pid
         except psutil.Error:
             pass

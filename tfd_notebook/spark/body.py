@@ -24,8 +24,6 @@ from tfd_notebook.spark.context import TFNodeContext
 _NUMBERS_SECONDS = 0.5
 #: Seconds between two looks for the server that the function opens.
 _LOOK_SECONDS = 0.2
-#: Seconds for the supervisor and the task of Spark to release the node's port.
-_RELEASE_SECONDS = 10.0
 #: Seconds that a function's error waits here for feeders to hear of it.
 _ERROR_SECONDS = 30.0
 #: Characters of an error that the driver hears: of its message, and of its traceback's end.
@@ -130,7 +128,6 @@ class _Body:
         )
         if request["release_port"]:
             context.release_port()
-            _await_free(context.port)
         return context
 
     def _failed(self, error: BaseException) -> None:
@@ -193,19 +190,6 @@ class _Body:
     def _say(self, message: dict[str, Any]) -> None:
         with self._lock, contextlib.suppress(OSError):
             self._control.sendall(json.dumps(message).encode() + b"\n")
-
-
-def _await_free(port: int) -> None:
-    """Wait until the processes that started this one have released its port, too.
-
-    A port that another program has taken is left to the server that cannot listen there.
-    """
-    deadline = time.monotonic() + _RELEASE_SECONDS
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("", port))
-            return
-        time.sleep(0.01)
 
 
 def _prepare(request: Mapping[str, Any]) -> None:

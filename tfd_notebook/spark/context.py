@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any
+
+#: Seconds for the supervisor of a node and the task of Spark to close the socket.
+_RELEASE_SECONDS = 10.0
 
 
 class TFNodeContext:
@@ -93,8 +98,22 @@ class TFNodeContext:
     def release_port(self) -> None:
         """Release the node's port, so that a server can listen there.
 
-        Needed after ``run(release_port=False)`` only.
+        Needed after ``run(release_port=False)`` only. Returns when the port is free.
         """
         if self.tmp_socket is not None:
             self.tmp_socket.close()
             self.tmp_socket = None
+            _await_free(self.port)
+
+
+def _await_free(port: int) -> None:
+    """Wait until the processes that started the node have closed their copies of its socket.
+
+    A port that another program has taken is left to the server that cannot listen there.
+    """
+    deadline = time.monotonic() + _RELEASE_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return
+        time.sleep(0.01)

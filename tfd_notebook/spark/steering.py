@@ -153,7 +153,7 @@ class Steering:
 
     @property
     def done(self) -> bool:
-        """Whether no more rows are wanted: after `stop`, or when all nodes that are fed are over.
+        """Return True after `stop`, and when all nodes that take rows have ended.
 
         See Also
         --------
@@ -166,7 +166,9 @@ class Steering:
         )
 
     def stop(self) -> None:
-        """Have ``shutdown(ssc=...)`` stop its StreamingContext; the nodes keep running until then.
+        """Request that ``shutdown(ssc=...)`` stops its StreamingContext.
+
+        The nodes keep running until then.
 
         See Also
         --------
