@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 import tensorflow as tf
 
 from tests.unit._grpc import Server, status
 from tfd_notebook import errors
-from tfd_notebook.resolvers import TFConfigResolver, TPUResolver, UnionResolver
+from tfd_notebook.resolvers import (
+    Resolver,
+    SlurmResolver,
+    TFConfigResolver,
+    TPUResolver,
+    UnionResolver,
+)
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 
@@ -110,3 +117,62 @@ def test_tasks_of_two_clusters_have_new_numbers() -> None:
         spec = tf.train.ClusterSpec({"worker": [other.address]})
         with pytest.raises(errors.TasksMissing, match="ps:0 answers there"):
             UnionResolver(theirs.SimpleClusterResolver(spec)).check()
+
+
+def skeleton() -> Any:
+    """The skeleton of TensorFlow's reference page: three methods, and plain attributes."""
+
+    class Skeleton(Resolver):
+        def __init__(self) -> None:
+            self.task_type = "worker"
+            self.task_id = 1
+            self.rpc_layer = "grpc"
+
+        def cluster_spec(self) -> Any:
+            return tf.train.ClusterSpec({"worker": ["a:1", "b:2"], "ps": {3: "c:3"}})
+
+        def master(self, task_type: Any = None, task_id: Any = None, rpc_layer: Any = None) -> str:
+            return "grpc://b:2"
+
+        def num_accelerators(
+            self, task_type: Any = None, task_id: Any = None, config_proto: Any = None
+        ) -> dict[str, int]:
+            return {"GPU": 4}
+
+    return Skeleton()
+
+
+def test_a_subclass_of_the_reference_pages_skeleton() -> None:
+    resolver = skeleton()
+    assert isinstance(resolver, theirs.ClusterResolver)
+    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("worker", 1, "grpc")
+    assert resolver.environment == ""
+    assert resolver.master() == "grpc://b:2"
+    assert resolver.num_accelerators() == {"GPU": 4}
+    assert resolver.tasks() == {"worker": {0: "a:1", 1: "b:2"}, "ps": {3: "c:3"}}
+    assert next(resolver.watch(seconds=0)) == resolver.cluster_spec()
+    with pytest.raises(errors.TasksMissing, match="Skeleton: worker:0"):
+        resolver.check(timeout=0.1)
+    both = UnionResolver(resolver)
+    assert both.cluster_spec() == resolver.cluster_spec()
+
+
+def test_a_subclass_may_leave_the_rest_to_the_base() -> None:
+    class Least(Resolver):
+        def cluster_spec(self) -> Any:
+            return tf.train.ClusterSpec({"worker": ["a:1"]})
+
+    assert Least().master("worker", 0) == "grpc://a:1"
+    with pytest.raises(NotImplementedError, match="must override cluster_spec"):
+        Resolver().tasks()
+
+
+def test_a_kind_that_no_task_has_counts_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Server(status("worker:0")) as server:
+        spec = {"cluster": {"worker": [server.address]}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(spec))
+        found = TFConfigResolver().num_accelerators()
+    assert found == {}
+    assert found["GPU"] == 0
+    monkeypatch.delenv("TF_CONFIG")
+    assert SlurmResolver({"worker": 1}, gpus_per_task=0).num_accelerators()["GPU"] == 0

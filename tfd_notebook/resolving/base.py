@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import threading
 import time
 from collections import Counter
@@ -21,11 +20,12 @@ _ASK_SECONDS = 5.0
 NO_ACCELERATORS = ("CPU", "XLA_CPU", "XLA_GPU")
 
 
-class Resolver(tf.distribute.cluster_resolver.ClusterResolver, abc.ABC):
+class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
     """A ClusterResolver that finds its tasks anew at every call, and remembers none.
 
-    A subclass says where the tasks are (`_find`), and which of them this process is where that can
-    be known (`_identity`).
+    A subclass overrides `cluster_spec`, as TensorFlow's skeleton does, with `master` and
+    `num_accelerators` if they differ from those here; everything else works with that. It need not
+    call ``__init__``.
 
     Parameters
     ----------
@@ -47,6 +47,12 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver, abc.ABC):
     #: TensorFlow that is all one: who connects to a server says which task it is.
     _numbers_are_theirs: ClassVar[bool] = True
 
+    # Of a subclass that does not call `__init__`.
+    _task_type: str | None = None
+    _task_id: int | None = None
+    _rpc_layer: str | None = "grpc"
+    _environment: str = ""
+
     def __init__(
         self,
         task_type: str | None = None,
@@ -60,13 +66,16 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver, abc.ABC):
         self._environment = environment
 
     @property
-    @abc.abstractmethod
     def place(self) -> str:
         """Where the tasks are looked for, in words: errors begin with it."""
+        return type(self).__name__
 
-    @abc.abstractmethod
     def _find(self) -> Found:
         """Return the addresses of all tasks by job, as they are now."""
+        if type(self).cluster_spec is Resolver.cluster_spec:
+            raise NotImplementedError(f"{type(self).__name__} must override cluster_spec()")
+        spec: Found = self.cluster_spec().as_dict()
+        return spec
 
     def _identity(self) -> tuple[str, int] | None:
         """Return job and index of this process; None where they are not known."""
@@ -138,7 +147,7 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver, abc.ABC):
         Returns
         -------
         dict of str to int
-            ``{"GPU": 2}``, empty without any.
+            ``{"GPU": 2}``, empty without any; of each other kind it has 0.
 
         Raises
         ------
@@ -155,7 +164,7 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver, abc.ABC):
             return _count(device.device_type for device in tf.config.get_visible_devices())
         job = task_type or (own[0] if own else "worker")
         if here and job not in tasks:
-            return {}
+            return Counter()
         if task_id is None:
             wanted = tasks.get(job) or {0: self._address(tasks, job, 0)}
         else:
@@ -165,7 +174,7 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver, abc.ABC):
             for found in self._ask({job: wanted}, _ASK_SECONDS).values()
         ]
         least = {kind: min(count.get(kind, 0) for count in counts) for kind in sorted(counts[0])}
-        return {kind: count for kind, count in least.items() if count}
+        return Counter({kind: count for kind, count in least.items() if count})
 
     def check(self, timeout: float = 5.0) -> None:
         """Ask every task who it is, and raise what TensorFlow would wait for without a word.
@@ -300,4 +309,4 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver, abc.ABC):
 
 
 def _count(types: Any) -> dict[str, int]:
-    return dict(Counter(kind for kind in types if kind not in NO_ACCELERATORS))
+    return Counter(kind for kind in types if kind not in NO_ACCELERATORS)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -99,7 +100,7 @@ class SlurmResolver(Resolver):
             gpus = self._gpus_per_node // max(self._counts().values(), default=1)
         if gpus is None:
             return super().num_accelerators(task_type, task_id, config_proto)
-        return {"GPU": gpus} if gpus else {}
+        return Counter({"GPU": gpus} if gpus else {})
 
     def _find(self) -> Found:
         addresses = [

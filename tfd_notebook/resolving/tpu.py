@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import urllib.request
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -108,7 +109,7 @@ class TPUResolver(Resolver, _Theirs):  # type: ignore[misc,valid-type]
     ) -> dict[str, int]:
         """Return the cores of each worker; raises like `Resolver.num_accelerators`."""
         if self._tpu == "local":
-            return dict(_Theirs.num_accelerators(self, task_type, task_id, config_proto))
+            return Counter(_Theirs.num_accelerators(self, task_type, task_id, config_proto))
         return super().num_accelerators(task_type or self.task_type, task_id, config_proto)
 
     def _own(self) -> None:

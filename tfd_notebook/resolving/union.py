@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import tensorflow as tf
@@ -84,7 +85,7 @@ class UnionResolver(Resolver):
             if isinstance(resolver, tf.distribute.cluster_resolver.SimpleClusterResolver):
                 declared = resolver.num_accelerators(task_type, task_id, config_proto)
                 if declared:
-                    return dict(declared)
+                    return Counter(declared)
         return super().num_accelerators(task_type, task_id, config_proto)
 
     def _identity(self) -> tuple[str, int] | None:
