@@ -152,6 +152,7 @@ REPLIES: dict[str, Check] = {
     "journal": mapping(journal_file, pair(integer(), output)),
     "kill": optional(pid),
     "lease": number,
+    "listeners": listing(either(one_of("0.0.0.0", "::"), ip_address), 1000),
     "logs": pair(output, integer()),
     "open": file_path,
     "open_tunnels": either(record({"request": output}), _tunnels),

@@ -106,6 +106,19 @@ class Sshd(Server):
                 os.replace(f"{kept}{end}", f"{self._key}{end}")
             self._read_again()
 
+    @contextlib.contextmanager
+    def gateway_ports(self) -> Iterator[None]:
+        """Have new sessions forward ports for all hosts, whatever address a client names."""
+        config = self._directory / "config"
+        text = config.read_text()
+        config.write_text(f"{text}GatewayPorts yes\n")
+        self._read_again()
+        try:
+            yield
+        finally:
+            config.write_text(text)
+            self._read_again()
+
     def _read_again(self) -> None:
         if self._process and self.alive():
             self._process.send_signal(signal.SIGHUP)

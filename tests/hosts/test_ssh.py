@@ -205,3 +205,14 @@ class TestSSH(Conformance):
             commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in hosts.north.pids()]
             assert not any(secret.encode() in command for command in commands)
             assert secret not in str(cluster.logs())
+
+
+def test_a_tunnel_that_sshd_opens_to_other_hosts_is_refused(make: Make, sshd: Sshds) -> None:
+    with (
+        sshd["east"].gateway_ports(),
+        pytest.raises(errors.LaunchError, match="GatewayPorts") as caught,
+    ):
+        tfd.Cluster(data_workers=2, name="gateway", launcher=make())
+    assert sshd.label("east") in str(caught.value)
+    with tfd.Cluster(data_workers=2, name="gateway", launcher=make()) as cluster:
+        assert numbers(cluster) == list(range(100))

@@ -82,6 +82,7 @@ REPLIES: dict[str, Any] = {
     "open_tunnels": {"port": 4000, "name": "0123456789ab.tfd", "trust": ["pem"]},
     "certify_tunnels": {"port": 4000, "name": "0123456789ab.tfd", "trust": ["pem"]},
     "inspect": {"worker:0": {"stale": ["m"], "ops": ["Op"]}},
+    "listeners": ["0.0.0.0", "::", "127.0.0.1"],
     "reach": {"worker:0": ["refused", "10.0.0.5"]},
     "room": 5,
     "start": None,

@@ -105,6 +105,17 @@ def test_port_that_may_not_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         sockets.hold_port(80)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+def test_listening_addresses(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        port = port_of(server)
+        assert sockets.listening_addresses(port) == [host]
+        with socket.create_connection((host, port)):
+            assert sockets.listening_addresses(port) == [host]
+    assert sockets.listening_addresses(port) == []
+
+
 def test_listening_fds(server: socket.socket) -> None:
     assert sockets.listening_fds(port_of(server)) == [server.fileno()]
     with socket.create_connection(("127.0.0.1", port_of(server))), server.accept()[0]:

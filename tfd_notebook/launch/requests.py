@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import gpus, validation
 from tfd_notebook.errors import NameTaken, StateError
-from tfd_notebook.launch import interpreter, processes, runtime
+from tfd_notebook.launch import interpreter, processes, runtime, sockets
 from tfd_notebook.launch.base import no_lease
 from tfd_notebook.launch.host import reach
 from tfd_notebook.launch.hosted import HostedCluster
@@ -175,6 +175,11 @@ class Requests(ABC):
 
     async def do_close_tunnel(self, cluster: str, port: int) -> None:
         self._cluster(cluster).tunnels.let_go(port)
+
+    async def do_listeners(self, cluster: str, port: int) -> list[str]:
+        """Return the addresses at which this host listens at `port`."""
+        self._cluster(cluster)
+        return await asyncio.to_thread(sockets.listening_addresses, port)
 
     async def do_reach(self, cluster: str, addresses: dict[str, str]) -> dict[str, tuple[str, str]]:
         return await asyncio.to_thread(reach, addresses)

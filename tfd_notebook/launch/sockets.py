@@ -29,6 +29,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _LOOPBACK = ("127.0.0.0/8", "::1/128")
 _SO_ATTACH_FILTER = 26  # the socket module has no name for it
+_LISTEN = "0A"  # state of a socket in /proc/net/tcp
 _EVERYTHING = 0xFFFFFFFF
 _TCP_INFO_BYTES_ACKED = 120  # offset in struct tcp_info; u64, Linux 4.1
 _TCP_INFO_UNACKED = 24  # on a listening socket: connections that wait for accept()
@@ -90,6 +91,22 @@ def port_owner(port: int) -> str:
     if listening or found.state != "refused":
         return what or "a process that this user may not see"
     return "a process that holds it without listening"
+
+
+def listening_addresses(port: int) -> list[str]:
+    """Return the addresses at which any process of this host listens at TCP `port` (Linux)."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/self/net", name).read_text().splitlines()[1:]:
+                local, state = line.split()[1], line.split()[3]
+                address, _, number = local.partition(":")
+                if state == _LISTEN and int(number, 16) == port:
+                    # Words of 4 bytes, each in the order of this host.
+                    words = struct.unpack(f"!{len(address) // 8}I", bytes.fromhex(address))
+                    packed = struct.pack(f"={len(words)}I", *words)
+                    found.add(str(ipaddress.ip_address(packed)))
+    return sorted(found)
 
 
 def listening_fds(port: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import importlib.util
+import ipaddress
 import os
 import queue
 import socket
@@ -13,7 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tfd_notebook.errors import AgentLost, TfdError, Unsupported, UsageError
+from tfd_notebook.errors import AgentLost, LaunchError, TfdError, Unsupported, UsageError
 from tfd_notebook.launch import interpreter
 from tfd_notebook.launch.client import AgentClient
 from tfd_notebook.launch.link import Channel, SocketChannel
@@ -148,8 +149,7 @@ class SSH(RemoteLauncher):
     ) -> Tunnels:
         if self._by_tls:
             return super().tunnels(nodes, config, on_event)
-        hosts = [node.remote for node in nodes]
-        return _SSHTunnels([host for host in hosts if isinstance(host, _SSHHost)])
+        return _SSHTunnels(nodes)
 
 
 class _Client:
@@ -320,8 +320,9 @@ class _SSHHost(RemoteHost):
 class _SSHTunnels:
     """Tunnels from every host to the one that has a port, by way of this one."""
 
-    def __init__(self, hosts: Sequence[_SSHHost]) -> None:
-        self._hosts = hosts
+    def __init__(self, nodes: Sequence[RemoteNode]) -> None:
+        self._nodes = nodes
+        self._hosts = [node.remote for node in nodes if isinstance(node.remote, _SSHHost)]
 
     def open(self, port: int, host: int) -> None:
         target = self._hosts[host]
@@ -330,11 +331,12 @@ class _SSHTunnels:
             # Here comes first: the others' tunnels lead through it.
             if not target.greeting.is_here:
                 target.client.tunnel(target.label, "here", port)
-            for other in self._hosts:
+            for node, other in zip(self._nodes, self._hosts, strict=True):
                 assert other.greeting is not None
                 shares = other.greeting.identity == target.greeting.identity
                 if not shares and not other.greeting.is_here:
                     other.client.tunnel(other.label, "there", port)
+                    _check_loopback(node, port)
         except BaseException:
             self.close(port)
             raise
@@ -346,3 +348,15 @@ class _SSHTunnels:
 
     def end(self) -> None:
         """Nothing is left: they ended with the connections."""
+
+
+def _check_loopback(node: RemoteNode, port: int) -> None:
+    """Raise LaunchError if sshd lets other hosts connect to a tunnel, whatever was asked for."""
+    listening = node.request("listeners", port=port)
+    opened = [one for one in listening if not ipaddress.ip_address(one).is_loopback]
+    if opened:
+        raise LaunchError(
+            f"{node.label}: its sshd opens the tunnel at port {port} to other hosts (it listens at "
+            f"{', '.join(opened)}): GatewayPorts is set to yes",
+            fix='set GatewayPorts no, or clientspecified, in its sshd_config, or use secure="tls"',
+        )
