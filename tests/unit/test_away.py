@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tests._waiting import until
 from tfd_notebook import attaching, errors, views
 from tfd_notebook.launch import base, detached, sweep
 from tfd_notebook.launch.away import Record, away
@@ -50,6 +52,30 @@ def test_one_whose_lease_is_over_goes(record: Record, directory: Path) -> None:
     record.keep(time.time() - 1)
     assert detached.detached() == ()
     assert not list(directory.iterdir())
+
+
+def lease_timers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "tfd-lease"]
+
+
+def test_a_process_that_has_left_removes_the_file_at_the_end(directory: Path) -> None:
+    record = Record("training", "ssh", {}, ["a1"])
+    record.leave()
+    assert not lease_timers(), "a cluster without a lease has no file"
+    record.keep(-1)
+    record.leave()
+    assert list(directory.iterdir())
+    until(lambda: not list(directory.iterdir()))
+    until(lambda: not lease_timers())
+
+
+def test_the_file_of_a_cluster_that_was_renewed_stays(directory: Path) -> None:
+    record, other = (Record("training", "ssh", {}, ["a1"]) for _ in range(2))
+    record.keep(-1)
+    record.leave()
+    other.keep(time.time() + 100)
+    until(lambda: not lease_timers())
+    assert list(directory.iterdir())
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"cluster": "c"}', '{"lease": "soon"}', "null"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,11 @@ from tfd_notebook.errors import AgentLost, StateError
 from tfd_notebook.launch import base, runtime
 from tfd_notebook.launch.base import Node, OnEvent
 from tfd_notebook.spec import ClusterConfig
+
+#: Seconds after the end of a lease at which its file is removed.
+_LATE_SECONDS = 0.5
+#: What removes the files of clusters that this process has left.
+_timers: dict[Path, threading.Timer] = {}
 
 
 class Reached(Protocol):
@@ -60,6 +66,7 @@ class Record:
             "planned": 0,
         }
         self._path = runtime.runtime_dir() / f"away-{agents[0]}.json"
+        self._stop_timer()  # of a cluster that this process left and has attached to again
 
     def keep(self, lease: float) -> None:
         """Have the cluster found until then."""
@@ -71,9 +78,24 @@ class Record:
         self._said["planned"] = tasks
         self._write()
 
+    def leave(self) -> None:
+        """Remove the file at the end of the lease, if this process still runs then."""
+        lease = self._said["lease"]
+        if lease is not None:
+            timer = threading.Timer(max(0.0, lease - time.time()) + _LATE_SECONDS, away)
+            timer.name, timer.daemon = "tfd-lease", True
+            _timers[self._path] = timer
+            timer.start()
+
     def forget(self) -> None:
-        """Have it found no more."""
+        """Remove the file, so that the cluster is not found any more."""
+        self._stop_timer()
         self._path.unlink(missing_ok=True)
+
+    def _stop_timer(self) -> None:
+        timer = _timers.pop(self._path, None)
+        if timer is not None:
+            timer.cancel()
 
     def _write(self) -> None:
         if self._said["lease"] is not None:

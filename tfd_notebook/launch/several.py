@@ -89,6 +89,7 @@ class Several(Node):
     def leave(self) -> None:
         self._each(lambda node: node.leave())
         self._end_tunnels()
+        self._record.leave()
 
     def _end_tunnels(self) -> None:
         if self._tunnels is not None:
