@@ -76,6 +76,20 @@ class Conformance:
             assert row(shared, task).pid in host.pids()
         assert numbers(shared) == list(range(100))
 
+    def test_a_large_function_travels(self, shared: tfd.Cluster) -> None:
+        """Larger than a message of a websocket may be."""
+        import numpy as np
+        import tensorflow as tf
+
+        table = np.random.default_rng(0).integers(0, 256, 12_000_000, np.uint8)
+
+        def look_up(x: Any) -> Any:
+            return x + table[x] - table[x]
+
+        dataset = tf.data.Dataset.range(4).map(lambda x: tf.numpy_function(look_up, [x], tf.int64))
+        read = dataset.apply(shared.distribute("dynamic"))
+        assert sorted(int(x) for x in read) == [0, 1, 2, 3]
+
     def test_logs_come_from_there(self, shared: tfd.Cluster) -> None:
         import tensorflow as tf
 

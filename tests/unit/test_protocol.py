@@ -67,6 +67,18 @@ def test_request_has_a_limit():
         client.request("x", 0.01)
 
 
+def test_a_request_that_was_given_up_is_not_sent_again():
+    client = AgentClient("agent", "host", lambda line: None, comes_back=True)
+    with pytest.raises(errors.TimeLimit):
+        client.request("given up", 0.01)
+    waiting = client.submit("waiting")
+    sent = []
+    client.resume(lambda line: sent.append(protocol.decode(line.lstrip(b"\n")).body))
+    assert [body["do"] for body in sent] == ["waiting"]
+    client.feed(frame({"re": sent[0]["id"], "ok": True, "value": 5}))
+    assert waiting.result(1) == 5
+
+
 def test_a_lost_agent_fails_waiting_and_later_requests_and_tells_clusters():
     client = AgentClient("agent", "host", lambda line: None)
     told = []

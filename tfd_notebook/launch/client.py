@@ -156,6 +156,12 @@ class AgentClient:
             self._replies.pop(number, None)
             self._unanswered.pop(number, None)
 
+    def _abandon(self, reply: concurrent.futures.Future[Any]) -> None:
+        """Do not send a request again that its caller does not wait for any more."""
+        with self._lock:
+            for number in [n for n, (_, waiting) in self._replies.items() if waiting is reply]:
+                self._unanswered.pop(number, None)
+
     def _unread(self, do: str, timeout: float | None, why: str = "") -> TimeLimit:
         why = why or f"others were being sent for {timeout:g} s"
         return TimeLimit(
@@ -193,6 +199,7 @@ class AgentClient:
         except concurrent.futures.TimeoutError:
             if reply.done():
                 raise
+            self._abandon(reply)
             raise TimeLimit(
                 f"the agent did not answer {do!r} within {timeout:g} s",
                 fix="the host may be overloaded; cluster.logs() and `tfd list` tell more",

@@ -18,6 +18,8 @@ from tfd_notebook.launch.link import Channel
 from tfd_notebook.launch.remote import RemoteHost, RemoteLauncher
 
 _GREETING_SECONDS = 60.0
+#: Characters of a message: Tornado's server closes the websocket for one above 10 MiB.
+_CHUNK = 1_000_000
 
 
 class Jupyter(RemoteLauncher):
@@ -211,6 +213,7 @@ class KernelChannel:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._sending = threading.Lock()
         self._comm = ""
         self._unread = 0
         self._messages = connection.messages()
@@ -241,7 +244,10 @@ class KernelChannel:
         self._tell({"farewell": farewell})
 
     def send(self, data: bytes) -> None:
-        self._tell({"text": data.decode()})
+        text = data.decode()
+        with self._sending:
+            for start in range(0, len(text), _CHUNK):
+                self._tell({"text": text[start : start + _CHUNK]})
 
     def lines(self) -> Iterator[bytes]:
         for message in self._messages:
