@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import socket
 import stat
 import sys
@@ -51,6 +52,9 @@ if sys.platform != "linux":  # the port filter and network namespaces are of Lin
 
 
 def pytest_configure() -> None:
+    # Shells ignore it for a program in the background, and processes of the tests inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("tmp", "run", "ipython", "jupyter"):
         (_BASE / name).mkdir(mode=0o700)
     os.environ.update(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -22,11 +24,26 @@ def test_the_second_time():
     assert before
 """
 
+FAILS = """
+def test_fails():
+    assert False
+"""
+INTERRUPTED = """
+import signal, subprocess, sys
 
-def run(directory: Path, source: str) -> subprocess.CompletedProcess[str]:
+def test_sigint_is_not_ignored_here_nor_in_a_child():
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    assert subprocess.check_output([sys.executable, "-c", code]) == b"True\\n"
+"""
+#: As shells start a program in the background.
+IGNORING = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+
+
+def run(directory: Path, source: str, prefix: Sequence[str] = ()) -> CompletedProcess[str]:
     (directory / "test_it.py").write_text(source)
     return subprocess.run(
-        [sys.executable, str(RUN), "--rootdir", str(directory), "test_it.py"],
+        [*prefix, sys.executable, str(RUN), "--rootdir", str(directory), "test_it.py"],
         cwd=directory,
         capture_output=True,
         text=True,
@@ -42,6 +59,39 @@ def test_what_passes_the_second_time_is_named(tmp_path: Path) -> None:
     last = done.stdout.strip().splitlines()[-1]
     assert last.startswith("PASSED ONLY IN A SECOND RUN")
     assert "test_the_second_time" in last
+
+
+def test_what_fails_twice_is_told_from_what_passes_the_second_time(tmp_path: Path) -> None:
+    done = run(tmp_path, ONCE + FAILS)
+    assert done.returncode == 1, done.stdout
+    *_, once, twice = (line for line in done.stdout.splitlines() if line)
+    assert once == "PASSED ONLY IN A SECOND RUN, to fix: test_it.py::test_the_second_time"
+    assert twice == "failed twice: test_it.py::test_fails"
+
+
+def test_a_second_run_that_is_cut_short_clears_nothing(tmp_path: Path) -> None:
+    cut = ONCE.replace("assert before", "assert before and __import__('os')._exit(3)")
+    done = run(tmp_path, cut)
+    assert done.returncode == 3, done.stdout
+    assert done.stdout.splitlines()[-1] == "failed twice: test_it.py::test_the_second_time"
+
+
+def test_tests_receive_sigint_where_the_caller_ignores_it(tmp_path: Path) -> None:
+    done = run(tmp_path, INTERRUPTED, IGNORING)
+    assert done.returncode == 0, done.stdout
+
+
+def test_tests_started_without_the_runner_receive_sigint_as_well() -> None:
+    tests = Path(__file__).with_name("test_interrupt.py")
+    done = subprocess.run(
+        [*IGNORING, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tests)],
+        cwd=RUN.parents[1],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(
