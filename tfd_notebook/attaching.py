@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -302,7 +303,7 @@ def _brief(said: Mapping[str, Any], agent: int) -> dict[str, Any]:
         "planned": planned,
         "observed": observed,
         "reading": 0,
-        "lease": said["lease"],
+        "lease": None if said["lease"] is None else time.time() + said["lease"],
         "pid": None,
         "agent": agent,
     }

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import commands, control, errors, hooks
+from tfd_notebook.clock import Deadline
 from tfd_notebook.configure import configure
 from tfd_notebook.data.host import Surroundings
 from tfd_notebook.handles import ClusterDispatcher, Task
@@ -198,7 +199,7 @@ class Cluster(Lasting):
                 if self._ending:
                     raise errors.LaunchError(f"cluster {self.name!r} was stopped while it started")
                 if self.policy.time_limit is not None:
-                    self._monitor.expires = time.time() + self.policy.time_limit
+                    self._monitor.expires = Deadline(self.policy.time_limit)
             except BaseException as error:
                 ended = self._ending
                 self._end("failed")

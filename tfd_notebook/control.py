@@ -85,7 +85,7 @@ class ControlServer:
     Parameters
     ----------
     path : Path, optional
-        Of the socket. Default: ``<runtime directory>/<pid>.sock``.
+        Of the socket. Default: `tfd_notebook.launch.runtime.control_socket`.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -170,20 +170,18 @@ class ControlServer:
 
 def processes() -> tuple[int, ...]:
     """Return the pids of this user's processes that listen; dead sockets are removed."""
-    from tfd_notebook.launch.runtime import runtime_dir
+    from tfd_notebook.launch.runtime import own_files
 
     found = []
-    for path in sorted(runtime_dir().glob("*.sock")):
-        if not path.stem.isdecimal():
-            continue
+    for pid, path in own_files("sock"):
         try:
             with unixsocket.connect(path, _PEER_SECONDS):
-                found.append(int(path.stem))
+                found.append(pid)
         except (ConnectionRefusedError, FileNotFoundError):
             path.unlink(missing_ok=True)
         except OSError:
-            # Busy or stuck, but somebody's.
-            found.append(int(path.stem))
+            # Busy or stuck, but in use.
+            found.append(pid)
     return tuple(found)
 
 

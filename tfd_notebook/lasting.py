@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfd_notebook import errors
+from tfd_notebook.clock import Deadline
 from tfd_notebook.launch import base, detached
 from tfd_notebook.launch.policy import limits
 from tfd_notebook.spec import ClusterConfig, Role, pack, without_values
@@ -95,10 +96,10 @@ class Lasting(Training):
         self._must_run()
         if not renew and not self.detached:
             self._must_be_only_one()
-        until: float = self._fleet.ask("lease", seconds=hours * 3600.0, renew=renew)
-        self._monitor.take({"event": "lease", "cluster": self.name, "until": until})
+        left = float(self._fleet.ask("lease", seconds=hours * 3600.0, renew=renew))
+        self._monitor.take({"event": "lease", "cluster": self.name, "left": left})
         self._describe()
-        return until
+        return time.time() + left
 
     def _say_if_another_is_detached(self) -> None:
         if any(one.name == self.name for one in detached.detached()):
@@ -158,6 +159,6 @@ class Lasting(Training):
         self._fleet.adopt(node, about["fleet"], found["tasks"])
         # Whoever comes later meets the variables of whoever was there before.
         self._used = bool(about["used"])
-        self._monitor.lease = found["lease"]
+        self._monitor.take({"event": "lease", "cluster": self.name, "left": found["lease"]})
         if found["left"] is not None:
-            self._monitor.expires = time.time() + found["left"]
+            self._monitor.expires = Deadline(found["left"])

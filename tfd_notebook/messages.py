@@ -91,7 +91,7 @@ EVENTS: dict[str, Check] = {
             "fix": optional(text),
         }
     ),
-    "lease": record({"event": one_of("lease"), "cluster": cluster_name, "until": optional(number)}),
+    "lease": record({"event": one_of("lease"), "cluster": cluster_name, "left": optional(number)}),
     "ended": record({"event": one_of("ended"), "cluster": cluster_name, "reason": text}),
     "hello": record(
         {"event": one_of("hello"), "version": integer(), "whole": boolean}, package=text, pid=pid

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from tfd_notebook.clock import Deadline
 from tfd_notebook.data.consumers import Consumers
 from tfd_notebook.events import Event, EventLog, Notice, TaskChanged, TaskMeasured
 from tfd_notebook.launch import memory
@@ -80,10 +81,10 @@ class Monitor:
         self._commands: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self.events = EventLog()
         self.journal_bytes: int | None = None
-        self.expires: float | None = None
+        self.expires: Deadline | None = None
         #: How often the connection to a host came back.
         self.reconnects: Counter[str] = Counter()
-        self.lease: float | None = None
+        self.lease: Deadline | None = None
         #: Why the cluster has ended without this process; empty where it has not.
         self.over = ""
         #: Why its tasks are out of reach for good; empty while they are not.
@@ -164,7 +165,7 @@ class Monitor:
             self.notice(body["severity"], body["what"], task=body["task"], fix=body["fix"])
         elif kind == "lease":
             with self._changed:
-                self.lease = body["until"]
+                self.lease = None if body["left"] is None else Deadline(body["left"])
                 self._touch()
         elif kind == "ended":
             self.over = body["reason"]
@@ -251,8 +252,8 @@ class Monitor:
                 observed=observed,
                 events=tuple(self.events),
                 journal_bytes=self.journal_bytes,
-                expires=self.expires,
-                lease=self.lease,
+                expires=None if self.expires is None else self.expires.wall,
+                lease=None if self.lease is None else self.lease.wall,
                 coordinator=coordinator,
             )
 
@@ -372,7 +373,7 @@ class Monitor:
                 if history and event.bytes_sent < history[-1][1]:
                     history.clear()
                     self._working.pop(event.task, None)
-                history.append((event.time, event.bytes_sent))
+                history.append((time.monotonic(), event.bytes_sent))
             # Here and not when a row is read, which happens ten times as often.
             self._rows[event.task] = replace(
                 row,

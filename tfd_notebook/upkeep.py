@@ -50,7 +50,7 @@ class Upkeep:
 
     def __call__(self) -> None:
         expires = self._monitor.expires
-        if expires is not None and time.time() > expires:
+        if expires is not None and expires.over:
             self._monitor.expires = None
             self._monitor.notice("warning", "its time limit is over: it stops now")
             self._end_beside("stopped")

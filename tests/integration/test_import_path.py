@@ -79,7 +79,7 @@ TUNNEL = (
     "import asyncio, pathlib, psutil, shutil, socket\n"
     "from tfd_notebook.launch import processes, runtime",
     """
-directory = runtime.new_agent_dir("0123456789ab")
+directory, lock = runtime.new_agent_dir("0123456789ab")
 config, log = directory / "way.conf", directory / "stunnel.log"
 
 async def main():

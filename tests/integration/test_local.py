@@ -471,10 +471,13 @@ def test_the_end_of_a_process_is_waited_for_and_its_status_left(told, monkeypatc
 
 def test_sweep_ends_only_what_a_dead_owner_left():
     """An agent that was killed together with its owner leaves a directory and, here, a process."""
-    owner = subprocess.Popen([sys.executable, "-c", "pass"])
+    owner = subprocess.Popen(["sleep", "60"])
+    ended = runtime.process_identity(owner.pid)
+    owner.kill()
     owner.wait()
-    directory = runtime.new_agent_dir("0123456789ab")
-    state = {"agent": "0123456789ab", "pid": 1, "owner_pid": owner.pid, "owner_start": 1.0}
+    directory, lock = runtime.new_agent_dir("0123456789ab")
+    lock.close()
+    state = {"agent": "0123456789ab", "pid": owner.pid, "process": ended, "owner": ended}
     runtime.write_state(directory, state)
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
     left = subprocess.Popen(sleeper, env={**os.environ, runtime.AGENT_VARIABLE: "0123456789ab"})

@@ -17,6 +17,7 @@ import pytest
 
 from tests._waiting import until
 from tfd_notebook import errors
+from tfd_notebook.launch import runtime
 from tfd_notebook.launch.sparktask import SECRETS
 from tfd_notebook.spark import TFCluster, executor
 from tfd_notebook.spark.living import living
@@ -357,7 +358,7 @@ def test_the_driver_falls_silent(sc: Any) -> None:
 def test_zygotes_end_with_their_executor(sc: Any) -> None:
     with started(sc) as cluster:
         (jvm,) = {node.jvm for node in cluster.nodes if node.assignment.index == 0}
-        watch = executor.Watch(jvm, psutil.Process(jvm).create_time())
+        watch = executor.Watch(jvm, runtime.process_start(jvm) or 0.0)
         found = [process.pid for process in psutil.process_iter() if _is_zygote_of(process, jvm)]
         assert found
         os.kill(jvm, signal.SIGKILL)

@@ -1,6 +1,7 @@
 """`Cluster` on a launcher that starts nothing: names, counts, states, what is refused."""
 
 import logging
+import time
 
 import pytest
 
@@ -294,6 +295,15 @@ def test_measurements_become_rates(cluster, fake):
     row = cluster.snapshot().task("data_worker:0")
     assert (row.cpu_percent, row.rss_mb, row.bytes_sent) == (50.0, 10.0, 3000)
     assert row.bytes_per_s > 0
+
+
+def test_rates_see_no_step_of_the_wall_clock(cluster, fake, monkeypatch):
+    node = fake.nodes[0]
+    node.measure("data_worker:0", bytes_sent=1000)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() - 3600)
+    node.measure("data_worker:0", bytes_sent=3000)
+    assert cluster.snapshot().task("data_worker:0").bytes_per_s > 0
 
 
 def test_logs(cluster):

@@ -62,7 +62,7 @@ EVENTS: tuple[dict[str, Any], ...] = (
     {"event": "gpus", "cluster": "c", "gpus": [GPU]},
     {"event": "notice", "cluster": "c", "severity": "warning", "what": "w", "task": None,
      "fix": "f"},
-    {"event": "lease", "cluster": "c", "until": 5.0},
+    {"event": "lease", "cluster": "c", "left": 5.0},
     {"event": "ended", "cluster": "c", "reason": "over"},
     {"event": "hello", "version": protocol.VERSION, "package": VERSION, "pid": 1, "whole": True},
     {"event": "stays"},

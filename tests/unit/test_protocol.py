@@ -139,7 +139,7 @@ def test_an_agent_that_has_forgotten_a_session_is_asked_how_all_is():
     }
     found = {"about": {}, "directory": "/d", "lease": 9, "left": None, "tasks": [event]}
     client.feed(frame({"re": asked[0]["id"], "ok": True, "value": found}))
-    assert told == [event, {"event": "lease", "cluster": "c", "until": 9}]
+    assert told == [event, {"event": "lease", "cluster": "c", "left": 9}]
     client.feed(frame({**hello, "whole": False}))
     unknown = protocol.pack_error(errors.StateError("no such cluster"))
     client.feed(frame({"re": asked[1]["id"], "ok": False, "error": unknown}))

@@ -163,7 +163,9 @@ def test_no_secret_is_in_the_archive(
     (tmp_path / "config" / "tfd_notebook" / "there.toml").write_text(
         f'launcher = "jupyter"\nurl = "https://one:8888/?token={address}"\ntoken = "{profile}"\n'
     )
-    runtime.write_state(runtime.new_agent_dir("0123456789ab"), {"token": agent, "owner_pid": 1})
+    directory, lock = runtime.new_agent_dir("0123456789ab")
+    lock.close()
+    runtime.write_state(directory, {"token": agent, "owner_pid": 1})
     pem = f"-----BEGIN EC PRIVATE KEY-----\n{key}\n-----END EC PRIVATE KEY-----"
     launcher = Fake()
     made = tfd.Cluster(

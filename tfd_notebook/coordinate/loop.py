@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tfd_notebook.clock import Deadline
 from tfd_notebook.errors import CoordinatorError, StateError, TasksMissing, UsageError
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class _Loop:
         self._on_round = on_round
         self._progress = Progress()
         self._round_seconds = 0.0
-        self._expires: float | None = None
+        self._expires: Deadline | None = None
 
     def run(self) -> Progress:
         cluster, progress, in_a_row, manager = self._cluster, self._progress, 0, None
@@ -231,11 +232,13 @@ class _Loop:
 
     def _fits(self) -> bool:
         """Whether another round ends before the cluster does."""
-        expires = self._expires = self._cluster.snapshot().expires
-        if expires is None:
+        seen = self._cluster.snapshot()
+        if seen.expires is None:
+            self._expires = None
             return True
-        return expires - time.time() > max(_LEAST_LEFT, _ROUNDS_LEFT * self._round_seconds)
+        self._expires = Deadline(seen.expires - seen.time)
+        return self._expires.left > max(_LEAST_LEFT, _ROUNDS_LEFT * self._round_seconds)
 
     def _is_over(self) -> bool:
         """Whether the cluster has reached its time limit."""
-        return self._expires is not None and time.time() >= self._expires
+        return self._expires is not None and self._expires.over

@@ -26,6 +26,7 @@ from typing import Any
 
 import psutil
 
+from tfd_notebook import clock
 from tfd_notebook.errors import TfdError, TimeLimit
 from tfd_notebook.launch import processes, protocol, runtime
 from tfd_notebook.launch.hosted import HostedCluster
@@ -178,10 +179,14 @@ class Agent(Requests):
         state = {
             "agent": self.id,
             "pid": os.getpid(),
-            "start": runtime.process_start(os.getpid()),
+            "process": runtime.process_identity(os.getpid()),
             "owner_pid": self.owner,
-            "owner_start": None if self.owner is None else runtime.process_start(self.owner),
-            "clusters": {name: cluster.lease for name, cluster in self.clusters.items()},
+            "owner": None if self.owner is None else runtime.process_identity(self.owner),
+            # By the clock of `tfd_notebook.clock.now`.
+            "clusters": {
+                name: cluster.lease and cluster.lease.moment
+                for name, cluster in self.clusters.items()
+            },
         }
         with contextlib.suppress(OSError):
             runtime.write_state(self.directory, state)
@@ -244,11 +249,11 @@ class Agent(Requests):
 
     async def _end_if_over(self, cluster: HostedCluster) -> None:
         limit, since = cluster.policy.time_limit, cluster.ready_since
-        ready_for = 0.0 if since is None else time.monotonic() - since
+        ready_for = 0.0 if since is None else clock.now() - since
         # The kernel ends its cluster itself, and earlier, unless it is busy or frozen.
         if limit is not None and ready_for > limit + _EXPIRY_GRACE_SECONDS:
             await self.end(cluster, f"the time limit of {limit:g} s is over")
-        elif cluster.lease is not None and time.time() > cluster.lease:
+        elif cluster.lease is not None and cluster.lease.over:
             await self.end(cluster, "its lease is over")
 
     async def _look_at(self, task: Supervised, late: bool, tick: int) -> None:

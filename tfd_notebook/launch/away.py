@@ -11,11 +11,12 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from tfd_notebook import clock
 from tfd_notebook.errors import AgentLost, StateError
 from tfd_notebook.launch import base, runtime
 from tfd_notebook.launch.base import Node, OnEvent
@@ -68,9 +69,10 @@ class Record:
         self._path = runtime.runtime_dir() / f"away-{agents[0]}.json"
         self._stop_timer()  # of a cluster that this process left and has attached to again
 
-    def keep(self, lease: float) -> None:
-        """Have the cluster found until then."""
-        self._said["lease"] = lease
+    def keep(self, seconds: float) -> None:
+        """Keep the cluster in the list for so many seconds."""
+        self._said["lease"] = time.time() + seconds
+        self._said["boot"] = {"id": runtime.boot_id(), "moment": clock.now() + seconds}
         self._write()
 
     def plan(self, tasks: int) -> None:
@@ -151,13 +153,21 @@ class Away:
             ) from None
 
 
+def _left(said: Mapping[str, Any]) -> float:
+    """Return the seconds that are left of a lease; by the wall clock if the host has rebooted."""
+    boot = said["boot"]
+    if boot["id"] == runtime.boot_id():
+        return float(boot["moment"]) - clock.now()
+    return float(said["lease"]) - time.time()
+
+
 def away() -> list[Away]:
     """Return the clusters of this user on other hosts that have a lease, by what files say."""
     found = []
     for path in sorted(runtime.runtime_dir().glob("away-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             said = json.loads(path.read_text())
-            lease = float(said["lease"])
+            lease = time.time() + _left(said)
             if lease <= time.time():
                 path.unlink()
                 continue

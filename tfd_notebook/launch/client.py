@@ -302,7 +302,7 @@ class AgentClient:
                     found = asked.result()
                     for event in found["tasks"]:
                         _notify(tell, event)
-                    _notify(tell, {"event": "lease", "cluster": name, "until": found["lease"]})
+                    _notify(tell, {"event": "lease", "cluster": name, "left": found["lease"]})
                 elif not isinstance(error, AgentLost):  # of that all are told
                     reason = "it ended while the way to its host was lost"
                     _notify(tell, {"event": "ended", "cluster": name, "reason": reason})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfd_notebook import clock
 from tfd_notebook.errors import StateError
 from tfd_notebook.launch import runtime
 from tfd_notebook.launch.away import Away, Reached, away
@@ -74,14 +75,19 @@ def detached() -> tuple[Detached | Away, ...]:
     parts = {agent for one in found if isinstance(one, Away) for agent in one.agents}
     for directory, state in runtime.agent_states():
         pid, clusters = state.get("pid", 0), state.get("clusters")
-        if not isinstance(clusters, dict) or not runtime.runs(pid, state.get("start")):
+        if not isinstance(clusters, dict) or not runtime.is_running(state.get("process")):
             continue
         if state.get("agent") in parts:
             continue
+        left = {
+            name: moment - clock.now()
+            for name, moment in clusters.items()
+            if isinstance(moment, (int, float))
+        }
         found += [
-            Detached(name, lease, str(state["agent"]), pid, directory)
-            for name, lease in clusters.items()
-            if isinstance(lease, (int, float)) and lease > time.time()
+            Detached(name, time.time() + seconds, str(state["agent"]), pid, directory)
+            for name, seconds in left.items()
+            if seconds > 0
         ]
     return tuple(sorted(found, key=lambda one: (one.name, one.pid or 0)))
 

@@ -7,7 +7,6 @@ keeps its nodes, so that a test can have a task die, hang or use memory.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -190,9 +189,8 @@ class FakeNode(Node):
         if renew and not self.leased:
             raise no_lease(self._cluster)
         self.leased = True
-        until = time.time() + seconds
-        self._on_event({"event": "lease", "cluster": self._cluster, "until": until})
-        return until
+        self._on_event({"event": "lease", "cluster": self._cluster, "left": seconds})
+        return seconds
 
     def _do_describe(self, about: dict[str, Any]) -> None:
         self.about = about

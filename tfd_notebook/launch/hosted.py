@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from tfd_notebook import clock
+from tfd_notebook.clock import Deadline
 from tfd_notebook.errors import StateError, TfdError, UnknownName
 from tfd_notebook.launch import runtime
 from tfd_notebook.launch.functions import Functions
@@ -58,7 +59,7 @@ class HostedCluster:
         #: When (monotonic) its time limit begins to count: with its first task that is ready.
         self.ready_since: float | None = None
         #: Until when (seconds since the epoch) it stays without an owner; None: not at all.
-        self.lease: float | None = None
+        self.lease: Deadline | None = None
         #: Who asked for its end, and needs not be told of it.
         self.ended_by: Session | None = None
         self.directory = agent.directory / name
@@ -121,7 +122,7 @@ class HostedCluster:
     def task_changed(self, task: Supervised, log: tuple[str, ...]) -> None:
         """Tell whoever hears of this cluster what has become of a task."""
         if task.state is TaskState.READY and self.ready_since is None:
-            self.ready_since = time.monotonic()
+            self.ready_since = clock.now()
         self._agent.tell(self.name, {**self._event(task), "log": list(log)})
         with self.reported("writing the agent's state"):
             self._agent.write_state()
@@ -181,10 +182,10 @@ class HostedCluster:
         else:
             self._failures.pop(key, None)
 
-    def hold_until(self, lease: float | None) -> None:
-        """Have it stay until then, and keep a file that says so."""
-        self.lease = lease
-        self._agent.tell(self.name, {"event": "lease", "cluster": self.name, "until": lease})
+    def hold(self, seconds: float) -> None:
+        """Keep the cluster for so many seconds, and note that in the state files."""
+        self.lease = Deadline(seconds)
+        self._agent.tell(self.name, {"event": "lease", "cluster": self.name, "left": seconds})
         self.write_state()
         self._agent.write_state()
 
@@ -196,7 +197,7 @@ class HostedCluster:
                 {
                     "cluster": self.name,
                     "agent": self._agent.id,
-                    "lease": self.lease,
+                    "lease": self.lease and self.lease.moment,
                     "tasks": {
                         task.spec.name: [task.address, task.process.pid if task.process else None]
                         for task in self.tasks.values()

@@ -96,11 +96,14 @@ class InProcessNode(Node):
         )
         self._measuring.start()
         agent_id = uuid.uuid4().hex[:12]
-        self._directory = runtime.new_agent_dir(agent_id)
+        self._directory, self._directory_lock = runtime.new_agent_dir(agent_id)
         self.directory = str(self._directory)
         pid = os.getpid()
-        owner = {"owner_pid": pid, "owner_start": runtime.process_start(pid)}
-        runtime.write_state(self._directory, {"agent": agent_id, "pid": pid, **owner})
+        this = runtime.process_identity(pid)
+        runtime.write_state(
+            self._directory,
+            {"agent": agent_id, "pid": pid, "process": this, "owner_pid": pid, "owner": this},
+        )
 
     def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
         with self._lock:
@@ -118,6 +121,7 @@ class InProcessNode(Node):
             self._retired.clear()
         self._measuring.join(timeout)
         runtime.remove(self._directory)
+        self._directory_lock.close()
 
     def leave(self) -> None:
         """Does nothing: its tasks cannot outlive this process."""

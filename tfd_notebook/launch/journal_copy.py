@@ -39,7 +39,7 @@ class JournalCopy:
         self._fetch = fetch
         # Named after this process, so that it is known as left over when that was killed.
         self.directory = tempfile.mkdtemp(
-            prefix=f"{os.getpid()}.journal-", dir=runtime.runtime_dir()
+            prefix=runtime.own_file(os.getpid(), "journal-").name, dir=runtime.runtime_dir()
         )
         self._finalizer = weakref.finalize(self, _remove, self.directory, os.getpid())
         self._have: dict[str, int] = {}

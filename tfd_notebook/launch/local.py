@@ -156,8 +156,8 @@ class _LocalAgent:
     def _serve(self) -> None:
         try:
             sweep()
-            self.directory = runtime.new_agent_dir(self.id)
-            with (self.directory / "agent.log").open("ab") as log:
+            self.directory, lock = runtime.new_agent_dir(self.id)
+            with lock, (self.directory / "agent.log").open("ab") as log:
                 self._process = subprocess.Popen(
                     interpreter.command("tfd_notebook.launch.agent"),
                     env=dict(
@@ -170,6 +170,7 @@ class _LocalAgent:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
+                    pass_fds=(lock.fileno(),),
                     start_new_session=True,
                 )
             self.pid = self._process.pid

@@ -167,9 +167,8 @@ def _reach(agent: str, start: bool) -> tuple[socket.socket, subprocess.Popen[byt
 
 def _start(agent: str) -> subprocess.Popen[bytes]:
     try:
-        directory = runtime.new_agent_dir(agent)
-        _check_room(directory)
-        with (directory / "agent.log").open("ab") as log:
+        directory, lock = runtime.new_agent_dir(agent)
+        with lock, _checked_log(directory).open("ab") as log:
             return subprocess.Popen(
                 interpreter.command("tfd_notebook.launch.agent"),
                 env=dict(
@@ -184,6 +183,7 @@ def _start(agent: str) -> subprocess.Popen[bytes]:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=(lock.fileno(),),
                 start_new_session=True,
             )
     except OSError as error:
@@ -193,8 +193,8 @@ def _start(agent: str) -> subprocess.Popen[bytes]:
         ) from None
 
 
-def _check_room(directory: Path) -> None:
-    """Raise OSError where the disk is full, before half of the tasks find that out."""
+def _checked_log(directory: Path) -> Path:
+    """Return where the agent's log goes; raise OSError where its disk is full."""
     try:
         workdir.write_trial(directory)
         free = shutil.disk_usage(directory).free
@@ -203,3 +203,4 @@ def _check_room(directory: Path) -> None:
     except OSError:
         runtime.remove(directory)
         raise
+    return directory / "agent.log"

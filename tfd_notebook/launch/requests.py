@@ -7,12 +7,11 @@ import base64
 import json
 import os
 import shutil
-import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook import gpus, validation
+from tfd_notebook import clock, gpus, validation
 from tfd_notebook.errors import NameTaken, StateError
 from tfd_notebook.launch import interpreter, processes, runtime, sockets
 from tfd_notebook.launch.base import no_lease
@@ -101,9 +100,8 @@ class Requests(ABC):
         if renew and hosted.lease is None:
             raise no_lease(cluster)
         await self.door.open()
-        until = time.time() + seconds
-        hosted.hold_until(until)
-        return until
+        hosted.hold(seconds)
+        return seconds
 
     async def do_adopt(self, session: Session, cluster: str) -> dict[str, Any]:
         hosted = self._cluster(cluster)
@@ -112,8 +110,8 @@ class Requests(ABC):
         return {
             "about": hosted.about,
             "directory": str(hosted.directory),
-            "lease": hosted.lease,
-            "left": None if limit is None or since is None else limit + since - time.monotonic(),
+            "lease": hosted.lease and hosted.lease.left,
+            "left": None if limit is None or since is None else limit + since - clock.now(),
             "tasks": hosted.told(),
         }
 
@@ -124,7 +122,7 @@ class Requests(ABC):
         return [
             {
                 "name": cluster.name,
-                "lease": cluster.lease,
+                "lease": cluster.lease and cluster.lease.left,
                 "about": cluster.about,
                 "tasks": [task["state"] for task in cluster.told()],
                 "heard": self.is_heard(cluster.name),

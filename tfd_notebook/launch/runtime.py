@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import json
 import os
 import select
 import shutil
+import socket
 import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -21,6 +24,8 @@ from tfd_notebook.errors import WorkDirError
 STATE_FILE = "state.json"
 #: Marks every process of an agent in its environment; the value is the agent's id.
 AGENT_VARIABLE = "TFD_AGENT"
+_LOCK_FILE = "agent.lock"
+_HAS_PROC = os.path.exists("/proc/self/stat")
 #: Seconds between looks at a process of which the system cannot tell us.
 _LOOK_SECONDS = 0.05
 
@@ -57,38 +62,143 @@ def runtime_dir() -> Path:
     return path
 
 
-def new_agent_dir(agent_id: str) -> Path:
-    """Make and return the directory of the agent `agent_id`."""
+def new_agent_dir(agent_id: str) -> tuple[Path, IO[bytes]]:
+    """Make the directory of the agent `agent_id`; return it and the open file that locks it.
+
+    The agent inherits the file and never closes it. So the lock tells a directory in use from one
+    whose agent has ended, however that ended, from the moment the directory is there.
+    """
     path = runtime_dir() / f"agent-{agent_id}"
-    path.mkdir(mode=0o700)
-    return path
+    unnamed = Path(tempfile.mkdtemp(prefix=".agent-", dir=path.parent))
+    lock = (unnamed / _LOCK_FILE).open("wb")
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        write_state(unnamed, {"starter": process_identity(os.getpid())})
+        unnamed.rename(path)
+    except BaseException:
+        lock.close()
+        remove(unnamed)
+        raise
+    return path, lock
+
+
+def is_locked(directory: Path) -> bool | None:
+    """Return True if the agent of a directory runs; None where no lock can tell."""
+    try:
+        with (directory / _LOCK_FILE).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False
+
+
+def own_file(pid: int, suffix: str) -> Path:
+    """Return the path of a file or directory that belongs to the process `pid` of this host.
+
+    The name also says of which boot and pid namespace the process is, because several hosts or
+    containers can share the runtime directory.
+    """
+    return runtime_dir() / f"{pid}.{'-'.join(_place())}.{suffix}"
+
+
+def own_files(suffix: str = "*") -> Iterator[tuple[int, Path]]:
+    """Yield what `own_file` named for processes of this boot and pid namespace, with their pids."""
+    for path in sorted(runtime_dir().glob(f"*.{'-'.join(_place())}.{suffix}")):
+        pid = path.name.partition(".")[0]
+        if pid.isdecimal():
+            yield int(pid), path
+
+
+def orphaned_files() -> Iterator[Path]:
+    """Yield what `own_file` named for processes that have ended, as far as this host can tell."""
+    host, boot, _ = _place()
+    for pid, path in own_files():
+        if process_start(pid) is None:
+            yield path
+    for path in sorted(runtime_dir().glob(f"*.{host}-*-*.*")):
+        if path.name.split(".")[1].split("-")[1] != boot:
+            yield path
 
 
 def control_socket(pid: int) -> Path:
     """Return where the process `pid` listens for this user's other processes."""
-    return runtime_dir() / f"{pid}.sock"
+    return own_file(pid, "sock")
 
 
 def process_start(pid: int) -> float | None:
-    """Return when the process started (seconds since the epoch), None if none runs.
+    """Return when the process started, None if none runs: a number that no clock step changes.
 
-    A pid together with this time names a process for good; a pid alone may be used again.
+    On Linux it is in clock ticks since the boot. Compare it for equality. A pid together with it
+    names a process of this boot and pid namespace for good; a pid alone may be used again.
     """
     try:
+        if _HAS_PROC:
+            stat_file = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+            # The name of the command, in parentheses, may hold any character.
+            fields = stat_file.rpartition(")")[2].split()
+            # A killed kernel stays a zombie until its parent waits for it.
+            return None if fields[0] in "ZX" else float(fields[19])
         process = psutil.Process(pid)
-        # A killed kernel stays a zombie until whoever started it looks.
         ended = process.status() == psutil.STATUS_ZOMBIE
         return None if ended else float(process.create_time())
-    except psutil.Error:
+    except (OSError, psutil.Error):
         return None
 
 
-def runs(pid: object, started: object) -> bool:
-    """Whether the process of that pid runs and is the one that started then."""
-    if not isinstance(pid, int) or not isinstance(started, (int, float)):
+def process_identity(pid: int) -> dict[str, Any] | None:
+    """Return what names a process for good, in JSON values; None if none runs."""
+    start = process_start(pid)
+    if start is None:
+        return None
+    host, boot, namespace = _place()
+    return {"host": host, "boot": boot, "pid_namespace": namespace, "pid": pid, "start": start}
+
+
+def is_running(identity: object) -> bool:
+    """Return True if the process of that `process_identity` runs on this host."""
+    pid = identity.get("pid") if isinstance(identity, dict) else None
+    return isinstance(pid, int) and process_identity(pid) == identity
+
+
+def is_over(identity: object) -> bool:
+    """Return True if the process of that `process_identity` has ended; False where unknown.
+
+    A process of another host, or of another container of this one, cannot be seen from here.
+    """
+    if not isinstance(identity, dict):
         return False
-    now = process_start(pid)
-    return now is not None and abs(now - started) < 1.0
+    host, boot, namespace = _place()
+    if identity.get("boot") == boot:
+        return identity.get("pid_namespace") == namespace and not is_running(identity)
+    return identity.get("host") == host
+
+
+def runs(pid: object, started: object) -> bool:
+    """Return True if the process `pid` of this boot runs and started then; see `process_start`."""
+    return isinstance(pid, int) and started is not None and process_start(pid) == started
+
+
+def boot_id() -> str:
+    """Return what tells this boot of the system from all others."""
+    return _digest("/proc/sys/kernel/random/boot_id")
+
+
+def _place() -> tuple[str, str, str]:
+    """Return what names host and boot, and the number of the pid namespace."""
+    namespace = "0"
+    with contextlib.suppress(OSError):
+        namespace = str(os.stat("/proc/self/ns/pid").st_ino)
+    return _digest("/etc/machine-id", socket.gethostname()), boot_id(), namespace
+
+
+def _digest(file: str, more: str = "") -> str:
+    text = more
+    with contextlib.suppress(OSError):
+        text += Path(file).read_text().strip()
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 @contextlib.contextmanager

@@ -176,9 +176,9 @@ class Several(Node):
 
     def _do_lease(self, seconds: float, renew: bool, timeout: float) -> float:
         asked = {"seconds": seconds, "renew": renew}
-        until: float = min(self._everywhere("lease", timeout, asked).values())
-        self._record.keep(until)
-        return until
+        left: float = min(self._everywhere("lease", timeout, asked).values())
+        self._record.keep(left)
+        return left
 
     def _do_describe(self, about: dict[str, Any], timeout: float) -> None:
         self._everywhere("describe", timeout, {"about": about})

@@ -171,7 +171,7 @@ class _End:
             with contextlib.suppress(OSError, ValueError, KeyError, psutil.Error):
                 directory = runtime.runtime_dir() / f"agent-{agent}"
                 state = json.loads((directory / runtime.STATE_FILE).read_text())
-                if runtime.runs(state["pid"], state["start"]):
+                if runtime.is_running(state["process"]):
                     ending.append(psutil.Process(state["pid"]))
                     ending[-1].terminate()
         for process in psutil.wait_procs(ending, _END_SECONDS)[1]:

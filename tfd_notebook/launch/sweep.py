@@ -8,6 +8,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -37,10 +38,10 @@ class Leftover:
 
 
 def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
-    """End the processes and remove the directories of agents whose owner is gone.
+    """End the processes and remove the directories of agents whose owner has ended.
 
-    A process counts as ours when its environment carries the id of an agent in this user's
-    runtime directory, and as left over when the kernel that owned that agent no longer runs.
+    The environment of a process carries the id of its agent, and the agent's directory names the
+    kernel that owns it. An agent that looks after a cluster with a lease is never ended.
 
     Parameters
     ----------
@@ -55,11 +56,11 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
     if not dry_run:
         away.away()  # removes the files of clusters whose lease is over
     found: list[Leftover] = []
-    dead: dict[str, Path] = {}
-    for directory, state in runtime.agent_states():
-        if not _owner_lives(directory, state):
-            agent = directory.name.removeprefix("agent-")
-            dead[agent] = directory
+    orphans = {
+        directory.name.removeprefix("agent-"): directory
+        for directory, state in runtime.agent_states()
+        if _is_orphan(directory, state)
+    }
     with contextlib.ExitStack() as stack:
         deaths = []
         for process in psutil.process_iter():
@@ -67,7 +68,7 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
                 continue
             try:
                 marked = process.environ().get(runtime.AGENT_VARIABLE)
-                if marked not in dead:
+                if marked not in orphans:
                     continue
                 found.append(Leftover(marked, process.pid, " ".join(process.cmdline())[:120]))
                 if not dry_run:
@@ -80,30 +81,25 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
         deadline = time.monotonic() + _DEATH_SECONDS
         for has_ended in deaths:
             has_ended(max(0.0, deadline - time.monotonic()))
-    for agent, directory in dead.items():
+    for agent, directory in orphans.items():
         found.append(Leftover(agent, None, str(directory)))
-        if not dry_run:
+        if not dry_run and not runtime.is_locked(directory):
             runtime.remove(directory)
-    for path in runtime.runtime_dir().glob("*.*"):
-        # The socket of a process, or a directory. Another process may have the pid by now.
-        pid = path.name.partition(".")[0]
-        if pid.isdecimal() and runtime.process_start(int(pid)) is None:
-            found.append(Leftover("", None, str(path)))
-            if not dry_run:
-                runtime.remove(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for path in runtime.orphaned_files():
+        found.append(Leftover("", None, str(path)))
+        if not dry_run:
+            runtime.remove(path) if path.is_dir() else path.unlink(missing_ok=True)
     return tuple(found)
 
 
-def _owner_lives(directory: Path, state: dict[str, object]) -> bool:
-    pid = state.get("owner_pid")
-    if "agent" not in state:
-        # A directory without a readable state file: its agent is just starting, or died in the act.
-        return time.time() - directory.stat().st_mtime < 60
-    if runtime.runs(pid, state.get("owner_start")):
-        return True
-    # Without an owner it is the agent itself that knows when its clusters end.
+def _is_orphan(directory: Path, state: dict[str, Any]) -> bool:
+    """Return True if an agent has ended, or runs without owner and lease.
+
+    What belongs to another host or container that shares the runtime directory is none.
+    """
+    agent = state.get("process") or state.get("starter")
+    if not runtime.is_locked(directory):
+        return runtime.is_over(agent)
     leases = state.get("clusters")
-    stays = pid is None or (
-        isinstance(leases, dict) and any(lease is not None for lease in leases.values())
-    )
-    return stays and runtime.runs(state.get("pid"), state.get("start"))
+    has_lease = isinstance(leases, dict) and any(lease is not None for lease in leases.values())
+    return not has_lease and runtime.is_over(state.get("owner")) and runtime.is_running(agent)

@@ -28,7 +28,7 @@ class Executor:
     pid : int
         Of its JVM.
     started : float
-        When that began, in seconds since the epoch; with the pid it names the process for good.
+        See `tfd_notebook.launch.runtime.process_start`.
     """
 
     id: str
@@ -49,7 +49,7 @@ def here() -> Executor:
         with contextlib.suppress(psutil.Error):
             if "java" in process.name():
                 return Executor(
-                    _id_of(process), socket.gethostname(), process.pid, process.create_time()
+                    _id_of(process), socket.gethostname(), process.pid, _start_of(process.pid)
                 )
     raise SparkError(
         f"process {os.getpid()} was not started by an executor of Spark",
@@ -59,8 +59,15 @@ def here() -> Executor:
 
 def of_driver() -> Executor:
     """Return what stands for the executor of a node beside the notebook: this process."""
-    me = psutil.Process()
-    return Executor("driver", socket.gethostname(), me.pid, me.create_time())
+    return Executor("driver", socket.gethostname(), os.getpid(), _start_of(os.getpid()))
+
+
+def _start_of(pid: int) -> float:
+    """Return `runtime.process_start` of a process that runs."""
+    started = runtime.process_start(pid)
+    if started is None:
+        raise psutil.NoSuchProcess(pid)
+    return started
 
 
 def _id_of(jvm: psutil.Process) -> str:
@@ -77,7 +84,7 @@ class Watch:
     ----------
     pid : int
     started : float
-        When it began.
+        See `tfd_notebook.launch.runtime.process_start`.
     """
 
     def __init__(self, pid: int, started: float) -> None:

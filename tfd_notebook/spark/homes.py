@@ -65,8 +65,7 @@ class Home:
 
     def __init__(self, original: Path) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        own = {"pid": os.getpid(), "started": runtime.process_start(os.getpid())}
-        runtime.write_state(self.path, own)
+        runtime.write_state(self.path, {"process": runtime.process_identity(os.getpid())})
         self._guard = _guard(self.path)
         for entry in original.iterdir():
             if entry.name not in ("work", "conf", "logs", "tmp"):
@@ -124,6 +123,6 @@ def remove_leftovers() -> None:
 def _is_used(directory: Path) -> bool:
     state = json.loads((directory / runtime.STATE_FILE).read_text())
     java = directory / _JAVA
-    return runtime.runs(state.get("pid"), state.get("started")) or (
+    return not runtime.is_over(state.get("process")) or (
         java.exists() and psutil.pid_exists(int(java.read_text()))
     )

@@ -1,0 +1,44 @@
+"""Deadlines and rates, while the wall clock makes steps."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tfd_notebook import clock
+
+
+class Wall:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.step, real = 0.0, time.time
+        monkeypatch.setattr(time, "time", lambda: real() + self.step)
+
+
+@pytest.fixture
+def wall(monkeypatch: pytest.MonkeyPatch) -> Wall:
+    return Wall(monkeypatch)
+
+
+def test_a_deadline_stays_where_it_is_and_is_shown_by_the_clock_as_it_is(wall: Wall) -> None:
+    deadline = clock.Deadline(100)
+    assert deadline.wall == pytest.approx(time.time() + 100, abs=5)
+    for step in (3600.0, -3600.0):
+        wall.step = step
+        assert 0 < deadline.left <= 100
+        assert not deadline.over
+        assert deadline.wall == pytest.approx(time.time() + deadline.left, abs=1)
+
+
+def test_what_is_shown_does_not_tremble(wall: Wall) -> None:
+    deadline = clock.Deadline(100)
+    shown = deadline.wall
+    for step in (0.001, 0.5, -0.5):
+        wall.step = step
+        assert deadline.wall == shown
+
+
+def test_the_clock_counts_from_the_boot_and_a_deadline_passes() -> None:
+    before = clock.now()
+    assert 0 < before <= clock.now()
+    assert clock.Deadline(-0.001).over

@@ -1,0 +1,54 @@
+"""Deadlines by a clock that no step of the wall clock moves and that counts a suspended host."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["Deadline", "now"]
+
+#: Seconds by which the wall clock has to differ before the time that is shown follows it.
+_STEP_SECONDS = 1.0
+#: The monotonic clock of other systems than Linux runs on while the host is suspended.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def now() -> float:
+    """Return the seconds since this host was booted; comparable within one boot only."""
+    return time.clock_gettime(_CLOCK)
+
+
+class Deadline:
+    """A moment that is so many seconds away.
+
+    Parameters
+    ----------
+    seconds : float
+        From now on.
+
+    Attributes
+    ----------
+    moment : float
+        By the clock of `now`.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.moment = now() + seconds
+        self._wall = time.time() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until then, negative afterwards."""
+        return self.moment - now()
+
+    @property
+    def over(self) -> bool:
+        """Whether the moment has passed."""
+        return self.left < 0
+
+    @property
+    def wall(self) -> float:
+        """The moment in seconds since the epoch, for display; it follows the wall clock's steps."""
+        wall = time.time() + self.left
+        if abs(wall - self._wall) > _STEP_SECONDS:
+            self._wall = wall
+        return self._wall
