@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import contextlib
 import json
 import os
 import subprocess
 import threading
 import uuid
+from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil
@@ -17,12 +19,15 @@ from tfd_notebook.errors import LaunchError, TfdError
 from tfd_notebook.launch import interpreter, runtime
 from tfd_notebook.launch.base import ALL_ROLES, Launcher, Node, OnEvent
 from tfd_notebook.launch.client import AgentClient, AgentNode
+from tfd_notebook.launch.supervise import last_lines
 from tfd_notebook.launch.sweep import sweep
 from tfd_notebook.launch.writing import write_to_pipe
 from tfd_notebook.spec import ClusterConfig, Role
 
 #: With less free memory than this TensorFlow is not imported ahead of its use.
 _TIGHT_BYTES = 2_000_000_000
+#: Seconds for an agent's start on a busy host.
+_START_SECONDS = 120.0
 
 
 class Local(Launcher):
@@ -137,61 +142,91 @@ class _LocalAgent:
         self.owner = os.getpid()
         self.pid: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._error: BaseException | None = None
-        self._started = threading.Event()
+        self._answered: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._closed = False
         self.client = AgentClient(self.id, "localhost", self._send)
         # The thread that forks the agent must live as long as the kernel: when it ends, the
         # agent's parent-death signal fires.
         self._thread = threading.Thread(target=self._serve, name="tfd-agent", daemon=True)
         self._thread.start()
-        if not self._started.wait(60):
-            raise LaunchError("the agent did not start within 60 s", fix="is the host overloaded?")
-        if self._error is not None:
-            raise self._error
-        if not self.client.ready.wait(60) or not self.client.alive:
+
+    @property
+    def usable(self) -> bool:
+        """Whether it starts or serves, for this process."""
+        return self.owner == os.getpid() and self.client.alive and not self._closed
+
+    @property
+    def directory(self) -> Path:
+        return runtime.runtime_dir() / f"agent-{self.id}"
+
+    def wait(self) -> None:
+        """Wait until the agent answers; raise the reason why it cannot."""
+        try:
+            self._answered.result(_START_SECONDS)
+        except concurrent.futures.TimeoutError:
             raise LaunchError(
-                "the agent did not answer within 60 s", fix=f"see {self.directory / 'agent.log'}"
-            )
+                f"the agent did not answer within {_START_SECONDS:g} s",
+                fix=f"is the host overloaded? See {self.directory / 'agent.log'}",
+            ) from None
 
     def _serve(self) -> None:
         try:
-            sweep()
-            self.directory, lock = runtime.new_agent_dir(self.id)
-            with lock, (self.directory / "agent.log").open("ab") as log:
-                self._process = subprocess.Popen(
-                    interpreter.command("tfd_notebook.launch.agent"),
-                    env=dict(
-                        interpreter.environment(),
-                        TFD_OWNER=str(os.getpid()),
-                        TFD_AGENT_DIR=json.dumps(str(self.directory)),
-                        **{runtime.AGENT_VARIABLE: self.id},
-                    ),
-                    cwd=self.directory,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    pass_fds=(lock.fileno(),),
-                    start_new_session=True,
-                )
-            self.pid = self._process.pid
+            process = self._start()
         except BaseException as error:
-            self._error = error
+            self.client.lost("the agent did not start")
+            self._answered.set_exception(error)
             return
-        finally:
-            self._started.set()
-        assert self._process.stdout is not None
+        assert process.stdout is not None
         with contextlib.suppress(ValueError):
-            for line in self._process.stdout:
+            for line in process.stdout:
                 self.client.feed(line)
+                answered = self.client.ready.is_set() and not self._closed
+                if answered and not self._answered.done():
+                    self._answered.set_result(None)
         if self.client.stays:
             # It looks after clusters that outlive this process, which therefore never waits for it.
-            self._process.returncode = 0
+            process.returncode = 0
             self.client.lost("the agent goes on alone")
             return
-        status = self._process.wait()
+        status = process.wait()
+        log: tuple[str, ...] = ()
+        with contextlib.suppress(OSError):  # the agent removes its directory when it ends
+            log = last_lines(self.directory / "agent.log", 3)
         runtime.remove(self.directory)
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         self.client.lost(f"the agent that looks after this host's tasks ended ({how})")
+        if not self._answered.done():
+            failed = LaunchError(
+                "the agent was shut down while it started"
+                if self._closed
+                else f"the agent ended before it answered ({how}): {'; '.join(log)}"
+            )
+            self._answered.set_exception(failed)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        sweep()
+        directory, lock = runtime.new_agent_dir(self.id)
+        with lock, (directory / "agent.log").open("ab") as log:
+            process = self._process = subprocess.Popen(
+                interpreter.command("tfd_notebook.launch.agent"),
+                env=dict(
+                    interpreter.environment(),
+                    TFD_OWNER=str(os.getpid()),
+                    TFD_AGENT_DIR=json.dumps(str(directory)),
+                    **{runtime.AGENT_VARIABLE: self.id},
+                ),
+                cwd=directory,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                pass_fds=(lock.fileno(),),
+                start_new_session=True,
+            )
+        self.pid = process.pid
+        if self._closed:  # meanwhile, by a thread that found no process yet
+            assert process.stdin is not None
+            process.stdin.close()
+        return process
 
     def _send(self, data: bytes) -> None:
         assert self._process is not None
@@ -204,12 +239,16 @@ class _LocalAgent:
             self._process.returncode = 0
 
     def close(self, timeout: float) -> None:
+        self._closed = True
+        # A start is not waited for: `_start` closes the pipe of a process that is not there yet.
         if self._process is None or self.owner != os.getpid():
             return
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
+        if not self._answered.done():
+            self._process.kill()
         self._thread.join(timeout)
         if self._thread.is_alive() and not self.client.stays:
             self._process.kill()
@@ -225,9 +264,12 @@ def _agent() -> _LocalAgent:
     """Return this process's agent, started on demand."""
     global _current
     with _lock:
-        if _current is None or not _current.client.alive or _current.owner != os.getpid():
+        if _current is None or not _current.usable:
             _current = _LocalAgent()
-        return _current
+        agent = _current
+    # Without the lock: `shutdown` and `agent_pids` wait for no start.
+    agent.wait()
+    return agent
 
 
 def _surroundings(extra: Any) -> dict[str, Any]:
