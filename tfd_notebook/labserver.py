@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import re
+import time
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
@@ -28,6 +29,8 @@ from tfd_notebook.launch import interpreter, runtime
 __all__ = ["act", "tfd", "unheld"]
 
 _LOOK_SECONDS = 20.0
+#: Seconds for which a list answers requests that come after its end.
+_SHARED_SECONDS = 1.0
 _ACT_SECONDS = 90.0
 _MOST_HOURS = 24.0 * 365
 _FIELDS = ("name", "state", "launcher", "planned", "observed", "lease", "agent")
@@ -101,8 +104,42 @@ async def unheld() -> list[dict[str, Any]]:
     # Mostly there is none, which state files tell without asking anybody.
     if not await asyncio.to_thread(_any_detached):
         return []
-    known = json.loads(await tfd("list", "--json", limit=_LOOK_SECONDS))
-    return [{name: one[name] for name in _FIELDS} for one in known if one["pid"] is None]
+    global _listing
+    if _listing is None or not _listing.usable:
+        _listing = _Listing()
+    return await _listing.clusters()
+
+
+class _Listing:
+    """A ``tfd list`` that all requests share while it runs and for a second afterwards."""
+
+    def __init__(self) -> None:
+        self._running = asyncio.ensure_future(tfd("list", "--json", limit=_LOOK_SECONDS))
+        self._ended: float | None = None
+        self._failed = False
+        self._running.add_done_callback(self._note_end)
+
+    def _note_end(self, running: asyncio.Future[str]) -> None:
+        self._ended = time.monotonic()
+        self._failed = running.cancelled() or running.exception() is not None
+
+    @property
+    def usable(self) -> bool:
+        """Whether another request may have its answer."""
+        if self._running.get_loop() is not asyncio.get_running_loop():
+            return False
+        if self._ended is None:
+            return True
+        return not self._failed and time.monotonic() - self._ended < _SHARED_SECONDS
+
+    async def clusters(self) -> list[dict[str, Any]]:
+        """Return those of the clusters that no process holds."""
+        # A request that is given up ends the listing for no other.
+        known = json.loads(await asyncio.shield(self._running))
+        return [{name: one[name] for name in _FIELDS} for one in known if one["pid"] is None]
+
+
+_listing: _Listing | None = None
 
 
 async def act(name: str, body: bytes) -> list[dict[str, Any]]:
@@ -131,6 +168,8 @@ async def act(name: str, body: bytes) -> list[dict[str, Any]]:
             fix="it has ended, or a kernel has taken it up: look there",
         )
     await tfd(*arguments, limit=_ACT_SECONDS)
+    global _listing
+    _listing = None  # it is older than what was done
     return await unheld()
 
 

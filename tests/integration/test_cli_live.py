@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -20,7 +21,7 @@ TFD = [sys.executable, "-m", "tfd_notebook"]
 # Nobody but `tfd` is asked whether the cell below, which never ends, is busy.
 NOTEBOOK = """
 import tfd_notebook as tfd
-cluster = tfd.Cluster(data_workers=1, name="cell")
+cluster = tfd.Cluster(data_workers=1, name="cell", preload=["noisy"])
 print("ready", flush=True)
 while not cluster.ended:
     sum(range(100_000))
@@ -33,13 +34,27 @@ def tfd(*arguments: str, status: int = 0) -> str:
     return done.stdout
 
 
+#: Clears the screen, and sets the title of the window.
+NOISY = 'print("\\x1b[2J\\x1b]0;title\\x07noise\\tafter\\rtab\\r")'
+
+
+def on_terminal(*arguments: str) -> bytes:
+    """Return what ``tfd`` writes to a terminal."""
+    ours, theirs = os.openpty()
+    with open(ours, "rb", buffering=0) as terminal, open(theirs, "wb", buffering=0) as its_end:
+        done = subprocess.run([*TFD, *arguments], stdout=its_end, timeout=90)
+        assert done.returncode == 0
+        return terminal.read(65536)
+
+
 @pytest.fixture
-def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def spawn(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     running: list[subprocess.Popen[str]] = []
+    (tmp_path / "noisy.py").write_text(NOISY)
 
     def start(*command: str) -> subprocess.Popen[str]:
         # The tasks shall have something to write.
-        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="0")
+        environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="0", PYTHONPATH=str(tmp_path))
         made = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
         running.append(made)
         return made
@@ -71,7 +86,11 @@ def test_a_busy_process_is_listed_watched_and_stopped(
     read_until(notebook, "ready")
     (one,) = json.loads(tfd("list", "--json"))
     assert (one["name"], one["state"], one["pid"]) == ("cell", "ready", notebook.pid)
-    assert "WorkerServer running" in tfd("logs", "cell", "data_worker:0")
+    assert "\x1b[2J" in tfd("logs", "cell", "data_worker:0")
+    shown = on_terminal("logs", "cell", "data_worker:0").decode()
+    assert "WorkerServer running" in shown
+    assert "noise\tafter\r\ntab\r\n" in shown
+    assert not set(shown) & {"\x1b", "\x07"}
 
     watcher = spawn(*TFD, "watch", "cell", "--interval", "0.2")
     read_until(watcher, r"data_worker:0 +● ready")

@@ -152,6 +152,49 @@ def test_only_those_that_no_process_holds_are_listed(monkeypatch: pytest.MonkeyP
     ]
 
 
+@pytest.fixture
+def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file to which each process that lists clusters adds a line."""
+    file = tmp_path / "lists"
+    file.touch()
+    code = f"open({str(file)!r}, 'a').write('list\\n'); print('[]')"
+    monkeypatch.setattr(interpreter, "command", lambda *_: [sys.executable, "-c", code])
+    monkeypatch.setattr(labserver, "_any_detached", lambda: True)
+    monkeypatch.setattr(labserver, "_listing", None)
+    return file
+
+
+def test_requests_share_one_list(lists: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask() -> None:
+        given_up = asyncio.ensure_future(labserver.unheld())
+        asking = [asyncio.ensure_future(labserver.unheld()) for _ in range(5)]
+        await asyncio.wait([given_up, *asking], timeout=0)
+        given_up.cancel()
+        assert await asyncio.gather(*asking) == [[]] * 5
+        assert await labserver.unheld() == []
+        assert lists.read_text() == "list\n"
+        monkeypatch.setattr(labserver, "_SHARED_SECONDS", 0.0)
+        assert await labserver.unheld() == []
+        assert lists.read_text() == "list\nlist\n"
+
+    asyncio.run(ask())
+
+
+def test_a_list_that_failed_is_not_shared_with_later_requests(
+    lists: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = interpreter.command
+
+    async def ask() -> None:
+        monkeypatch.setattr(interpreter, "command", lambda *_: ["false"])
+        with pytest.raises(errors.TfdError):
+            await labserver.unheld()
+        monkeypatch.setattr(interpreter, "command", works)
+        assert await labserver.unheld() == []
+
+    asyncio.run(ask())
+
+
 def test_the_server_drives_no_cluster_itself() -> None:
     code = (
         "import asyncio, sys; from tfd_notebook import labserver; asyncio.run(labserver.unheld());"

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import math
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -178,7 +179,9 @@ def _logs(options: argparse.Namespace) -> int:
                 raise
             return 0  # the cluster ended while it was followed
         if said["text"]:
-            print(said["text"], flush=True)
+            # Tasks write what they like; a file gets it as it is.
+            to_terminal = sys.stdout.isatty()
+            print(views.clean_lines(said["text"]) if to_terminal else said["text"], flush=True)
         if not options.follow:
             return 0
         if request.get("offset") == said["offset"]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.snapshot import Snapshot
 from tfd_notebook.views._coordinator import coordinator_bundle, counted, values_table
-from tfd_notebook.views._figures import gist
+from tfd_notebook.views._figures import clean_lines, gist
 from tfd_notebook.views._findings import findings_table
 from tfd_notebook.views._gpus import gpus_table
 from tfd_notebook.views._html import html
@@ -39,6 +39,7 @@ __all__ = [
     "View",
     "brief",
     "changes_table",
+    "clean_lines",
     "clusters_table",
     "coordinator_bundle",
     "counted",

@@ -146,6 +146,15 @@ def block(percent: float | None) -> str:
     return "·" if percent is None else _BLOCKS[round(min(max(percent, 0.0), 100.0) / 100 * 7)]
 
 
+def clean_lines(text: str) -> str:
+    """Return `text` without control characters, which could steer a terminal, line by line."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(
+        char if char in "\n\t" or unicodedata.category(char)[0] != "C" else "\ufffd"
+        for char in lines
+    )
+
+
 def clean(text: str) -> str:
     """Return `text` in one line and without control characters, which could steer a terminal."""
     return " ".join(
