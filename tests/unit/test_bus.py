@@ -212,6 +212,17 @@ def test_times_are_seconds_since_the_epoch_and_what_never_was_is_no_number() -> 
     assert math.isnan(page.rows[key]["finished"])
 
 
+def test_a_step_of_the_wall_clock_moves_no_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    key = store.add("f", "f", None)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 3600)
+    head, _ = message = ColumnFeed(store).whole()
+    page = Page()
+    page.take(*message)
+    assert 0 <= head["now"] - page.rows[key]["queued"] < 60
+
+
 def test_attempts_that_a_worker_took_along_are_told() -> None:
     store = Store()
     key = store.add("f", "f", None)

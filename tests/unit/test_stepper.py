@@ -329,6 +329,19 @@ def test_values_show_themselves(clock: Clock) -> None:
         values.table(state="redy")
 
 
+def test_the_time_of_a_value_is_shown_by_the_clock_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Store()
+    store.add("f", "f", None)
+    values, real = Values(store, lambda: False), time.time
+    (before,) = values.to_frame()["queued"]
+    monkeypatch.setattr(time, "time", lambda: real() + 3600)
+    (after,) = values.to_frame()["queued"]
+    assert (after - before).total_seconds() == pytest.approx(3600, abs=1)
+    assert values.to_frame()["queued"][0].timestamp() == pytest.approx(time.time(), abs=60)
+
+
 # Steering
 
 

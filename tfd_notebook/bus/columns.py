@@ -82,7 +82,7 @@ class ColumnFeed:
                 for lost in self.store.lost_attempts()
             ],
             "paused": self._was_paused,
-            "now": time.time(),
+            "now": time.perf_counter() + EPOCH,
             "most": MOST,
         }
         return head, [_bytes(seen, name, kind) for name, kind in COLUMNS]

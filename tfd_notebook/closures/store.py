@@ -34,7 +34,8 @@ _KEPT_LOST = 1_000
 _WAITING = (QUEUED, RETRYING)
 _IN_FLIGHT = (DISPATCHED, RUNNING, FETCHING)
 
-#: `time.time` less `time.perf_counter`, for views.
+#: `time.time` less `time.perf_counter`, once and for all: with it moments stay comparable when they
+#: are sent, whatever steps the wall clock makes.
 EPOCH = time.time() - time.perf_counter()
 
 #: When a closure was queued, dispatched, started, fetched, finished; 0 for what has not happened.

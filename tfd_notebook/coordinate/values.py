@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +106,7 @@ class Values:
             states[states == "queued"] = "paused"
 
         def stamp(name: str) -> Any:
-            return pd.to_datetime((times[name] + EPOCH) * 1e9)
+            return pd.to_datetime(_wall(times[name]) * 1e9)
 
         return pd.DataFrame(
             {
@@ -202,12 +203,25 @@ def _unknown(id: Any) -> UnknownName:
     )
 
 
+#: Seconds by which the wall clock has to differ before the time that is shown follows it.
+_STEP_SECONDS = 1.0
+
+
+def _wall(moment: Any) -> Any:
+    """Return a moment of `time.perf_counter` in seconds since the epoch, for display.
+
+    It is `EPOCH` later, unless the wall clock has made a step or the host was suspended since.
+    """
+    offset = time.time() - time.perf_counter()
+    return moment + (offset if abs(offset - EPOCH) > _STEP_SECONDS else EPOCH)
+
+
 def _record(seen: Columns, row: int, state: str) -> dict[str, Any]:
     def between(start: float, end: float) -> float | None:
         return round((end - start) * 1e3, 3) if start and end and end >= start else None
 
     def stamp(moment: float) -> float | None:
-        return moment + EPOCH if moment else None
+        return float(_wall(moment)) if moment else None
 
     return {
         "id": seen.ids[row],

@@ -224,8 +224,7 @@ class _LocalAgent:
             )
         self.pid = process.pid
         if self._closed:  # meanwhile, by a thread that found no process yet
-            assert process.stdin is not None
-            process.stdin.close()
+            process.kill()
         return process
 
     def _send(self, data: bytes) -> None:
@@ -240,7 +239,7 @@ class _LocalAgent:
 
     def close(self, timeout: float) -> None:
         self._closed = True
-        # A start is not waited for: `_start` closes the pipe of a process that is not there yet.
+        # A start is not waited for: `_start` ends a process that is not there yet.
         if self._process is None or self.owner != os.getpid():
             return
         assert self._process.stdin is not None
