@@ -300,21 +300,31 @@ class TestDetection:
         assert said["identity"] == ["worker:0", "worker:1"]
         until(lambda: not slurm.run("squeue", "-h").stdout.strip())
 
+    def test_the_cell_respects_the_limits_of_the_partition(self, slurm: Slurm) -> None:
+        cell = say("import tfd_notebook as tfd; print(tfd.resolve().cell)")
+        assert '"--ntasks=2", "--time=60"' in slurm.run(*cell, timeout=100).stdout
+        change = ("scontrol", "update", "PartitionName=all")
+        slurm.run(*change, "MaxTime=30", check=True)
+        try:
+            assert '"--ntasks=2", "--time=30"' in slurm.run(*cell, timeout=100).stdout
+        finally:
+            slurm.run(*change, "MaxTime=60", check=True)
+
 
 class TestJobs:
     @pytest.fixture(autouse=True)
     def _squeue_of_a_host(
         self, slurm: Slurm, hosts: Hosts, nowhere: None, tmp_path: Path, monkeypatch: Any
     ) -> None:
-        """Have ``squeue`` here be that of ``east``, which is no controller."""
-        command = tmp_path / "squeue"
-        squeue = shutil.which("squeue")
-        assert squeue
-        there = shlex.join(
-            hosts.east.command(["env", f"SLURM_CONF={slurm.env['SLURM_CONF']}", squeue])
-        )
-        command.write_text(f'#!/bin/sh\nexec {there} "$@"\n')
-        command.chmod(0o755)
+        """Make ``squeue`` and ``sinfo`` those of ``east``, which is not the controller."""
+        for name in ("squeue", "sinfo"):
+            command, path = tmp_path / name, shutil.which(name)
+            assert path
+            there = shlex.join(
+                hosts.east.command(["env", f"SLURM_CONF={slurm.env['SLURM_CONF']}", path])
+            )
+            command.write_text(f'#!/bin/sh\nexec {there} "$@"\n')
+            command.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     def test_never_heard_of(self) -> None:
@@ -323,11 +333,46 @@ class TestJobs:
 
     def test_held(self, slurm: Slurm) -> None:
         held = slurm.run("sbatch", "--parsable", "--hold", "--wrap", "true").stdout.strip()
-        with pytest.raises(errors.NoTasks, match=f"job {held} does not run: it is PENDING"):
+        with pytest.raises(errors.NoTasks, match=f"job {held} does not run: it is PENDING") as why:
             SlurmResolver(job=held).cluster_spec()
+        assert "JobHeldUser: it is held by its user" in str(why.value)
+        assert f"scontrol release {held}" in str(why.value)
         slurm.run("scancel", held, check=True)
         with pytest.raises(errors.ResolveError, match=f"job {held} (is over|does not run)"):
             SlurmResolver(job=held).cluster_spec()
+
+    def test_a_time_limit_that_the_partition_does_not_allow(self, slurm: Slurm) -> None:
+        submit = ("sbatch", "--parsable", "--time=120", "--wrap", "sleep 60")
+        job = slurm.run(*submit, check=True).stdout.strip()
+
+        def said() -> str:
+            with pytest.raises(errors.NoTasks) as caught:
+                SlurmResolver(job=job).cluster_spec()
+            return str(caught.value)
+
+        text = until(lambda: (text := said()) if "PartitionTimeLimit" in said() else "")
+        assert "PartitionTimeLimit: its time limit is longer than partition all allows" in text
+        assert f"#SBATCH --time=1:00:00, or: scontrol update JobId={job}" in text
+        slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=1:00:00", check=True)
+        until(lambda: running(slurm) == job)
+        assert SlurmResolver(job=job).tasks() == {"worker": {0: "n1:8888"}}
+        slurm.run("scancel", job, check=True)
+        until(lambda: not slurm.run("squeue", "-h").stdout.strip())
+
+    def test_nodes_that_are_in_use(self, slurm: Slurm) -> None:
+        fill = ("sbatch", "--parsable", "--exclusive", "-N3", "--wrap", "sleep 60")
+        first = slurm.run(*fill, check=True).stdout.strip()
+        until(lambda: running(slurm) == first)
+        second = slurm.run(*fill, check=True).stdout.strip()
+
+        def said() -> str:
+            with pytest.raises(errors.NoTasks) as caught:
+                SlurmResolver(job=second).cluster_spec()
+            return str(caught.value)
+
+        until(lambda: "Resources: the nodes that it needs are in use" in said())
+        slurm.run("scancel", first, second, check=True)
+        until(lambda: not slurm.run("squeue", "-h").stdout.strip())
 
     def test_one_that_runs(self, slurm: Slurm) -> None:
         with slurm.start("srun", "-N2", "-n3", "sleep", "60") as process:

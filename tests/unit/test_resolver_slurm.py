@@ -9,7 +9,9 @@ import pytest
 import tensorflow as tf
 
 from tfd_notebook import errors
+from tfd_notebook.detection import cells
 from tfd_notebook.resolvers import SlurmResolver
+from tfd_notebook.resolving.slurm_queue import Partition
 
 theirs = tf.distribute.cluster_resolver
 
@@ -226,3 +228,16 @@ class TestSlurm:
         step(monkeypatch, STEP_TASKS_PER_NODE="2,1,1")
         assert SlurmResolver(gpus_per_node=8).num_accelerators() == {"GPU": 4}
         assert SlurmResolver(gpus_per_task=2).num_accelerators("worker", 3) == {"GPU": 2}
+
+
+@pytest.mark.parametrize(
+    ("limit", "minutes"),
+    [("1:00:00", 60), ("30:00", 30), ("1-01:00:00", 1500), ("infinite", None), ("n/a", None)],
+)
+def test_the_cell_asks_for_what_the_partition_allows(limit: str, minutes: int | None) -> None:
+    small = Partition("small", False, True, limit, 1, 1)
+    assert small.minutes == minutes
+    cell = cells.sbatch(small)
+    asked = 60 if minutes is None else min(minutes, 60)
+    assert f'"--ntasks=1", "--time={asked}", "--partition=small"' in cell
+    assert '"--ntasks=2", "--time=60", "--wrap"' in cells.sbatch(None)

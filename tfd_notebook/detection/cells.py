@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfd_notebook.resolving.slurm_queue import Partition
 from tfd_notebook.resolving.tasks import Tasks
+
+#: What the job of a cell asks for, where the partition allows it; time in minutes.
+_TASKS = 2
+_MINUTES = 60
 
 _SERVER = (
     "tf.distribute.Server(resolver.cluster_spec(), "
@@ -23,13 +28,13 @@ TASK = '''
 {_TASK}'''
 step = subprocess.Popen(["srun", "--overlap", sys.executable, "-c", TASK])"""
 
-SBATCH = f"""\
+_SBATCH = f"""\
 import shlex, subprocess, sys
 TASK = '''
 {_TASK}'''
 script = shlex.join(["srun", sys.executable, "-c", TASK])
 job = subprocess.check_output(
-    ["sbatch", "--parsable", "--ntasks=2", "--time=60", "--wrap", script], text=True
+    ["sbatch", "--parsable", {{options}}, "--wrap", script], text=True
 ).strip()
 # when it runs: tfd.resolve("slurm", job=job)"""
 
@@ -44,6 +49,25 @@ SPARK = f"{LOCAL}  # on the driver's host: Spark tells of no task of TensorFlow'
 RAY = f"{LOCAL}  # on this host: Ray tells of no task of TensorFlow's"
 
 _ATTACHED = ("chief", "evaluator", "master", "ps", "worker")
+
+
+def sbatch(partition: Partition | None) -> str:
+    """Return the cell that submits a job within the limits of a partition.
+
+    Parameters
+    ----------
+    partition : Partition, optional
+        None where nothing is known of the partitions.
+    """
+    tasks, minutes, options = _TASKS, _MINUTES, []
+    if partition is not None:
+        tasks = max(1, min(tasks, partition.cpus))
+        limit = partition.minutes
+        minutes = minutes if limit is None else max(1, min(minutes, limit))
+        if not partition.default:
+            options = [f"--partition={partition.name}"]
+    options = [f"--ntasks={tasks}", f"--time={minutes}", *options]
+    return _SBATCH.replace("{options}", ", ".join(f'"{option}"' for option in options))
 
 
 def start_with(launcher: str) -> str:

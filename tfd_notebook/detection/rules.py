@@ -21,6 +21,7 @@ from tfd_notebook._compat import spark as private
 from tfd_notebook.detection import cells
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launch import detached, profiles
+from tfd_notebook.resolving.slurm_queue import partitions
 from tfd_notebook.sightings import Considered
 
 #: Where Kubernetes puts the credentials of a pod.
@@ -219,7 +220,12 @@ def _slurm_reached(options: dict[str, Any]) -> Verdict:
     if done.returncode or " UP" not in done.stdout:
         said = " ".join((done.stdout or done.stderr).split())
         return _close(f"sinfo is here, but Slurm's controller does not answer: {said[:_MOST_SAID]}")
-    return Verdict("fired", "Slurm's controller answers: jobs can be submitted", "", cells.SBATCH)
+    known = partitions()
+    up = [one for one in known if one.up]
+    if known and not up:
+        return _close("Slurm's controller answers, but no partition is up")
+    cell = cells.sbatch(up[0] if up else None)
+    return Verdict("fired", "Slurm's controller answers: jobs can be submitted", "", cell)
 
 
 def own_clusters() -> dict[str, Any]:

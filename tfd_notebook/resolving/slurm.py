@@ -12,6 +12,7 @@ from typing import Any
 
 from tfd_notebook.errors import Malformed, NoAnswer, NoTasks, NotThere, UsageError
 from tfd_notebook.resolving.base import Resolver
+from tfd_notebook.resolving.slurm_queue import why_pending
 from tfd_notebook.resolving.tasks import Found, check_port
 from tfd_notebook.spec import Endpoint, check_count
 
@@ -177,7 +178,9 @@ class SlurmResolver(Resolver):
         if not words:
             raise NotThere(f"{self.place} is over, or never was", fix="see squeue and sacct")
         if words[0] != "RUNNING":
-            raise NoTasks(f"{self.place} does not run: it is {words[0]}", fix="wait until it runs")
+            why, fix = why_pending(str(self._job)) if words[0] == "PENDING" else ("", "")
+            what = f"{self.place} does not run: it is {words[0]}"
+            raise NoTasks(f"{what} ({why})" if why else what, fix=fix or "wait until it runs")
         if len(words) < 3 or not words[1].isdecimal():
             raise Malformed(
                 f"{self.place}: squeue says {' '.join(words)!r}, and not how many tasks are where",
