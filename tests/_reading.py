@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfd_notebook.data.consumers import Consumers
 from tfd_notebook.data.stream import Stream
 
-SECONDS = 15.0
+SECONDS = 40.0
 
 
 class Reader:
