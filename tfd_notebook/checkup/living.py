@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.errors import TfdError
 from tfd_notebook.findings import Finding, check, kind, listed
-from tfd_notebook.launch import memory
-from tfd_notebook.launch.findings import MEMORY, NEAR
+from tfd_notebook.launch import memory, proxies
+from tfd_notebook.launch.findings import MEMORY, NEAR, PROXY
 from tfd_notebook.launch.policy import limits
 from tfd_notebook.snapshot import Snapshot
-from tfd_notebook.spec import Role, TaskState
+from tfd_notebook.spec import Endpoint, Role, TaskState
 from tfd_notebook.training import KERAS_2, NO_KERAS
 
 if TYPE_CHECKING:
@@ -82,6 +82,20 @@ def bad_tasks(cluster: Cluster) -> Iterator[Finding]:
                 if row.role is Role.DATA_WORKER:
                     what += f".{cluster.memory_cause()}"
             yield BAD.found(what, fix, cluster.name)
+
+
+@check("cluster")
+def proxy(cluster: Cluster) -> Iterator[Finding]:
+    """Find a proxy that was set after the cluster started."""
+    rows = [row for row in cluster.snapshot().tasks if row.address and not row.state.ended]
+    hosts = [Endpoint.parse(row.address).host for row in rows]
+    if rows and (found := proxies.in_the_way(hosts)) is not None:
+        variable, missing = found
+        yield PROXY.found(
+            f"{variable} was set after the start, and has no exception for {listed(missing)}",
+            f'del os.environ["{variable}"], or add these hosts to os.environ["no_grpc_proxy"]',
+            cluster.name,
+        )
 
 
 @check("cluster")

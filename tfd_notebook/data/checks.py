@@ -23,9 +23,10 @@ from tfd_notebook.errors import (
     UnknownName,
     UsageError,
 )
+from tfd_notebook.launch import proxies
 from tfd_notebook.launch.host import why_unreached
 from tfd_notebook.probe import probe, probe_many
-from tfd_notebook.spec import TaskState
+from tfd_notebook.spec import Endpoint, TaskState
 
 #: Bytes of a definition from which on a warning says that the data is part of it.
 LARGE = 50_000_000
@@ -129,6 +130,7 @@ def check_host(host: ServiceHost) -> None:
     while True:
         found = probe(host.service_target, timeout=timeout, expect="dispatcher")
         if found.alive:
+            _bypass_proxy(host)
             check_reach(host)
             return
         # One that just began, or on a busy machine, may be slow to answer the first call.
@@ -164,6 +166,14 @@ def check_reach(host: ServiceHost) -> None:
         UserWarning,
         stacklevel=4,
     )
+
+
+def _bypass_proxy(host: ServiceHost) -> None:
+    """Keep TensorFlow from reading through a proxy that was set after the cluster's start."""
+    addresses = [host.service_target, *(row.address for row in host.data_workers() if row.address)]
+    note = proxies.bypass(Endpoint.parse(address).host for address in addresses)
+    if note is not None:
+        warnings.warn(note, UserWarning, stacklevel=6)
 
 
 def live_workers(host: ServiceHost) -> int:
