@@ -13,7 +13,10 @@ import tensorflow as tf
 from tensorflow.data.experimental import service
 
 import tfd_notebook as tfd
+from tests._reading import read
 from tests.integration import _oplibrary
+from tfd_notebook._compat import graph
+from tfd_notebook.data import pipeline
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -52,6 +55,75 @@ def test_data_embedded_in_the_graph(cluster: tfd.Cluster) -> None:
     assert codes(held) == {"TFD822"}
     made = Range(60).map(lambda i: tf.zeros([125_001], tf.int64))
     assert codes(made.apply(cluster.distribute("off"))) == set()
+
+
+def test_elements_in_the_memory_of_another_process(cluster: tfd.Cluster) -> None:
+    def by_tensorflow(target: str, protocol: str | None) -> Any:
+        return large(Range(3)).apply(
+            service.distribute("parallel_epochs", target, data_transfer_protocol=protocol)
+        )
+
+    remote = by_tensorflow(cluster.service_target, "local").prefetch(1)
+    assert codes(remote) == {"TFD816"}
+    for read_it in (cluster.observe, cluster.stream):
+        with pytest.raises(tfd.errors.NoWorkers, match='data_transfer_protocol="local"'):
+            read_it(remote)
+    repaired = by_tensorflow(cluster.service_target, None)
+    assert codes(repaired) == set()
+    assert len(read(cluster.observe(repaired))) == 3
+    with tfd.Cluster(data_workers=1, name="inside", launcher="inprocess") as inside:
+        in_memory = by_tensorflow(inside.service_target, "local")
+        assert codes(in_memory) == set()
+        assert len(read(inside.observe(in_memory))) == 3
+
+
+def test_a_proxy_that_is_set_after_the_start(
+    cluster: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "grpc_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("no_grpc_proxy", "")
+    monkeypatch.setenv("http_proxy", "http://localhost:1")
+    (found,) = (one for one in tfd.doctor(cluster) if one.code == "TFD841")
+    assert "http_proxy was set after the start" in found.what
+    with pytest.warns(UserWarning, match="http_proxy is set"):
+        dataset = Range(3).apply(cluster.distribute("off"))
+    assert "TFD841" not in tfd.doctor(cluster).codes
+    assert read(dataset) == [0, 1, 2]
+    monkeypatch.setenv("no_grpc_proxy", "")
+    monkeypatch.delenv("http_proxy")
+    assert "TFD841" not in tfd.doctor(cluster).codes
+    assert read(Range(3).apply(cluster.distribute("off"))) == [0, 1, 2]
+
+
+def test_data_too_large_for_any_service(
+    cluster: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sizes of the tensors decide: TensorFlow would need minutes to serialise gigabytes."""
+    serialized: list[Any] = []
+    serialize = graph.serialized
+
+    def count(dataset: Any) -> bytes:
+        serialized.append(dataset)
+        return serialize(dataset)
+
+    monkeypatch.setattr(graph, "serialized", count)
+    monkeypatch.setattr(pipeline, "LARGEST", 5_000_000)
+    rows = np.zeros((10, 100_000), np.int64)
+    captured = tf.constant(rows)
+    for dataset in (
+        tf.data.Dataset.from_tensor_slices(rows).batch(2),
+        Range(10).map(lambda i: captured[i]),
+        Range(10).map(lambda i: tf.constant(rows)[i]).prefetch(1),
+    ):
+        assert codes(dataset) == {"TFD822"}
+        with pytest.raises(tfd.errors.NotSerializable, match="the data itself"):
+            dataset.apply(cluster.distribute("off"))
+    assert not serialized
+    made = Range(10).map(lambda i: tf.zeros([100_000], tf.int64))
+    assert codes(made) == set()
+    assert codes(made.apply(cluster.distribute("off"))) == set()
+    assert serialized
 
 
 def test_endless_datasets(cluster: tfd.Cluster) -> None:

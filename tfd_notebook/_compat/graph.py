@@ -96,6 +96,41 @@ def _needed(definition: Any, name: str) -> Any:
     return needed
 
 
+def constant_bytes(dataset: Any) -> int:
+    """Return the bytes of the tensors that the graph of a dataset holds, without making the graph.
+
+    Counts the tensors that the dataset and the functions of its stages refer to; text counts as
+    nothing.
+    """
+    import tensorflow as tf
+
+    sizes: dict[int, int] = {}
+
+    def add(tensor: Any) -> None:
+        count = tensor.shape.num_elements()
+        if count and tensor.dtype not in (tf.string, tf.resource, tf.variant):
+            sizes[id(tensor)] = count * tensor.dtype.size
+
+    todo, known = [dataset], set()
+    while todo:
+        one = todo.pop()
+        if id(one) in known:
+            continue
+        known.add(id(one))
+        todo += one._inputs()
+        for tensor in tf.nest.flatten(list(vars(one).values())):
+            if isinstance(tensor, tf.Tensor):
+                add(tensor)
+        for wrapper in one._functions():
+            function = wrapper.function
+            for tensor in getattr(function, "captured_inputs", ()):
+                add(tensor)
+            for op in function.graph.get_operations():
+                if op.type == "Const":
+                    add(op.outputs[0])
+    return sum(sizes.values())
+
+
 def service_id(dataset: Any) -> str:
     """Return the id under which a dataset that reads through a tf.data service is registered."""
     while not hasattr(dataset, "_dataset_id"):
@@ -107,6 +142,29 @@ def processing_mode(dataset: Any) -> bytes | None:
     """Return how a dataset reads a tf.data service, serialized; None where it reads none itself."""
     mode = getattr(dataset, "_processing_mode", None)
     return None if mode is None else bytes(mode.numpy())
+
+
+def plain_reads(dataset: Any) -> Iterator[Any]:
+    """Give the datasets that read a tf.data service by TensorFlow's own ``distribute``."""
+    if hasattr(dataset, "_tfd_service") or is_traced(dataset):
+        return
+    if processing_mode(dataset) is not None:
+        yield dataset
+    for one in dataset._inputs():
+        yield from plain_reads(one)
+
+
+def transfer_protocol(dataset: Any) -> str:
+    """Return the transfer protocol of a dataset of `plain_reads`, empty for TensorFlow's choice."""
+    for node in _nodes(serialized(dataset)):
+        if node.op.startswith("DataServiceDataset"):
+            return str(node.attr["data_transfer_protocol"].s.decode())
+    return ""
+
+
+def service_address(dataset: Any) -> str:
+    """Return the address of the dispatcher that a dataset of `plain_reads` reads from."""
+    return str(dataset._address.numpy().decode())
 
 
 def ops_of(definition: bytes) -> set[str]:

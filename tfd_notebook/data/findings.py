@@ -14,9 +14,10 @@ from tfd_notebook._compat.stages import READERS, Stage, bytes_of, stages_of
 from tfd_notebook.data import advice, checks, pipeline, verdict
 from tfd_notebook.data.arguments import STATIC, Reading
 from tfd_notebook.data.host import ServiceHost
+from tfd_notebook.data.transfer import check_transfer
 from tfd_notebook.data.using import ServiceUse
 from tfd_notebook.data.watch import check_dataset
-from tfd_notebook.errors import FinishedJob, NotSerializable, TfdError
+from tfd_notebook.errors import FinishedJob, NotSerializable, NoWorkers, TfdError
 from tfd_notebook.findings import Finding, check, kind, listed
 from tfd_notebook.names import variable_of
 
@@ -36,6 +37,12 @@ NEEDS_ADDRESSES = kind(
     "warning",
     "mode that needs worker addresses",
     "a dispatcher that was not given its workers' addresses refuses to read so",
+)
+IN_MEMORY = kind(
+    "TFD816",
+    "error",
+    "data in the memory of another process",
+    "elements are handed over in memory only within one process; a reader in another one waits",
 )
 SINGLE = kind(
     "TFD821",
@@ -191,6 +198,15 @@ def needs_addresses(path: Path) -> Iterator[Finding]:
 
 
 @check("dataset")
+def in_memory(path: Path) -> Iterator[Finding]:
+    """Find in-memory transfer from data workers of other processes."""
+    try:
+        check_transfer(path.dataset)
+    except NoWorkers as error:
+        yield IN_MEMORY.found(error.what, str(error.fix))
+
+
+@check("dataset")
 def single_elements(path: Path) -> Iterator[Finding]:
     """Find splits that are too fine."""
     if path.use is None or path.use.delivery.mode != "DYNAMIC" or path.origin is None:
@@ -212,10 +228,15 @@ def single_elements(path: Path) -> Iterator[Finding]:
 @check("dataset")
 def embedded(path: Path) -> Iterator[Finding]:
     """Find data that is part of the graph."""
-    found = path.examined
-    if path.use is not None and found is not None and found.size > checks.LARGE:
+    if path.origin is None:
+        return
+    size = graph.constant_bytes(path.origin)
+    if path.use is not None and path.examined is not None:
+        size = max(size, path.examined.size)
+    # Without a service the data only takes memory, until it is too large for any service.
+    if size > (pipeline.LARGEST if path.use is None else checks.LARGE):
         yield EMBEDDED.found(
-            f"the dataset's definition has {found.size / 1e6:.0f} MB",
+            f"the dataset's definition has {size / 1e6:.0f} MB",
             "write the data to files and read those, or load it inside of the pipeline",
             _name(path),
         )

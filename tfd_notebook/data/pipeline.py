@@ -76,6 +76,9 @@ def examine(dataset: Any) -> Pipeline:
     """
     import tensorflow as tf
 
+    # TensorFlow would copy the tensors several times before it finds that they are too large.
+    if (held := graph.constant_bytes(dataset)) > LARGEST:
+        raise _too_large(held)
     try:
         serialized = graph.serialized(dataset)
     except (tf.errors.OpError, ValueError, TypeError, RuntimeError) as error:
@@ -84,13 +87,7 @@ def examine(dataset: Any) -> Pipeline:
             fix="make the dataset from files, tensors and functions alone",
         ) from error
     if not 0 < len(serialized) <= LARGEST:
-        size = f"{len(serialized) / 1e9:.1f} GB" if serialized else "more than 2 GB"
-        raise NotSerializable(
-            f"the dataset's definition has {size}, TensorFlow can send at most "
-            f"{LARGEST / 1e9:.1f} GB: the data itself is part of it",
-            fix="write the data to files and read those (tf.data.TFRecordDataset, "
-            "Dataset.save and Dataset.load), or np.load it inside the pipeline",
-        )
+        raise _too_large(len(serialized))
     graph_def = tf.compat.v1.GraphDef.FromString(serialized)
     ops = [node.op for node in graph_def.node if "Dataset" in node.op]
     return Pipeline(
@@ -100,6 +97,16 @@ def examine(dataset: Any) -> Pipeline:
         has_shard_hint=any(_hints(body, tf) for body in _bodies(graph_def)),
         keeps_count=sum(op in _SOURCES for op in ops) == 1
         and all(op in _SOURCES or op in _ONE_TO_ONE for op in ops),
+    )
+
+
+def _too_large(size: int) -> NotSerializable:
+    """Return the error for a definition of `size` bytes, 0 if they are not known."""
+    return NotSerializable(
+        f"the dataset's definition has {f'{size / 1e9:.1f}' if size else 'more than 2'} GB, "
+        f"TensorFlow can send at most {LARGEST / 1e9:.1f} GB: the data itself is part of it",
+        fix="write the data to files and read those (tf.data.TFRecordDataset, "
+        "Dataset.save and Dataset.load), or np.load it inside the pipeline",
     )
 
 

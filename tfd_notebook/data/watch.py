@@ -13,6 +13,7 @@ from tfd_notebook import errors
 from tfd_notebook._compat.meter import Meter, again
 from tfd_notebook.data.consumers import Consumers, DatasetSource
 from tfd_notebook.data.operrors import combine
+from tfd_notebook.data.transfer import check_transfer
 
 
 def watch(
@@ -51,6 +52,7 @@ def watch(
         return dataset
     if isinstance(dataset, compat.WatchedDataset):
         before, dataset = dataset.watcher.before, dataset.bare
+    check_transfer(dataset)
     return compat.WatchedDataset(dataset, _Watcher(consumers, name or "dataset", before))
 
 
@@ -92,6 +94,7 @@ def open_iterator(dataset: Any, consumers: Consumers) -> tuple[Any, Meter]:
     before = None
     if isinstance(dataset, compat.WatchedDataset):
         before, dataset = dataset.watcher.before, dataset.bare
+    check_transfer(dataset)
     iterator = compat.WatchedIterator(dataset, _Unlisted(consumers, before))
     return iterator, iterator.meter
 
