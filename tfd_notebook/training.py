@@ -56,6 +56,9 @@ class Training(Insight):
         --------
         tf.distribute.cluster_resolver.ClusterResolver
         """
+        from tfd_notebook.coordinate import connect
+
+        connect.require()
         from tfd_notebook.resolving.own import OwnResolver
 
         self._must_run()
@@ -92,8 +95,10 @@ class Training(Insight):
         """
         import tensorflow as tf
 
-        from tfd_notebook._compat import connecting
         from tfd_notebook.coordinate import connect
+
+        connect.require()
+        from tfd_notebook._compat import connecting
 
         with self._lock:
             self._must_run()
@@ -137,6 +142,9 @@ class Training(Insight):
         --------
         tf.distribute.coordinator.ClusterCoordinator
         """
+        from tfd_notebook.coordinate import connect
+
+        connect.require()
         from tfd_notebook._compat import connecting
 
         with self._lock:

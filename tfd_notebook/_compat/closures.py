@@ -273,7 +273,7 @@ class WatchedQueue(Waiting):
         self._tell_progress()
 
     def _tell_progress(self) -> None:
-        if self._progress._waiters:  # type: ignore[attr-defined]
+        if getattr(self._progress, "_waiters", True):  # a Python without it may have some
             with self._queue_lock:
                 self._progress.notify_all()
 

@@ -73,11 +73,11 @@ class Held:
                 other._ended.wait(max(0.0, deadline - time.monotonic()))
 
     def _end(self) -> None:
-        resource, self.resource = self.resource, None
+        only, self.resource = [self.resource], None
         deadline = time.monotonic() + _PATIENCE
-        while sys.getrefcount(resource) > _OURS and time.monotonic() < deadline:
+        while _references(only) > _OURS and time.monotonic() < deadline:
             time.sleep(0.01)
-        del resource
+        del only
         self._forget()
 
     def _forget(self) -> None:
@@ -86,12 +86,12 @@ class Held:
         self._ended.set()
 
 
-def _references() -> int:
-    alone = object()
-    return sys.getrefcount(alone)
+def _references(only: list[Any]) -> int:
+    """Return the number of references to the object in a list, as this Python counts them."""
+    return sys.getrefcount(only[0])
 
 
-#: The references to what nobody but a local variable holds.
-_OURS = _references()
+#: The references to an object that only a list holds.
+_OURS = _references([object()])
 #: Those that end and were left early.
 _ending: list[Held] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sysconfig
 from typing import Any
 
 _STOP = "_ZN10tensorflow4data18GrpcDataServerBase4StopEv"
@@ -42,10 +43,27 @@ def stop(server: Any) -> None:
         call()
 
 
+def port_of(server: Any) -> int:
+    """Return the port of a ``DispatchServer`` or ``WorkerServer``."""
+    return int(server._address.rpartition(":")[2])
+
+
+def is_readable(native: Any) -> bool:
+    """Return True if pybind11 keeps the C++ object where `unlocked_stop` reads it.
+
+    Builds without the GIL and other binding generators have another layout.
+    """
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return False
+    return type(type(native)).__name__ == "pybind11_type"
+
+
 def unlocked_stop(native: Any) -> Any:
     """Return a callable that stops the C++ server without the lock, None if there is no way."""
     import tensorflow as tf
 
+    if not is_readable(native):
+        return None
     for name in _LIBRARIES:
         path = os.path.join(tf.sysconfig.get_lib(), name)
         try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import hooks
+from tfd_notebook._compat import ipykernel
 from tfd_notebook.bus import cells, greeting
 
 if TYPE_CHECKING:
@@ -35,14 +36,7 @@ class _Comm:
         self._session: Session | None = None
 
     def send(self, data: dict[str, Any], buffers: list[bytes]) -> None:
-        kernel = self._kernel
-        kernel.session.send(
-            kernel.iopub_socket,
-            "comm_msg",
-            {"comm_id": COMM_ID, "data": data},
-            ident=f"comm-{COMM_ID}".encode(),
-            buffers=buffers,
-        )
+        ipykernel.send_comm_message(self._kernel, COMM_ID, data, buffers)
 
     def serve(self) -> Session:
         """Have panels served from now on."""
@@ -86,12 +80,11 @@ def attach(shell: Any, extra: Callable[[], Mapping[str, Any]]) -> bool:
         Whether it is reached now; not where `shell` belongs to no kernel.
     """
     global _attached
-    kernel = getattr(shell, "kernel", None)
-    manager = getattr(kernel, "comm_manager", None)
-    if manager is None or getattr(kernel, "iopub_socket", None) is None:
+    manager = ipykernel.comm_manager_of(shell)
+    if manager is None:
         return False
     if _attached is None:
-        comm = _Comm(kernel, extra)
+        comm = _Comm(shell.kernel, extra)
         manager.register_comm(comm)
         cells.follow(shell)
         _attached = manager, comm

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from tfd_notebook.errors import StateError
+from tfd_notebook.errors import StateError, Unsupported
 from tfd_notebook.launch import sockets
 
 #: Each connection keeps about 40 MB, 89 threads and a listening port until the process ends.
@@ -20,6 +20,25 @@ _seen: Any = None
 _port: int | None = None
 #: Whether the next connection is counted already.
 _counted = False
+
+
+def require() -> None:
+    """Check that this TensorFlow has the internals that a coordinator uses.
+
+    Raises
+    ------
+    Unsupported
+        It lacks one.
+    """
+    try:
+        from tfd_notebook.coordinate import coordinator  # noqa: F401
+    except (ImportError, AttributeError) as error:
+        import tensorflow as tf
+
+        raise Unsupported(
+            f"TensorFlow {tf.__version__} cannot be coordinated from here: {error}",
+            fix="use TensorFlow 2.15 to 2.21",
+        ) from error
 
 
 def leave_gpus() -> bool:

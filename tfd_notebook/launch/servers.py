@@ -43,7 +43,7 @@ class _DataServer(Server):
     def __init__(self, server: Any) -> None:
         self._server = server
         self._stopping: threading.Thread | None = None
-        self.port = int(server._address.rsplit(":", 1)[1])
+        self.port = compat.port_of(server)
 
     def stop(self, timeout: float | None) -> bool:
         # It does not return while a client iterates, and TensorFlow's own method would keep the

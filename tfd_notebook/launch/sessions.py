@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tfd_notebook._compat import pipes
 from tfd_notebook.errors import LaunchError
 from tfd_notebook.launch import protocol, unixsocket
 from tfd_notebook.version import VERSION
@@ -320,5 +321,5 @@ async def own_pipes(
     # A descriptor that closing really closes.
     sink = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    transport, flow = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sink)
+    transport, flow = await loop.connect_write_pipe(pipes.flow_control, sink)
     return reader, asyncio.StreamWriter(transport, flow, None, loop)

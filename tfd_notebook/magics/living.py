@@ -6,6 +6,7 @@ import keyword
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tfd_notebook._compat import ipykernel
 from tfd_notebook.commands import living as living
 from tfd_notebook.errors import StateError, UnknownName, UsageError
 from tfd_notebook.magics.parsing import nearest
@@ -165,7 +166,7 @@ def evaluate(shell: Any, words: str, kind: str = "a dataset") -> Any:
         It is the name of no variable.
     """
     if words.isidentifier() and words not in shell.user_ns:
-        hidden = getattr(shell, "user_ns_hidden", {})  # what IPython put there itself
+        hidden = ipykernel.hidden_names(shell)  # what IPython put there itself
         variables = [n for n in shell.user_ns if not n.startswith("_") and n not in hidden]
         raise UnknownName(
             f"there is no variable {words!r}",

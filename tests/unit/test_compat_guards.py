@@ -1,0 +1,126 @@
+"""One test per private name of Python, IPython and ipykernel, and what happens without one."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.data.ops import iterator_ops
+from tensorflow.python.eager import context
+from tensorflow.python.ops import gen_dataset_ops, script_ops
+
+from tfd_notebook._compat import ending, ipykernel, parking, pipes, servers
+
+VERSION = f"TensorFlow {tf.__version__}"
+
+
+def test_ipykernel_has_what_the_panel_uses() -> None:
+    from ipykernel.comm.manager import CommManager
+    from ipykernel.kernelbase import Kernel
+
+    assert {"iopub_socket", "session"} <= set(Kernel.class_trait_names())
+    manager = CommManager()
+    sent: list[tuple[Any, ...]] = []
+    session = SimpleNamespace(send=lambda *args, **options: sent.append((args, options)))
+    kernel = SimpleNamespace(comm_manager=manager, iopub_socket="iopub", session=session)
+    assert ipykernel.comm_manager_of(SimpleNamespace(kernel=kernel)) is manager
+    assert ipykernel.comm_manager_of(SimpleNamespace()) is None
+    kernel.iopub_socket = None
+    assert ipykernel.comm_manager_of(SimpleNamespace(kernel=kernel)) is None
+    ipykernel.send_comm_message(kernel, "id", {"a": 1}, [b"b"])
+    (((_, kind, content), options),) = sent
+    assert (kind, content) == ("comm_msg", {"comm_id": "id", "data": {"a": 1}})
+    assert options == {"ident": b"comm-id", "buffers": [b"b"]}
+
+
+def test_ipython_knows_the_names_that_it_made() -> None:
+    from IPython.core.interactiveshell import InteractiveShell
+
+    assert "user_ns_hidden" in InteractiveShell(user_ns={"own": 1}).__dict__
+    assert ipykernel.hidden_names(SimpleNamespace()) == {}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_pipe_is_written_with_flow_control(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not known:
+        monkeypatch.delattr(asyncio.streams, "FlowControlMixin")
+
+    async def drained() -> None:
+        made: Any = pipes.flow_control()
+        made.pause_writing()
+        made.resume_writing()
+        await made._drain_helper()
+
+    asyncio.run(drained())
+
+
+def test_a_condition_knows_its_waiters() -> None:
+    assert isinstance(threading.Condition()._waiters, deque)  # type: ignore[attr-defined]
+
+
+def test_references_to_what_one_list_holds() -> None:
+    only = [object()]
+    assert ending._references(only) == ending._OURS
+    another = only[0]
+    assert ending._references(only) > ending._OURS
+    del another
+    assert ending._references(only) == ending._OURS
+
+
+def test_a_server_is_read_in_a_known_layout_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not servers.is_readable(object())
+    assert servers.unlocked_stop(object()) is None
+    made = tf.data.experimental.service.DispatchServer(start=False)
+    assert servers.is_readable(made._server), VERSION
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: 1)
+    assert not servers.is_readable(made._server)
+    monkeypatch.undo()
+    servers.start(made)
+    assert servers.port_of(made) == int(made.target.rpartition(":")[2])
+    servers.stop(made)
+
+
+def test_operations_pass_the_entry_points() -> None:
+    for name in parking._ENTRY_POINTS:
+        assert callable(getattr(pywrap_tfe, name)), (VERSION, name)
+    assert "TFE_Py_FastPathExecute" in gen_dataset_ops.iterator_get_next.__code__.co_names, VERSION
+    assert iterator_ops.OwnedIterator._next_internal.__name__ == parking._READ
+    assert script_ops.EagerFunc.__call__.__code__.co_filename == parking._CALLBACKS, VERSION
+    assert context.Context.set_server_def is parking._setting
+
+
+#: What another TensorFlow may lack, taken away before anything of ours looks for it.
+LACKING = """
+import tensorflow as tf
+from tensorflow.python.eager import cancellation, context
+import tfd_notebook as tfd
+
+del {name}
+cluster = tfd.Cluster(workers=1, ps=1, start=False)
+for use in (cluster.strategy, cluster.coordinator, lambda: cluster.resolver):
+    try:
+        use()
+        raise AssertionError("it worked")
+    except tfd.errors.Unsupported as error:
+        assert "cannot be coordinated from here" in str(error), error
+        assert {word!r} in str(error), error
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("cancellation.context", "context"), ("context.Context.set_server_def", "set_server_def")],
+)
+def test_a_tensorflow_without_an_internal_is_unsupported(name: str, word: str) -> None:
+    code = LACKING.format(name=name, word=word)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2_000:]
