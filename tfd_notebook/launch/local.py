@@ -19,7 +19,6 @@ from tfd_notebook.errors import LaunchError, TfdError
 from tfd_notebook.launch import interpreter, runtime
 from tfd_notebook.launch.base import ALL_ROLES, Launcher, Node, OnEvent
 from tfd_notebook.launch.client import AgentClient, AgentNode
-from tfd_notebook.launch.supervise import last_lines
 from tfd_notebook.launch.sweep import sweep
 from tfd_notebook.launch.writing import write_to_pipe
 from tfd_notebook.spec import ClusterConfig, Role
@@ -189,9 +188,10 @@ class _LocalAgent:
             self.client.lost("the agent goes on alone")
             return
         status = process.wait()
-        log: tuple[str, ...] = ()
+        log: list[str] = []
         with contextlib.suppress(OSError):  # the agent removes its directory when it ends
-            log = last_lines(self.directory / "agent.log", 3)
+            text = (self.directory / "agent.log").read_text(errors="replace")
+            log = text.splitlines()[-3:]
         runtime.remove(self.directory)
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
         self.client.lost(f"the agent that looks after this host's tasks ended ({how})")
