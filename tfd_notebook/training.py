@@ -350,14 +350,14 @@ class Training(Insight):
 
     def _scale(self, counts: Mapping[Role, int]) -> None:
         """Scale the tasks, and the coordinator that runs with them."""
-        from tfd_notebook._compat import connecting
-        from tfd_notebook.coordinate import connect
-
         coordinator, wanted = self._coordinator, counts.get(Role.WORKER)
         before = len(self._fleet.rows_of(Role.WORKER))
         if coordinator is None or coordinator.stopped or wanted is None or wanted == before:
             self._fleet.scale(counts)
             return
+        from tfd_notebook._compat import connecting
+        from tfd_notebook.coordinate import connect
+
         if wanted < 1:
             raise errors.StateError(
                 "a coordinator needs a worker", fix="coordinator.stop() first, or keep one worker"
