@@ -98,11 +98,13 @@ class Training(Insight):
         from tfd_notebook.coordinate import connect
 
         connect.require()
-        from tfd_notebook._compat import connecting
+        from tfd_notebook._compat import connecting, parking
 
         with self._lock:
             self._must_run()
             self._must_have_servers()
+            with parking.parked():  # refuse before anything changes
+                pass
             self._let_go()
             if self._used and self.policy.recycle:
                 self._recycle()
