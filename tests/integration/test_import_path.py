@@ -87,7 +87,7 @@ async def main():
     port = listener.getsockname()[1]
     way = ["client = yes", f"accept = {port}", "connect = 127.0.0.1:9"]
     config.write_text("\\n".join(["foreground = yes", "pid =", "[way]", *way, ""]))
-    asked = {"config": str(config), "listeners": [listener.fileno()]}
+    asked = {"command": ["stunnel", str(config)], "listeners": [listener.fileno()]}
     variables = {"TFD_OWNER": str(os.getpid()), "TFD_STUNNEL": json.dumps(asked)}
     started = processes.Processes("0123456789ab", directory)
     pid, ended = started.run("stunnel", variables, log, [listener.fileno()])
