@@ -13,9 +13,12 @@ def variable_of(value: object, default: str) -> str:
     Parameters
     ----------
     value : object
+        None is never found: a variable may hold None for any reason.
     default : str
         Returned if no variable holds it.
     """
+    if value is None:
+        return default
     main = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
     # IPython keeps results of cells under names such as _ and _12.
     names = (name for name, held in list(main.items()) if held is value and name[:1] != "_")

@@ -333,6 +333,7 @@ class Training(Insight):
             self._strategy_lost,
             self._monitor.notice,
             self._fleet.bury_lost,
+            self,
         )
         self._strategy, self._coordinator = strategy, coordinator
 

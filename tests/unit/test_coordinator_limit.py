@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -170,6 +171,27 @@ def test_more_workers_are_advised_only_where_they_can_help(clock: Clock) -> None
     assert advised(queued, here).endswith("add workers on other machines")
     assert advised(queued, there, paused=True) == "it is paused now: coordinator.resume()"
     assert advised(idle, there) == "it is idle now: no closure waits or runs"
+
+
+def test_advice_names_the_variables_of_the_user(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Held:
+        """Stands for a cluster or a coordinator: only its variable's name matters here."""
+
+    cluster, coordinator = Held(), Held()
+    queued, main = rounds(clock, queued=50), sys.modules["__main__"]
+
+    def advised(paused: bool = False) -> str:
+        known: dict[str, Any] = {"paused": paused, "cluster": cluster, "coordinator": coordinator}
+        return judge(queued, 2, 0, 0.0, tasks(0.0), **known).advice
+
+    assert advised() == "add workers: cluster.scale(workers=3)"
+    assert advised(paused=True) == "it is paused now: coordinator.resume()"
+    monkeypatch.setattr(main, "training", cluster, raising=False)
+    monkeypatch.setattr(main, "steps", coordinator, raising=False)
+    assert advised() == "add workers: training.scale(workers=3)"
+    assert advised(paused=True) == "it is paused now: steps.resume()"
 
 
 def test_no_kind_is_left_out() -> None:

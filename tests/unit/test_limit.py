@@ -435,6 +435,16 @@ class TestAdvice:
         assert worker_limit("data_worker:0", busy).advice == "cluster.scale(data_workers=2)"
         assert worker_limit("data_worker:0", busy, saturated=True).advice.startswith("all cores")
 
+    def test_a_variable_without_a_value_does_not_hold_the_cluster(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Host:
+            """Stands for a cluster that has ended."""
+
+        delivery = Delivery(weakref.ref(Host()), -1, "OFF", None)  # type: ignore[arg-type]
+        monkeypatch.setattr(sys.modules["__main__"], "empty", None, raising=False)
+        assert advise(Verdict("workers", 0.9), 2, delivery) == "cluster.scale(data_workers=3)"
+
 
 class TestForecast:
     def ask(self, **changes: object) -> list:

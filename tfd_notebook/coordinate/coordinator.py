@@ -96,6 +96,7 @@ class Coordinator(closures.ClusterCoordinator):
         self._lost = False
         self._tell: Callable[[str, str], None] = lambda severity, what: None
         self._bury_lost: Callable[[], None] = lambda: None
+        self._owner: object = None
         self._look = Look(self._store)
         #: Whether every transition is seen; otherwise only what can be told from outside.
         self.full = version.recognised()
@@ -131,13 +132,16 @@ class Coordinator(closures.ClusterCoordinator):
         on_ps_lost: Callable[[str], None],
         tell: Callable[[str, str], None],
         bury_lost: Callable[[], None],
+        cluster: object = None,
     ) -> None:
         """Note the cluster: its tasks, its variables' bytes, whom to tell of what happens.
 
         `bury_lost` has the addresses of tasks that were given up answer that they are gone.
+        Advice names the variable that holds `cluster`.
         """
         self._tasks, self._ps_bytes, self._on_ps_lost = tasks, ps_bytes, on_ps_lost
         self._tell, self._bury_lost = tell, bury_lost
+        self._owner = cluster
 
     # TensorFlow's
 
@@ -419,6 +423,8 @@ class Coordinator(closures.ClusterCoordinator):
             self._ps_bytes(),
             queue.reads_input,
             bool(self.paused),
+            self._owner,
+            self,
         )
 
     def row(self, tasks: Sequence[TaskRow] | None = None) -> CoordinatorRow:

@@ -12,6 +12,7 @@ from tfd_notebook.closures.store import READY, Columns, Store
 from tfd_notebook.data.using import processors
 from tfd_notebook.data.verdict import is_busy
 from tfd_notebook.limit import Limit
+from tfd_notebook.names import variable_of
 from tfd_notebook.snapshot import TaskRow
 from tfd_notebook.spec import Role
 
@@ -60,6 +61,8 @@ def judge(
     ps_bytes: Mapping[str, int] | None = None,
     reads_input: bool | Collection[str] = False,
     paused: bool = False,
+    cluster: object = None,
+    coordinator: object = None,
 ) -> Limit:
     """Return what limits a coordinator.
 
@@ -80,6 +83,8 @@ def judge(
         Whether closures read from datasets on the workers, or which functions' closures do.
     paused : bool
         Whether the coordinator is paused. Default false.
+    cluster, coordinator : object, optional
+        Advice names the user's variables that hold them. Default ``cluster`` and ``coordinator``.
     """
     # Of many that are queued, those that have run come before.
     seen = store.columns(_LATEST, ended=True)
@@ -133,14 +138,16 @@ def judge(
     if found.kind != "compute":
         return found
     if paused:
-        return replace(found, advice="it is paused now: coordinator.resume()")
+        name = variable_of(coordinator, "coordinator")
+        return replace(found, advice=f"it is paused now: {name}.resume()")
     if not any(store.unfinished()):
         return replace(found, advice="it is idle now: no closure waits or runs")
     here = [row for row in tasks if row.host in _LOCAL]
     used = sum(row.cpu_percent or 0.0 for row in here) / 100
     if here and len(here) == len(tasks) and is_busy(used, processors()):
         return replace(found, advice=_NO_CORES)
-    return replace(found, advice=f"add workers: cluster.scale(workers={workers + 1})")
+    name = variable_of(cluster, "cluster")
+    return replace(found, advice=f"add workers: {name}.scale(workers={workers + 1})")
 
 
 def _while_running(
