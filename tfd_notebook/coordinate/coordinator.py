@@ -414,18 +414,9 @@ class Coordinator(closures.ClusterCoordinator):
         queue = self._queue
         if queue is None:
             return NOTHING
-        return judge(
-            self._store,
-            len(self._workers),
-            queue.fetch_waits,
-            queue.fetch_seconds,
-            tasks,
-            self._ps_bytes(),
-            queue.reads_input,
-            bool(self.paused),
-            self._owner,
-            self,
-        )
+        closures_run = self._store, len(self._workers), queue.fetch_waits, queue.fetch_seconds
+        surroundings = tasks, self._ps_bytes(), queue.reads_input, bool(self.paused)
+        return judge(*closures_run, *surroundings, cluster=self._owner, coordinator=self)
 
     def row(self, tasks: Sequence[TaskRow] | None = None) -> CoordinatorRow:
         """Return the coordinator as it is now, for a snapshot.
