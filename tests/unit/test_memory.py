@@ -1,12 +1,14 @@
-"""The memory limits of control groups, as versions 1 and 2 lay out their files."""
+"""The limits of control groups for memory and CPU, as versions 1 and 2 lay out their files."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tfd_notebook.launch import memory
+from tfd_notebook.data.using import processors
+from tfd_notebook.launch import cgroups, memory
 
 FILES = {
     2: ("", "memory.max", "memory.peak", "memory.events", "0::"),
@@ -37,6 +39,31 @@ class Tree:
         values = (nothing if limit is None else limit, peak, f"low 0\noom_kill {kills}")
         for name, value in zip(self.names, values, strict=True):
             (self.top / group / name).write_text(f"{value}\n")
+
+    def allow(self, group: str, cores: float | None, used: float = 0.0) -> None:
+        """Write the CPU quota of a group and the CPU seconds that it used."""
+        cpu, accounting = ("", "") if self.version == 2 else ("cpu", "cpuacct")
+        quota = None if cores is None else int(cores * 100_000)
+        if self.version == 2:
+            files = {
+                "cpu.max": f"{'max' if quota is None else quota} 100000",
+                "cpu.stat": f"usage_usec {int(used * 1e6)}\nuser_usec 0",
+            }
+        else:
+            files = {
+                "cpu.cfs_quota_us": str(-1 if quota is None else quota),
+                "cpu.cfs_period_us": "100000",
+                "cpuacct.usage": str(int(used * 1e9)),
+            }
+        for name, text in files.items():
+            place = accounting if name.startswith("cpuacct") else cpu
+            path = self.root / place / group / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n")
+
+    @property
+    def file(self) -> Path:
+        return self.proc / "7" / "cgroup"
 
     def groups(self) -> tuple[memory.Group, ...]:
         return memory.groups(7, self.root, self.proc)
@@ -80,3 +107,60 @@ def test_a_task_that_ended_for_another_reason(tree: Tree) -> None:
 
 def test_a_process_that_has_ended(tree: Tree) -> None:
     assert memory.groups(8, tree.root, tree.proc) == ()
+
+
+@pytest.fixture
+def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in for a host with many cores: the quotas must be below their number."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+
+
+@pytest.mark.usefixtures("_eight_cores")
+class TestCores:
+    @pytest.mark.parametrize(
+        ("task", "job", "top", "cores"),
+        [
+            (2.0, None, None, 2),
+            (4.0, 3.0, None, 3),
+            (3.0, 4.0, None, 3),
+            (None, None, 2.0, 2),
+            (1.5, None, None, 2),
+            (0.25, None, None, 1),
+        ],
+    )
+    def test_the_smallest_quota_limits_the_cores(
+        self, tree: Tree, task: float | None, job: float | None, top: float | None, cores: int
+    ) -> None:
+        for group, quota in (("job/task", task), ("job", job), (".", top)):
+            tree.allow(group, quota)
+        assert processors(tree.file, tree.root) == cores
+
+    def test_without_a_smaller_quota_all_cores_count(self, tree: Tree) -> None:
+        assert processors(tree.file, tree.root) == 8
+        tree.allow("job/task", None)
+        tree.allow("job", 16.0)
+        assert processors(tree.file, tree.root) == 8
+        assert processors(tree.proc / "8" / "cgroup", tree.root) == 8
+
+    def test_the_quota_of_another_group_does_not_count(self, tree: Tree) -> None:
+        tree.allow("job/other", 1.0)
+        assert processors(tree.file, tree.root) == 8
+
+    def test_a_used_quota_makes_the_cores_busy(self, tree: Tree) -> None:
+        def read() -> dict[cgroups.Quota, float]:
+            return {one: one.used() for one in cgroups.quotas(tree.file, tree.root)}
+
+        tree.allow("job/task", 4.0, used=10.0)
+        tree.allow("job", 2.0, used=50.0)
+        before = read()
+        assert cgroups.share(before, read(), 5.0) == 0.0
+        tree.allow("job/task", 4.0, used=12.0)
+        tree.allow("job", 2.0, used=59.0)
+        assert cgroups.share(before, read(), 5.0) == pytest.approx(0.9)
+        tree.allow("job", 2.0, used=99.0)
+        assert cgroups.share(before, read(), 5.0) == 1.0
+
+    def test_without_a_quota_no_share_is_used(self, tree: Tree) -> None:
+        tree.allow("job/task", None, used=10.0)
+        assert cgroups.quotas(tree.file, tree.root) == ()
+        assert cgroups.share({}, {}, 5.0) == 0.0

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from tfd_notebook._compat.stages import Splits, stages_of
+from tfd_notebook.launch.cgroups import MINE, ROOT, Quota, quotas, share
 from tfd_notebook.snapshot import TaskRow
 from tfd_notebook.spec import Role
 
@@ -19,18 +22,34 @@ if TYPE_CHECKING:
     from tfd_notebook.data.host import ServiceHost
 
 
-def processors() -> int:
-    """Return how many processors this process may use."""
+def processors(file: Path = MINE, root: Path = ROOT) -> int:
+    """Return the number of cores that this process may use.
+
+    The CPU affinity and the CPU quotas of its control groups limit it.
+
+    Parameters
+    ----------
+    file : Path
+        The control groups of this process, as `tfd_notebook.launch.cgroups.quotas` reads them.
+    root : Path
+    """
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    quota = min((one.cores for one in quotas(file, root)), default=float("inf"))
+    return min(count, math.ceil(quota)) if math.isfinite(quota) else count
 
 
 class Machine:
-    """Samples how many of the cores that this process may use are busy, with any process."""
+    """Samples how many of the cores that this process may use are busy, with any process.
+
+    The cores are busy, too, if a control group of this process has used its CPU quota.
+    """
 
     def __init__(self) -> None:
         self._before = self._times()
+        self._at, self._used = time.perf_counter(), self._quotas()
         self._busy = 0.0
 
     def busy(self) -> float:
@@ -38,10 +57,15 @@ class Machine:
         idle, total = self._times()
         passed = total - self._before[1]
         if passed > 0.1:
-            share = 1 - (idle - self._before[0]) / passed
-            self._busy = share * processors()
-            self._before = idle, total
+            now, used = time.perf_counter(), self._quotas()
+            of_cores = 1 - (idle - self._before[0]) / passed
+            self._busy = max(of_cores, share(self._used, used, now - self._at)) * processors()
+            self._before, self._at, self._used = (idle, total), now, used
         return self._busy
+
+    @staticmethod
+    def _quotas() -> dict[Quota, float]:
+        return {quota: quota.used() for quota in quotas()}
 
     @staticmethod
     def _times() -> tuple[float, float]:

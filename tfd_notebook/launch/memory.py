@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_ROOT = Path("/sys/fs/cgroup")
-_PROC = Path("/proc")
-_MINE = _PROC / "self/cgroup"
+from tfd_notebook.launch.cgroups import MINE, PROC, ROOT, directories
+
 #: A limit of version 1 above this is none.
 _NONE = 1 << 60
 
 
 @dataclass(frozen=True)
 class _Version:
-    """Where a version of control groups keeps the limit of memory, its use, and for what.
+    """The files of a version of control groups for memory.
 
     Cached files are let go of when somebody needs memory, and therefore no use of it.
     """
 
-    directory: str
     limit: str
     used: str
     cached: str
@@ -31,11 +29,8 @@ class _Version:
 
 
 _VERSIONS = {
-    "": _Version(
-        "", "memory.max", "memory.current", "inactive_file", "memory.peak", "memory.events"
-    ),
+    "": _Version("memory.max", "memory.current", "inactive_file", "memory.peak", "memory.events"),
     "memory": _Version(
-        "memory",
         "memory.limit_in_bytes",
         "memory.usage_in_bytes",
         "total_inactive_file",
@@ -75,21 +70,13 @@ class Group:
     kills: int
 
 
-def groups(pid: int | str = "self", root: Path = _ROOT, proc: Path = _PROC) -> tuple[Group, ...]:
+def groups(pid: int | str = "self", root: Path = ROOT, proc: Path = PROC) -> tuple[Group, ...]:
     """Return the control groups of a process, the innermost first; none if it has ended."""
-    try:
-        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
-    except OSError:
-        return ()
     found = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        # Several controllers of version 1 may share one hierarchy.
-        names = [name for name in controllers.split(",") if name in _VERSIONS]
-        for version in map(_VERSIONS.__getitem__, names):
-            for group in _up(root / version.directory, path):
-                with contextlib.suppress(OSError, ValueError):
-                    found.append(_read(group, version))
+    with contextlib.suppress(OSError):
+        for version, group in directories(proc / str(pid) / "cgroup", "memory", root):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(_read(group, _VERSIONS[version]))
     return tuple(found)
 
 
@@ -102,7 +89,7 @@ def _read(group: Path, version: _Version) -> Group:
     return Group(group, limit, used, int(stat.get("oom_kill", 0)))
 
 
-def reached(before: Sequence[Group], root: Path = _ROOT) -> str:
+def reached(before: Sequence[Group], root: Path = ROOT) -> str:
     """Return which memory limit ended a process of the groups `before`; empty if none did.
 
     Parameters
@@ -139,45 +126,27 @@ def is_reason(reason: str) -> bool:
     return _REACHED in reason or _TOO_MUCH in reason
 
 
-def of_group(root: Path = _ROOT, mine: Path = _MINE) -> tuple[int, int] | None:
+def of_group(root: Path = ROOT, mine: Path = MINE) -> tuple[int, int] | None:
     """Return limit and use in bytes of the control group that leaves this process least.
 
     That is a container, a job of Slurm, a unit of systemd, or any group around them; None without a
     limit.
     """
+    found = []
     with contextlib.suppress(OSError):
-        found = [
-            one
-            for line in mine.read_text().splitlines()
-            for _, controllers, path in (line.split(":", 2),)
-            if controllers in _VERSIONS
-            for one in _around(root / _VERSIONS[controllers].directory, path, controllers)
-        ]
-        return min(found, key=lambda one: one[0] - one[1], default=None)
-    return None
+        for name, group in directories(mine, "memory", root):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(_room(group, _VERSIONS[name]))
+    limited = (one for one in found if one[0] < _NONE)
+    return min(limited, key=lambda one: one[0] - one[1], default=None)
 
 
-def _around(root: Path, path: str, controllers: str) -> Iterator[tuple[int, int]]:
-    """Give the limits of a group and of those around it, as far as they are seen from here."""
-    version = _VERSIONS[controllers]
-    for group in _up(root, path):
-        with contextlib.suppress(OSError, ValueError):
-            limit, used = (
-                int((group / name).read_text()) for name in (version.limit, version.used)
-            )
-            lines = (group / "memory.stat").read_text().splitlines()
-            stat = dict(line.split(" ", 1) for line in lines)
-            if limit < _NONE:
-                yield limit, used - int(stat.get(version.cached, 0))
-
-
-def _up(root: Path, path: str) -> Iterator[Path]:
-    """Give a group and those around it, up to the one that is mounted at `root`."""
-    own = root / path.strip("/")
-    for group in (own, *own.parents):
-        yield group
-        if group == root:
-            return
+def _room(group: Path, version: _Version) -> tuple[int, int]:
+    """Return the limit of a group and its use, without cached files."""
+    limit, used = (int((group / name).read_text()) for name in (version.limit, version.used))
+    lines = (group / "memory.stat").read_text().splitlines()
+    stat = dict(line.split(" ", 1) for line in lines)
+    return limit, used - int(stat.get(version.cached, 0))
 
 
 def of_process() -> int | None:
