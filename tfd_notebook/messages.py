@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from tfd_notebook import spec
+from tfd_notebook.errors import UsageError
 from tfd_notebook.snapshot import SPARK_PHASES
-from tfd_notebook.spec import Role, TaskState
+from tfd_notebook.spec import MAX_TASKS_PER_ROLE, Policy, Role, TaskState
 from tfd_notebook.validation import (
     Check,
     address,
@@ -14,6 +16,7 @@ from tfd_notebook.validation import (
     cluster_name,
     either,
     file_path,
+    from_json,
     integer,
     invalid,
     ip_address,
@@ -100,6 +103,121 @@ EVENTS: dict[str, Check] = {
     "stays": record({"event": one_of("stays")}),
 }
 
+# The description of a detached cluster, which an agent stores for the next attach
+
+_role = one_of(*(str(role) for role in Role))
+_role_counts = mapping(_role, integer(0, MAX_TASKS_PER_ROLE))
+_gpu_indices = listing(integer(0, 1023), 1024)
+_launcher_name = matching(re.compile(r"[A-Za-z][\w.-]{0,63}", re.ASCII), "the name of a launcher")
+_field_name = matching(re.compile(r"[a-z][a-z0-9_]{0,99}", re.ASCII), "the name of a field")
+_server_fields = mapping(_field_name, either(boolean, number, listing(text), optional(text)), 100)
+
+
+def _server_config(value: Any, path: str) -> dict[str, Any]:
+    """Return the fields of a ``DispatcherConfig`` or ``WorkerConfig``."""
+    made: dict[str, Any] = _server_fields(value, path)
+    one_of(spec.PROTOCOL)(made.get("protocol"), f"{path}.protocol")
+    return made
+
+
+_config_fields = record(
+    {
+        "name": cluster_name,
+        "launcher": _launcher_name,
+        "counts": _role_counts,
+        "policy": lambda value, path: vars(from_json(Policy, value, path)),
+        "service": record(
+            {
+                "port": integer(0, 65535),
+                "fault_tolerant": boolean,
+                "work_dir": optional(text),
+                "dispatcher_config": optional(_server_config),
+                "worker_config": optional(_server_config),
+            }
+        ),
+        "env": mapping(text, one_of("")),
+        "preload": listing(text),
+        "allow": listing(text),
+        "options": mapping(text, json_value),
+        "gpus": either(
+            one_of("auto"),
+            _gpu_indices,
+            mapping(one_of("worker", "evaluator"), integer(0, MAX_TASKS_PER_ROLE)),
+        ),
+    }
+)
+
+
+def _config(value: Any, path: str) -> dict[str, Any]:
+    """Return a cluster's packed specification, which `spec.unpack` accepts."""
+    try:
+        made: dict[str, Any] = _config_fields(value, path)
+        spec.unpack(made)
+    except (UsageError, ValueError) as error:
+        # A value out of its range, or a keyword of Python as the name of a field.
+        raise invalid(path, str(error), "the specification of a cluster") from None
+    return made
+
+
+_task_address = either(one_of(""), address)
+_description = record(
+    {
+        "config": _config,
+        "fleet": record(
+            {
+                "counts": _role_counts,
+                "deal": record(
+                    {
+                        "each": integer(0, 1024),
+                        "shares": listing(
+                            record(
+                                {
+                                    "on": text,
+                                    "workers": _gpu_indices,
+                                    "evaluator": _gpu_indices,
+                                    "left": _gpu_indices,
+                                }
+                            )
+                        ),
+                    }
+                ),
+                "static": listing(_task_address),
+                "removed": listing(_task_address),
+                "work_dir": optional(text),
+            }
+        ),
+        "used": boolean,
+        "pid": pid,
+        "since": number,
+    }
+)
+
+
+def description(value: Any, path: str) -> dict[str, Any]:
+    """Return the description of a detached cluster; it is empty before the cluster is detached."""
+    made: dict[str, Any] = {} if value == {} else _description(value, path)
+    return made
+
+
+_listed_fields = record(
+    {
+        "name": cluster_name,
+        "lease": optional(number),
+        "about": description,
+        "tasks": listing(one_of(*(str(state) for state in TaskState))),
+        "heard": boolean,
+    }
+)
+
+
+def _listed(value: Any, path: str) -> dict[str, Any]:
+    """Return a cluster as an agent lists it."""
+    made: dict[str, Any] = _listed_fields(value, path)
+    if made["about"]:
+        one_of(made["name"])(made["about"]["config"]["name"], f"{path}.about.config.name")
+    return made
+
+
 _tunnels = record({"port": port, "name": tunnel_name, "trust": listing(output, 100)})
 #: The value of each reply of an agent, or of the process of ssh, by the request's name.
 REPLIES: dict[str, Check] = {
@@ -124,7 +242,7 @@ REPLIES: dict[str, Check] = {
     ),
     "adopt": record(
         {
-            "about": json_value,
+            "about": description,
             "directory": file_path,
             "lease": optional(number),
             "left": optional(number),
@@ -132,17 +250,7 @@ REPLIES: dict[str, Check] = {
         }
     ),
     "certify_tunnels": _tunnels,
-    "clusters": listing(
-        record(
-            {
-                "name": cluster_name,
-                "lease": optional(number),
-                "about": json_value,
-                "tasks": listing(one_of(*(str(state) for state in TaskState))),
-                "heard": boolean,
-            }
-        )
-    ),
+    "clusters": listing(_listed),
     "connect": text,
     "gpus": record(
         {"gpus": listing(record({**_gpu, "uuid": text}), 1024), "why": text, "hidden": boolean}

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import threading
+from collections import namedtuple
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -18,12 +19,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tfd_notebook import errors, messages, validation, views
+from tfd_notebook import attaching, errors, messages, spec, validation, views
 from tfd_notebook.bus import PROTOCOL
 from tfd_notebook.bus.reader import Reader
 from tfd_notebook.data.consumers import Consumers
+from tfd_notebook.dealing import Deal, Share
+from tfd_notebook.fleet import Fleet
 from tfd_notebook.launch import protocol, tls
-from tfd_notebook.launch.client import AgentClient
+from tfd_notebook.launch.client import AgentClient, AgentNode
+from tfd_notebook.launch.fake import Fake
 from tfd_notebook.launch.greeting import read_greeting
 from tfd_notebook.launch.host import identity, tensorflow_version
 from tfd_notebook.launch.journal_copy import JournalCopy
@@ -35,7 +39,7 @@ from tfd_notebook.launch.requests import Requests
 from tfd_notebook.launch.stunnel import TunnelEnd
 from tfd_notebook.monitor import Monitor
 from tfd_notebook.snapshot import GpuRow, Snapshot
-from tfd_notebook.spec import ClusterConfig
+from tfd_notebook.spec import ClusterConfig, Policy, Role, Service
 from tfd_notebook.version import VERSION
 
 JOURNAL = "tf_data_dispatcher_journal/journal_0"
@@ -68,10 +72,25 @@ EVENTS: tuple[dict[str, Any], ...] = (
     {"event": "stays"},
     {"event": "failed", "reason": "r"},
 )  # fmt: skip
-ADOPT = {"about": {"a": [1]}, "directory": "/d", "lease": 9.5, "left": None, "tasks": [TASK]}
+DISPATCHER_CONFIG = namedtuple(
+    "DispatcherConfig", "port protocol worker_addresses job_gc_timeout_ms"
+)
+ABOUT = json.loads(json.dumps({
+    "config": spec.pack(ClusterConfig(
+        "c", "ssh", {Role.WORKER: 1, Role.DATA_WORKER: 0}, Policy(time_limit=60, minimum=0),
+        Service(work_dir="/d", dispatcher_config=DISPATCHER_CONFIG(0, "grpc", ["a:1"], None)),
+        {"TOKEN": ""}, ("numpy",), ("10.0.0.0/8",), {"hosts": ["one"], "place": {}},
+        {"worker": 1},
+    )),
+    "fleet": {"counts": {"worker": 1}, "deal": Deal(1, (Share(" on one", (0,)),)).pack(),
+              "static": ["10.0.0.5:4001"], "removed": ["10.0.0.5:4002"], "work_dir": "/d"},
+    "used": False, "pid": 5, "since": 1.5,
+}))  # fmt: skip
+ADOPT = {"about": ABOUT, "directory": "/d", "lease": 9.5, "left": None, "tasks": [TASK]}
 REPLIES: dict[str, Any] = {
     "adopt": ADOPT,
-    "clusters": [{"name": "c", "lease": None, "about": {}, "tasks": ["ready"], "heard": True}],
+    "clusters": [{"name": "c", "lease": None, "about": ABOUT, "tasks": ["ready"], "heard": True},
+                 {"name": "d", "lease": 5.0, "about": {}, "tasks": ["ready"], "heard": True}],
     "gpus": {"gpus": [{"index": 0, "name": "H100", "uuid": "u", "memory": 8}], "why": "",
              "hidden": False},
     "hold": {"worker:0": "localhost:4000"},
@@ -196,6 +215,62 @@ def test_a_spoilt_reply_ends_the_session_or_fits_its_request(seed: int) -> None:
         elif waiting.done():
             assert isinstance(waiting.exception(), errors.TfdError)
     assert refused > 30
+
+
+def use_description(about: dict[str, Any]) -> None:
+    """Do with a description what `tfd.attach` and the list of clusters do."""
+    config = spec.unpack(about["config"])
+    monitor = monitored(config)
+    client = AgentClient("agent", HOST, lambda line: None)
+    fleet = Fleet(config, Fake(), monitor)
+    fleet.adopt(AgentNode(client, config.name, "/d"), about["fleet"], [TASK])
+    monitor.snapshot()
+    json.dumps(fleet.about(), allow_nan=False)
+    said = {"name": config.name, "about": about, "lease": 5.0, "tasks": ["ready"]}
+    json.dumps(attaching._brief(said, 5), allow_nan=False)
+
+
+def test_a_whole_description_is_used() -> None:
+    use_description(messages.description(ABOUT, "about"))
+    assert messages.description({}, "about") == {}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_spoilt_description_is_refused_or_can_be_used(seed: int) -> None:
+    chance = random.Random(seed)
+    refused = 0
+    for _ in range(150):
+        try:
+            about = messages.description(spoilt(ABOUT, chance), "about")
+        except errors.InvalidMessage:
+            refused += 1
+        else:
+            if about:
+                use_description(about)
+    assert refused > 30
+
+
+@pytest.mark.parametrize("change", [
+    {"launcher": "../../x"}, {"launcher": "ssh\n"}, {"allow": ["0.0.0.0/0 "]}, {"allow": "::/0"},
+    {"name": "../c"}, {"counts": {"worker": 10**9}}, {"counts": {"cook": 1}},
+    {"options": []}, {"env": {"A=B": "x"}}, {"env": {"A": 5}}, {"gpus": {"ps": 1}}, {"gpus": "all"},
+    {"policy": {"on_hang": "explode"}}, {"policy": {"hang_seconds": "1"}}, {"policy": {"x": 1}},
+    {"service": {}}, {"service": {**ABOUT["config"]["service"], "port": -1}},
+    {"service": {**ABOUT["config"]["service"], "dispatcher_config": {"class": 1}}},
+    {"service": {**ABOUT["config"]["service"], "dispatcher_config": {"_x": 1, "protocol": "grpc"}}},
+    {"service": {**ABOUT["config"]["service"], "worker_config": {"port": 1}}},
+    {"service": {**ABOUT["config"]["service"], "worker_config": {"protocol": "http"}}},
+])  # fmt: skip
+def test_a_specification_from_another_host_is_checked(change: dict[str, Any]) -> None:
+    about = {**ABOUT, "config": {**ABOUT["config"], **change}}
+    with pytest.raises(errors.InvalidMessage, match=r"about\.config"):
+        messages.description(about, "about")
+
+
+def test_a_cluster_is_described_under_its_own_name() -> None:
+    other = {"name": "other", "lease": None, "about": ABOUT, "tasks": [], "heard": True}
+    with pytest.raises(errors.InvalidMessage, match=r"config\.name 'c': expected other"):
+        messages.reply_value("clusters", [other])
 
 
 @pytest.mark.parametrize("body", [[], "x", 5, None, [[1]], {}, {"re": []}, {"event": []},
