@@ -130,17 +130,27 @@ def attach(
     living = here.clusters().get(name)
     if living is not None and living.detached and agent is None:
         return living
-    reached = find(name, agent).reach()
+    where = find(name, agent)
+    reached = where.reach()
     try:
         about = next((one["about"] for one in reached.clusters() if one["name"] == name), None)
         if not about:
             raise errors.UnknownName(f"cluster {name!r} has just ended", fix="tfd.clusters()")
+        if isinstance(where, Away):
+            # A compromised host must not choose what runs or is opened on this one.
+            about = where.about
+            if not about:
+                raise errors.StateError(
+                    f"attach to cluster {name!r} failed: {where.path} does not describe it",
+                    fix="detach it again in the process that holds it",
+                )
         config = spec.unpack(about["config"])
-        made = Cluster._attached(
-            config,
-            base.launcher(config.launcher, config.options),
-            lambda one: reached.adopt(config, one._monitor.take),
-        )
+
+        def adopt(one: Cluster) -> tuple[base.Node, Mapping[str, Any]]:
+            node, found = reached.adopt(config, one._monitor.take)
+            return node, {**found, "about": about} if isinstance(where, Away) else found
+
+        made = Cluster._attached(config, base.launcher(config.launcher, config.options), adopt)
     except BaseException:
         reached.close()
         raise

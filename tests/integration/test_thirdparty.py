@@ -17,6 +17,7 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.launch import base
+from tfd_notebook.launch.away import away
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
 
@@ -103,3 +104,29 @@ def test_what_it_raises_is_told_as_it_is() -> None:
     with pytest.raises(errors.LaunchError, match="/nowhere/nice"):
         tfd.Cluster(data_workers=1, name="nowhere", launcher=made)
     assert "nowhere" not in tfd.clusters()
+
+
+def test_a_host_does_not_choose_what_an_attach_starts(cluster: tfd.Cluster) -> None:
+    """An attach takes the specification from this host, whatever the agent stores."""
+    config, options = cluster.config, base.launcher("command", cluster.config.options).options
+    cluster.detach(1.0)
+    (node,) = cluster._fleet._node.nodes  # type: ignore[union-attr]
+    (known,) = away()
+    try:
+        stored = known.about["config"]
+        changed = {"launcher": "command", "options": {"commands": ["touch /tmp/evil"]},
+                   "allow": ["0.0.0.0/0"], "env": {"LD_PRELOAD": ""}}  # fmt: skip
+        node.request("describe", about={**known.about, "config": {**stored, **changed}})
+        cluster.leave()
+        attached = tfd.attach("elsewhere", connect=False)
+        assert attached.config == config
+        assert attached._fleet._launcher.options == options
+        assert attached.state == "ready"
+        (node,) = attached._fleet._node.nodes
+        node.request("describe", about={"config": {"launcher": "x"}})
+        attached.leave()
+        with pytest.raises(errors.TfdError, match=r"(?s)nice.*not valid.*about\.config"):
+            tfd.attach("elsewhere", connect=False)
+    finally:
+        known.reach().end("elsewhere")  # type: ignore[attr-defined]
+        known.path.unlink(missing_ok=True)

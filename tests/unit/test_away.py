@@ -7,19 +7,31 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests._waiting import until
-from tfd_notebook import attaching, errors, views
+from tfd_notebook import attaching, errors, spec, views
+from tfd_notebook.dealing import Deal
 from tfd_notebook.launch import base, detached, sweep
 from tfd_notebook.launch.away import Record, away
+from tfd_notebook.spec import ClusterConfig, Role
 
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / "run"))
     return tmp_path / "run"
+
+
+def about(workers: int) -> dict[str, Any]:
+    """Return the description of a cluster of `workers` data workers and a dispatcher."""
+    counts = {"dispatcher": 1, "data_worker": workers}
+    config = ClusterConfig("training", "ssh", {Role(role): n for role, n in counts.items()})
+    fleet = {"counts": counts, "deal": Deal().pack(), "static": [], "removed": [], "work_dir": None}
+    made = {"config": spec.pack(config), "fleet": fleet, "used": False, "pid": 5, "since": 1.5}
+    return dict(json.loads(json.dumps(made)))
 
 
 @pytest.fixture
@@ -29,14 +41,15 @@ def record() -> Record:
 
 
 def test_it_is_there_while_the_cluster_stays(record: Record, directory: Path) -> None:
-    record.plan(3)
+    record.describe(about(2))
     assert not away(), "a cluster without a lease ends with its kernel"
     record.keep(100)
-    record.plan(4)
+    record.describe(about(3))
     (found,) = away()
     assert (found.name, found.planned, found.pid) == ("training", 4, None)
     assert 0 < found.lease - time.time() <= 100
     assert (found.launcher, found.agents) == ("ssh", ("a1", "b2"))
+    assert found.about == about(3)
     assert found.options["hosts"] == ["ada@one", "ada@two"]
     (file,) = directory.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
@@ -46,6 +59,21 @@ def test_it_is_there_while_the_cluster_stays(record: Record, directory: Path) ->
     record.forget()
     assert not away()
     assert not list(directory.iterdir())
+
+
+def test_processes_that_hold_one_cluster_keep_one_record(record: Record) -> None:
+    record.keep(100)
+    record.describe(about(2))
+    other = Record("training", "ssh", {}, ["a1", "b2"])
+    other.describe(about(5))
+    record.keep(1000)
+    (found,) = away()
+    assert (found.about, found.planned) == (about(5), 6)
+    assert found.lease - time.time() > 900
+    other.describe(about(6))
+    assert away()[0].lease == pytest.approx(found.lease, abs=1)
+    other.keep(500)
+    assert away()[0].about == about(6)
 
 
 def test_one_whose_lease_is_over_goes(record: Record, directory: Path) -> None:
@@ -87,9 +115,18 @@ def test_a_file_that_says_nothing_of_the_kind_hides_no_other(
     assert [one.name for one in away()] == ["training"]
 
 
+@pytest.mark.parametrize("change", [{"config": {}}, {"fleet": {"counts": {}}}, {"x": 1}])
+def test_a_record_with_a_malformed_description_is_ignored(
+    record: Record, change: dict[str, Any]
+) -> None:
+    record.keep(100)
+    record.describe({**about(2), **change})
+    assert away() == []
+
+
 def test_a_list_says_that_its_hosts_were_not_asked(record: Record) -> None:
     record.keep(7200)
-    record.plan(3)
+    record.describe(about(2))
     (one,) = attaching.everywhere()
     assert (one["state"], one["observed"], one["planned"]) == ("detached", None, 3)
     assert json.loads(json.dumps(one)) == one

@@ -1,8 +1,9 @@
 """Clusters on other hosts that outlive their kernels: where they are, so that they are found again.
 
-A file of this user's runtime directory (0600) names the launcher with its options, and the agents.
-It is there as long as the cluster: who stops it removes the file, and one whose lease is over
-counts for nothing.
+A file of this user's runtime directory (0600) names the launcher with its options and the agents,
+and describes the cluster. An attach takes these from the file, not from the other hosts. The file
+exists as long as the cluster: stopping the cluster removes it, and a file whose lease is over is
+ignored.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tfd_notebook import clock
-from tfd_notebook.errors import AgentLost, StateError
+from tfd_notebook import clock, messages
+from tfd_notebook.errors import AgentLost, InvalidMessage, StateError
 from tfd_notebook.launch import base, runtime
 from tfd_notebook.launch.base import Node, OnEvent
 from tfd_notebook.spec import ClusterConfig
@@ -65,20 +66,19 @@ class Record:
             "agents": list(agents),
             "lease": None,
             "planned": 0,
+            "about": {},
         }
         self._path = runtime.runtime_dir() / f"away-{agents[0]}.json"
         self._stop_timer()  # of a cluster that this process left and has attached to again
 
     def keep(self, seconds: float) -> None:
-        """Keep the cluster in the list for so many seconds."""
-        self._said["lease"] = time.time() + seconds
-        self._said["boot"] = {"id": runtime.boot_id(), "moment": clock.now() + seconds}
-        self._write()
+        """Set the end of the lease to `seconds` from now."""
+        boot = {"id": runtime.boot_id(), "moment": clock.now() + seconds}
+        self._update(lease=time.time() + seconds, boot=boot)
 
-    def plan(self, tasks: int) -> None:
-        """Say how many tasks the cluster has."""
-        self._said["planned"] = tasks
-        self._write()
+    def describe(self, about: Mapping[str, Any]) -> None:
+        """Store the description of the cluster; see `tfd_notebook.messages.description`."""
+        self._update(planned=sum(about["fleet"]["counts"].values()), about=dict(about))
 
     def leave(self) -> None:
         """Remove the file at the end of the lease, if this process still runs then."""
@@ -99,7 +99,13 @@ class Record:
         if timer is not None:
             timer.cancel()
 
-    def _write(self) -> None:
+    def _update(self, **changes: Any) -> None:
+        """Change the file, which another process that is attached may have changed meanwhile."""
+        stored: Any = None
+        with contextlib.suppress(OSError, ValueError):
+            stored = json.loads(self._path.read_text())
+        kept = stored if isinstance(stored, dict) else {}
+        self._said = {**self._said, **kept, **changes}
         if self._said["lease"] is not None:
             runtime.write_private(self._path, self._said)
 
@@ -118,6 +124,8 @@ class Away:
     agents : tuple of str
     planned : int
         How many tasks it had when that was written.
+    about : dict
+        The description of the cluster; empty if there is none yet.
     path : Path
         The file that says so.
     """
@@ -128,6 +136,7 @@ class Away:
     options: dict[str, Any]
     agents: tuple[str, ...]
     planned: int
+    about: dict[str, Any]
     path: Path
     #: No process of this host looks after it.
     pid: None = None
@@ -165,7 +174,7 @@ def away() -> list[Away]:
     """Return the clusters of this user on other hosts that have a lease, by what files say."""
     found = []
     for path in sorted(runtime.runtime_dir().glob("away-*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, InvalidMessage):
             said = json.loads(path.read_text())
             lease = time.time() + _left(said)
             if lease <= time.time():
@@ -179,6 +188,7 @@ def away() -> list[Away]:
                     said["options"],
                     tuple(said["agents"]),
                     int(said["planned"]),
+                    messages.description(said.get("about", {}), "about"),
                     path,
                 )
             )

@@ -181,8 +181,8 @@ class Several(Node):
         return left
 
     def _do_describe(self, about: dict[str, Any], timeout: float) -> None:
+        self._record.describe(about)
         self._everywhere("describe", timeout, {"about": about})
-        self._record.plan(sum(about["fleet"]["counts"].values()))
 
     def _do_hold(self, tasks: list[dict[str, Any]], timeout: float) -> dict[str, str]:
         held: dict[str, str] = {}
