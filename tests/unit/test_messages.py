@@ -273,6 +273,89 @@ def test_a_cluster_is_described_under_its_own_name() -> None:
         messages.reply_value("clusters", [other])
 
 
+# Tasks and addresses that an agent was given
+
+
+def packed(task: str, host: str = "10.0.0.5", port: int = 0) -> dict[str, Any]:
+    role, _, index = task.partition(":")
+    return {"role": role, "index": int(index), "host": host, "port": port}
+
+
+def asked_to_hold(*tasks: dict[str, Any]) -> tuple[AgentClient, list[Any], Any]:
+    """Return the client of a cluster that it has opened, its events, and the reply of a hold."""
+    client = AgentClient("agent", HOST, lambda line: None)
+    told: list[Any] = []
+    client.listen("c", told.append)
+    client.submit("open", cluster="c")
+    client.feed(frame({"re": 1, "ok": True, "value": "/run/c"}))
+    return client, told, client.submit("hold", cluster="c", tasks=list(tasks))
+
+
+@pytest.mark.parametrize(("asked", "held"), [
+    ({}, {"worker:1": "10.0.0.5:4000"}),
+    ({}, {"worker:0": "10.0.0.5:4000", "worker:1": "10.0.0.5:4001"}),
+    ({}, {}),
+    ({}, {"worker:0": "10.0.0.6:4000"}),
+    ({}, {"worker:0": "localhost:4000"}),
+    ({"host": "fd00::1"}, {"worker:0": "[fd00::2]:4000"}),
+    ({"port": 4000}, {"worker:0": "10.0.0.5:4001"}),
+])  # fmt: skip
+def test_an_agent_holds_what_it_was_asked_for(asked: dict[str, Any], held: Any) -> None:
+    client, told, reply = asked_to_hold(packed("worker:0", **asked))
+    client.feed(frame({"re": 2, "ok": True, "value": held}))
+    with pytest.raises(errors.AgentLost, match=rf"{HOST}.*'hold'"):
+        reply.result(0)
+    assert [body["event"] for body in told] == ["lost"]
+
+
+@pytest.mark.parametrize("asked", [{}, {"port": 4000}, {"host": "fd00::1"}])
+def test_a_task_is_reported_at_its_own_address(asked: dict[str, Any]) -> None:
+    client, told, reply = asked_to_hold(packed("worker:0", **asked))
+    at = "[fd00::1]:4000" if "host" in asked else "10.0.0.5:4000"
+    planned = {**TASK, "address": at, "state": "planned"}
+    client.feed(frame(planned))
+    client.feed(frame({"re": 2, "ok": True, "value": {"worker:0": at}}))
+    assert reply.result(0) == {"worker:0": at}
+    client.feed(frame({**TASK, "address": at}))
+    assert told == [planned, {**TASK, "address": at}]
+    client.submit("hold", cluster="c", tasks=[packed("worker:1", **asked)])
+    client.feed(frame({"re": 3, "ok": True, "value": {"worker:1": at}}))
+    assert client.alive
+
+
+@pytest.mark.parametrize("change", [
+    {"task": "worker:1"}, {"address": "10.0.0.6:4000"}, {"address": "10.0.0.5:4001"},
+    {"address": "localhost:4000"},
+])  # fmt: skip
+def test_an_agent_reports_no_other_task_or_address(change: dict[str, Any]) -> None:
+    client, told, _ = asked_to_hold(packed("worker:0"))
+    client.feed(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
+    client.feed(frame({**TASK, **change}))
+    assert f"session with {HOST}" in client.why_lost
+    assert [body["event"] for body in told] == ["lost"]
+
+
+def test_a_resynchronised_agent_reports_no_other_task() -> None:
+    client, told, _ = asked_to_hold(packed("worker:0"))
+    client.feed(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
+    client.feed(frame({**EVENTS[6], "whole": False}))
+    found = {**ADOPT, "tasks": [TASK, {**TASK, "task": "worker:1"}]}
+    client.feed(frame({"re": 3, "ok": True, "value": found}))
+    assert "worker:1" in client.why_lost
+    assert [body["event"] for body in told] == ["lost"]
+
+
+def test_a_detached_cluster_has_tasks_that_another_process_added() -> None:
+    client, told, _ = asked_to_hold(packed("worker:0"))
+    client.feed(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
+    client.submit("lease", cluster="c", seconds=5.0, renew=False)
+    other = {**TASK, "task": "worker:1", "address": "10.0.0.5:4001"}
+    client.feed(frame(other))
+    assert told == [other]
+    client.feed(frame({**other, "address": "10.0.0.6:4001"}))
+    assert "task.address" in client.why_lost
+
+
 @pytest.mark.parametrize("body", [[], "x", 5, None, [[1]], {}, {"re": []}, {"event": []},
                                   {"event": "away", "host": "x", "grace": 1},
                                   {"event": "lost", "cluster": "c", "reason": "r"}])  # fmt: skip

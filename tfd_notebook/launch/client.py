@@ -22,7 +22,7 @@ from tfd_notebook.errors import (
 )
 from tfd_notebook.launch import protocol
 from tfd_notebook.launch.base import Node, OnEvent
-from tfd_notebook.spec import ClusterConfig
+from tfd_notebook.spec import ClusterConfig, Endpoint
 from tfd_notebook.version import VERSION
 
 #: Seconds that a request waits for those that are being sent before it.
@@ -66,11 +66,15 @@ class AgentClient:
         self._torn = False
         self._pid = os.getpid()
         self._ids = itertools.count(1)
-        #: The requests that wait for a reply, each with its name.
-        self._replies: dict[int, tuple[str, concurrent.futures.Future[Any]]] = {}
+        #: The requests that wait for a reply, each with its name and arguments.
+        self._replies: dict[int, tuple[str, dict[str, Any], concurrent.futures.Future[Any]]] = {}
         #: What was sent and is not answered yet, where it may have to be sent again.
         self._unanswered: dict[int, bytes] = {}
         self._listeners: dict[str, OnEvent] = {}
+        #: Host and port of each task, by cluster and task; port 0 is not known yet.
+        self._tasks: dict[str, dict[str, tuple[str, int]]] = {}
+        #: The clusters whose tasks only this client adds.
+        self._exclusive: set[str] = set()
         self._lost: str | None = None
         #: Number of the last frame that arrived.
         self.seq = 0
@@ -125,7 +129,8 @@ class AgentClient:
             with self._lock:
                 if self._lost is not None:
                     raise AgentLost(self._lost, fix="start the cluster again")
-                self._replies[number] = do, reply
+                self._replies[number] = do, arguments, reply
+                self._expect(do, arguments)
                 if self._comes_back:
                     self._unanswered[number] = line
             self._write(line)
@@ -159,7 +164,7 @@ class AgentClient:
     def _abandon(self, reply: concurrent.futures.Future[Any]) -> None:
         """Do not send a request again that its caller does not wait for any more."""
         with self._lock:
-            for number in [n for n, (_, waiting) in self._replies.items() if waiting is reply]:
+            for number in [n for n, (*_, waiting) in self._replies.items() if waiting is reply]:
                 self._unanswered.pop(number, None)
 
     def _unread(self, do: str, timeout: float | None, why: str = "") -> TimeLimit:
@@ -210,6 +215,8 @@ class AgentClient:
         with self._lock:
             if on_event is None:
                 self._listeners.pop(cluster, None)
+                self._tasks.pop(cluster, None)
+                self._exclusive.discard(cluster)
             else:
                 self._listeners[cluster] = on_event
 
@@ -245,7 +252,7 @@ class AgentClient:
     def _take_reply(self, body: dict[str, Any]) -> None:
         number = validation.integer()(body["re"], "re")
         with self._lock:
-            do, reply = self._replies.get(number, ("", None))
+            do, arguments, reply = self._replies.get(number, ("", {}, None))
         if reply is None:
             return
         failed = not validation.boolean(body.get("ok"), "ok")
@@ -254,6 +261,7 @@ class AgentClient:
             value = messages.error(body.get("error"), "error")
         else:
             value = messages.reply_value(do, body.get("value"))
+            self._check_tasks(do, arguments, value)
         with self._lock:
             self._replies.pop(number, None)
             self._unanswered.pop(number, None)
@@ -285,7 +293,62 @@ class AgentClient:
             with self._lock:
                 listener = self._listeners.get(body["cluster"])
             if listener is not None:
+                if body["event"] == "task":
+                    self._check_task(body, "task")
                 _notify(listener, body)
+
+    def _expect(self, do: str, arguments: dict[str, Any]) -> None:
+        """Note which tasks the agent may report after a request; the caller holds the lock."""
+        cluster = arguments.get("cluster", "")
+        if do == "open":
+            self._exclusive.add(cluster)
+        elif do == "lease":
+            # Other processes may attach to the cluster and add tasks.
+            self._exclusive.discard(cluster)
+        elif do == "hold":
+            tasks = self._tasks.setdefault(cluster, {})
+            for one in arguments.get("tasks", ()):
+                tasks[f"{one['role']}:{one['index']}"] = one["host"], one["port"]
+
+    def _check_tasks(self, do: str, arguments: dict[str, Any], value: Any) -> None:
+        """Raise InvalidMessage if a reply is about tasks that the agent was not asked for."""
+        cluster = arguments.get("cluster", "")
+        if do == "hold":
+            asked = {f"{one['role']}:{one['index']}" for one in arguments.get("tasks", ())}
+            if value.keys() != asked:
+                expected = ", ".join(sorted(asked)) or "no task"
+                raise validation.invalid("reply to 'hold'", list(value), expected)
+            for name, address in value.items():
+                event = {"cluster": cluster, "task": name, "address": address}
+                self._check_task(event, "reply to 'hold'")
+                at = Endpoint.parse(address)
+                with self._lock:
+                    self._tasks[cluster][name] = at.host, at.port
+        elif do == "adopt":
+            for event in value["tasks"]:
+                if event["cluster"] != cluster:
+                    raise validation.invalid("task.cluster", event["cluster"], cluster)
+                self._check_task(event, "task")
+
+    def _check_task(self, event: dict[str, Any], path: str) -> None:
+        """Raise InvalidMessage for a task that was not asked for, or one at another address."""
+        cluster, name = event["cluster"], event["task"]
+        at = Endpoint.parse(event["address"]) if event["address"] else None
+        with self._lock:
+            exclusive = cluster in self._exclusive
+            tasks = self._tasks.setdefault(cluster, {})
+            if name not in tasks:
+                if exclusive:
+                    raise validation.invalid(path, name, "a task that the agent was asked to hold")
+                if at is not None:
+                    tasks[name] = at.host, 0
+            elif at is not None:
+                host, port = tasks[name]
+                # Another process may have removed the task and added it again.
+                same_port = at.port == port or not port or not exclusive
+                if at.host != host or not same_port:
+                    expected = f"{host}, port {port or 'any'}"
+                    raise validation.invalid(f"{path}.address", event["address"], expected)
 
     def _hear_again(self) -> None:
         """Learn how all is now, since the agent does not know any more what was missed."""
@@ -319,7 +382,7 @@ class AgentClient:
             replies, self._replies = list(self._replies.values()), {}
             self._unanswered.clear()
             listeners, self._listeners = dict(self._listeners), {}
-        for _, reply in replies:
+        for *_, reply in replies:
             reply.set_exception(AgentLost(reason, fix="start the cluster again"))
         for name, listener in listeners.items():
             _notify(listener, {"event": "lost", "cluster": name, "reason": reason})
