@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -17,7 +18,8 @@ import tfd_notebook as tfd
 from tests import _nvml
 from tests._doctor import DOCTOR, in_child
 from tests.unit._grpc import Server, status
-from tfd_notebook import checkup, errors, findings
+from tfd_notebook import checkup, errors, findings, probe, wire
+from tfd_notebook.checkup import services
 from tfd_notebook.checkup.services import Service
 from tfd_notebook.cluster import clusters
 from tfd_notebook.launch import memory, profiles
@@ -195,6 +197,77 @@ def test_a_data_worker_on_another_network_is_named() -> None:
     assert f"{at} is unreachable from here: timed out" in found("")
     assert "another network" in found("")
     assert "its packet filter lets in this host, 10.0.0.0/8" in found("this host, 10.0.0.0/8")
+
+
+@contextlib.contextmanager
+def full_listener() -> Iterator[str]:
+    """Yield an address at which connections are neither accepted nor refused."""
+    with contextlib.ExitStack() as held:
+        listener = held.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            waiting = held.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
+    """Return the timeouts that probes pass to calls and connections, by address."""
+    found: dict[str, list[float]] = {}
+    addresses: dict[int, str] = {}
+    channel, call, connects = probe._channel, probe._call, probe._connects
+
+    def record_channel(address: str, via_proxy: bool = False) -> Any:
+        made = channel(address, via_proxy)
+        addresses[id(made)] = address
+        return made
+
+    def record_call(used: Any, method: str, timeout: float, *request: bytes) -> bytes:
+        found.setdefault(addresses[id(used)], []).append(timeout)
+        return call(used, method, timeout, *request)
+
+    def record_connect(address: str, timeout: float) -> bool:
+        found.setdefault(address, []).append(timeout)
+        return connects(address, timeout)
+
+    monkeypatch.setattr(probe, "_channel", record_channel)
+    monkeypatch.setattr(probe, "_call", record_call)
+    monkeypatch.setattr(probe, "_connects", record_connect)
+    return found
+
+
+def dispatcher_of(*workers: str) -> Server:
+    """Return a dispatcher that knows these data workers."""
+    known = wire.GetWorkersResponse()
+    for worker in workers:
+        known.workers.add(address=worker)
+    return Server(
+        {
+            probe._QUESTIONS["dispatcher"]: wire.GetVersionResponse(version=9).SerializeToString(),
+            probe._WORKERS: known.SerializeToString(),
+        }
+    )
+
+
+def test_an_unreachable_data_worker_takes_one_probe(waits: dict[str, list[float]]) -> None:
+    checkup.load()
+    with full_listener() as at, dispatcher_of(at) as dispatcher:
+        (one,) = findings.look("service", Service.asked(dispatcher.address))
+    assert one.code == "TFD811"
+    assert f"{at} is unreachable from here" in one.what
+    assert len(waits[at]) == 2, "a call, and a connection to tell hung from unreachable"
+    assert sum(waits[at]) <= services._ASK_SECONDS
+
+
+def test_a_data_worker_that_is_reachable_again_is_not_named(waits: dict[str, list[float]]) -> None:
+    checkup.load()
+    answer = {probe._QUESTIONS["data_worker"]: b""}
+    with Server(answer) as worker, dispatcher_of(worker.address) as dispatcher:
+        assert not list(findings.look("service", Service.asked(dispatcher.address)))
+        assert all(timeout <= services._ASK_SECONDS for timeout in waits[worker.address])
 
 
 def test_another_task_answers_and_nobody_answers() -> None:
