@@ -18,12 +18,12 @@ def now() -> float:
 
 
 class Deadline:
-    """A moment that is so many seconds away.
+    """A moment `seconds` from now.
 
     Parameters
     ----------
     seconds : float
-        From now on.
+        Time until the moment.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Deadline:
 
     @property
     def over(self) -> bool:
-        """Whether the moment has passed."""
+        """True if the moment has passed."""
         return self.left < 0
 
     @property

@@ -183,8 +183,8 @@ class Insight(DataPath):
         Table
             A row for each, and for the present number, with ``data_workers``, ``elements_per_s``,
             ``low`` and ``high`` (between which it should be) and ``because``: what sets it. New
-            workers on this machine share its processors; Python that waits is not foreseen. Where
-            the source has fewer splits than there would be workers, a line below says so.
+            workers on this machine share its processors; Python that waits is not modelled. If
+            the source has fewer splits than workers, a line below the rows reports it.
 
         Raises
         ------

@@ -125,7 +125,7 @@ class _Listing:
 
     @property
     def usable(self) -> bool:
-        """Whether another request may have its answer."""
+        """True if another request may share the answer."""
         if self._running.get_loop() is not asyncio.get_running_loop():
             return False
         if self._ended is None:
@@ -133,8 +133,8 @@ class _Listing:
         return not self._failed and time.monotonic() - self._ended < _SHARED_SECONDS
 
     async def clusters(self) -> list[dict[str, Any]]:
-        """Return those of the clusters that no process holds."""
-        # A request that is given up ends the listing for no other.
+        """Return the detached clusters that no process has attached."""
+        # Cancelling one request must not cancel the listing that others share.
         known = json.loads(await asyncio.shield(self._running))
         return [{name: one[name] for name in _FIELDS} for one in known if one["pid"] is None]
 

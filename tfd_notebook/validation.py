@@ -61,7 +61,7 @@ def text(value: Any, path: str) -> str:
 
 
 def output(value: Any, path: str) -> str:
-    """Return what a process has written, as long as a message may be."""
+    """Return the output of a process, which may have the length of a message."""
     if not isinstance(value, str):
         raise invalid(path, value, "a string")
     return value.encode("utf-8", "replace").decode()

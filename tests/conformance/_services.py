@@ -15,7 +15,7 @@ BACK_ENDS = ("servers", "local", "inprocess")
 
 
 class DataService(Protocol):
-    """What the sequences do to a service; every restart keeps the port."""
+    """Operations of the sequences on a service; every restart keeps the port."""
 
     @property
     def workers(self) -> int:
@@ -104,7 +104,7 @@ class Tasks:
 
 @contextmanager
 def started(back_end: str, work_dir: Path) -> Iterator[Servers | Tasks]:
-    """Give a service with one data worker, and stop it afterwards."""
+    """Yield a service with one data worker, and stop it afterwards."""
     made = Servers(work_dir) if back_end == "servers" else Tasks(back_end)
     try:
         yield made

@@ -24,7 +24,7 @@ from tests.conformance._services import BACK_ENDS, DataService, Servers, Tasks, 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(150),
-    pytest.mark.filterwarnings("ignore:job .* has delivered its data to others"),
+    pytest.mark.filterwarnings("ignore:job .* has delivered this epoch to other readers"),
 ]
 
 RESTARTS = 3
@@ -291,7 +291,7 @@ def test_a_worker_joins_while_it_is_read(own: DataService, job: str) -> None:
             reader.more(500)
 
 
-# What differs between the back ends
+# Differences between the back ends
 
 
 def test_readers_that_come_before_the_first_worker(own: DataService) -> None:

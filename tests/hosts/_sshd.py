@@ -108,7 +108,7 @@ class Sshd(Server):
 
     @contextlib.contextmanager
     def gateway_ports(self) -> Iterator[None]:
-        """Have new sessions forward ports for all hosts, whatever address a client names."""
+        """Forward ports of new sessions to all hosts, whatever address a client names."""
         config = self._directory / "config"
         text = config.read_text()
         config.write_text(f"{text}GatewayPorts yes\n")

@@ -187,7 +187,7 @@ def test_finished_job_names(cluster: tfd.Cluster) -> None:
     (found,) = tfd.doctor(second)
     assert found.code == "TFD814"
     assert "once-2" in found.fix
-    with pytest.warns(UserWarning, match="has delivered its data to others"):
+    with pytest.warns(UserWarning, match="has delivered this epoch to other readers"):
         assert list(second) == []
     assert codes(second) == {"TFD814"}
     key = cluster.register(large(Range(3)))

@@ -148,7 +148,7 @@ def test_coordinated_reads_use_grpc() -> None:
 def test_coordinated_reads_that_end_in_a_round_that_is_not_full_raise_an_error(
     cluster: tfd.Cluster,
 ) -> None:
-    """TensorFlow's transfer in memory waits for ever there."""
+    """TensorFlow's in-memory transfer would wait without end."""
     unknown_length = tf.data.Dataset.range(7).filter(lambda i: i >= 0)
     with contextlib.ExitStack() as stack:
         readers = [
@@ -174,7 +174,7 @@ def test_coordinated_reads_take_in_a_worker_that_joins(cluster: tfd.Cluster) -> 
 
 
 def test_a_consumer_that_joins_a_coordinated_read_late_gets_an_error(cluster: tfd.Cluster) -> None:
-    """TensorFlow's transfer in memory waits for ever where gRPC raises an error."""
+    """TensorFlow's in-memory transfer would wait without end; gRPC raises an error."""
     endless = tf.data.Dataset.range(ENDLESS).repeat()
     with contextlib.ExitStack() as stack:
         readers = [

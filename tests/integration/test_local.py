@@ -142,7 +142,7 @@ def test_a_cell_that_is_run_again_and_again_does_not_fill_agent_and_workers():
             assert doubled(cluster, np.ones(size, np.uint8)) == [0, 2, 4, 6]
         grown = [megabytes(pid) - had for pid, had in zip(pids, before, strict=True)]
         assert max(grown) < size * times / 1e6 / 2, grown
-        # What a dataset still refers to is there, also in a fresh worker.
+        # A new worker has the functions of datasets that still exist.
         assert sorted(int(x) for x in kept) == [0, 1, 2, 3]
         cluster.restart("data_worker:0")
         assert sorted(int(x) for x in kept) == [0, 1, 2, 3]

@@ -241,6 +241,6 @@ class TestTraced:
             made = Range(3).map(lambda y: tf.numpy_function(locked, [y], tf.int64))
             return next(iter(made.apply(cluster.distribute("off"))))
 
-        # AutoGraph raises an error of its own, with the text of ours.
+        # AutoGraph raises its own error, which contains the text of this one.
         with pytest.raises(Exception, match=r"(?s)NotSerializable: .*locked .*uses lock"):
             first()

@@ -98,7 +98,7 @@ def test_operations_pass_the_entry_points() -> None:
     assert context.Context.set_server_def is parking._setting
 
 
-#: What another TensorFlow may lack, taken away before anything of ours looks for it.
+#: Deletes an internal of TensorFlow before tfd_notebook uses it, as if this version lacked it.
 LACKING = """
 import tensorflow as tf
 from tensorflow.python.eager import cancellation, context

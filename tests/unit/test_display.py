@@ -1,4 +1,4 @@
-"""What a remote kernel displays."""
+"""Tests of the display of a remote kernel's output."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tfd_notebook.launchers import Fake
 
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What this process does with its devices, which this host has no GPU to do."""
+    """Record calls that configure the devices of this process, as this host may have no GPU."""
     done: list[Any] = []
 
     def set_visible(devices: list[Any], kind: str) -> None:

@@ -1,4 +1,4 @@
-"""Which pickled functions a cluster's agent keeps for data workers."""
+"""Tests of the store of pickled functions that an agent keeps for data workers."""
 
 import pytest
 

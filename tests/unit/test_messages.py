@@ -1,4 +1,4 @@
-"""What another host sends: nothing of it is used before it was checked."""
+"""Tests that messages of other hosts are checked before they are used."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def spoilt(value: Any, chance: random.Random) -> Any:
 
 
 class _Scripts(HTMLParser):
-    """Collects what of a page could be somebody else's: elements that no view makes."""
+    """Collector of injected HTML: elements that no view makes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def test_a_spoilt_event_ends_the_session_or_does_no_harm(seed: int) -> None:
         client.feed(frame(TASK))
         client.feed(frame(spoilt(chance.choice(EVENTS), chance)))
         seen = monitor.snapshot()
-        # What arrived can be shown everywhere.
+        # All views can show the message.
         assert foreign_elements(views.View(seen)._repr_mimebundle_()["text/html"]) == []
         repr(views.View(seen)).encode()
         json.dumps([vars(row) for row in seen.tasks], allow_nan=False)

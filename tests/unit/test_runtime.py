@@ -1,4 +1,4 @@
-"""What names a process for good, what an agent's lock tells, and what belongs to another host."""
+"""Tests of process identities, agents' locks and the files of other hosts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_process_that_has_ended_or_has_anothers_pid_is_over() -> None:
     assert runtime.is_over({**this, "start": this["start"] - 1})
 
 
-def test_a_process_that_nobody_waited_for_has_ended() -> None:
+def test_a_zombie_process_has_ended() -> None:
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert runtime.process_start(process.pid) is None

@@ -178,7 +178,7 @@ def many() -> Iterator[Callable[[str, str, int], list[socket.socket]]]:
 
 
 @pytest.mark.parametrize("source", ["127.0.0.1", "127.0.0.2"])
-def test_idle_connections_lock_nobody_out(
+def test_idle_connections_do_not_block_others(
     source: str,
     many: Callable[[str, str, int], list[socket.socket]],
     monkeypatch: pytest.MonkeyPatch,

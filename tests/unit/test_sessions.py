@@ -202,7 +202,7 @@ def test_a_reply_that_is_lost_with_its_connection_arrives_over_the_next(
 
 
 def test_a_reply_that_is_not_kept_any_more_is_an_error_and_no_time_limit(loop, directory):
-    """What was answered while the connection was away may be larger than what is kept."""
+    """Replies sent while disconnected may be larger than the limit on kept frames."""
 
     async def answer(session, body):
         channels[-1]._socket.shutdown(2)

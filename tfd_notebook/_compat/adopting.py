@@ -1,4 +1,4 @@
-"""Give a coordinator that TensorFlow made the queue that is watched."""
+"""Replace the closure queue of a coordinator that TensorFlow made by the observed one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_supported(strategy: Any) -> bool:
 
 
 def replace_queue(cluster: Any, queue: Any) -> None:
-    """Have the workers of an idle cluster take their closures from `queue`.
+    """Replace the queue from which the workers of an idle cluster take their closures.
 
     Raises
     ------

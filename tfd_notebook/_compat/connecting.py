@@ -81,7 +81,7 @@ class _Renamed:
 
 
 def _connect(self: Any, coordinator_name: str) -> None:
-    """Connect as TensorFlow does, in the job whose devices this process has already.
+    """Connect like TensorFlow, but under the job name that the devices of this process have.
 
     TensorFlow connects as ``chief``. That replaces the devices of a process that has not been
     ``chief`` before, and every variable, dataset, iterator and traced function is lost with them.
@@ -112,9 +112,9 @@ def send_functions() -> None:
     with parking.parked():  # another thread may call one of them
         for name in here.list_function_names():
             if name.startswith(_WRAPPED):
-                continue  # no other task calls these, and each would be complained of
+                continue  # no other task calls these, and TensorFlow would log an error for each
             definition = here.get_function_def(name)
-            # What is known already is not sent, so it is forgotten first.
+            # add_function_def() sends only functions that the context does not have yet.
             here.remove_function(name)
             here.add_function_def(definition)
 

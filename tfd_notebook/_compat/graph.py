@@ -145,7 +145,7 @@ def processing_mode(dataset: Any) -> bytes | None:
 
 
 def plain_reads(dataset: Any) -> Iterator[Any]:
-    """Give the datasets that read a tf.data service by TensorFlow's own ``distribute``."""
+    """Yield the datasets that read a tf.data service through TensorFlow's own ``distribute``."""
     if hasattr(dataset, "_tfd_service") or is_traced(dataset):
         return
     if processing_mode(dataset) is not None:

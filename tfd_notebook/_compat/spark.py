@@ -1,6 +1,6 @@
 """Private names of pyspark: its Java process, executors, task slots, Arrow schemas and rows.
 
-A version of Spark that lacks a name raises `Unsupported`, which says what is missing.
+If this version of Spark lacks a name, `Unsupported` is raised and names it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def private_name(name: str) -> Iterator[None]:
             raise
         raise _unsupported(name) from error
     except Exception as error:
-        # The subclasses stand for an exception of Java's, and for a Java that is gone.
+        # Py4J's subclasses are exceptions of Java code, and a lost connection to Java.
         if type(error).__name__ == "Py4JError" and "does not exist" in str(error):
             raise _unsupported(name) from error
         raise

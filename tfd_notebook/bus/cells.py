@@ -1,4 +1,4 @@
-"""Whether a cell is running: messages of front ends without a subshell wait for its end."""
+"""Tracks whether a cell runs: without a subshell, messages of front ends wait for its end."""
 
 from __future__ import annotations
 

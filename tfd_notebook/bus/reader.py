@@ -56,15 +56,15 @@ class Reader:
         self._version = 0
         #: Set when the other end has told everything once.
         self.ready = threading.Event()
-        #: Whether messages are handled there while a cell runs.
-        self.beside = True
+        #: True if the other end handles messages while a cell runs.
+        self.concurrent = True
         #: Why the other end is not understood, empty where it is.
         self.foreign = ""
 
     def greet(self) -> None:
         """Say that somebody reads; everything is told anew then."""
         self._wanted = set()
-        self._tell("hello", protocol=bus.PROTOCOL, version=VERSION, tells=self.beside)
+        self._tell("hello", protocol=bus.PROTOCOL, version=VERSION, tells=self.concurrent)
 
     def acknowledge(self) -> None:
         """Send the number of the latest message; a silent reader is forgotten after minutes."""
@@ -266,8 +266,8 @@ def _coordinator(tree: Mapping[str, Any]) -> CoordinatorRow:
 def _row(kind: Any, values: Any) -> Any:
     """Return a row made of JSON values; what is not there has its default."""
     known = {field.name for field in fields(kind)}
-    # What a later version has more is left out. Empty words are left out of the tree, also where
-    # a row has no default for them.
+    # Fields of later versions are ignored. The tree omits empty strings, also those of fields
+    # that have no default.
     made = {name: value for name, value in validation.members(values).items() if name in known}
     for name in ("what", "severity", "name", "kind", "state"):
         if name in known and kind is not TaskRow:

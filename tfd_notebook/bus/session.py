@@ -115,7 +115,7 @@ class Session:
             self._clients[client] = known
 
     def forget_silent(self) -> None:
-        """Forget clients that owe a message for too long; one that is still there says hello."""
+        """Forget clients that owe a message for too long; open ones then send hello again."""
         now, idle_since = time.monotonic(), cells.idle_since()
         for name, client in list(self._clients.items()):
             since = client.owes_since

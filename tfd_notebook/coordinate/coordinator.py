@@ -69,9 +69,9 @@ class Coordinator(closures.ClusterCoordinator):
                 "tf.distribute.ParameterServerStrategy only",
                 fix="make one: cluster.strategy()",
             )
-        theirs = adopting.made_by_tensorflow(strategy)
-        if theirs is not None:
-            return cls._adopt(theirs, keep)
+        existing = adopting.made_by_tensorflow(strategy)
+        if existing is not None:
+            return cls._adopt(existing, keep)
         made: Coordinator = super().__new__(cls, strategy)
         return made
 

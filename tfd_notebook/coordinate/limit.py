@@ -43,7 +43,7 @@ _PAUSE = 0.5
 _LONGER = 1.5
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _NO_CORES = (
-    "all cores of this machine are in use, so that more workers on it would bring nothing: add "
+    "all cores of this machine are in use, so that more workers on it would not help: add "
     "workers on other machines"
 )
 #: The tasks as they were last seen while closures ran.

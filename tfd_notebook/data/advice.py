@@ -27,8 +27,8 @@ ALL_PROCESSORS = (
     "cache() what it makes"
 )
 LESS = "do less in it, or cache() what it makes"
-ELSEWHERE = (
-    "all cores of this machine are in use, so that more data workers on it would bring nothing: do "
+ALL_CORES_BUSY = (
+    "all cores of this machine are in use, so that more data workers on it would not help: do "
     "less in the pipeline, or add data workers on other machines"
 )
 SOMEBODYS = "its data workers are not ours to see: look at their processors, or add some"
@@ -77,7 +77,7 @@ def more_workers(workers: int, delivery: Delivery | None, saturated: bool, wante
         assert delivery.shared is not None
         return few_splits(delivery.shared)
     if saturated:
-        return ELSEWHERE
+        return ALL_CORES_BUSY
     cluster = "cluster" if delivery is None else variable_of(delivery.host(), "cluster")
     return f"{cluster}.scale(data_workers={wanted or workers + 1})"
 

@@ -70,7 +70,7 @@ class Reading:
         if self.num_consumers is not None and self.data_transfer_protocol == "local":
             raise UsageError(
                 'data_transfer_protocol="local" cannot serve a coordinated read: TensorFlow would '
-                "wait for ever for rounds that are not full",
+                "wait without end for rounds that are not full",
                 fix='leave data_transfer_protocol out, or use "grpc"',
             )
         if self.max_outstanding_requests is not None:

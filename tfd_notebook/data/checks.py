@@ -46,9 +46,9 @@ def say(text: str) -> None:
 
 
 def prepare(host: ServiceHost, dataset: Any, mode: str, lasting: bool = True) -> pipeline.Pipeline:
-    """Refuse what cannot work, and take to the workers what they need for `dataset`.
+    """Check `dataset`, and send to the workers what they need to run it.
 
-    With `lasting` they need it for as long as the cluster exists: others can read the dataset.
+    With `lasting` they keep it until the cluster ends, because other readers can use the dataset.
     """
     import tensorflow as tf
 
@@ -85,7 +85,7 @@ def prepare(host: ServiceHost, dataset: Any, mode: str, lasting: bool = True) ->
 
 
 def prepare_traced(host: ServiceHost, dataset: Any, mode: str) -> None:
-    """Take to the workers what they need for a dataset that a ``tf.function`` makes.
+    """Send to the workers what they need for a dataset that a ``tf.function`` makes.
 
     TensorFlow sends such a dataset when the function runs: its size, the number of its elements
     and the objects that it uses are not known before.
@@ -265,8 +265,8 @@ class BeforeReading:
             return
         self._warned = True
         warnings.warn(
-            f"job {self._name!r} has delivered its data to others: there is nothing left of "
-            "this epoch. For a whole one use a fresh job_name=",
+            f"job {self._name!r} has delivered this epoch to other readers, and no element is "
+            "left. For a complete epoch pass a new job_name=",
             UserWarning,
             stacklevel=2,
         )

@@ -366,7 +366,7 @@ class _Explanation:
         free = cores / max(used, self._busy, 0.05)
         gain = min(useful / count, free, self._most)
         if verdict.saturated or free < _WORTH:
-            return advice.ELSEWHERE, None
+            return advice.ALL_CORES_BUSY, None
         return advice.more_workers(count, delivery, False, useful), gain
 
     # What the answers share

@@ -107,7 +107,7 @@ class FunctionWatch:
     """Notes which functions that the data workers have are not used by any dataset any more.
 
     Datasets are watched and not the functions: TensorFlow's global graph refers to each function
-    for as long as the process runs. A distributed dataset refers to the one that it was made of,
+    until the process ends. A distributed dataset refers to the one that it was made of,
     and an iterator to its dataset.
     """
 
@@ -118,7 +118,7 @@ class FunctionWatch:
         self._ended: collections.deque[tuple[str, ...]] = collections.deque()
 
     def watch(self, tokens: Iterable[str], dataset: Any) -> None:
-        """Note that `dataset` uses functions; None means that they are used for ever."""
+        """Note that `dataset` uses functions; None means that they are never released."""
         if dataset is None:
             self._lasting.update(tokens)
             return
@@ -136,7 +136,7 @@ class FunctionWatch:
         Parameters
         ----------
         size : int
-            Bytes that are sent next: before many, what is only garbage is freed.
+            Bytes that are sent next. If this is large, garbage is collected first.
         """
         if size > _LARGE:
             gc.collect()

@@ -86,7 +86,7 @@ class Live:
 
     @property
     def delivery(self) -> Delivery | None:
-        """How the dataset is read through a service of this package; None if it is not."""
+        """The parameters of reading through a service of this package; None without one."""
         return self._delivery
 
     @property

@@ -1,7 +1,7 @@
 """A dispatcher and data workers in this process, with TensorFlow's contract and without its traps.
 
 `Dispatcher` does what ``tf.data.experimental.service.DispatchServer`` does, `DataWorker` what
-``WorkerServer`` does. Each method works in each state or raises an error that says what to do. Each
+``WorkerServer`` does. Each method works in each state or raises an error that names the fix. Each
 error is also a ``tf.errors.OpError``. A port is never shared with another server. Every wait ends.
 """
 

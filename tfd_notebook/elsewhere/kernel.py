@@ -37,7 +37,7 @@ _START_SECONDS = 60.0
 _ASK_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _PING_SECONDS = 5.0
-#: Pings after which the bus is told as well that it is read.
+#: Pings after which this client also sends an acknowledgement to the bus.
 _ACKNOWLEDGE_EVERY = 12
 #: A kernel tells what there is within a tick of its bus, which it may be too busy for.
 _TELL_SECONDS = 5.0
@@ -147,7 +147,7 @@ class RemoteKernel:
         said = self._request("shell", "kernel_info_request")
         if "kernel subshells" in said.get("supported_features", ()):
             self._subshell = self._request("control", "create_subshell_request").get("subshell_id")
-        self._reader.beside = self._subshell is not None
+        self._reader.concurrent = self._subshell is not None
 
     def _request(self, channel: str, kind: str) -> dict[str, Any]:
         number, answers = self._expect()

@@ -89,7 +89,7 @@ class AgentClient:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork of the one that the agent works for."""
+        """True if this process is a fork of the one that the agent works for."""
         return os.getpid() != self._pid
 
     def submit(self, do: str, **arguments: Any) -> concurrent.futures.Future[Any]:

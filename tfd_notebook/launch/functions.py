@@ -25,7 +25,7 @@ class Functions:
 
     @property
     def size(self) -> int:
-        """How many bytes they have."""
+        """The total number of bytes."""
         return sum(map(len, self._sets.values()))
 
     def add(self, tokens: Collection[str], blob: bytes) -> None:

@@ -22,8 +22,8 @@ def prove_to_client(connected: socket.socket, secret: bytes, timeout: float) -> 
     connected.settimeout(timeout)
     connected.sendall(MAGIC + mine)
     said = take(connected, len(MAGIC) + NONCE + CODE, deadline=deadline)
-    theirs = bytes(said[len(MAGIC) : len(MAGIC) + NONCE])
-    both = mine + theirs
+    client_nonce = bytes(said[len(MAGIC) : len(MAGIC) + NONCE])
+    both = mine + client_nonce
     proof = bytes(said[len(MAGIC) + NONCE :])
     if said[: len(MAGIC)] != MAGIC or not hmac.compare_digest(proof, _key(secret, b"1", both)):
         raise PermissionError("authentication failed: the client does not have the secret")

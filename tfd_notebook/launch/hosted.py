@@ -183,7 +183,7 @@ class HostedCluster:
             self._failures.pop(key, None)
 
     def hold(self, seconds: float) -> None:
-        """Keep the cluster for so many seconds, and note that in the state files."""
+        """Extend the lease to `seconds` from now, and write it to the state files."""
         self.lease = Deadline(seconds)
         self._agent.tell(self.name, {"event": "lease", "cluster": self.name, "left": seconds})
         self.write_state()

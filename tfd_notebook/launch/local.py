@@ -151,7 +151,7 @@ class _LocalAgent:
 
     @property
     def usable(self) -> bool:
-        """Whether it starts or serves, for this process."""
+        """True if the agent starts or runs and works for this process."""
         return self.owner == os.getpid() and self.client.alive and not self._closed
 
     @property

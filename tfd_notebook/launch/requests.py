@@ -264,7 +264,7 @@ def _new_in(directory: Path, have: dict[str, int]) -> dict[str, tuple[int, str]]
     found, left = {}, _JOURNAL_BYTES
     for path in sorted(directory.glob("*/*")):
         name = str(path.relative_to(directory))
-        # Beside the journal there are the registered datasets, which no reader needs.
+        # The directory also has the registered datasets, which no reader needs.
         if left <= 0 or not validation.is_journal_file(name):
             continue
         offset = have.get(name, 0)

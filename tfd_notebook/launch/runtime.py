@@ -65,8 +65,8 @@ def runtime_dir() -> Path:
 def new_agent_dir(agent_id: str) -> tuple[Path, IO[bytes]]:
     """Make the directory of the agent `agent_id`; return it and the open file that locks it.
 
-    The agent inherits the file and never closes it. So the lock tells a directory in use from one
-    whose agent has ended, however that ended, from the moment the directory is there.
+    The agent inherits the file and never closes it. So a directory whose
+    agent runs is locked from the moment it exists, and one whose agent has ended is not.
     """
     path = runtime_dir() / f"agent-{agent_id}"
     unnamed = Path(tempfile.mkdtemp(prefix=".agent-", dir=path.parent))
@@ -84,7 +84,7 @@ def new_agent_dir(agent_id: str) -> tuple[Path, IO[bytes]]:
 
 
 def is_locked(directory: Path) -> bool | None:
-    """Return True if the agent of a directory runs; None where no lock can tell."""
+    """Return True if the agent of a directory runs; None if the file system has no locks."""
     try:
         with (directory / _LOCK_FILE).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -98,7 +98,7 @@ def is_locked(directory: Path) -> bool | None:
 def own_file(pid: int, suffix: str) -> Path:
     """Return the path of a file or directory that belongs to the process `pid` of this host.
 
-    The name also says of which boot and pid namespace the process is, because several hosts or
+    The name contains the boot and the pid namespace of the process, because several hosts or
     containers can share the runtime directory.
     """
     return runtime_dir() / f"{pid}.{'-'.join(_place())}.{suffix}"
@@ -113,7 +113,7 @@ def own_files(suffix: str = "*") -> Iterator[tuple[int, Path]]:
 
 
 def orphaned_files() -> Iterator[Path]:
-    """Yield what `own_file` named for processes that have ended, as far as this host can tell."""
+    """Yield what `own_file` named for processes that have ended, if this host can check."""
     host, boot, _ = _place()
     for pid, path in own_files():
         if process_start(pid) is None:
@@ -182,12 +182,12 @@ def runs(pid: object, started: object) -> bool:
 
 
 def boot_id() -> str:
-    """Return what tells this boot of the system from all others."""
+    """Return an identifier of this boot of the system."""
     return _digest("/proc/sys/kernel/random/boot_id")
 
 
 def _place() -> tuple[str, str, str]:
-    """Return what names host and boot, and the number of the pid namespace."""
+    """Return identifiers of the host, the boot and the pid namespace."""
     namespace = "0"
     with contextlib.suppress(OSError):
         namespace = str(os.stat("/proc/self/ns/pid").st_ino)

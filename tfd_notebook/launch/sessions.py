@@ -27,7 +27,7 @@ SOCKET = "agent.sock"
 #: Bytes of frames that a session keeps until its client acknowledges them. A client that missed
 #: more requests the whole state.
 _KEPT_BYTES = 16_000_000
-#: Bytes that a kept frame costs besides its own.
+#: Bytes of overhead of a kept frame.
 _FRAME_BYTES = 200
 #: Bytes of an oversized line that are read to find out which request it is.
 _HEAD_BYTES = 512
@@ -89,7 +89,7 @@ class Session:
             self._writer.transport.abort()
 
     def send(self, body: dict[str, Any], repeatable: bool = False) -> None:
-        """Send a reply or an event; a measurement that nobody fetches is dropped.
+        """Send a reply or an event; drop a measurement that no client fetches.
 
         Parameters
         ----------
@@ -181,7 +181,7 @@ class Session:
                 continue
             number, do = frame.body.get("id"), frame.body.get("do")
             if do == "bye":
-                # Whoever said so waits until this end is closed: then it has arrived.
+                # The client waits until this end closes the connection, which confirms the "bye".
                 self.grace = 0.0
                 return
             if do == "ping":
@@ -205,7 +205,7 @@ class Session:
         error = LaunchError(
             "the request was executed while the connection was lost, and its reply is not "
             "available any more",
-            fix="look at the cluster's state, then decide whether to repeat it",
+            fix="check the cluster's state, then decide whether to repeat it",
         )
         self.send({"re": number, "ok": False, "error": protocol.pack_error(error)})
         return False

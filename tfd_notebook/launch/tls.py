@@ -87,7 +87,7 @@ class TLSTunnels:
 def _opened(
     node: Node, authority: Authority, trust: Sequence[str], address: str
 ) -> tuple[_End, list[str]]:
-    """Open a host's end, and return it with the authorities that it trusts besides `trust`."""
+    """Open a host's end; return it and the authorities it trusts in addition to `trust`."""
     name = f"{uuid.uuid4().hex[:12]}.tfd"
     said: Mapping[str, Any] = node.request("open_tunnels", trust=list(trust), name=name)
     # An end that runs already keeps its name and certificate. A new one makes its own key.

@@ -133,7 +133,7 @@ def total_bytes(directory: str) -> int:
 
 @contextlib.contextmanager
 def _os_errors() -> Iterator[Any]:
-    """Give ``tf.io.gfile``; raise OSError for its errors."""
+    """Yield ``tf.io.gfile``; raise its errors as OSError."""
     import tensorflow as tf
 
     numbers = {

@@ -1,4 +1,4 @@
-"""Why a Slurm job waits, and what the partitions of a Slurm allow."""
+"""Reasons for which Slurm jobs wait, and the limits of partitions."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Life:
 
     @_InstanceProperty
     def cluster_info(self) -> list[dict[str, Any]]:
-        """What is known of each node that has reported; see `TFCluster`."""
+        """Description of each node that has reported; see `TFCluster`."""
         return [
             {
                 "executor_id": node.assignment.node,
@@ -272,7 +272,7 @@ class Life:
             raise errors.LaunchError(
                 f"TensorBoard {node.no_board}",
                 task=node.assignment.name,
-                fix="mend that; until then, start one of your own on log_dir=",
+                fix="remove that cause, or start TensorBoard yourself on log_dir=",
             )
         return node.board
 

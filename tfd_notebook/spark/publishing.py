@@ -75,7 +75,7 @@ def _rename(new: str, place: str, overwrite: bool) -> None:
 
 
 def _put_back(old: str, place: str) -> str:
-    """Give the old directory its name again; return text that names it where that fails."""
+    """Rename the old directory back; if that fails, return text that names it."""
     import tensorflow as tf
 
     try:
