@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 __all__ = ["variable_of"]
 
 
-def variable_of(value: object, default: str) -> str:
+def variable_of(
+    value: object, default: str, inner: Callable[[Any], object] = lambda held: held
+) -> str:
     """Return the name of a global variable of the notebook or script that holds `value`.
 
     Parameters
@@ -16,10 +20,13 @@ def variable_of(value: object, default: str) -> str:
         None is never found: a variable may hold None for any reason.
     default : str
         Returned if no variable holds it.
+    inner : callable, optional
+        Returns the object that another one wraps. Wrappers count as the wrapped object.
     """
     if value is None:
         return default
     main = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
     # IPython keeps results of cells under names such as _ and _12.
-    names = (name for name, held in list(main.items()) if held is value and name[:1] != "_")
+    wanted, held = inner(value), [pair for pair in list(main.items()) if pair[0][:1] != "_"]
+    names = (name for name, one in held if inner(one) is wanted)
     return next(names, default)

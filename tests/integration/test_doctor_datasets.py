@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,23 @@ def test_endless_datasets(cluster: tfd.Cluster) -> None:
     assert codes(read.take(10)) == set()
     coordinated = cluster.distribute("off", job_name="turns", consumer_index=0, num_consumers=1)
     assert codes(large(Range(3)).repeat().apply(coordinated)) == set()
+
+
+def test_code_for_a_dataset_names_its_variable(
+    cluster: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fixes(dataset: Any) -> list[str]:
+        return [finding.fix for finding in tfd.doctor(dataset)]
+
+    main = sys.modules["__main__"]
+    numbers = Range(3)
+    read, endless = numbers.apply(cluster.distribute("off")), Range(3).repeat()
+    assert fixes(read) == ["send more at a time: batch() before distribute"]
+    assert fixes(endless)[0].startswith("take(n) of it, ")
+    monkeypatch.setattr(main, "numbers", numbers, raising=False)
+    monkeypatch.setattr(main, "endless", endless, raising=False)
+    assert fixes(read) == ["send more at a time: batch() before distribute: numbers.batch(64)"]
+    assert fixes(endless)[0].startswith("endless.take(n), ")
 
 
 def test_compression_within_one_host(cluster: tfd.Cluster) -> None:

@@ -435,6 +435,23 @@ class TestAdvice:
         assert worker_limit("data_worker:0", busy).advice == "cluster.scale(data_workers=2)"
         assert worker_limit("data_worker:0", busy, saturated=True).advice.startswith("all cores")
 
+    def test_code_for_a_dataset_names_its_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Dataset:
+            """Stands for a dataset: only its variable's name matters here."""
+
+        origin, read = Dataset(), Dataset()
+        transfer, copy = Verdict("transfer", 0.9), Verdict("device_copy", 0.9)
+        unnamed = advise(transfer, 2, dataset=read, origin=origin)
+        assert unnamed == advise(transfer, 2)
+        assert unnamed.startswith("send more at a time: batch() before distribute, or hand")
+        assert advise(copy, 2, dataset=read) == advise(copy, 2)
+        monkeypatch.setattr(sys.modules["__main__"], "numbers", origin, raising=False)
+        monkeypatch.setattr(sys.modules["__main__"], "images", read, raising=False)
+        assert advise(transfer, 2, dataset=read, origin=origin).startswith(
+            "send more at a time: batch() before distribute: numbers.batch(64), or hand"
+        )
+        assert advise(copy, 2, dataset=read).endswith(": images = images.prefetch(2)")
+
     def test_a_variable_without_a_value_does_not_hold_the_cluster(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any
 
 from tfd_notebook._compat.stages import READERS, Splits
 from tfd_notebook.data.verdict import Verdict
@@ -18,6 +19,8 @@ PYTHON = (
 )
 COPY = "add prefetch(2) behind it, so that the copy runs beside the step"
 PLAIN = "pass compression=None: packing costs more than it saves here"
+#: Elements of a batch, where advice names a number.
+BATCH_SIZE = 64
 BATCH = "send more at a time: batch() before distribute"
 MEMORY = 'hand the data over in memory: launcher="inprocess", or no service at all'
 SLOW_SOURCE = "read from faster storage, from more files, or cache() what fits"
@@ -43,6 +46,25 @@ _MORE_SPLITS = {
     **dict.fromkeys(READERS, "write the data as several files, at least one for each data worker"),
 }
 _FINER = "make the source finer, such as one element for each file or range of rows"
+
+
+def dataset_variable(dataset: Any, default: str = "") -> str:
+    """Return the name of the user's variable that holds a dataset, watched or not."""
+    compat = sys.modules.get("tfd_notebook._compat.tensorflow")
+    watched = getattr(compat, "WatchedDataset", None)
+    return variable_of(dataset, default, lambda one: one.bare if type(one) is watched else one)
+
+
+def batch(origin: Any) -> str:
+    """Return the advice to make batches of `origin`, with the code if a variable holds it."""
+    name = dataset_variable(origin)
+    return f"{BATCH}: {name}.batch({BATCH_SIZE})" if name else BATCH
+
+
+def copy(dataset: Any, default: str = "") -> str:
+    """Return the advice to overlap the copy to a device, with the code if a name is known."""
+    name = dataset_variable(dataset, default)
+    return f"{COPY}: {name} = {name}.prefetch(2)" if name else COPY
 
 
 def look_at(task: str) -> str:
@@ -82,8 +104,25 @@ def more_workers(workers: int, delivery: Delivery | None, saturated: bool, wante
     return f"{cluster}.scale(data_workers={wanted or workers + 1})"
 
 
-def advise(verdict: Verdict, workers: int, delivery: Delivery | None = None) -> str:
-    """Return what to change for a `verdict` on a pipeline with `workers` data workers."""
+def advise(
+    verdict: Verdict,
+    workers: int,
+    delivery: Delivery | None = None,
+    dataset: Any = None,
+    origin: Any = None,
+) -> str:
+    """Return the change to make for a verdict.
+
+    Parameters
+    ----------
+    verdict : Verdict
+    workers : int
+        The number of data workers of the pipeline.
+    delivery : Delivery, optional
+        How the dataset is read.
+    dataset, origin : tf.data.Dataset, optional
+        The dataset that is read, and the one that was distributed: advice names their variables.
+    """
     stage = verdict.stage
     if verdict.kind == "consumer":
         return SINGLE if stage is not None else STEP
@@ -100,7 +139,7 @@ def advise(verdict: Verdict, workers: int, delivery: Delivery | None = None) -> 
     return {
         "source": SLOW_SOURCE,
         "python": PYTHON,
-        "transfer": f"{BATCH}, or {MEMORY}",
-        "device_copy": COPY,
+        "transfer": f"{batch(origin)}, or {MEMORY}",
+        "device_copy": copy(dataset),
         "none": "",
     }[verdict.kind]

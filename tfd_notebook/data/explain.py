@@ -15,13 +15,11 @@ from tfd_notebook.data.verdict import Verdict, judge, judge_service
 from tfd_notebook.data.watch import check_dataset
 from tfd_notebook.errors import UsageError
 from tfd_notebook.limit import Limit
-from tfd_notebook.names import variable_of
 
 #: Share of the time that goes into looking; the rest is for trying changes.
 _LOOK = 0.4
-#: Elements of fewer bytes cost more to send than they hold, and so many make a better one.
+#: Elements of fewer bytes cost more to send than they hold.
 _SMALL_BYTES = 20_000
-_BATCH = 64
 #: Share of waiting from which on a consumer does not have what it needs.
 _STARVES = 0.1
 #: A change that gains less is not worth a word.
@@ -319,17 +317,15 @@ class _Explanation:
         if any(s.kind == "Prefetch" and stage in s.inputs for s in self._last.walk()):
             return "", None
         gain = self._try(lambda: self._dataset.prefetch(2))
-        name = variable_of(self._dataset, "dataset")
-        said = f"{advice.COPY}: {name} = {name}.prefetch(2)"
+        said = advice.copy(self._dataset, "dataset")
         return said, gain if gain is not None and gain >= _WORTH else None
 
     def _advise_transfer(self, verdict: Verdict) -> tuple[str, float | None]:
         use, seen = self._use, self._seen
         if use is None or use.again is None or not self._plain:
-            return f"{advice.BATCH}, or {advice.MEMORY}", None
-        batch = advice.BATCH
-        if (origin := variable_of(use.origin, "")) != "":
-            batch = f"{batch}: {origin}.batch({_BATCH})"
+            origin = None if use is None else use.origin
+            return f"{advice.batch(origin)}, or {advice.MEMORY}", None
+        batch = advice.batch(use.origin)
         again = use.again
         small = seen.elements and seen.bytes / seen.elements < _SMALL_BYTES
         if use.compressed:
@@ -341,8 +337,10 @@ class _Explanation:
             # A step takes elements as they are, and would not know what to do with batches.
             batched = None
             if self._step is None:
-                batched = self._try(lambda: again(use.origin.batch(_BATCH)), in_turn=True)
-            return batch, None if batched is None else batched * _BATCH
+                batched = self._try(
+                    lambda: again(use.origin.batch(advice.BATCH_SIZE)), in_turn=True
+                )
+            return batch, None if batched is None else batched * advice.BATCH_SIZE
         gain = self._try(lambda: use.origin, in_turn=True)
         return advice.MEMORY, gain if gain is not None and gain >= _WORTH else None
 

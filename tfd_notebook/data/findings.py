@@ -254,9 +254,11 @@ def endless(path: Path) -> Iterator[Finding]:
     whole = int(path.dataset.cardinality()) == infinite
     origin = path.use is not None and path.origin is not None and not ends
     if whole or (origin and int(path.origin.cardinality()) == infinite):
+        name = advice.dataset_variable(path.dataset)
+        finite = f"{name}.take(n)" if name else "take(n) of it"
         yield ENDLESS.found(
             "the dataset has no end",
-            "take(n) of it, leave repeat() out, or give model.fit steps_per_epoch=",
+            f"{finite}, leave repeat() out, or give model.fit steps_per_epoch=",
             _name(path),
         )
 
@@ -306,7 +308,9 @@ def small_elements(path: Path) -> Iterator[Finding]:
     size = bytes_of(path.origin.element_spec)
     if size is not None and size < _SMALL:
         yield SMALL.found(
-            f"the data workers send elements of {size:,} bytes", advice.BATCH, host.name
+            f"the data workers send elements of {size:,} bytes",
+            advice.batch(path.origin),
+            host.name,
         )
 
 

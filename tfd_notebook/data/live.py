@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from tfd_notebook._compat.meter import Reading
-from tfd_notebook.data.advice import advise, more_workers
-from tfd_notebook.data.using import Delivery, Machine, WorkerUse, delivery_in, processors
+from tfd_notebook.data.advice import advise, dataset_variable, more_workers
+from tfd_notebook.data.using import Delivery, Machine, WorkerUse, processors, use_in
 from tfd_notebook.data.verdict import is_busy, odd_worker
 from tfd_notebook.limit import Limit
 
@@ -25,8 +25,6 @@ _GAP = 3.0
 _WORKS = 0.85
 _PROBE = 0.002
 _PROBES = 5
-
-_ASK = "tfd.explain(dataset) tells which of both it is"
 
 NOTHING = Limit("none", figures={"elements_per_s": 0.0, "wait_fraction": 0.0, "cpu_cores": 0.0})
 
@@ -130,7 +128,8 @@ class Live:
             self._dataset = weakref.ref(iterator.dataset)
             if fresh:
                 self._last = stages_of(iterator.dataset, keep=False)
-                self._delivery = delivery_in(iterator.dataset)
+                use = use_in(iterator.dataset)
+                self._delivery = None if use is None else use.delivery
                 self._costs, self._began = Costs(self._last), now
                 self._base, self._cpu, self._locked = reading, [], []
             else:
@@ -186,13 +185,20 @@ class Live:
         figures = seen.figures()
         del figures["first_element_s"]
         share = None if verdict.kind == "none" else min(1.0, verdict.share)
-        said = advise(verdict, len(workers), self._delivery)
+        dataset = self._dataset()
+        use = use_in(dataset) if verdict.kind == "transfer" and dataset is not None else None
+        origin = None if use is None else use.origin
+        said = advise(verdict, len(workers), self._delivery, dataset, origin)
         if verdict.kind == "device_copy":
             behind = any(
                 s.kind == "Prefetch" and verdict.stage in s.inputs for s in self._last.walk()
             )
             said = "" if behind else f"{said}; "
-            said = f"{said}what comes before it cannot be seen while it runs: {_ASK}"
+            name = dataset_variable(dataset, "dataset")
+            said = (
+                f"{said}what comes before it cannot be seen while it runs: tfd.explain({name}) "
+                "tells which of both it is"
+            )
         return Limit(verdict.kind, verdict.name, share, figures, said)
 
 

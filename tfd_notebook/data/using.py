@@ -130,13 +130,6 @@ class Delivery:
         return f"{said}: the rest was lost with a data worker"
 
 
-def delivery_in(dataset: Any) -> Delivery | None:
-    """Return how `dataset` is read through a service of this package; None if it is not."""
-    used = (stage.service for stage in stages_of(dataset).walk() if stage.service is not None)
-    found = next(used, None)
-    return None if found is None else found.delivery
-
-
 @dataclass(frozen=True)
 class ServiceUse:
     """How a dataset came to be read through a service.
@@ -159,6 +152,12 @@ class ServiceUse:
     compressed: bool = False
     again: Callable[..., Any] | None = None
     joined: Callable[[], bool] = lambda: False
+
+
+def use_in(dataset: Any) -> ServiceUse | None:
+    """Return how `dataset` is read through a service of this package; None if it is not."""
+    used = (stage.service for stage in stages_of(dataset).walk() if stage.service is not None)
+    return next(used, None)
 
 
 @dataclass(frozen=True)
