@@ -232,6 +232,7 @@ REPLIES: dict[str, Check] = {
             "leave",
             "let_go",
             "release",
+            "reopened",
             "restart",
             "serve_tunnel",
             "start",

@@ -20,6 +20,7 @@ from tests.hosts._conformance import Conformance, Make, numbers, row
 from tests.hosts._hosts import Hosts
 from tests.hosts._sshd import Sshds
 from tfd_notebook import errors
+from tfd_notebook.events import Notice
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
@@ -216,3 +217,25 @@ def test_a_tunnel_that_sshd_opens_to_other_hosts_is_refused(make: Make, sshd: Ss
     assert sshd.label("east") in str(caught.value)
     with tfd.Cluster(data_workers=2, name="gateway", launcher=make()) as cluster:
         assert numbers(cluster) == list(range(100))
+
+
+def test_a_tunnel_that_sshd_opens_after_a_reconnect_is_closed(
+    make: Make, sshd: Sshds, hosts: Hosts
+) -> None:
+    with tfd.Cluster(data_workers=2, name="gateway", launcher=make()) as cluster:
+        port = int(row(cluster, "dispatcher:0").address.rpartition(":")[2])
+        with sshd["east"].gateway_ports():
+            for pid in hosts.east.pids():
+                with contextlib.suppress(psutil.Error):  # one session ends with another
+                    if " ".join(psutil.Process(pid).cmdline()).startswith("sshd: root"):
+                        os.kill(pid, signal.SIGKILL)
+
+            def closed() -> list[Notice]:
+                found = cluster.snapshot().notices
+                return [one for one in found if f"port {port} was closed" in one.what]
+
+            until(closed)
+        (notice,) = closed()
+        assert notice.severity == "error"
+        assert "GatewayPorts" in notice.what
+        assert sshd.label("east") in notice.what

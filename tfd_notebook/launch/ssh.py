@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import importlib.util
 import ipaddress
 import os
@@ -11,10 +12,10 @@ import queue
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from tfd_notebook.errors import AgentLost, LaunchError, TfdError, Unsupported, UsageError
+from tfd_notebook.errors import AgentLost, LaunchError, TfdError, TimeLimit, Unsupported, UsageError
 from tfd_notebook.launch import interpreter
 from tfd_notebook.launch.client import AgentClient
 from tfd_notebook.launch.link import Channel, SocketChannel
@@ -25,6 +26,8 @@ from tfd_notebook.launch.writing import write_to_pipe
 if TYPE_CHECKING:
     from tfd_notebook.launch.base import OnEvent
     from tfd_notebook.spec import ClusterConfig
+
+T = TypeVar("T")
 
 #: Seconds that the process with the connections has for one of them, and a little more.
 CONNECT_SECONDS = 45.0
@@ -149,7 +152,7 @@ class SSH(RemoteLauncher):
     ) -> Tunnels:
         if self._by_tls:
             return super().tunnels(nodes, config, on_event)
-        return _SSHTunnels(nodes)
+        return _SSHTunnels(nodes, config.name, on_event)
 
 
 class _Client:
@@ -208,6 +211,12 @@ class _Client:
         with self._lock:
             self._tunnels.setdefault(label, set()).add((kind, port))
         self._requests.request("tunnel", CONNECT_SECONDS, label=label, kind=kind, port=port)
+
+    def reopened(self, label: str) -> list[int]:
+        """Return the ports of the host's own tunnels, once a new connection has opened them."""
+        self._requests.request("reopened", CONNECT_SECONDS, label=label)
+        with self._lock:
+            return sorted(port for kind, port in self._tunnels.get(label, ()) if kind == "there")
 
     def let_go(self, label: str, port: int) -> None:
         """End the tunnels to a host at `port`."""
@@ -295,6 +304,8 @@ class _SSHHost(RemoteHost):
         self._where = where
         self._command = command
         self._closed = False
+        #: Runs in a thread of its own after each reconnect.
+        self.on_reconnect: Callable[[], None] | None = None
 
     def connect(self, agent: str, start: bool) -> Channel:
         words = [*self._command, *join_agent(agent, start), "ssh"]
@@ -309,6 +320,9 @@ class _SSHHost(RemoteHost):
             raise
         finally:
             watch.cancel()
+        if self.on_reconnect is not None:
+            # The session resumes over the channel that this returns, and the check uses it.
+            threading.Thread(target=self.on_reconnect, name="tfd-ssh-check", daemon=True).start()
         return channel
 
     def close(self) -> None:
@@ -320,9 +334,36 @@ class _SSHHost(RemoteHost):
 class _SSHTunnels:
     """Tunnels from every host to the one that has a port, by way of this one."""
 
-    def __init__(self, nodes: Sequence[RemoteNode]) -> None:
+    def __init__(self, nodes: Sequence[RemoteNode], cluster: str, on_event: OnEvent) -> None:
         self._nodes = nodes
         self._hosts = [node.remote for node in nodes if isinstance(node.remote, _SSHHost)]
+        self._cluster = cluster
+        self._on_event = on_event
+        for node, host in zip(nodes, self._hosts, strict=True):
+            host.on_reconnect = functools.partial(self._check_again, node, host)
+
+    def _check_again(self, node: RemoteNode, host: _SSHHost) -> None:
+        """Close the tunnels that sshd opens to other hosts after a reconnect."""
+        try:
+            for port in _until_answered(lambda: host.client.reopened(host.label)):
+                try:
+                    _until_answered(functools.partial(_check_loopback, node, port))
+                except AgentLost:
+                    return
+                except LaunchError as error:
+                    host.client.let_go(host.label, port)
+                    self._on_event(
+                        {
+                            "event": "notice",
+                            "cluster": self._cluster,
+                            "severity": "error",
+                            "what": f"the tunnel at port {port} was closed: {error.what}",
+                            "task": None,
+                            "fix": error.fix,
+                        }
+                    )
+        except TfdError:
+            pass  # the connection is lost again, and the next one is checked
 
     def open(self, port: int, host: int) -> None:
         target = self._hosts[host]
@@ -348,6 +389,15 @@ class _SSHTunnels:
 
     def end(self) -> None:
         """Nothing is left: they ended with the connections."""
+
+
+def _until_answered(request: Callable[[], T]) -> T:
+    """Repeat a request until it is answered in time: an old session may still hold a port."""
+    while True:
+        try:
+            return request()
+        except TimeLimit:
+            continue
 
 
 def _check_loopback(node: RemoteNode, port: int) -> None:

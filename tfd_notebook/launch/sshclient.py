@@ -43,6 +43,8 @@ class _Connection:
         self._ssh: Any = None
         self._tunnels: dict[tuple[str, int], Any] = {}
         self._working: set[asyncio.Future[Any]] = set()
+        #: Opens the tunnels again in the present connection.
+        self._reopening: list[asyncio.Future[None]] = []
 
     async def connect(self, command: list[str], peer: socket.socket) -> str:
         """Connect afresh, and join `peer` with a command there; return why it cannot be reached."""
@@ -79,19 +81,26 @@ class _Connection:
         except (asyncssh.Error, OSError, asyncio.TimeoutError) as error:
             return getattr(error, "reason", "") or str(error) or f"silent for {CONNECT_SECONDS:g} s"
         self._beside(_carry(process, peer))
-        for kind, port in self._tunnels:
-            self._beside(self._again(self._ssh, kind, port))
+        self._reopening = [
+            self._beside(self._again(self._ssh, kind, port)) for kind, port in self._tunnels
+        ]
         return ""
+
+    async def reopened(self) -> None:
+        """Return when the tunnels of the last connection are open in the present one."""
+        if self._reopening:
+            await asyncio.wait(self._reopening)
 
     def want(self, tunnels: Iterable[tuple[str, int]]) -> None:
         """Have these tunnels, too, as soon as there is a connection."""
         for kind, port in tunnels:
             self._tunnels.setdefault((kind, port), None)
 
-    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
+    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
         working = asyncio.ensure_future(work)
         self._working.add(working)
         working.add_done_callback(self._working.discard)
+        return working
 
     async def _again(self, ssh: Any, kind: str, port: int) -> None:
         """Have a tunnel in a new connection, too, for as long as that is the present one."""
@@ -187,6 +196,9 @@ class _Client:
 
     async def do_tunnel(self, label: str, kind: str, port: int) -> None:
         await self._hosts[label].tunnel(kind, port)
+
+    async def do_reopened(self, label: str) -> None:
+        await self._hosts[label].reopened()
 
     async def do_let_go(self, label: str, port: int) -> None:
         self._hosts[label].let_go(port)
