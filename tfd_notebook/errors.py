@@ -12,7 +12,7 @@
     ├── LaunchError           TFD200  a task or its agent did not come up
     │   ├── TensorFlowMissing TFD201  no TensorFlow where one is needed
     │   ├── StartTimeout      TFD202  not ready within the time limit
-    │   ├── AgentLost         TFD203  the agent that looks after the tasks is gone
+    │   ├── AgentLost         TFD203  the agent that supervises the tasks has ended
     │   └── FilterFailed      TFD205  a port cannot be closed to other hosts
     ├── RemoteError           TFD204  a kernel elsewhere, or the source that it was given
     ├── InvalidMessage        TFD206  another host sent a message that is not valid

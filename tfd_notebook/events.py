@@ -34,7 +34,7 @@ class TaskChanged(Event):
     restarts : int
         How often the task was restarted so far.
     open_to : str
-        Who can connect: ``"loopback"``, ``"this host"``, either with a list of networks,
+        Peers that can connect: ``"loopback"``, ``"this host"``, either with a list of networks,
         ``"everyone"`` or ``"unknown: why"``.
     log : tuple of str
         The last lines of the task's log where they explain the state.

@@ -65,7 +65,7 @@ class Monitor:
         self._on_tick: Callable[[], None] = lambda: None
         #: Sees the coordinator; takes the tasks.
         self.coordinator: Callable[[tuple[TaskRow, ...]], CoordinatorRow | None] = lambda _: None
-        #: Returns what data workers hold most of, as a sentence with a space before it.
+        #: Returns the largest buffer of the data workers, as a sentence with a leading space.
         self.memory_cause: Callable[[], str] = lambda: ""
         self._rows: dict[str, TaskRow] = {}
         #: The GPUs of each host, the hosts in the order in which they are to be shown.
@@ -374,7 +374,7 @@ class Monitor:
                     history.clear()
                     self._working.pop(event.task, None)
                 history.append((time.monotonic(), event.bytes_sent))
-            # Here and not when a row is read, which happens ten times as often.
+            # Computed here, because rows are read ten times as often.
             self._rows[event.task] = replace(
                 row,
                 **values,

@@ -75,9 +75,8 @@ class TaskRow:
     Memory is in MB (10**6 bytes), CPU in percent of one core, ``bytes_sent`` counts what the
     task's port has sent to its peers since the task's process started, ``bytes_per_s`` is its
     rate over the last seconds, ``rates`` has one rate for each measurement in that time, the
-    latest last. ``working`` is the share of that time in which a data worker worked. ``gpu`` says
-    of each GPU that the task sees its number, how busy it is and how much of its memory is used,
-    by whomever.
+    latest last. ``working`` is the share of that time in which a data worker worked. ``gpu`` has
+    for each GPU that the task sees its number, utilisation and used memory, of all processes.
     """
 
     task: str

@@ -247,7 +247,7 @@ class ClusterConfig:
     allow : tuple of str
         Networks in CIDR form that may connect besides this host.
     options : mapping of str to JSON values
-        What the launcher was given, without secrets.
+        Arguments of the launcher, without secrets.
     gpus : "auto", tuple of int or mapping of str to int
         Who sees which GPUs, as `tfd_notebook.dealing.check` returns it.
     """

@@ -77,7 +77,7 @@ class Upkeep:
             return
         self._journal_due = time.monotonic() + _JOURNAL_EVERY_SECONDS
         if workdir.is_url(work_dir):
-            # A remote file system may take long to answer, and this thread looks after all tasks.
+            # A remote file system may respond slowly, and this thread monitors all tasks.
             threading.Thread(
                 target=self._measure_journal, args=(work_dir,), name="tfd-journal", daemon=True
             ).start()

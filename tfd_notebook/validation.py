@@ -283,7 +283,7 @@ def record(checks: Mapping[str, Check], **optional_: Check) -> Check:
 
 
 def record_with(checks: Mapping[str, Check]) -> Check:
-    """Return the check of an object that has these fields, and others that are not looked at."""
+    """Return the check of an object that has these fields; other fields are not checked."""
 
     def whole(value: Any, path: str) -> dict[str, Any]:
         if not isinstance(value, dict):

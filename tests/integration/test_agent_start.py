@@ -1,4 +1,4 @@
-"""An agent that takes long to start delays nothing but what needs it."""
+"""A slow start of an agent delays only the calls that need the agent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.integration
 
-#: Run by Python when it starts: an agent waits until the test lets it go on.
+#: Run by Python when it starts: an agent waits until the test releases it.
 SITE = """
 import os
 if "TFD_AGENT_DIR" in os.environ:

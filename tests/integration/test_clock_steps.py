@@ -32,7 +32,7 @@ from tfd_notebook.launch import local
 cluster = tfd.Cluster(data_workers=1, name="stepped", policy=tfd.Policy(time_limit=600))
 
 def measured():
-    "Wait until the agent has looked at the tasks several times."
+    "Wait until the agent has inspected the tasks several times."
     before = cluster.snapshot().version
     while cluster.snapshot().version < before + 8:
         time.sleep(0.05)
@@ -177,7 +177,7 @@ def test_the_end_of_an_executor_is_not_mistaken(clock: WallClock) -> None:
             assert hellos.get(timeout=60)["executor"] == java.pid
             clock.step(HOUR)
             before = switches(bridge.pid)
-            until(lambda: switches(bridge.pid) >= before + 4, 60)  # it has looked that often
+            until(lambda: switches(bridge.pid) >= before + 4, 60)  # one switch for each inspection
             assert bridge.poll() is None
             java.kill()
             java.wait()

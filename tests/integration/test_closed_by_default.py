@@ -130,7 +130,7 @@ def test_a_server_on_localhost_lets_in_loopback_only(other_host: OtherHost, port
             socket.create_connection((address, port), 0.5)
 
 
-#: Run in a network namespace: a port that is closed there, and who still reaches it.
+#: Run in a network namespace: a port that is closed there, and the addresses that still reach it.
 CROWDED = """
 import json, socket, sys
 from tfd_notebook.errors import FilterFailed
@@ -388,7 +388,7 @@ def test_a_data_worker_that_the_filter_keeps_away_is_named(other_host: OtherHost
                 cluster.distribute("dynamic")(tf_range())
             assert HERE[0] in str(caught.value)
             assert "no data worker" not in str(caught.value)
-            let_in(HERE[0])  # as the advice says
+            let_in(HERE[0])  # as in the advice
             assert list(tfd.doctor(service)) == []
             until(lambda: cluster.snapshot().task("data_worker:0").state == "ready")  # type: ignore[union-attr]
             assert sorted(cluster.distribute("dynamic")(tf_range()).as_numpy_iterator()) == [0, 1]

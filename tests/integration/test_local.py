@@ -253,7 +253,7 @@ def test_a_listener_that_raises_ends_neither_the_agent_nor_other_clusters(cluste
     assert cluster.kill("data_worker:0") == before["data_worker:0"]
 
 
-def test_a_crash_after_a_restart_in_the_back_off_is_told():
+def test_a_crash_after_a_restart_in_the_back_off_is_reported():
     with tfd.Cluster(data_workers=1, name="again", policy=tfd.Policy(restarts=5)) as cluster:
 
         def crash():

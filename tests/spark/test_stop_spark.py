@@ -55,4 +55,4 @@ def test_the_application_ends_only_if_that_is_asked_for(tmp_path: Path) -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert ["within 1 s" in text for text, _, _ in found] == [True] * 3
     assert [phase for _, phase, _ in found] == ["failed"] * 3
-    assert [lives for _, _, lives in found] == [True, True, False]
+    assert [alive for _, _, alive in found] == [True, True, False]

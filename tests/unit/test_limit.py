@@ -490,7 +490,7 @@ class TestForecast:
         assert [f.because for f in found[1:]] == ["pipeline"] * 3
         assert found[-1].elements_per_s == pytest.approx(100)
 
-    def test_more_workers_than_splits_bring_nothing(self) -> None:
+    def test_more_workers_than_splits_do_not_help(self) -> None:
         found = self.ask(useful=lambda count: min(count, 2))
         assert [round(f.elements_per_s) for f in found] == [100, 200, 200, 200]
         assert [f.because for f in found] == ["workers", "workers", "splits", "splits"]

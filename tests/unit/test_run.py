@@ -61,7 +61,7 @@ def test_what_passes_the_second_time_is_named(tmp_path: Path) -> None:
     assert "test_the_second_time" in last
 
 
-def test_what_fails_twice_is_told_from_what_passes_the_second_time(tmp_path: Path) -> None:
+def test_what_fails_twice_is_distinguished_from_what_passes_then(tmp_path: Path) -> None:
     done = run(tmp_path, ONCE + FAILS)
     assert done.returncode == 1, done.stdout
     *_, once, twice = (line for line in done.stdout.splitlines() if line)

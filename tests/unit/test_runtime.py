@@ -38,7 +38,7 @@ def ended() -> dict[str, Any]:
     return identity
 
 
-def test_a_process_is_named_whatever_the_wall_clock_says(
+def test_a_process_identity_ignores_the_wall_clock(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, created = runtime.process_identity(sleeper.pid), psutil.Process(sleeper.pid)
@@ -131,7 +131,7 @@ def test_the_lock_is_there_before_the_directory_has_its_name(directory: Path) ->
     assert runtime.is_locked(path) is None
 
 
-def test_files_of_a_process_are_told_from_those_of_other_places(directory: Path) -> None:
+def test_files_of_a_process_differ_from_those_of_other_places(directory: Path) -> None:
     mine, gone = runtime.own_file(os.getpid(), "sock"), runtime.own_file(ended()["pid"], "sock")
     host, boot, namespace = mine.name.split(".")[1].split("-")
     other_container = directory / f"{os.getpid()}.{host}-{boot}-1{namespace}.sock"

@@ -167,7 +167,7 @@ def test_tokens_are_not_part_of_a_specification(config: spec.ClusterConfig) -> N
     assert config.options["servers"] == [ONE, TWO]
 
 
-def test_agents_are_told_names_of_variables_only(config: spec.ClusterConfig) -> None:
+def test_agents_receive_names_of_variables_only(config: spec.ClusterConfig) -> None:
     described = spec.pack(spec.without_values(config))
     assert "s3cret" not in json.dumps(described)
     assert spec.is_same(spec.unpack(described), config)
@@ -199,7 +199,7 @@ def test_the_file_of_a_detached_cluster_has_no_token(
     assert "s3cret" not in file.read_text()
 
 
-def test_an_attach_without_the_token_says_what_to_do(serve: Callable[..., Server]) -> None:
+def test_an_attach_without_the_token_names_the_fix(serve: Callable[..., Server]) -> None:
     servers = [serve(403), serve(403)]
     launcher = tfd.launchers.Jupyter([f"{server.url}/?token=s3cret" for server in servers])
     away.Record("secret", "jupyter", launcher.options, ["a1", "b2"]).keep(time.time() + 100)

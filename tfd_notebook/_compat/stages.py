@@ -177,9 +177,9 @@ class Buffer:
     ----------
     name : str
     elements : int, optional
-        How many it holds at most; None if that is not known.
+        Maximum number of elements that it holds; None if that is not known.
     bytes : int, optional
-        How many bytes that is; None if that is not known.
+        Size of these elements; None if that is not known.
     """
 
     name: str

@@ -53,9 +53,9 @@ def leave_gpus() -> bool:
 
 
 def close(allow: Iterable[str], host: str | None = None) -> str:
-    """Close the port of this process's server, and return who can connect.
+    """Close the port of this process's server, and return which peers can connect.
 
-    `host` is the one name under which all tasks know each other, if there is one.
+    `host` is the host name in all task addresses, or None if they differ.
     """
     from tfd_notebook._compat import connecting
 

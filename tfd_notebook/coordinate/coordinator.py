@@ -482,7 +482,7 @@ class Coordinator(closures.ClusterCoordinator):
         if self._queue is None:
             raise Unsupported(
                 f"{what} needs hooks into TensorFlow that this version may not have",
-                fix="use TensorFlow 2.15 to 2.21; scheduling works as ever",
+                fix="use TensorFlow 2.15 to 2.21; scheduling works without them",
             )
         if self._stopped:
             raise StateError("this coordinator is stopped", fix="cluster.coordinator() makes one")

@@ -24,7 +24,7 @@ __all__ = ["FunctionWatch", "find_functions", "install", "pack"]
 #: an agent takes 2**28 bytes (`tfd_notebook.launch.protocol.LARGEST`).
 LARGEST = 200_000_000
 
-#: Bytes from which on it pays to look for garbage before functions are sent.
+#: Bytes above which garbage is collected before functions are sent.
 _LARGE = 1_000_000
 
 _DEPTH = 6
@@ -68,8 +68,8 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
     Raises
     ------
     NotSerializable
-        A function cannot be pickled, is gone, was traced before tfd_notebook was imported, or all
-        together are larger than `LARGEST`.
+        A function cannot be pickled, no longer exists, or was traced before tfd_notebook was
+        imported; or all together are larger than `LARGEST`.
     """
     functions: dict[str, Any] = {}
     for token in tokens:

@@ -27,11 +27,11 @@ class Registered:
     cardinality : int
         Negative where it is not known.
     splits : Splits, optional
-        What dynamic sharding hands out; None if that is not known.
+        Splits that dynamic sharding assigns; None if that is not known.
     read : weakref.ref of tf.data.Dataset, optional
         What reads it, while somebody holds that.
     buffers : tuple of Buffer
-        What each data worker holds of it in memory.
+        Buffers of the dataset in the memory of each data worker.
     """
 
     cardinality: int

@@ -79,8 +79,8 @@ class _Server(ABC):
     Attributes
     ----------
     open_to : str
-        Who can connect: ``"loopback"``, a list of networks, ``"everyone"`` or ``"unknown: why"``;
-        empty unless the server runs.
+        Peers that can connect: ``"loopback"``, a list of networks, ``"everyone"`` or
+        ``"unknown: why"``; empty unless the server runs.
     """
 
     _role: ClassVar[str]

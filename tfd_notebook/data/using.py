@@ -91,7 +91,7 @@ class Delivery:
     endless : bool
         Whether it is read in a way that needs a dataset without an end.
     splits : Splits, optional
-        What the dispatcher hands out with dynamic sharding; None if that is not known.
+        Splits that the dispatcher assigns under dynamic sharding; None if not known.
     """
 
     host: weakref.ref[ServiceHost]

@@ -199,8 +199,8 @@ def odd_worker(workers: Sequence[WorkerUse]) -> Verdict | None:
 def _lags(worker: WorkerUse, others: Sequence[WorkerUse]) -> float:
     """Return by what share a worker sends less than the others; 0 if it does not always do so.
 
-    In the first seconds, and after a short stop of one of them, the averages say little: each of
-    the last measurements has to be low.
+    In the first seconds, and after a short stop of one of them, averages are not reliable. So each
+    of the last measurements has to be low.
     """
     usual = [statistics.median(each.rates[-_STEADY:]) for each in others if _is_steady(each)]
     if not usual or not _is_steady(worker):

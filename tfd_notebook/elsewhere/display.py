@@ -13,9 +13,9 @@ from tfd_notebook.errors import RemoteError
 
 #: How terminals colour text.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-#: Kinds of data that a page does not execute.
+#: MIME types that a page does not execute.
 _PLAIN = ("text/plain", "image/png", "image/jpeg")
-#: What could steer a terminal, but for colours, carriage returns, tabs and ends of lines.
+#: Control sequences that could steer a terminal, except colours, \r, \t and \n.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)")
 
 

@@ -49,7 +49,7 @@ class Node(ABC):
         Requests are ``hold(tasks)``, which takes a port for each and answers with the addresses,
         ``start(tasks)``, ``stop(tasks)``, ``restart(task, settings)``, ``kill(task)``,
         ``install(blob, tokens, gone)``, ``logs(task, size, offset)``, which answers with text and
-        the offset to go on from, and three that are not made where tasks live in this process:
+        the offset to go on from, and three that are not sent if tasks run in this process:
         ``gpus()``, which answers as `tfd_notebook.gpus.find` does, ``lease(seconds, renew)``, which
         has the cluster stay without its owner and answers until when, and ``describe(about)``,
         which keeps what whoever attaches needs to know. A task to hold has the fields of

@@ -62,15 +62,15 @@ def reach(addresses: Mapping[str, str], timeout: float = 5.0) -> dict[str, tuple
 
 
 def why_unreached(address: str, found: Probe, open_to: str = "") -> tuple[str, str]:
-    """Return why this host gets no answer from a task, and what to do, in words.
+    """Return why this host gets no answer from a task, and the fix, as two texts.
 
     Parameters
     ----------
     address : str
     found : Probe
-        What a probe of the address from here returned.
+        Result of a probe of the address from this host.
     open_to : str
-        Who can connect to the task, where that is known.
+        Peers that can connect to the task, if known.
     """
     if found.state != "unreachable":
         why = found.reason or (f"a {found.kind} answers" if found.alive else found.state)

@@ -159,7 +159,7 @@ class Link:
         while not self._closed.wait(_PING_SECONDS) and self.client.alive:
             with contextlib.suppress(OSError):
                 if self._channel is not None:
-                    # The agent need not keep what has arrived.
+                    # Acknowledge, so that the agent drops the frames that have arrived.
                     self._send_over(self._channel, self._line("ping", {"seq": self.client.seq}))
 
     def _line(self, do: str, arguments: dict[str, Any] | None = None) -> bytes:

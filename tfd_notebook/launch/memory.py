@@ -59,9 +59,9 @@ class Group:
     limit : int, optional
         Bytes; None without a limit.
     peak : int
-        The most bytes that it used; before Linux 5.19 those it uses now.
+        Peak use in bytes; before Linux 5.19 the present use.
     kills : int
-        How many of its processes the kernel has killed for memory.
+        Number of its processes that the kernel has killed for memory.
     """
 
     path: Path

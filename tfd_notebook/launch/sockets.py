@@ -133,7 +133,7 @@ def close_to_strangers(port: int, allow: Iterable[str] = (), host: str | None = 
     Returns
     -------
     str
-        Who can connect, for the column ``open_to``: ``"loopback"``, ``"this host"``,
+        Peers that can connect, for the column ``open_to``: ``"loopback"``, ``"this host"``,
         ``"this host, 10.0.0.0/8"``, ``"everyone"``, or ``"unknown: why"`` on a system that has no
         socket filters.
 

@@ -233,7 +233,7 @@ class Supervised:
                 self._deaths += 1
                 if final or self._deaths > self._cluster.policy.restarts:
                     times = f", {self._deaths} times in a row" if self._deaths > 1 else ""
-                    with self._cluster.reported("giving it up", self):
+                    with self._cluster.reported("marking it as failed", self):
                         await self._give_up(f"{reason}{times}")
                     await self._wake.wait()  # for a restart that the user asks for
                 else:
@@ -243,7 +243,7 @@ class Supervised:
             self._bury(None)
 
     async def _pause(self, reason: str) -> None:
-        """Wait before the next life, or until a restart is asked for."""
+        """Wait before the next start, or until a restart is requested."""
         self.restarts += 1
         self._enter(TaskState.RESTARTING, reason)
         pause = _BACKOFF_SECONDS[min(self._deaths, len(_BACKOFF_SECONDS)) - 1]
@@ -253,7 +253,7 @@ class Supervised:
                 await asyncio.wait_for(self._wake.wait(), pause)
 
     async def _one_life_or_failure(self) -> tuple[str, bool]:
-        """Run one process; an exception here ends that process, and is why it ended."""
+        """Run one process; an exception here ends it and is returned as the reason."""
         try:
             return await self._one_life()
         except Exception as error:
@@ -368,7 +368,7 @@ class Supervised:
                 workers={self.port: self.address},
                 allow=None if at == "localhost" else self._cluster.allow,
             )
-            with self._cluster.reported("answering for it", self):
+            with self._cluster.reported("starting its error server", self):
                 self._tombstone.start()
 
     async def _has_died(self) -> bool:

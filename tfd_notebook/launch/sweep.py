@@ -41,7 +41,7 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
     """End the processes and remove the directories of agents whose owner has ended.
 
     The environment of a process carries the id of its agent, and the agent's directory names the
-    kernel that owns it. An agent that looks after a cluster with a lease is never ended.
+    kernel that owns it. An agent of a cluster with a lease is never ended.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
 def _is_orphan(directory: Path, state: dict[str, Any]) -> bool:
     """Return True if an agent has ended, or runs without owner and lease.
 
-    What belongs to another host or container that shares the runtime directory is none.
+    An agent of another host or container that shares the runtime directory is not an orphan.
     """
     agent = state.get("process") or state.get("starter")
     if not runtime.is_locked(directory):

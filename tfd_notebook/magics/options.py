@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def add_scale_options(parser: Parser) -> None:
     """Add the options with the new number of tasks of a running cluster."""
     _add_worker_options(parser, "unchanged")
-    # Not offered: it is read so that the error can say what to do instead.
+    # Hidden from the help: it is parsed so that the error can name the alternative.
     parser.add_argument("--ps", type=int, help=argparse.SUPPRESS)
 
 

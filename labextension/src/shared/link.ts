@@ -247,7 +247,7 @@ export class Link {
   }
 
   /**
-   * Tell that the page is open, if the kernel sends to it or counts on it.
+   * Report that the page is open, if the kernel sends to it or counts on it.
    *
    * A kernel that is not used gets no messages, so that its server can cull it.
    */
