@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
         options = [one for one in arguments if one.startswith(("--nb", "-v", "-q"))]
         print(f"\nOnce more, in a process of their own: {', '.join(failed)}", flush=True)
         status = subprocess.run([*command, *options, *failed], check=False).returncode
-        # A second run that did not come to its end proves nothing.
+        # A second run that did not finish proves nothing.
         twice = failures(Path(cache)) if status in (0, 1) else failed
         once = [one for one in failed if one not in twice]
         if once:

@@ -200,7 +200,7 @@ class Fleet:
             self._static = addresses
 
     def removed_addresses(self) -> frozenset[str]:
-        """Return the addresses of tasks that a scale-in removed and that did not come back."""
+        """Return the addresses of tasks that a scale-in removed and no scale-out restored."""
         return frozenset(self._removed - {row.address for row in self._monitor.rows()})
 
     def knows_workers(self) -> bool:

@@ -122,32 +122,32 @@ def test_tensorflows_coordinator_of_a_strategy_is_adopted(
     cluster: tfd.Cluster, tmp_path: Path
 ) -> None:
     strategy = tf.distribute.ParameterServerStrategy(cluster.resolver)
-    theirs: Any = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    numbers = theirs.create_per_worker_dataset(lambda: tf.data.Dataset.range(100))
+    made: Any = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    numbers = made.create_per_worker_dataset(lambda: tf.data.Dataset.range(100))
     iterator = iter(numbers)
     following = tf.function(lambda it: next(it))
-    assert int(theirs.fetch(theirs.schedule(following, args=(iterator,)))) == 0
+    assert int(made.fetch(made.schedule(following, args=(iterator,)))) == 0
     go_on = tf.constant(str(tmp_path / "go"))
-    theirs.schedule(tf.function(waiting_for), args=(go_on,))
+    made.schedule(tf.function(waiting_for), args=(go_on,))
     with pytest.raises(StateError, match="have not ended"):
         tfd.Coordinator(strategy)
     (tmp_path / "go").touch()
-    theirs.join()
-    ours = cluster.coordinator(strategy)
-    assert ours is theirs
-    assert isinstance(ours, tfd.Coordinator)
-    assert ours is tf.distribute.coordinator.ClusterCoordinator(strategy)
-    assert cluster.present_coordinator() is ours
-    later = [ours.schedule(following, args=(iterator,)) for _ in range(4)]
-    ours.join(timeout=60)
+    made.join()
+    adopted = cluster.coordinator(strategy)
+    assert adopted is made
+    assert isinstance(adopted, tfd.Coordinator)
+    assert adopted is tf.distribute.coordinator.ClusterCoordinator(strategy)
+    assert cluster.present_coordinator() is adopted
+    later = [adopted.schedule(following, args=(iterator,)) for _ in range(4)]
+    adopted.join(timeout=60)
     assert all(0 <= int(value.fetch()) < 5 for value in later)
-    assert ours.values.counts()["ready"] == 4
-    ours.pause()
-    waiting = ours.schedule(following, args=(iterator,))
-    assert not ours.done()
-    assert ours.step() == 1
+    assert adopted.values.counts()["ready"] == 4
+    adopted.pause()
+    waiting = adopted.schedule(following, args=(iterator,))
+    assert not adopted.done()
+    assert adopted.step() == 1
     assert int(waiting.fetch()) >= 0
-    ours.resume()
+    adopted.resume()
 
 
 def test_a_strategy_that_is_not_supported() -> None:

@@ -40,8 +40,11 @@ NOISY = 'print("\\x1b[2J\\x1b]0;title\\x07noise\\tafter\\rtab\\r")'
 
 def on_terminal(*arguments: str) -> bytes:
     """Return what ``tfd`` writes to a terminal."""
-    ours, theirs = os.openpty()
-    with open(ours, "rb", buffering=0) as terminal, open(theirs, "wb", buffering=0) as its_end:
+    primary, secondary = os.openpty()
+    with (
+        open(primary, "rb", buffering=0) as terminal,
+        open(secondary, "wb", buffering=0) as its_end,
+    ):
         done = subprocess.run([*TFD, *arguments], stdout=its_end, timeout=90)
         assert done.returncode == 0
         return terminal.read(65536)

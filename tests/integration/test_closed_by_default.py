@@ -364,16 +364,16 @@ def test_a_data_worker_that_the_filter_keeps_away_is_named(other_host: OtherHost
     command = ["ip", "netns", "exec", other_host.name, sys.executable, "-c", SERVICE, THERE[0]]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as theirs:
-        assert theirs.stdin
-        assert theirs.stdout
+    ) as other_process:
+        assert other_process.stdin
+        assert other_process.stdout
 
         def let_in(networks: str) -> tuple[str, str]:
-            assert theirs.stdin
-            assert theirs.stdout
-            theirs.stdin.write(f"{networks}\n")
-            theirs.stdin.flush()
-            dispatcher, worker, _ = theirs.stdout.readline().split(maxsplit=2)
+            assert other_process.stdin
+            assert other_process.stdout
+            other_process.stdin.write(f"{networks}\n")
+            other_process.stdin.flush()
+            dispatcher, worker, _ = other_process.stdout.readline().split(maxsplit=2)
             return f"{THERE[0]}:{dispatcher}", f"{THERE[0]}:{worker}"
 
         service, worker = let_in("")
@@ -394,7 +394,7 @@ def test_a_data_worker_that_the_filter_keeps_away_is_named(other_host: OtherHost
             assert sorted(cluster.distribute("dynamic")(tf_range()).as_numpy_iterator()) == [0, 1]
         finally:
             cluster.stop()
-            theirs.stdin.close()
+            other_process.stdin.close()
 
 
 def tf_range() -> Any:

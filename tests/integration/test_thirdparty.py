@@ -107,7 +107,7 @@ def test_what_it_raises_is_told_as_it_is() -> None:
 
 
 def test_a_host_does_not_choose_what_an_attach_starts(cluster: tfd.Cluster) -> None:
-    """An attach takes the specification from this host, whatever the agent stores."""
+    """An attach takes the specification from this host, not from the agent."""
     config, options = cluster.config, base.launcher("command", cluster.config.options).options
     cluster.detach(1.0)
     (node,) = cluster._fleet._node.nodes  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""One test per private name of pyspark, and what an unknown version of Spark raises."""
+"""Tests of the private names of pyspark, and of the errors with an unknown version of Spark."""
 
 from __future__ import annotations
 

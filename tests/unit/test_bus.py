@@ -361,7 +361,7 @@ def unknown(panel: Browser, client: str) -> bool:
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_a_silent_client_is_forgotten_and_comes_back(
+def test_a_silent_client_is_forgotten_and_reconnects(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tells: bool
 ) -> None:
     monkeypatch.setattr(session, "SILENT_SECONDS", 0.2)
@@ -381,7 +381,7 @@ def test_a_silent_client_is_forgotten_and_comes_back(
     until(lambda: len(panel.got("state")) > count)
 
 
-def test_a_client_that_is_heard_of_is_kept(
+def test_a_client_that_sends_messages_is_kept(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "SILENT_SECONDS", 0.5)
@@ -417,7 +417,7 @@ def test_a_client_that_was_sent_nothing_owes_no_answer(
     assert not unknown(panel, "tab")
 
 
-def test_messages_that_wait_for_a_cell_are_no_silence(
+def test_a_client_whose_messages_wait_for_a_cell_is_kept(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from IPython.core.events import EventManager, available_events
@@ -455,7 +455,7 @@ def test_clients_do_not_pile_up(panel: Browser) -> None:
 
 
 class BlockedCluster:
-    """A cluster of another kernel that answers a command when the test lets it."""
+    """A cluster of another kernel that answers a command when the test releases it."""
 
     has_coordinator = False
 

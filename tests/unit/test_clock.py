@@ -30,7 +30,7 @@ def test_a_deadline_stays_where_it_is_and_is_shown_by_the_clock_as_it_is(wall: W
         assert deadline.wall == pytest.approx(time.time() + deadline.left, abs=1)
 
 
-def test_what_is_shown_does_not_tremble(wall: Wall) -> None:
+def test_displayed_times_do_not_jitter(wall: Wall) -> None:
     deadline = clock.Deadline(100)
     shown = deadline.wall
     for step in (0.001, 0.5, -0.5):

@@ -242,7 +242,7 @@ def test_the_eager_context_takes_another_cluster() -> None:
     assert callable(context.get_server_def), VERSION
 
 
-def test_autograph_knows_what_it_converts_and_its_operators() -> None:
+def test_autograph_has_its_conversions_and_operators() -> None:
     function = tf.autograph.experimental.do_not_convert(lambda: None)
     assert hasattr(function, "autograph_info__"), VERSION
     operators = pyfunc.autograph_operators()

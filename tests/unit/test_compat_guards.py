@@ -1,4 +1,4 @@
-"""One test per private name of Python, IPython and ipykernel, and what happens without one."""
+"""Tests of the private names of Python, IPython and ipykernel, present and missing."""
 
 from __future__ import annotations
 

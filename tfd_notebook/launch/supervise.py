@@ -127,7 +127,7 @@ class Supervised:
         self.connections.release()
 
     async def restart(self, settings: Mapping[str, Any]) -> None:
-        """Start a fresh process on the same port, also after the task was given up.
+        """Start a new process on the same port, also after the task has failed for good.
 
         The task is restarting, not ready any more, when this returns.
         """
