@@ -28,6 +28,7 @@ T = TypeVar("T")
 MAX_MESSAGE_BYTES = 1 << 28
 #: Characters of a free text that are kept, and entries that a list or mapping may have.
 _MAX_TEXT = 20_000
+_MAX_LONG_TEXT = 200_000
 _MAX_ENTRIES = 10_000
 _MAX_DEPTH = 50
 _MAX_INTEGER = 2**63 - 1
@@ -54,9 +55,18 @@ def invalid(path: str, value: Any, expected: str) -> InvalidMessage:
 
 def text(value: Any, path: str) -> str:
     """Return a text for people: cut to 20,000 characters, without control characters."""
+    return _printable(value, path, _MAX_TEXT)
+
+
+def long_text(value: Any, path: str) -> str:
+    """Return a text with a traceback: cut to 200,000 characters, without control characters."""
+    return _printable(value, path, _MAX_LONG_TEXT)
+
+
+def _printable(value: Any, path: str, most: int) -> str:
     if not isinstance(value, str):
         raise invalid(path, value, "a string")
-    cut = value if len(value) <= _MAX_TEXT else value[: _MAX_TEXT - 1] + "…"
+    cut = value if len(value) <= most else value[: most - 1] + "…"
     return _CONTROL.sub("\ufffd", cut.encode("utf-8", "replace").decode())
 
 

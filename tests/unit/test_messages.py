@@ -38,7 +38,9 @@ from tfd_notebook.launch.remote import RemoteHost, RemoteLauncher
 from tfd_notebook.launch.requests import Requests
 from tfd_notebook.launch.stunnel import TunnelEnd
 from tfd_notebook.monitor import Monitor
-from tfd_notebook.snapshot import GpuRow, Snapshot
+from tfd_notebook.snapshot import GpuRow, NodeRow, Snapshot, SparkRow
+from tfd_notebook.spark import roles, seen
+from tfd_notebook.spark.steering import Node
 from tfd_notebook.spec import ClusterConfig, Policy, Role, Service
 from tfd_notebook.version import VERSION
 
@@ -722,3 +724,68 @@ def test_a_message_of_a_kernel_is_checked(received: Any) -> None:
 def test_a_host_that_shares_ports_is_this_one() -> None:
     line = "TFDHELLO " + json.dumps({**GREETING, "identity": identity()})
     assert read_greeting("here", iter([line.encode()])).is_here
+
+
+# Nodes on Spark, and tasks of Spark that feed
+
+KNOWN = {"state": "running", "path": "/d/in", "board": "http://h:6006", "board_pid": 5,
+         "no_board": "", "open_to": "this host", "error": ""}  # fmt: skip
+NUMBERS = {
+    "rows": 3, "results": 0, "queue_depth": 1, "queue_capacity": 8, "batch_age_s": None,
+    "feeders": 1, "state": "running", "queues": {"input": {"depth": 1, "rows": 3, "ended": False}},
+}  # fmt: skip
+WORD = {"word": 0, "log": "\x1b[1mbold\n", "known": KNOWN, "numbers": NUMBERS}
+NODE_ERROR = {"kind": "SparkError", "what": "w", "task": None, "fix": "f"}
+SPARK: tuple[dict[str, Any], ...] = (
+    {"say": "reserved", "node": 0, "address": "[fe80::1]:4000", "executor": "driver", "host": "h",
+     "jvm": 5, "gpu": "0,1", "attempt": 0},
+    {"say": "hello", "node": 0, "pid": 5, "supervisor": 6, "known": KNOWN},
+    {"say": "unable", "node": 0, "error": NODE_ERROR},
+    {"say": "beat", **WORD},
+    {"say": "tensorboard", **WORD, "numbers": {}},
+    {"say": "ended", **WORD, "state": "lost", "reason": "killed"},
+    {"say": "fed again", "partition": 3, "attempt": 1},
+    {"say": "gave up", "stage": -1},
+    {"say": "gave up", "stage": 3, "error": NODE_ERROR},
+    {"say": "producing", "host": "h", "pid": 5, "path": "/tmp/feed-5.sock"},
+    {"say": "where", "host": "h"},
+)  # fmt: skip
+FUNCTION_ERROR = {"number": 1, "host": "h", "what": "ValueError: x", "traceback": "t" * 100_000}
+
+
+def test_whole_messages_of_spark_pass_as_they_are() -> None:
+    for message in SPARK:
+        assert messages.spark_message(message, message["say"]) == message
+    assert messages.function_error(FUNCTION_ERROR, "message") == FUNCTION_ERROR
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_spoilt_message_of_spark_is_refused_or_can_be_used(seed: int) -> None:
+    chance = random.Random(seed)
+    kinds = tuple({message["say"] for message in SPARK})
+    refused = 0
+    for _ in range(300):
+        try:
+            said = messages.spark_message(spoilt(chance.choice(SPARK), chance), *kinds)
+        except errors.InvalidMessage:
+            refused += 1
+            continue
+        json.dumps(said, allow_nan=False).encode()
+        node = Node(roles.assign(1, 0, None, False, False)[0])
+        if "known" in said:
+            node.note_known(said["known"])
+        if "numbers" in said:
+            node.note_numbers(said["numbers"])
+            node.note_log(said["log"])
+        row = seen.row(node)
+        json.dumps(vars(row), allow_nan=False)
+        assert int(node.board.rpartition(":")[2] or 0) < 65536
+        html = views.View(snapshot_of_node(row))._repr_mimebundle_()["text/html"]
+        assert foreign_elements(html) == []
+    assert refused > 100
+
+
+def snapshot_of_node(row: NodeRow) -> Snapshot:
+    spark = SparkRow(phase="running", since=0.0, reserved=1, needed=1, input_mode="SPARK",
+                     application="a", nodes=(row,))  # fmt: skip
+    return Snapshot(1, 0.0, "c", launcher="spark", state="ready", spark=spark)

@@ -10,7 +10,7 @@ import pytest
 
 from tests._waiting import until
 from tfd_notebook.launch import sealed
-from tfd_notebook.spark import roles
+from tfd_notebook.spark import roles, seen
 from tfd_notebook.spark.steering import Node, Steering
 
 KNOWN = {
@@ -29,13 +29,19 @@ class Driver:
 
     def __init__(self, limit: float = 30.0) -> None:
         self.heard: list[str] = []
+        self.asked: list[Any] = []
         self.steering = Steering(
             "127.0.0.1",
             "127.0.0.1",
             roles.assign(1, 0, None, False, False),
             limit,
             lambda node, kind: self.heard.append(kind),
+            self._answer,
         )
+
+    def _answer(self, said: Any) -> dict[str, Any]:
+        self.asked.append(said)
+        return {"answer": 1}
 
     @property
     def node(self) -> Node:
@@ -141,3 +147,101 @@ def test_a_node_that_comes_back_has_its_new_channel(driver: Driver) -> None:
             old.receive(10)
         driver.steering.order("finish")
         assert new.receive(10)[0] == {"order": "finish"}
+
+
+# What a node sends is checked before anything is stored.
+
+
+WORD = {"say": "beat", "word": 0, "known": KNOWN, "numbers": {}, "log": ""}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"numbers": [1]},
+        {"numbers": {"rows": "x"}},
+        {"numbers": {"queue_depth": "<b>"}},
+        {"numbers": {"batch_age_s": float("inf")}},
+        {"known": {**KNOWN, "board": "no address"}},
+        {"known": {**KNOWN, "state": "<b>"}},
+        {"known": None},
+        {"word": None},
+        {"say": "unable"},
+        {"say": "again"},
+    ],
+)
+def test_a_node_is_lost_with_its_first_invalid_word(driver: Driver, wrong: Any) -> None:
+    with driver.connect() as channel:
+        channel.send(hello())
+        channel.send({**WORD, **wrong})
+        with pytest.raises((EOFError, OSError)):
+            channel.receive(10)
+    until(lambda: driver.heard == ["hello", "ended"])
+    assert driver.node.state == "lost"
+    assert "invalid message" in driver.node.reason
+    row = seen.row(driver.node)
+    assert (row.rows, row.queue_depth, driver.node.board) == (0, None, "")
+
+
+@pytest.mark.parametrize("wrong", [{"pid": "7"}, {"known": {}}, {"known": [1]}, {"more": 1}])
+def test_a_node_is_lost_with_an_invalid_hello(driver: Driver, wrong: Any) -> None:
+    with driver.connect() as channel:
+        channel.send({**hello(), **wrong})
+        with pytest.raises((EOFError, OSError)):
+            channel.receive(10)
+    until(lambda: driver.heard == ["ended"])
+    assert (driver.node.state, driver.node.pid) == ("lost", None)
+    assert "invalid message" in driver.node.reason
+
+
+RESERVED = {
+    "say": "reserved", "node": 0, "address": "10.0.0.5:4000", "executor": "1", "host": "h",
+    "jvm": 5, "gpu": "", "attempt": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"address": "h"}, {"jvm": "x"}, {"attempt": None}, {"host": ["<b>"]}]
+)
+def test_an_invalid_reservation_is_not_stored(driver: Driver, wrong: Any) -> None:
+    with driver.connect() as channel:
+        channel.send({**RESERVED, **wrong})
+        with pytest.raises((EOFError, OSError)):
+            channel.receive(10)
+    until(lambda: driver.heard == ["ended"])
+    assert (driver.node.state, driver.node.address) == ("lost", "")
+
+
+def test_a_reservation_is_stored(driver: Driver) -> None:
+    with driver.connect() as channel:
+        channel.send(RESERVED)
+        assert channel.receive(10)[0] == {"go": True}
+    assert (driver.node.state, driver.node.address) == ("reserved", "10.0.0.5:4000")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"say": "hello", "node": "x"},
+        {"say": "gave up", "stage": "x"},
+        {"say": "gave up", "stage": 1, "error": "<b>"},
+        {"say": "fed again", "partition": [], "attempt": 1},
+        {"say": []},
+        {},
+    ],
+)
+def test_an_invalid_message_of_no_node_closes_its_channel(driver: Driver, message: Any) -> None:
+    with driver.connect() as channel:
+        channel.send(message)
+        with pytest.raises((EOFError, OSError)):
+            channel.receive(10)
+    assert driver.heard == driver.asked == []
+    assert driver.node.state == ""
+
+
+def test_a_task_that_feeds_is_answered(driver: Driver) -> None:
+    said = {"say": "fed again", "partition": 2, "attempt": 1}
+    with driver.connect() as channel:
+        channel.send(said)
+        assert channel.receive(10)[0] == {"answer": 1}
+    assert driver.asked == [said]

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import hmac
 import json
+import logging
 import secrets
 import select
 import socket
@@ -22,7 +23,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from tfd_notebook.errors import InvalidMessage
 from tfd_notebook.launch import handshake, unixsocket
+
+log = logging.getLogger("tfd_notebook")
 
 #: Bytes, or whatever shows its contiguous memory as such: arrays, Arrow's buffers.
 Buffer: TypeAlias = Any
@@ -250,7 +254,7 @@ class Server:
     ----------
     secret : bytes
     on_channel : callable
-        Takes a `Channel`, which is closed when it returns.
+        Takes a `Channel`, which is closed when it returns. It may raise InvalidMessage.
     host : str
         Name or address to listen at. Default ``"127.0.0.1"``: this host only.
     port : int
@@ -390,6 +394,8 @@ class Server:
                     self._on_channel(channel)
         except (EOFError, OSError):
             pass  # the other end is gone
+        except InvalidMessage as error:
+            log.warning("a connection to %s was closed: %s", self.address, error)
         finally:
             with self._lock:
                 self._open.pop(thread, None)

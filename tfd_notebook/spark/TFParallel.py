@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfd_notebook import messages
 from tfd_notebook._compat import sparkcontext
 from tfd_notebook.errors import NodeFailed, SparkError, UsageError
 from tfd_notebook.launch import sealed
@@ -139,8 +140,8 @@ class _Complaints:
 
     def take(self, channel: sealed.Channel) -> None:
         """Take the one message of a channel, and answer it."""
-        said, _ = channel.receive(timeout=_TELL_SECONDS)
-        name = f"worker:{int(said['number'])}"
+        said = messages.function_error(channel.receive(timeout=_TELL_SECONDS)[0], "message")
+        name = f"worker:{said['number']}"
         with self._lock:
             if self.first is None:
                 self.first = NodeFailed(
@@ -190,7 +191,7 @@ class _Task:
             try:
                 self.function(self.args, context)
             except Exception as error:
-                with contextlib.suppress(OSError):  # then Spark says it, in its own way
+                with contextlib.suppress(OSError, EOFError):  # Spark reports the error instead
                     self._tell(number, error)
                 raise  # ends the others at once
         return ()

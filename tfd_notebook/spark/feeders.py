@@ -91,8 +91,8 @@ def _report_retry(driver: str, secret: bytes) -> None:
 def retry_message(said: Mapping[str, Any]) -> str:
     """Return what a report of `retry_reporter` means."""
     return (
-        f"Spark runs the task of partition {int(said['partition'])} again (attempt "
-        f"{int(said['attempt']) + 1}): rows that an earlier attempt fed are fed again"
+        f"Spark runs the task of partition {said['partition']} again (attempt "
+        f"{said['attempt'] + 1}): rows that an earlier attempt fed are fed again"
     )
 
 

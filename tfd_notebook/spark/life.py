@@ -348,7 +348,7 @@ class Life:
             )
             self._changed()
             return {}
-        stage = int(said["stage"])
+        stage = said["stage"]
         if "error" not in said:
             return {"gave_up": self._given_up.get(stage)}
         self._given_up[stage] = said["error"]

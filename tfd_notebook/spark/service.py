@@ -23,6 +23,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from tfd_notebook import messages
 from tfd_notebook.errors import FeedTimeout, NodeLost
 from tfd_notebook.launch import sealed
 from tfd_notebook.spark import application, feeders, jobs, starting
@@ -160,17 +161,17 @@ class ServiceFeed:
         self.close()
 
     def _serve(self, channel: sealed.Channel) -> None:
-        said, _ = channel.receive(_ANSWER_SECONDS)
-        if said.get("say") == "producing":
+        said = _received(channel, "producing", "fed again", "where")
+        if said["say"] == "producing":
             self._hold(channel, said)
-        elif said.get("say") == "fed again":
+        elif said["say"] == "fed again":
             warnings.warn(feeders.retry_message(said), RuntimeWarning, stacklevel=2)
             channel.send({})
-        while said.get("say") == "where":
+        while said["say"] == "where":
             with self._lock:
                 here = [one for one in self._producing.values() if one["host"] == said["host"]]
             channel.send({"producing": here})
-            said, _ = channel.receive(_ANSWER_SECONDS)
+            said = _received(channel, "where")
 
     def _hold(self, channel: sealed.Channel, said: dict[str, Any]) -> None:
         """Know of a data worker that produces until its channel ends."""
@@ -184,6 +185,10 @@ class ServiceFeed:
         finally:
             with self._lock:
                 del self._producing[channel]
+
+
+def _received(channel: sealed.Channel, *kinds: str) -> dict[str, Any]:
+    return messages.spark_message(channel.receive(_ANSWER_SECONDS)[0], *kinds)
 
 
 def _produce(driver: str, secret: bytes, batch_size: int, signature: Any) -> Iterator[Any]:

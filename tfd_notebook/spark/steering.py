@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfd_notebook.errors import TfdError
+from tfd_notebook import messages
+from tfd_notebook.errors import InvalidMessage, TfdError
 from tfd_notebook.launch import protocol
 from tfd_notebook.launch.sealed import Channel, Secret, Server, serve
 from tfd_notebook.spark.roles import Assignment
@@ -20,7 +21,6 @@ _LOG_LINES = 1000
 _LINE_SIZE = 4000
 #: Seconds over which a rate is taken.
 _RATE_SECONDS = 3.0
-ENDS = ("finished", "failed", "lost", "stopped")
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Node:
     @property
     def is_over(self) -> bool:
         """Whether its function has ended, in whatever way."""
-        return self.state in ENDS
+        return self.state in messages.NODE_ENDS
 
     @property
     def rows_per_s(self) -> float:
@@ -70,18 +70,18 @@ class Node:
 
     def note_known(self, known: Mapping[str, Any]) -> None:
         """Note what its supervisor knows of it."""
-        self.path, self.open_to = str(known["path"]), str(known["open_to"])
-        self.board, self.no_board = str(known["board"]), str(known["no_board"])
-        self.board_pid = int(known["board_pid"])
-        self.error = str(known["error"])
+        self.path, self.open_to = known["path"], known["open_to"]
+        self.board, self.no_board = known["board"], known["no_board"]
+        self.board_pid = known["board_pid"]
+        self.error = known["error"]
         if not self.is_over and not self.ended:
-            self.state = str(known["state"])
+            self.state = known["state"]
 
     def note_numbers(self, numbers: Mapping[str, Any]) -> None:
         """Note what its inbox counted."""
         self.numbers = numbers
         now = time.monotonic()
-        self.rates.append((now, int(numbers.get("rows", 0))))
+        self.rates.append((now, numbers.get("rows", 0)))
         while now - self.rates[0][0] > _RATE_SECONDS and len(self.rates) > 2:
             self.rates.popleft()
 
@@ -203,37 +203,54 @@ class Steering:
     def _serve(self, channel: Channel) -> None:
         header, _ = channel.receive(timeout=60.0)
         if header.get("say") in ("gave up", "fed again"):
-            channel.send(self._asked(header))
+            channel.send(self._asked(messages.spark_message(header, "gave up", "fed again")))
             return
-        node = self.nodes.get(int(header.get("node", -1)))
-        if node is None:
-            return
-        if header.get("say") == "reserved":
-            channel.send({"go": self.reserve(node, header)})
-            self._changed(node, "reserved" if node.attempt == header["attempt"] else "again")
+        number = header.get("node")
+        node = self.nodes.get(number) if type(number) is int else None
+        try:
+            said = messages.spark_message(header, *messages.NODE_GREETINGS)
+            if node is not None:
+                self._serve_node(node, channel, said)
+        except InvalidMessage as error:
+            if node is None:
+                raise
+            self._reject(node, error)
+
+    def _serve_node(self, node: Node, channel: Channel, said: Mapping[str, Any]) -> None:
+        if said["say"] == "reserved":
+            channel.send({"go": self.reserve(node, said)})
+            self._changed(node, "reserved" if node.attempt == said["attempt"] else "again")
             with contextlib.suppress(EOFError, OSError):
                 channel.receive(timeout=60.0)  # it closes when it has read the answer
-        elif header.get("say") == "unable":
-            self.problem = protocol.unpack_error(header["error"])
+        elif said["say"] == "unable":
+            self.problem = protocol.unpack_error(said["error"])
             self._changed(node, "unable")
-        elif header.get("say") == "hello":
-            self._hold(node, channel, header)
+        else:
+            self._hold(node, channel, said)
+
+    def _reject(self, node: Node, error: InvalidMessage) -> None:
+        """Count a node as lost because it sent an invalid message."""
+        with self._lock:
+            node.ended = True
+            if not node.is_over:
+                node.state, node.reason = "lost", f"it sent an invalid message: {error.what}"
+        self._changed(node, "ended")
 
     def reserve(self, node: Node, said: Mapping[str, Any]) -> bool:
         """Note a node's reservation; False where it has one already."""
         with self._lock:
             if node.attempt is not None or self._closed.is_set():
                 return False
-            node.attempt = int(said["attempt"])
-            node.address, node.executor = str(said["address"]), str(said["executor"])
-            node.host, node.jvm = str(said["host"]), int(said["jvm"])
-            node.gpu, node.state, node.heard = str(said["gpu"]), "reserved", time.monotonic()
+            node.attempt = said["attempt"]
+            node.address, node.executor = said["address"], said["executor"]
+            node.host, node.jvm = said["host"], said["jvm"]
+            node.gpu, node.state, node.heard = said["gpu"], "reserved", time.monotonic()
         return True
 
     def _hold(self, node: Node, channel: Channel, hello: Mapping[str, Any]) -> None:
         with self._lock:
             before, node.channel, node.heard = node.channel, channel, time.monotonic()
-            node.pid = int(hello["pid"])
+            node.pid = hello["pid"]
             node.note_known(hello["known"])
         if before is not None:
             before.close()
@@ -242,33 +259,34 @@ class Steering:
         try:
             while True:
                 header, _ = channel.receive()
+                said = messages.spark_message(header, *messages.NODE_WORDS)
                 with self._lock:
                     node.heard = time.monotonic()
-                    is_new = int(header["word"]) > node.word
+                    is_new = said["word"] > node.word
                     if is_new:
-                        node.word = int(header["word"])
-                        self._note(node, header)
+                        node.word = said["word"]
+                        self._note(node, said)
                 # Once it is noted: the node ends when its last word was heard.
                 with contextlib.suppress(OSError):  # it says that again
-                    channel.send({"order": "heard", "word": header["word"]})
+                    channel.send({"order": "heard", "word": said["word"]})
                 if is_new:
-                    self._changed(node, str(header["say"]))
+                    self._changed(node, said["say"])
         finally:
             with self._lock:
                 if node.channel is channel:
                     node.channel = None
 
     def _note(self, node: Node, said: Mapping[str, Any]) -> None:
-        if said.get("log"):
-            node.note_log(str(said["log"]))
-        if said.get("numbers"):
+        if said["log"]:
+            node.note_log(said["log"])
+        if said["numbers"]:
             node.note_numbers(said["numbers"])
         node.note_known(said["known"])
         if said["say"] == "ended":
             node.ended = True
             # What its function came to counts for more than how its process ended afterwards.
             if not node.is_over:
-                node.state, node.reason = str(said["state"]), str(said["reason"])
+                node.state, node.reason = said["state"], said["reason"]
 
     def _watch(self) -> None:
         """Find nodes that have gone without a word."""
