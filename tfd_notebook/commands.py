@@ -7,8 +7,10 @@ values; nothing in it is ever executed or unpickled.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
+import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +18,11 @@ from tfd_notebook import errors
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster import Cluster
+    from tfd_notebook.snapshot import Snapshot
 
-__all__ = ["COMMANDS", "answer", "error_from", "living", "perform", "queue_of"]
+__all__ = ["COMMANDS", "answer", "error_from", "living", "perform", "queue_of", "snapshots"]
+
+log = logging.getLogger("tfd_notebook")
 
 #: Seconds that a step may keep its caller waiting; what has not ended then goes on.
 _STEP_SECONDS = 5.0
@@ -41,16 +46,41 @@ def living() -> dict[str, Cluster]:
     found: dict[str, Any] = {}
     for seen in tuple(_elsewhere.values()):
         found.update(seen())
-    if "tfd_notebook.spark.living" in sys.modules:
+    # An import statement would wait for a thread that is importing the module. A module that does
+    # not have its function yet has no clusters either.
+    on_spark = getattr(sys.modules.get("tfd_notebook.spark.living"), "living", None)
+    if on_spark is not None:
         from tfd_notebook.spark.shown import shown
 
         found.update(shown())
-    # Nobody can have made a cluster before its module was imported, which takes a while; where
-    # another thread imports it now, this waits.
-    if "tfd_notebook.cluster" in sys.modules:
-        from tfd_notebook.cluster import clusters
+    of_process = getattr(sys.modules.get("tfd_notebook.cluster"), "clusters", None)
+    if of_process is not None:
+        found.update(of_process())
+    return found
 
-        found.update(clusters())
+
+#: The latest snapshot of each cluster, and what its last attempt to take one raised.
+_snapshots: weakref.WeakKeyDictionary[Any, Snapshot] = weakref.WeakKeyDictionary()
+_complaints: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def snapshots(clusters: Mapping[str, Any]) -> dict[str, Snapshot]:
+    """Return a snapshot of each cluster, by name.
+
+    A cluster whose `snapshot` raises has its previous one, or none. The error is logged once.
+    """
+    found = {}
+    for name, cluster in clusters.items():
+        try:
+            _snapshots[cluster] = cluster.snapshot()
+            _complaints.pop(cluster, None)
+        except Exception as error:
+            complaint = f"{type(error).__name__}: {error}"
+            if _complaints.get(cluster) != complaint:
+                _complaints[cluster] = complaint
+                log.warning("no snapshot of cluster %r can be taken: %s", name, complaint)
+        if (seen := _snapshots.get(cluster)) is not None:
+            found[name] = seen
     return found
 
 
@@ -145,7 +175,7 @@ def _packed(error: errors.TfdError) -> dict[str, Any]:
 def _list(request: Request) -> Any:
     from tfd_notebook import views
 
-    return [views.brief(cluster.snapshot()) for cluster in living().values()]
+    return [views.brief(seen) for seen in snapshots(living()).values()]
 
 
 def _snapshot(request: Request) -> Any:

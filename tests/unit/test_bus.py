@@ -8,6 +8,8 @@ import json
 import math
 import random
 import re
+import subprocess
+import sys
 import threading
 import time
 from array import array
@@ -604,6 +606,91 @@ def test_a_widget_sees_its_cluster_only_and_its_end(cluster: Cluster) -> None:
         cluster.stop()
         until(lambda: widget.tree["clusters"]["shown"]["state"] == "stopped")
         assert widget.tree["clusters"].keys() == {"shown"}
+
+
+class BrokenCluster(BlockedCluster):
+    """A cluster of another kernel whose snapshots can be taken until `broken` is set."""
+
+    broken = False
+
+    def snapshot(self) -> Snapshot:
+        if self.broken:
+            raise ValueError("not a number")
+        return super().snapshot()
+
+
+@pytest.mark.parametrize("at_first", [True, False])
+def test_a_cluster_without_a_snapshot_stops_no_other(
+    panel: Browser, cluster: Cluster, at_first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = BrokenCluster("broken")
+    broken.broken = at_first
+    commands.see_elsewhere("broken", lambda: {broken.name: broken})
+    widget = Browser(cluster=cluster)
+    try:
+        panel.says("hello")
+        widget.says("hello")
+        until(lambda: "shown" in panel.tree.get("clusters", {}))
+        broken.broken = True
+        cluster.scale(data_workers=3)
+        for each in (panel, widget):
+            until(lambda e=each: len(e.tree["clusters"]["shown"]["tasks"]) == 5)  # type: ignore[misc]
+        listed = panel.asks("list")["value"]
+        assert ("broken" in panel.tree["clusters"]) is not at_first
+        assert len(listed) == (1 if at_first else 2)
+        assert len([r for r in caplog.records if "not a number" in r.message]) == 1
+    finally:
+        hub.leave(widget.session)
+        commands.see_elsewhere("broken", dict)
+
+
+def test_a_broken_cluster_does_not_stop_signs_of_life(
+    panel: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "ALIVE_SECONDS", 0.05)
+    broken, other = BrokenCluster("broken"), BlockedCluster("other")
+    broken.broken = True
+    commands.see_elsewhere("broken", lambda: {broken.name: broken, other.name: other})
+    try:
+        until(lambda: panel.got("alive"))
+    finally:
+        commands.see_elsewhere("broken", dict)
+
+
+def test_clusters_are_listed_while_another_thread_imports() -> None:
+    program = """
+import importlib.util, sys, threading
+from tfd_notebook import commands
+
+entered, release = threading.Event(), threading.Event()
+spec = importlib.util.find_spec("tfd_notebook.cluster")
+load = spec.loader.exec_module
+
+class Slow:
+    def find_spec(self, name, path, target=None):
+        return spec if name == spec.name else None
+
+def exec_module(module):
+    entered.set()
+    assert release.wait(60)
+    load(module)
+
+spec.loader.exec_module = exec_module
+sys.meta_path.insert(0, Slow())
+importing = threading.Thread(target=__import__, args=(spec.name,))
+importing.start()
+assert entered.wait(60)
+listed = []
+listing = threading.Thread(target=lambda: listed.append(commands.living()))
+listing.start()
+listing.join(20)
+print(listed)
+release.set()
+importing.join()
+listing.join()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[{}]\n", done.stderr
 
 
 def test_nobody_is_sent_anything_when_nobody_reads(panel: Browser, cluster: Cluster) -> None:

@@ -158,14 +158,13 @@ class Hub:
             self._keep_alive(living)
 
     def _push(self, living: Mapping[str, Cluster]) -> None:
-        for name, cluster in self._living.items():
-            if living.get(name) is not cluster:
-                self._ended[name] = cluster.snapshot()
+        ended = {name: one for name, one in self._living.items() if living.get(name) is not one}
+        self._ended.update(commands.snapshots(ended))
         self._living = dict(living)
         self._ended = {name: seen for name, seen in self._ended.items() if name not in living}
         for name in list(self._ended)[:-MOST_ENDED]:
             del self._ended[name]
-        seen = {name: cluster.snapshot() for name, cluster in living.items()}
+        seen = commands.snapshots(living)
         for session in self._sessions:
             if not session.watched:
                 continue
@@ -174,12 +173,12 @@ class Hub:
             elif (own := session.cluster) is None:
                 session.push({}, {})
             elif living.get(own.name) is own:
-                session.push({own.name: own}, {own.name: seen[own.name]})
+                session.push({own.name: own}, {n: one for n, one in seen.items() if n == own.name})
             else:
-                session.push({}, {own.name: own.snapshot()})
+                session.push({}, commands.snapshots({own.name: own}))
 
     def _keep_alive(self, living: Mapping[str, Cluster]) -> None:
-        progress = {name: _progress(cluster.snapshot()) for name, cluster in living.items()}
+        progress = {name: _progress(seen) for name, seen in commands.snapshots(living).items()}
         if progress != self._progress and os.environ.get(KEEP_ALIVE, "1") != "0":
             for session in self._sessions[:1]:
                 session.keep_alive()
