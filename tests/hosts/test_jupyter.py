@@ -101,7 +101,7 @@ class TestJupyter(Conformance):
             assert set(cluster.to_frame()["open_to"]) == {"loopback"}
             assert all(row.address.startswith("localhost:") for row in cluster.snapshot().tasks)
 
-    def test_it_outlives_its_owner_and_is_taken_up(
+    def test_it_outlives_its_owner_and_is_attached(
         self,
         hosts: Hosts,
         jupyter: Jupyters,

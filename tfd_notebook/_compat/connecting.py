@@ -112,7 +112,7 @@ def send_functions() -> None:
     with parking.parked():  # another thread may call one of them
         for name in here.list_function_names():
             if name.startswith(_WRAPPED):
-                continue  # no other task calls these, and TensorFlow would log an error for each
+                continue  # no other task calls these, and sending them causes log messages
             definition = here.get_function_def(name)
             # add_function_def() sends only functions that the context does not have yet.
             here.remove_function(name)

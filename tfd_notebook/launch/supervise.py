@@ -233,7 +233,7 @@ class Supervised:
                 self._deaths += 1
                 if final or self._deaths > self._cluster.policy.restarts:
                     times = f", {self._deaths} times in a row" if self._deaths > 1 else ""
-                    with self._cluster.reported("marking it as failed", self):
+                    with self._cluster.reported("reporting its end", self):
                         await self._give_up(f"{reason}{times}")
                     await self._wake.wait()  # for a restart that the user asks for
                 else:
