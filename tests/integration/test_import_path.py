@@ -25,8 +25,10 @@ KERNEL = """
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]
 import enum, json, os, re, subprocess, time
+import cloudpickle
 {imports}
 sys.path.insert(0, "")
+os.environ.update({variables!r})
 """
 
 CLUSTER = (
@@ -139,7 +141,7 @@ def poisoned(tmp_path: Path) -> tuple[Path, Path, Path]:
         directory = tmp_path / name
         directory.mkdir()
         directory.chmod(0o1777)
-        for module in ("json", "re", "enum"):
+        for module in ("json", "re", "enum", "psutil", "cloudpickle"):
             (directory / f"{module}.py").write_text(POISON.format(log=str(log)))
     (tmp_path / "working" / "users_module.py").write_text("ONE = 1\n")
     return tmp_path / "working", tmp_path / "temporary", log
@@ -162,12 +164,36 @@ def poisoned(tmp_path: Path) -> tuple[Path, Path, Path]:
 def test_nothing_runs_from_the_working_or_the_temporary_directory(
     poisoned: tuple[Path, Path, Path], program: tuple[str, str], method: str, printed: str
 ) -> None:
+    check(poisoned, program, printed, {"TFD_START_METHOD": method})
+
+
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        pytest.param(CLUSTER, "[1, 2, 3]", id="agent-task"),
+        pytest.param(RELAY, "greeted", id="relay"),
+        pytest.param(SPARK_END, "TFDHELLO", id="relay-of-an-executor"),
+    ],
+)
+def test_an_empty_entry_of_pythonpath_adds_no_working_directory(
+    poisoned: tuple[Path, Path, Path], program: tuple[str, str], printed: str
+) -> None:
+    check(poisoned, program, printed, {"PYTHONPATH": os.pathsep})
+
+
+def check(
+    poisoned: tuple[Path, Path, Path],
+    program: tuple[str, str],
+    printed: str,
+    variables: dict[str, str],
+) -> None:
+    """Run a program there, whose processes get such variables; none may run a file there."""
     working, temporary, log = poisoned
     imports, code = program
     done = subprocess.run(
-        [sys.executable, "-c", KERNEL.format(imports=imports) + code],
+        [sys.executable, "-c", KERNEL.format(imports=imports, variables=variables) + code],
         cwd=working,
-        env={**os.environ, "TMPDIR": str(temporary), "TFD_START_METHOD": method},
+        env={**os.environ, "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
         timeout=160,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tfd_notebook.detection import cells
 from tfd_notebook.launch import interpreter
 
 
@@ -58,6 +61,49 @@ def test_helpers_leave_out_what_other_users_may_write_to(directories: tuple[Path
     assert str(working) not in interpreter.import_path()
 
 
+@pytest.mark.parametrize(
+    ("owner", "mode", "trusted"),
+    [
+        pytest.param((0, 0), 0o775, True, id="group-of-this-user"),
+        pytest.param((0, 100), 0o755, True, id="group-cannot-write"),
+        pytest.param((0, 100), 0o775, False, id="another-group"),
+        pytest.param((65534, 65534), 0o755, False, id="another-user"),
+        pytest.param((0, 0), 0o777, False, id="every-user"),
+    ],
+)
+@pytest.mark.root
+def test_a_working_directory_of_other_users_comes_last_for_tasks_and_helpers_leave_it_out(
+    directories: tuple[Path, Path], owner: tuple[int, int], mode: int, trusted: bool
+) -> None:
+    working, _ = directories
+    os.chown(working, *owner)
+    working.chmod(mode)
+    assert (str(working) in interpreter.import_path()) == trusted
+    variables = interpreter.environment({"PYTHONPATH": str(working)})
+    assert ("PYTHONPATH" in variables) == trusted
+    for add in (False, True):
+        path = interpreter.task_path(add_working_directory=add)
+        assert path.count(str(working)) == 1
+        assert (path[-1] == str(working)) == (not trusted)
+
+
+def test_code_given_to_python_searches_the_working_directory_last_and_no_writable_one(
+    directories: tuple[Path, Path],
+) -> None:
+    working, shared = directories
+    code = interpreter.FIRST + "\nimport json; print(json.dumps(sys.path))"
+    for entry in ("", ".", str(working)):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([entry, str(shared), "missing"])},
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        path = json.loads(done.stdout)
+        assert path[-1] == str(working)
+        assert not {"", ".", "missing", str(shared), str(working / "missing")} & set(path)
+
+
 def test_variables_of_the_interpreter_are_kept_but_for_such_entries(
     directories: tuple[Path, Path],
 ) -> None:
@@ -88,3 +134,14 @@ def test_a_notebooks_directory_replaces_none_of_pythons_modules_in_executors(
     (working / "random.py").touch()
     path = sessions._path()
     assert path.index(interpreter.standard_library()[0]) < path.index(str(working))
+
+
+def test_tasks_of_a_slurm_cell_import_nothing_from_the_working_directory(
+    directories: tuple[Path, Path],
+) -> None:
+    (directories[0] / "tensorflow.py").write_text("open('ran', 'w')\n")
+    code = cells.SRUN.partition("TASK = '''\n")[2].partition("'''")[0]
+    # Without site-packages the import of TensorFlow fails, or finds the file here.
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True)
+    assert "No module named 'tensorflow'" in done.stderr
+    assert not (directories[0] / "ran").exists()

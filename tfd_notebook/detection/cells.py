@@ -17,6 +17,8 @@ _SERVER = (
     "job_name=resolver.task_type, task_index=resolver.task_id)"
 )
 _TASK = f"""\
+import sys
+sys.path[:] = filter(None, sys.path)  # import nothing from the working directory
 import tensorflow as tf, tfd_notebook as tfd
 resolver = tfd.resolvers.SlurmResolver()
 {_SERVER}.join()

@@ -18,13 +18,33 @@ from pathlib import Path
 #: Carries the import path of the process that is started.
 PATH_VARIABLE = "TFD_SYS_PATH"
 
-#: Removes the working directory from the import path. Only `sys` is built in: the import of every
-#: other module searches the path.
-FIRST = "import sys;sys.path[:]=[entry for entry in sys.path if entry]"
+#: Removes from the import path what every user can write to, and searches the working directory
+#: last: the interpreter has already made an empty entry of ``PYTHONPATH`` absolute. Only built-in
+#: modules are imported before that, because the import of every other module searches the path.
+FIRST = """\
+import posix, sys
+def _safe_path():
+    try:
+        working = posix.getcwd()
+    except OSError:
+        working = ""
+    roots = sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix
+    own = tuple(root + "/" for root in roots)
+    kept = []
+    for entry in sys.path:
+        try:
+            writable = posix.stat(entry).st_mode & 0o002
+        except OSError:
+            continue
+        if entry.startswith("/") and (entry.startswith(own) or not writable):
+            kept.append(entry)
+    return sorted(kept, key=working.__eq__)
+sys.path[:] = _safe_path()
+"""
 
 _CODE = (
-    FIRST + f";import json,os;sys.path[:]=json.loads(os.environ['{PATH_VARIABLE}']);"
-    "from {module} import {function} as main;sys.exit(main())"
+    FIRST + f"import json, os; sys.path[:] = json.loads(os.environ['{PATH_VARIABLE}'])\n"
+    "from {module} import {function} as main; sys.exit(main())"
 )
 _PACKAGE_ROOT = str(Path(__file__).parents[2])
 
@@ -68,7 +88,11 @@ def environment(
 
 
 def import_path(path: Sequence[str] | None = None) -> list[str]:
-    """Return the import path of a helper process: directories only this user can change.
+    """Return the import path of a helper process, without directories that others can write to.
+
+    The working directory is left out unless it belongs to this user or to root, and if a group can
+    write to it that is not this user's primary group. The owner and the group of entries that the
+    user named do not matter: software on clusters belongs to an account of its own.
 
     Parameters
     ----------
@@ -83,7 +107,8 @@ def task_path(add_working_directory: bool = False) -> list[str]:
     """Return this process's import path for its tasks, which can import what it can import.
 
     All entries are absolute. The working directory comes after the standard library, as in
-    IPython, so that no file in it replaces one of Python's own modules.
+    IPython, so that no file in it replaces one of Python's own modules. It comes last if other
+    users can write to it, as by `import_path`.
 
     Parameters
     ----------
@@ -97,6 +122,8 @@ def task_path(add_working_directory: bool = False) -> list[str]:
     entries = [os.path.abspath(entry) for entry in sys.path]
     if add_working_directory and working not in entries:
         entries.insert(0, working)
+    if working in entries and not _is_trusted(working):
+        return [*(entry for entry in entries if entry != working), working]
     own = standard_library()
     end = 1 + max((place for place, entry in enumerate(entries) if entry in own), default=-1)
     before, after = entries[:end], entries[end:]
@@ -118,6 +145,14 @@ def _is_trusted(entry: str) -> bool:
     if entry == _PACKAGE_ROOT or any(f"{entry}{os.sep}".startswith(one + os.sep) for one in own):
         return True  # code from there runs in this process, whatever its mode is
     try:
-        return not os.stat(entry).st_mode & stat.S_IWOTH
+        status = os.stat(entry)
+        is_working_directory = os.path.samestat(status, os.stat(os.curdir))
     except OSError:
         return False
+    if status.st_mode & stat.S_IWOTH:
+        return False
+    if not is_working_directory:
+        return True
+    # Many systems give each user a group with no other members, and make it writable.
+    group = not status.st_mode & stat.S_IWGRP or status.st_gid == os.getegid()
+    return group and status.st_uid in (0, os.geteuid())
