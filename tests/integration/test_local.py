@@ -99,6 +99,32 @@ def test_what_dies_again_and_again_is_given_up_with_the_reason(cluster):
     assert row(cluster, "data_worker:1").state is TaskState.READY
 
 
+def test_a_restart_is_requested_before_the_process_of_an_earlier_one_exists(cluster):
+    dispatcher, before = row(cluster, "dispatcher:0"), row(cluster, "data_worker:0")
+    os.kill(dispatcher.pid, signal.SIGSTOP)  # a data worker starts only once it answers
+    try:
+        cluster.kill("data_worker:0")
+        until(lambda: row(cluster, "data_worker:0").restarts > before.restarts)
+        failed = []
+
+        def restart():
+            try:
+                cluster.restart("data_worker:0")
+            except errors.TfdError as error:
+                failed.append(error)
+
+        requester = threading.Thread(target=restart)
+        requester.start()
+        until(lambda: row(cluster, "data_worker:0").reason == "asked for")
+    finally:
+        os.kill(dispatcher.pid, signal.SIGCONT)
+    requester.join()
+    assert not failed
+    after = row(cluster, "data_worker:0")
+    assert after.state is TaskState.READY
+    assert after.pid != before.pid
+
+
 def test_measurements_arrive(cluster):
     seen = until(lambda: (r := row(cluster, "data_worker:0")).rss_mb and r)
     assert seen.rss_mb > 50

@@ -314,6 +314,9 @@ class Supervised:
             },
             self.log,
         )
+        # A restart requested before this process existed is done: this one is new.
+        self._asked = False
+        self._wake.clear()
         for _, blob in cluster.functions if self.spec.role is Role.DATA_WORKER else ():
             await self.process.request(
                 "install", 60.0, blob=base64.b64encode(blob).decode(), gone=[]
