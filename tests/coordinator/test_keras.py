@@ -64,6 +64,56 @@ def test_keras_2_trains_with_the_coordinator_of_the_cluster() -> None:
     assert found["ps"] == ["ps:0"]
 
 
+#: As in TensorFlow's tutorial: `fit` makes the coordinator of a strategy.
+FIT_FIRST = """
+import tensorflow as tf
+import tfd_notebook as tfd
+
+batches = tf.data.Dataset.from_tensors((tf.ones((16, 1)), 3 * tf.ones((16, 1)))).repeat()
+with tfd.Cluster(workers=1, ps=1, name="keras-2") as cluster:
+    strategy = tf.distribute.ParameterServerStrategy(cluster.resolver)
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+
+    def fit(**options):
+        return model.fit(batches, steps_per_epoch=5, verbose=0, **options).history["loss"]
+
+    (first,) = fit()
+    made = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    assert type(made) is tf.distribute.coordinator.ClusterCoordinator
+    coordinator = cluster.coordinator(strategy)
+    assert coordinator is made
+    assert isinstance(coordinator, tfd.Coordinator)
+    assert coordinator is cluster.present_coordinator()
+    (second,) = fit()
+    assert second < first
+    assert coordinator.values.counts()["ready"] == 5
+    (row, *_) = coordinator.values.records(1)
+    assert (row["function"], row["worker"]) == ("train_function", 0)
+    coordinator.pause()
+    value = coordinator.schedule(tf.function(lambda: tf.constant(7)))
+    assert not coordinator.done()
+    assert coordinator.step() == 1
+    assert value.fetch() == 7
+    coordinator.resume()
+    assert fit(epochs=2)[-1] < second
+    assert coordinator.values.counts()["ready"] == 16
+"""
+
+
+def test_the_coordinator_that_keras_2_made_is_adopted() -> None:
+    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", FIT_FIRST],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+
+
 def test_keras_3_is_refused_with_what_to_do() -> None:
     x = np.ones((32, 4), "float32")
     with tfd.Cluster(workers=1, ps=1, name="keras-3") as cluster:
