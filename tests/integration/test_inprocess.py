@@ -115,6 +115,30 @@ def test_the_next_epoch_is_whole_after_a_worker_came_back(again: str) -> None:
                 cluster.scale(data_workers=1)
 
 
+def test_a_worker_leaves_again_before_its_first_server_has_stopped() -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def first_waits(x: Any) -> Any:
+        if not begun.is_set():
+            begun.set()
+            assert goes_on.wait(60)
+        return x
+
+    with tfd.Cluster(data_workers=1, launcher="inprocess", name="twice") as cluster:
+        endless = tf.data.Dataset.range(ENDLESS)
+        endless = endless.map(lambda x: tf.numpy_function(first_waits, [x], tf.int64))
+        with Reader(endless.apply(cluster.distribute("off"))):
+            assert begun.wait(60)
+            first = cluster.snapshot().task("data_worker:0").address
+            cluster.scale(data_workers=0)  # its server stops once the function has returned
+            cluster.scale(data_workers=1)
+            assert cluster.snapshot().task("data_worker:0").address != first
+            cluster.scale(data_workers=0)
+            goes_on.set()
+        cluster.scale(data_workers=1)
+        assert len(read(batches().apply(cluster.distribute("dynamic")))) == 12
+
+
 def coordinated(cluster: tfd.Cluster, dataset: Any, count: int) -> list[Any]:
     """Return the datasets of `count` consumers that take elements in rounds."""
     return [

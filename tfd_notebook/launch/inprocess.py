@@ -88,7 +88,8 @@ class InProcessNode(Node):
         self._on_event = on_event
         self._tasks: dict[str, _Hosted] = {}
         #: Data workers that left: the dispatcher goes on giving work to their addresses.
-        self._retired: dict[str, _Hosted] = {}
+        #: There are several of one name where a first one has not stopped yet.
+        self._retired: list[tuple[str, _Hosted]] = []
         self._lock = threading.RLock()
         self._closing = threading.Event()
         self._measuring = threading.Thread(
@@ -116,7 +117,7 @@ class InProcessNode(Node):
             for name in itertools.chain(*ending):
                 with contextlib.suppress(TfdError):
                     self._do_stop([name])
-            for task in self._retired.values():
+            for _, task in self._retired:
                 task.close()
             self._retired.clear()
         self._measuring.join(timeout)
@@ -135,11 +136,13 @@ class InProcessNode(Node):
         held: dict[str, str] = {}
         for packed in tasks:
             name = f"{packed['role']}:{packed['index']}"
-            before = self._retired.get(name)
-            if before is not None and before.tombstone is not None:
-                before.tombstone.close()
-                before.tombstone = None
-                self._tasks[name] = self._retired.pop(name)
+            for index, (retired, task) in enumerate(self._retired):
+                if retired == name and task.tombstone is not None:
+                    task.tombstone.close()
+                    task.tombstone = None
+                    self._tasks[name] = task
+                    del self._retired[index]
+                    break
             else:
                 holder = sockets.hold_port(packed["port"])
                 port = holder.getsockname()[1]
@@ -187,7 +190,7 @@ class InProcessNode(Node):
                 server = None  # finalised before its address can be used again
             del self._tasks[name]
             if task.role is Role.DATA_WORKER and not self._closing.is_set():
-                self._retired[name] = task
+                self._retired.append((name, task))
                 if stopped:
                     self._bury(name, task)
                 else:
@@ -213,7 +216,7 @@ class InProcessNode(Node):
     def _bury_later(self, name: str, task: _Hosted, server: servers.Server) -> None:
         server.stop(None)
         with self._lock:
-            if self._retired.get(name) is task and not self._closing.is_set():
+            if not self._closing.is_set():
                 self._bury(name, task)
 
     def _do_restart(self, task: str, settings: Mapping[str, Any]) -> None:
