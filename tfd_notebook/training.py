@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tfd_notebook.resolving.own import OwnResolver
 
 _PROBE_SECONDS = 5.0
-#: Seconds for a coordinator that was stopped to find the worker that it had lost.
-_CALM_SECONDS = 20.0
 NO_KERAS = "Keras 3 cannot train, evaluate or predict under ParameterServerStrategy"
 KERAS_2 = (
     "use Keras 2: pip install tf-keras, and set TF_USE_LEGACY_KERAS=1 before TensorFlow is "
@@ -98,26 +96,16 @@ class Training(Insight):
         from tfd_notebook.coordinate import connect
 
         connect.require()
-        from tfd_notebook._compat import connecting, parking
-
         with self._lock:
             self._must_run()
             self._must_have_servers()
-            with parking.parked():  # refuse before anything changes
-                pass
+            connect.await_readers()
             self._let_go()
             if self._used and self.policy.recycle:
                 self._recycle()
             self.check_servers()
-            if not connecting.await_stopped(_CALM_SECONDS):
-                raise errors.StateError(
-                    "TensorFlow still waits for a worker that an earlier cluster of this process "
-                    "lost, and cannot connect meanwhile",
-                    fix="restart the kernel",
-                )
             self._strategy_options = (args, options)
-            if connecting.address_in(self._fleet.cluster_spec()) is None:
-                connect.count_one()
+            connect.prepare(self._fleet.cluster_spec())
             self._used = True
             strategy = tf.distribute.ParameterServerStrategy(self.resolver, *args, **options)
             self._adopt(strategy)

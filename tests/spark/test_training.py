@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,9 +175,11 @@ def test_uneven_partitions_do_not_hold_up_mirrored_workers(
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_parameter_server_strategy_with_the_coordinator_here(
-    sc: Any, ended: list[Any], beside: bool
+    sc: Any, ended: list[Any], beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import tensorflow as tf
+
+    from tfd_notebook._compat import parking
 
     nodes = 3 if beside else 2
     cluster = TFCluster.run(sc, TFCluster.serve, None, nodes, 1, driver_ps_nodes=beside)
@@ -206,6 +210,23 @@ def test_parameter_server_strategy_with_the_coordinator_here(
     coordinator.join(LONG)
     assert float(weight.numpy()) == pytest.approx(5.0, abs=0.05)
     assert coordinator.values.counts()
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[int]:
+        begun.set()
+        assert goes_on.wait(60)
+        yield 1
+
+    numbers = tf.data.Dataset.from_generator(slow, output_signature=tf.TensorSpec((), tf.int64))
+    reader = threading.Thread(target=lambda: list(numbers))
+    reader.start()
+    assert begun.wait(60)
+    monkeypatch.setattr(parking, "SECONDS", 1.0)
+    with pytest.raises(errors.StateError, match="reads a dataset"):
+        cluster.strategy()
+    goes_on.set()
+    reader.join(60)
+    assert cluster.coordinator() is coordinator  # nothing was changed before
     cluster.shutdown(timeout=LONG)
     assert cluster.phase == "stopped"
     assert sc.parallelize(range(4), 2).sum() == 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook.errors import StateError, Unsupported
@@ -13,6 +13,8 @@ from tfd_notebook.launch import sockets
 #: Each connection keeps about 40 MB, 89 threads and a listening port until the process ends.
 _WARN_AFTER = 5
 _MOST = 15
+#: Seconds for a coordinator that was stopped to find the worker that it had lost.
+_CALM_SECONDS = 20.0
 _lock = threading.Lock()
 _count = 0
 #: The connection that `arrived` has seen last, and its port.
@@ -39,6 +41,41 @@ def require() -> None:
             f"TensorFlow {tf.__version__} cannot be coordinated from here: {error}",
             fix="use TensorFlow 2.15 to 2.21",
         ) from error
+
+
+def await_readers() -> None:
+    """Wait for threads that run TensorFlow operations; call this before anything is changed.
+
+    Raises
+    ------
+    StateError
+        An operation does not end; the error names its thread.
+    """
+    from tfd_notebook._compat import parking
+
+    with parking.parked():
+        pass
+
+
+def prepare(spec: Mapping[str, Sequence[str]]) -> None:
+    """Check that this process can connect to the cluster `spec` now, and count the connection.
+
+    Raises
+    ------
+    StateError
+        An earlier coordinator still waits for a worker that was lost, or there were too many
+        connections.
+    """
+    from tfd_notebook._compat import connecting
+
+    if not connecting.await_stopped(_CALM_SECONDS):
+        raise StateError(
+            "TensorFlow still waits for a worker that an earlier cluster of this process "
+            "lost, and cannot connect meanwhile",
+            fix="restart the kernel",
+        )
+    if connecting.address_in(spec) is None:
+        count_one()
 
 
 def leave_gpus() -> bool:

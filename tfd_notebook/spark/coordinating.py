@@ -55,6 +55,9 @@ class Coordinating(Life):
         --------
         tf.distribute.cluster_resolver.ClusterResolver
         """
+        from tfd_notebook.coordinate import connect
+
+        connect.require()
         from tfd_notebook.resolving.own import OwnResolver
 
         return OwnResolver(self._servers, self._connected, self.name)
@@ -70,7 +73,8 @@ class Coordinating(Life):
         Raises
         ------
         StateError
-            There is no worker or no parameter server, or the cluster has ended.
+            There is no worker or no parameter server, the cluster has ended, or a thread of this
+            process runs a TensorFlow operation that does not end.
         TasksMissing
             A node does not listen; TensorFlow would wait for it for ever.
 
@@ -80,14 +84,15 @@ class Coordinating(Life):
         """
         import tensorflow as tf
 
-        from tfd_notebook._compat import connecting
         from tfd_notebook.coordinate import connect
+
+        connect.require()
         from tfd_notebook.coordinate.coordinator import Coordinator
 
         self._must_listen()
+        connect.await_readers()
         self.let_go()
-        if connecting.address_in(self._servers()) is None:
-            connect.count_one()
+        connect.prepare(self._servers())
         strategy = tf.distribute.ParameterServerStrategy(self.resolver, *args, **options)
         coordinator = Coordinator(strategy)
         coordinator.belongs_to(
