@@ -7,14 +7,17 @@ from pathlib import Path
 from tfd_notebook.launch import runtime
 from tfd_notebook.launch.agent import Agent
 from tfd_notebook.launch.sessions import Session
+from tfd_notebook.probe import probe
+from tfd_notebook.spec import TaskState
 
 
 def test_a_task_that_cannot_be_ended_leaves_no_directory(capfd):
     async def work():
-        agent = Agent("abcdefabcdef", runtime.new_agent_dir("abcdefabcdef"), None)
+        directory, lock = runtime.new_agent_dir("abcdefabcdef")
+        agent = Agent("abcdefabcdef", directory, None)
         session = Session("host", agent.id, 0.0)
         opened = {"policy": {}, "environment": {}, "path": [], "directory": os.getcwd()}
-        directory = await agent.do_open(session, "stuck", preload=[], allow=[], about={}, **opened)
+        opened_at = await agent.do_open(session, "stuck", preload=[], allow=[], about={}, **opened)
         await agent.do_hold(
             "stuck",
             [
@@ -28,7 +31,39 @@ def test_a_task_that_cannot_be_ended_leaves_no_directory(capfd):
         await agent.do_close(session, "stuck")
         assert not agent.clusters
         runtime.remove(agent.directory)
-        return Path(directory)
+        lock.close()
+        return Path(opened_at)
 
     assert not asyncio.run(work()).exists()
     assert "Bad file descriptor" in capfd.readouterr().err
+
+
+def test_a_task_is_buried_after_a_failed_attempt(capfd):
+    many = [f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)]
+
+    async def work():
+        directory, lock = runtime.new_agent_dir("abcdefabcdef")
+        agent = Agent("abcdefabcdef", directory, None)
+        session = Session("host", agent.id, 0.0)
+        opened = {"policy": {}, "environment": {}, "path": [], "directory": os.getcwd()}
+        await agent.do_open(session, "lost", preload=[], allow=many, about={}, **opened)
+        packed = {"role": "ps", "index": 0, "host": "127.0.0.1"}
+        await agent.do_hold("lost", [packed | {"port": 0, "settings": {}, "gpus": []}])
+        cluster = agent.clusters["lost"]
+        task = cluster.tasks["ps:0"]
+        task.state = TaskState.FAILED
+        found = []
+        for allow in (cluster.allow, ()):
+            cluster.allow = allow
+            task.bury()
+            found.append(await asyncio.to_thread(probe, task.address))
+        await agent.do_close(session, "lost")
+        runtime.remove(agent.directory)
+        lock.close()
+        return found
+
+    open_port, closed = asyncio.run(work())
+    assert open_port.state == "refused"
+    assert "FilterFailed" in capfd.readouterr().err
+    assert closed.state == "foreign"
+    assert "is gone" in closed.reason

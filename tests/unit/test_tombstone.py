@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from tfd_notebook import wire
-from tfd_notebook.errors import PortInUse, StateError
+from tfd_notebook.errors import FilterFailed, PortInUse, StateError
 from tfd_notebook.launch.sockets import hold_port
 from tfd_notebook.launch.tombstone import Tombstone
 from tfd_notebook.probe import probe
@@ -123,6 +123,15 @@ def test_port_that_is_taken() -> None:
         for allow in (None, ()):
             with pytest.raises(PortInUse), Tombstone({port: "gone"}, allow=allow):
                 pass
+
+
+def test_a_port_that_stays_open_to_other_hosts_is_not_answered(port: int) -> None:
+    # More networks than a packet filter takes, none of which can be merged with another.
+    many = [f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)]
+    tombstone = Tombstone({port: "gone"}, allow=many)
+    with pytest.raises(FilterFailed):
+        tombstone.start()
+    assert probe(f"localhost:{port}").state == "refused"
 
 
 def test_at_all_addresses_or_at_loopback_only(port: int) -> None:

@@ -364,7 +364,7 @@ class Supervised:
             self._tombstone = None
         if message is not None:
             at = Endpoint.parse(self.address).host
-            self._tombstone = Tombstone(
+            tombstone = Tombstone(
                 {self.port: message},
                 dispatcher=self.settings.get("dispatcher_address"),
                 on_loss=on_loss,
@@ -372,7 +372,8 @@ class Supervised:
                 allow=None if at == "localhost" else self._cluster.allow,
             )
             with self._cluster.reported("starting its error server", self):
-                self._tombstone.start()
+                tombstone.start()
+                self._tombstone = tombstone
 
     async def _has_died(self) -> bool:
         """Whether the process ended without saying why."""

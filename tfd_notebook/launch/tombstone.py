@@ -92,7 +92,7 @@ class Tombstone:
         self._pool = ThreadPoolExecutor(2, "tfd-tombstone")
         try:
             for port, text in self._ports.items():
-                self._servers.append(self._serve(port, text))
+                self._serve(port, text)
         except BaseException:
             self.close()
             raise
@@ -113,7 +113,7 @@ class Tombstone:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _serve(self, port: int, text: str) -> Any:
+    def _serve(self, port: int, text: str) -> None:
         accept = self._accept(self._workers.get(port, f"localhost:{port}"))
         answers = _Answers(self._code, text, accept, self._on_loss == "warn")
         server = grpc.server(self._pool, handlers=(answers,), options=(("grpc.so_reuseport", 1),))
@@ -123,10 +123,10 @@ class Tombstone:
                 bound += bool(server.add_insecure_port(f"{host}:{port}"))
         if not bound:
             raise PortInUse(f"nothing can answer for the lost task at port {port}: it is taken")
+        self._servers.append(server)  # from here on `close` stops it, whatever fails
         server.start()
         if self._allow is not None:
             sockets.close_to_strangers(port, self._allow)
-        return server
 
     def _accept(self, worker: str) -> Callable[[int], None] | None:
         """Return what tells the dispatcher that `worker` has done a task."""
