@@ -41,7 +41,6 @@ class Training(Insight):
         self._used = False
         #: What builds the model, where that is known.
         self._build: Callable[[Coordinator], Any] | None = None
-        self._kernel_open_to = ""
         self._monitor.coordinator = self._seen
 
     @property
@@ -271,7 +270,9 @@ class Training(Insight):
         from tfd_notebook._compat import connecting
         from tfd_notebook.coordinate import connect
 
-        if connect.arrived():
+        with connect.arrival() as is_new:
+            if not is_new:
+                return
             self._used = True
             known = {
                 Endpoint.parse(address).host
@@ -279,7 +280,7 @@ class Training(Insight):
                 for address in tasks
             }
             host = "localhost" if known == {"localhost"} else None
-            self._kernel_open_to = connect.close(self._config.allow, host)
+            connect.close(self._config.allow, host)
             connecting.send_functions()
 
     def _must_be_here(self, strategy: Any) -> None:
@@ -360,7 +361,8 @@ class Training(Insight):
         else:
             self._fleet.scale(counts)
             connecting.resize(coordinator, self._fleet.cluster_spec()["worker"])
-        connect.arrived()  # no connection of a strategy's
+        with connect.arrival():
+            pass  # not the connection of a strategy
 
     def _recycle(self) -> None:
         rows = (*self._fleet.rows_of(Role.PS), *self._fleet.rows_of(Role.WORKER))

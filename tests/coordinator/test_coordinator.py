@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import inspect
 import os
 import re
@@ -19,8 +20,10 @@ import tensorflow as tf
 
 import tfd_notebook as tfd
 from tests._waiting import until
+from tfd_notebook._compat import connecting
 from tfd_notebook.coordinate.coordinator import Coordinator
 from tfd_notebook.errors import (
+    FilterFailed,
     PausedError,
     StateError,
     TimeLimit,
@@ -615,3 +618,24 @@ class TestOwnStrategy:
             own.coordinator(cluster.present_coordinator().strategy)
         with pytest.raises(UsageError, match="not one of cluster 'own-strategy'"):
             own.coordinator(tf.distribute.get_strategy())
+
+    def test_a_port_that_stays_open_is_reported_until_it_is_closed(
+        self, cluster: tfd.Cluster, own: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(sock: socket.socket, program: bytes) -> None:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+        tf.distribute.ParameterServerStrategy(own.resolver)
+        before = connecting.server_port()
+        with monkeypatch.context() as patch:
+            patch.setattr(sockets, "_attach", refuse)
+            with pytest.raises(FilterFailed):
+                tf.distribute.ParameterServerStrategy(cluster.resolver)
+            port = connecting.server_port()
+            assert port is not None
+            assert port != before
+            assert not is_closed(port)
+            with pytest.raises(FilterFailed):
+                cluster.resolver.cluster_spec()
+        cluster.resolver.cluster_spec()
+        assert is_closed(port)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook.errors import StateError, Unsupported
@@ -17,7 +18,7 @@ _MOST = 15
 _CALM_SECONDS = 20.0
 _lock = threading.Lock()
 _count = 0
-#: The connection that `arrived` has seen last, and its port.
+#: The last connection whose `arrival` was handled, and the port of the last that was counted.
 _seen: Any = None
 _port: int | None = None
 #: Whether the next connection is counted already.
@@ -89,15 +90,16 @@ def leave_gpus() -> bool:
     return True
 
 
-def close(allow: Iterable[str], host: str | None = None) -> str:
-    """Close the port of this process's server, and return which peers can connect.
+def close(allow: Iterable[str], host: str | None = None) -> None:
+    """Close the port of this process's server to hosts outside the cluster.
 
     `host` is the host name in all task addresses, or None if they differ.
     """
     from tfd_notebook._compat import connecting
 
     port = connecting.server_port()
-    return "" if port is None else sockets.close_to_strangers(port, allow, host)
+    if port is not None:
+        sockets.close_to_strangers(port, allow, host)
 
 
 def count_one() -> None:
@@ -120,20 +122,26 @@ def count_one() -> None:
         _add()
 
 
-def arrived() -> bool:
-    """Whether this process has connected since this was asked last; counts what was not yet."""
+@contextlib.contextmanager
+def arrival() -> Iterator[bool]:
+    """Yield whether the connection of this process is new, and count it if it is not counted yet.
+
+    It stays new until a block ends without an error: what failed is tried again.
+    """
     global _seen, _port, _counted
     from tfd_notebook._compat import connecting
 
     with _lock:
         present, port = connecting.connection(), connecting.server_port()
         is_new, is_elsewhere = present is not _seen, port != _port
-        _seen, _port = present, port
+        _port = port
         if is_elsewhere:
             counted, _counted = _counted, False
             if not counted:
                 _add()
-        return is_new
+    yield is_new
+    with _lock:
+        _seen = present
 
 
 def _add() -> None:

@@ -139,9 +139,11 @@ class Coordinating(Life):
         from tfd_notebook._compat import connecting
         from tfd_notebook.coordinate import connect
 
-        if connect.arrived():
-            connect.close(launching.networks(node.address for node in self.nodes if node.address))
-            connecting.send_functions()
+        with connect.arrival() as is_new:
+            if is_new:
+                known = (node.address for node in self.nodes if node.address)
+                connect.close(launching.networks(known))
+                connecting.send_functions()
 
     def _servers(self) -> dict[str, list[str]]:
         return {job: tasks for job, tasks in self.cluster_spec.items() if job in ("ps", "worker")}
