@@ -31,6 +31,7 @@ _LOOPBACK = ("127.0.0.0/8", "::1/128")
 _SO_ATTACH_FILTER = 26  # the socket module has no name for it
 _LISTEN = "0A"  # state of a socket in /proc/net/tcp
 _EVERYTHING = 0xFFFFFFFF
+_SYS_PIDFD_GETFD = 438
 _TCP_INFO_BYTES_ACKED = 120  # offset in struct tcp_info; u64, Linux 4.1
 _TCP_INFO_UNACKED = 24  # on a listening socket: connections that wait for accept()
 
@@ -111,7 +112,12 @@ def listening_addresses(port: int) -> list[str]:
 
 def listening_fds(port: int) -> list[int]:
     """Return the file descriptors of this process that listen at TCP `port` (Linux)."""
-    return [fd for fd, sock in _own_sockets() if _listens(sock) and _local_port(sock) == port]
+    return [fd for fd, _ in _listeners(port)]
+
+
+def listening_inodes(port: int) -> set[int]:
+    """Return the inodes of the sockets of this process that listen at TCP `port` (Linux)."""
+    return {os.fstat(sock.fileno()).st_ino for _, sock in _listeners(port)}
 
 
 def close_to_strangers(port: int, allow: Iterable[str] = (), host: str | None = None) -> str:
@@ -207,11 +213,10 @@ def _filter(port: int, let_in: Iterable[Network]) -> None:
     """Put a filter on the listening sockets at `port`, or raise OSError or FilterFailed."""
     program = _program(let_in)
     closed = 0
-    for _, sock in _own_sockets():
-        if _listens(sock) and _local_port(sock) == port:
-            _attach(sock, program)
-            _await_accepts(sock)
-            closed += 1
+    for _, sock in _listeners(port):
+        _attach(sock, program)
+        _await_accepts(sock)
+        closed += 1
     if not closed:
         raise FilterFailed(
             f"port {port} cannot be closed to other hosts: this process does not listen there",
@@ -326,9 +331,6 @@ class Kept:
             os.close(self._duplicates.popitem()[1])
 
 
-_SYS_PIDFD_GETFD = 438
-
-
 def _duplicate_of(handle: int, descriptor: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     duplicate: int = libc.syscall(_SYS_PIDFD_GETFD, handle, descriptor, 0)
@@ -388,6 +390,12 @@ def _own_sockets() -> Iterator[tuple[int, socket.socket]]:
         with sock:
             if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
                 yield fd, sock
+
+
+def _listeners(port: int) -> Iterator[tuple[int, socket.socket]]:
+    for fd, sock in _own_sockets():
+        if _listens(sock) and _local_port(sock) == port:
+            yield fd, sock
 
 
 def _listens(sock: socket.socket) -> bool:

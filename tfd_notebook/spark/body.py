@@ -170,21 +170,25 @@ class _Body:
         self._say({"say": "numbers", "numbers": self._inbox.numbers()})
 
     def _close_port(self, port: int) -> None:
-        """Let nobody but the cluster's hosts reach the server that TensorFlow opens."""
+        """Close each server that listens at the node's port to hosts outside the cluster."""
         from tfd_notebook.errors import FilterFailed
         from tfd_notebook.launch import sockets
 
-        allow = self._request["peers"]
+        allow, host = self._request["peers"], self._request["host"]
+        closed: set[int] = set()
         while True:
-            if sockets.listening_fds(port):
+            found = sockets.listening_inodes(port)
+            if found - closed:
                 try:
-                    open_to = sockets.close_to_strangers(port, allow)
+                    open_to = sockets.close_to_strangers(port, allow, host)
                 except FilterFailed as error:
+                    if not found & sockets.listening_inodes(port):
+                        continue  # the function has closed its listener meanwhile
                     told = f"{self._request['name']}: {error}"
                     self._say({"say": "error", "state": "failed", "error": told})
                     os._exit(1)  # with the server, which other hosts can reach
                 self._say({"say": "port", "open_to": open_to})
-                return
+            closed = found
             time.sleep(_LOOK_SECONDS)
 
     def _say(self, message: dict[str, Any]) -> None:
