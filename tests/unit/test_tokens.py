@@ -15,7 +15,7 @@ import pytest
 import tfd_notebook as tfd
 from tfd_notebook import attaching, errors, spec
 from tfd_notebook.configure import configure
-from tfd_notebook.launch import away, sweep
+from tfd_notebook.launch import away, profiles, sweep
 from tfd_notebook.launch.kernels import TOKEN, JupyterServer
 
 pytest.importorskip("requests")
@@ -197,6 +197,19 @@ def test_the_file_of_a_detached_cluster_has_no_token(
     away.Record("secret", "jupyter", dict(config.options), ["a1"]).keep(time.time() + 100)
     (file,) = (tmp_path / "run").iterdir()
     assert "s3cret" not in file.read_text()
+
+
+def test_options_are_not_part_of_a_representation(config_home: Path) -> None:
+    config_home.mkdir(parents=True)
+    file = config_home / "lab.toml"
+    file.write_text(f'launcher = "jupyter"\nservers = "{ONE}"\ntoken = "s3cret"\n')
+    profile = profiles.read(file)
+    assert profile.options["token"] == "s3cret"
+    assert "s3cret" not in repr(profile)
+    away.Record("lab", "jupyter", profile.options, ["a1"]).keep(100)
+    (found,) = away.away()
+    assert found.options["token"] == "s3cret"
+    assert "s3cret" not in repr(found)
 
 
 def test_an_attach_without_the_token_names_the_fix(serve: Callable[..., Server]) -> None:

@@ -13,7 +13,7 @@ import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -133,7 +133,7 @@ class Away:
     name: str
     lease: float
     launcher: str
-    options: dict[str, Any]
+    options: dict[str, Any] = field(repr=False)
     agents: tuple[str, ...]
     planned: int
     about: dict[str, Any]

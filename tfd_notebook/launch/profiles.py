@@ -47,7 +47,7 @@ class Profile:
 
     name: str
     launcher: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict, repr=False)  # it may hold a token
     path: Path = Path()
 
 
