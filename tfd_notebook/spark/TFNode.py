@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from tfd_notebook.errors import Unsupported
 from tfd_notebook.spark.feed.datafeed import DataFeed
+from tfd_notebook.spark.paths import without_path
 
 __all__ = ["DataFeed", "hdfs_path", "start_cluster_server"]
 
@@ -47,11 +48,7 @@ def hdfs_path(ctx: Any, path: str) -> str:
     scheme = path.partition(":")[0]
     if "://" in path and scheme.rstrip("s") in {name.rstrip("s") for name in _SCHEMES}:
         return path
-    root: str = ctx.defaultFS
-    if root.startswith("file"):
-        root = "file:" + "//"
-    elif not root.endswith("://"):  # those slashes belong to the scheme
-        root = root.rstrip("/")
+    root = "file:" + "//" if ctx.defaultFS.startswith("file") else without_path(ctx.defaultFS)
     if path.startswith("/"):
         return f"{root}{path}"
     if root.startswith("file:"):

@@ -30,7 +30,13 @@ def located(sc: Any, path: str) -> str:
     if root.startswith("file:"):
         return os.path.abspath(path)
     home = "" if path.startswith("/") else f"/user/{sc.sparkUser()}/"
-    return f"{root.rstrip('/')}{home}{path}"
+    return f"{without_path(root)}{home}{path}"
+
+
+def without_path(root: str) -> str:
+    """Return the root of a file system, such as ``hdfs:///``, without the slashes of its path."""
+    scheme, separator, rest = root.partition("://")
+    return scheme + separator + rest.rstrip("/")
 
 
 class understood:  # noqa: N801 - it reads as a word
