@@ -22,6 +22,7 @@ import pytest
 import tfd_notebook
 from tfd_notebook import errors
 from tfd_notebook.launch import base
+from tfd_notebook.launchers import RemoteLauncher
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,6 +34,15 @@ PACKAGE = ROOT / "tfd_notebook"
 #: What neither ``import tfd_notebook`` nor ``%load_ext tfd_notebook`` may import.
 HEAVY = ("tensorflow", "keras", "pandas", "grpc", "ipywidgets")
 TEXT = {".cfg", ".ipynb", ".md", ".py", ".toml", ".txt", ".yml", ""}
+
+
+def own_launchers() -> dict[str, Any]:
+    """Return the launchers that the project declares as entry points, by name."""
+    found = {}
+    for name, target in project()["project"]["entry-points"][base.ENTRY_POINTS].items():
+        module, _, attribute = target.partition(":")
+        found[name] = getattr(importlib.import_module(module), attribute)
+    return found
 
 
 def project() -> dict[str, Any]:
@@ -139,6 +149,18 @@ def test_signatures_show_every_argument() -> None:
     assert all(one.kind is one.KEYWORD_ONLY for one in cluster.values())
     stream = inspect.signature(tfd_notebook.Cluster.stream).parameters
     assert set(stream) == {"self", "dataset", "name", "buffer", "sinks", "discard"}
+    for kind in (*own_launchers().values(), RemoteLauncher):
+        shown = inspect.signature(kind).parameters
+        assert all(one.kind is not one.VAR_KEYWORD for one in shown.values()), kind
+        assert {"host", "allow"} <= set(shown), kind
+        if issubclass(kind, RemoteLauncher):
+            assert {"grace", "place", "secure"} <= set(shown), kind
+
+
+@pytest.mark.parametrize("name", ["fake", "jupyter", "spark", "ssh"])
+def test_an_unknown_option_of_a_launcher_is_an_error(name: str) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'hots'"):
+        base.launcher(name, {"hots": "one"})
 
 
 def test_docs_name_every_extra_and_variable() -> None:
@@ -153,9 +175,7 @@ def test_docs_name_every_extra_and_variable() -> None:
 def test_launchers_are_entry_points() -> None:
     declared = project()["project"]["entry-points"][base.ENTRY_POINTS]
     assert list(declared) == sorted(declared)
-    for name, target in declared.items():
-        module, _, attribute = target.partition(":")
-        kind = getattr(importlib.import_module(module), attribute)
+    for name, kind in own_launchers().items():
         assert issubclass(kind, base.Launcher)
         assert kind.name == name
 

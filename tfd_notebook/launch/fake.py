@@ -7,7 +7,7 @@ keeps its nodes, so that a test can have a task die, hang or use memory.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfd_notebook.errors import UnknownName
@@ -26,8 +26,8 @@ class Fake(Launcher):
     gpus : tuple of int, or mapping of str to tuple of int
         The GPUs that its host seems to have, or those of several hosts, by name: tasks go round
         these in turn. Default: none.
-    **options
-        Those of every `Launcher`.
+    host, allow
+        See `Launcher`.
 
     Attributes
     ----------
@@ -41,9 +41,13 @@ class Fake(Launcher):
     offered: ClassVar[bool] = False
 
     def __init__(
-        self, *, gpus: Sequence[int] | Mapping[str, Sequence[int]] = (), **options: Any
+        self,
+        *,
+        gpus: Sequence[int] | Mapping[str, Sequence[int]] = (),
+        host: str | Mapping[str, str] = "localhost",
+        allow: Iterable[str] = (),
     ) -> None:
-        super().__init__(**options)
+        super().__init__(host=host, allow=allow)
         hosts = gpus if isinstance(gpus, Mapping) else {"localhost": gpus}
         self._gpus = {host: tuple(numbers) for host, numbers in hosts.items()}
         self.nodes: list[FakeNode] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfd_notebook import validation
@@ -58,9 +58,13 @@ class Jupyter(RemoteLauncher):
         ca: str | None = None,
         kernel: str = "python3",
         kernels: int = 1,
-        **options: Any,
+        grace: float = 600.0,
+        place: Mapping[str, str | Sequence[str]] | None = None,
+        secure: bool = False,
+        host: str | Mapping[str, str] = "",
+        allow: Iterable[str] = (),
     ) -> None:
-        super().__init__(**options)
+        super().__init__(grace=grace, place=place, secure=secure, host=host, allow=allow)
         self._servers = tuple(servers.split(",")) if isinstance(servers, str) else tuple(servers)
         if not self._servers or not all(self._servers):
             raise UsageError(

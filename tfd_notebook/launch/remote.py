@@ -7,7 +7,7 @@ import contextlib
 import functools
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfd_notebook import validation
@@ -106,8 +106,8 @@ class RemoteLauncher(Launcher):
     secure : bool
         Whether tasks reach each other through encrypted tunnels only, so that nothing else listens
         for other hosts. Default false. Each host needs stunnel for it, and this one, too.
-    **options
-        Those of every `Launcher`.
+    host, allow
+        See `Launcher`. By default each host advertises its own address.
     """
 
     roles: ClassVar[frozenset[Role]] = ALL_ROLES
@@ -119,9 +119,10 @@ class RemoteLauncher(Launcher):
         grace: float = 600.0,
         place: Mapping[str, str | Sequence[str]] | None = None,
         secure: bool = False,
-        **options: Any,
+        host: str | Mapping[str, str] = "",
+        allow: Iterable[str] = (),
     ) -> None:
-        super().__init__(**{"host": "", **options})
+        super().__init__(host=host, allow=allow)
         if isinstance(grace, bool) or not isinstance(grace, (int, float)) or grace < 1:
             raise UsageError(f"grace={grace!r} must be a second or more")
         self._grace = float(grace)

@@ -8,7 +8,7 @@ import json
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tfd_notebook import validation
@@ -54,8 +54,18 @@ class Spark(RemoteLauncher):
     name: ClassVar[str] = "spark"
     summary: ClassVar[str] = "beside the executors of a Spark application (extra: spark)"
 
-    def __init__(self, spark: Any = None, *, executors: int | None = None, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(
+        self,
+        spark: Any = None,
+        *,
+        executors: int | None = None,
+        grace: float = 600.0,
+        place: Mapping[str, str | Sequence[str]] | None = None,
+        secure: bool = False,
+        host: str | Mapping[str, str] = "",
+        allow: Iterable[str] = (),
+    ) -> None:
+        super().__init__(grace=grace, place=place, secure=secure, host=host, allow=allow)
         if executors is not None and (
             isinstance(executors, bool) or not isinstance(executors, int) or executors < 1
         ):

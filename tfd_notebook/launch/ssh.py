@@ -12,7 +12,7 @@ import queue
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tfd_notebook.errors import AgentLost, LaunchError, TfdError, TimeLimit, Unsupported, UsageError
@@ -78,11 +78,14 @@ class SSH(RemoteLauncher):
         directory: str | None = None,
         variables: Mapping[str, str] | None = None,
         secure: bool | str = True,
-        **options: Any,
+        grace: float = 600.0,
+        place: Mapping[str, str | Sequence[str]] | None = None,
+        host: str | Mapping[str, str] = "",
+        allow: Iterable[str] = (),
     ) -> None:
         if secure not in (True, False, "tls"):
             raise UsageError(f"secure={secure!r} is none of True, False and 'tls'")
-        super().__init__(secure=bool(secure), **options)
+        super().__init__(secure=bool(secure), grace=grace, place=place, host=host, allow=allow)
         self._by_tls = secure == "tls"
         self._hosts = tuple(hosts.split(",")) if isinstance(hosts, str) else tuple(hosts)
         if not self._hosts or not all(self._hosts):
