@@ -544,7 +544,7 @@ class TestRefused:
         monkeypatch.setattr(pipeline, "LARGEST", 50_000)
         with pytest.raises(NotSerializable, match="the data itself"):
             through(outside, dataset, "dynamic")
-        # TensorFlow raises this for more than 2 GB of text, whose size is not known before.
+        # TensorFlow returns this for a graph of more than 2 GB.
         monkeypatch.setattr(pipeline, "LARGEST", 1 << 30)
         monkeypatch.setattr("tfd_notebook._compat.graph.serialized", lambda dataset: b"")
         with pytest.raises(NotSerializable, match="more than 2 GB"):

@@ -127,6 +127,38 @@ def test_data_too_large_for_any_service(
     assert serialized
 
 
+def test_text_and_nested_functions_count_as_data(
+    cluster: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size of encoded images and of what inner functions hold is known before the graph."""
+    serialized: list[Any] = []
+    monkeypatch.setattr(graph, "serialized", serialized.append)
+    monkeypatch.setattr(pipeline, "LARGEST", 5_000_000)
+    images = [bytes(1_000_000)] * 6
+    captured = tf.constant(images)
+    rows = np.zeros((10, 100_000), np.int64)
+    inner = tf.function(lambda i: tf.constant(rows)[i])
+    for dataset in (
+        tf.data.Dataset.from_tensor_slices(images).batch(2),
+        Range(6).map(lambda i: captured[i]),
+        Range(6).map(lambda i: tf.constant(images)[i]),
+        Range(10).map(lambda i: inner(i)),
+        Range(2).flat_map(lambda i: Range(10).map(lambda j: tf.constant(rows)[j])),
+        Range(10).map(lambda i: tf.cond(i > 4, lambda: tf.constant(rows)[i], lambda: inner(i))),
+    ):
+        assert codes(dataset) == {"TFD822"}
+        with pytest.raises(tfd.errors.NotSerializable, match="the data itself"):
+            dataset.apply(cluster.distribute("off"))
+    assert not serialized
+    few = tf.constant(images[:4])
+    for small in (
+        tf.data.Dataset.from_tensor_slices(few),
+        Range(4).map(lambda i: few[i]),
+        Range(2).flat_map(lambda i: Range(5).map(lambda j: tf.constant(rows[:5])[j])),
+    ):
+        assert codes(small) == set()
+
+
 def test_endless_datasets(cluster: tfd.Cluster) -> None:
     assert codes(Range(3).repeat()) == {"TFD823"}
     assert codes(Range(3).repeat(2)) == set()

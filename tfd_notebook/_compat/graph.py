@@ -99,17 +99,42 @@ def _needed(definition: Any, name: str) -> Any:
 def constant_bytes(dataset: Any) -> int:
     """Return the bytes of the tensors that the graph of a dataset holds, without making the graph.
 
-    Counts the tensors that the dataset and the functions of its stages refer to; text counts as
-    nothing.
+    Counts the tensors that the dataset refers to, and those of the functions of its stages and of
+    the functions that these call.
     """
     import tensorflow as tf
 
     sizes: dict[int, int] = {}
+    graphs: set[int] = set()
 
     def add(tensor: Any) -> None:
         count = tensor.shape.num_elements()
-        if count and tensor.dtype not in (tf.string, tf.resource, tf.variant):
+        if not count or tensor.dtype in (tf.resource, tf.variant) or id(tensor) in sizes:
+            return
+        if tensor.dtype != tf.string:
             sizes[id(tensor)] = count * tensor.dtype.size
+        elif hasattr(tensor, "numpy"):
+            with tf.init_scope(), tf.device("CPU:0"):
+                lengths = tf.cast(tf.strings.length(tensor), tf.int64)
+                sizes[id(tensor)] = int(tf.reduce_sum(lengths))
+        elif tensor.op.type == "Const":
+            sizes[id(tensor)] = tensor.op.get_attr("value").ByteSize()
+
+    def add_constants(function_graph: Any) -> None:
+        if id(function_graph) in graphs:
+            return
+        graphs.add(id(function_graph))
+        copies = set()  # of small tensors that the function captures
+        for outer, inner in function_graph.captures:
+            if hasattr(outer, "numpy"):
+                add(outer)
+                copies.add(inner.op.name)
+        for op in function_graph.get_operations():
+            if op.type == "Const" and op.name not in copies:
+                add(op.outputs[0])
+        for called in function_graph._functions.values():
+            if hasattr(called, "graph"):  # those of TensorFlow 1 have none
+                add_constants(called.graph)
 
     todo, known = [dataset], set()
     while todo:
@@ -125,9 +150,7 @@ def constant_bytes(dataset: Any) -> int:
             function = wrapper.function
             for tensor in getattr(function, "captured_inputs", ()):
                 add(tensor)
-            for op in function.graph.get_operations():
-                if op.type == "Const":
-                    add(op.outputs[0])
+            add_constants(function.graph)
     return sum(sizes.values())
 
 
