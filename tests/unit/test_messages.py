@@ -39,6 +39,7 @@ from tfd_notebook.launch.requests import Requests
 from tfd_notebook.launch.stunnel import TunnelEnd
 from tfd_notebook.monitor import Monitor
 from tfd_notebook.snapshot import GpuRow, NodeRow, Snapshot, SparkRow
+from tfd_notebook.spark import messages as spark_messages
 from tfd_notebook.spark import roles, seen
 from tfd_notebook.spark.steering import Node
 from tfd_notebook.spec import ClusterConfig, Policy, Role, Service
@@ -755,8 +756,8 @@ FUNCTION_ERROR = {"number": 1, "host": "h", "what": "ValueError: x", "traceback"
 
 def test_whole_messages_of_spark_pass_as_they_are() -> None:
     for message in SPARK:
-        assert messages.spark_message(message, message["say"]) == message
-    assert messages.function_error(FUNCTION_ERROR, "message") == FUNCTION_ERROR
+        assert spark_messages.spark_message(message, message["say"]) == message
+    assert spark_messages.function_error(FUNCTION_ERROR, "message") == FUNCTION_ERROR
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -766,7 +767,7 @@ def test_a_spoilt_message_of_spark_is_refused_or_can_be_used(seed: int) -> None:
     refused = 0
     for _ in range(300):
         try:
-            said = messages.spark_message(spoilt(chance.choice(SPARK), chance), *kinds)
+            said = spark_messages.spark_message(spoilt(chance.choice(SPARK), chance), *kinds)
         except errors.InvalidMessage:
             refused += 1
             continue

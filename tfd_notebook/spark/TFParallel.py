@@ -15,12 +15,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfd_notebook import messages
 from tfd_notebook._compat import sparkcontext
 from tfd_notebook.errors import NodeFailed, SparkError, UsageError
 from tfd_notebook.launch import sealed
 from tfd_notebook.launch.variables import variables
-from tfd_notebook.spark import application, checks
+from tfd_notebook.spark import application, checks, messages
 from tfd_notebook.spark.context import TFNodeContext
 from tfd_notebook.spark.jobs import Job, in_background
 

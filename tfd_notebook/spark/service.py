@@ -23,10 +23,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from tfd_notebook import messages
 from tfd_notebook.errors import FeedTimeout, NodeLost
 from tfd_notebook.launch import sealed
-from tfd_notebook.spark import application, feeders, jobs, starting
+from tfd_notebook.spark import application, feeders, jobs, messages, starting
 from tfd_notebook.spark.feed.datafeed import DataFeed
 from tfd_notebook.spark.feed.inbox import Inbox
 from tfd_notebook.spark.feed.place import Place

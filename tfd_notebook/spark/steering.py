@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfd_notebook import messages
 from tfd_notebook.errors import InvalidMessage, TfdError
 from tfd_notebook.launch import protocol
 from tfd_notebook.launch.sealed import Channel, Secret, Server, serve
+from tfd_notebook.spark import messages
 from tfd_notebook.spark.roles import Assignment
 
 #: Lines of each node's log that are kept, and characters of one of them.
