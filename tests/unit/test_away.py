@@ -97,6 +97,19 @@ def test_a_process_that_has_left_removes_the_file_at_the_end(directory: Path) ->
     until(lambda: not lease_timers())
 
 
+def test_a_step_of_the_wall_clock_does_not_postpone_the_removal(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = Record("training", "ssh", {}, ["a1"])
+    record.keep(-1)
+    real = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: real() - 3600)
+        record.leave()
+    until(lambda: not list(directory.iterdir()))
+    until(lambda: not lease_timers())
+
+
 def test_the_file_of_a_cluster_that_was_renewed_stays(directory: Path) -> None:
     record, other = (Record("training", "ssh", {}, ["a1"]) for _ in range(2))
     record.keep(-1)

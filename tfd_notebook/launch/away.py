@@ -82,9 +82,8 @@ class Record:
 
     def leave(self) -> None:
         """Remove the file at the end of the lease, if this process still runs then."""
-        lease = self._said["lease"]
-        if lease is not None:
-            timer = threading.Timer(max(0.0, lease - time.time()) + _LATE_SECONDS, away)
+        if self._said["lease"] is not None:
+            timer = threading.Timer(max(0.0, _left(self._said)) + _LATE_SECONDS, away)
             timer.name, timer.daemon = "tfd-lease", True
             _timers[self._path] = timer
             timer.start()
