@@ -70,7 +70,7 @@ with contextlib.ExitStack() as last:
     said["squares"] = cluster.inference(rows).collect()
     said["squared"] = cluster.cluster_info
     cluster.shutdown(timeout=120)
-print(json.dumps(said), flush=True)
+print(json.dumps(said, default=bytes.decode), flush=True)
 """
 )
 

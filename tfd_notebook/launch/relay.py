@@ -167,6 +167,7 @@ def _reach(agent: str, start: bool) -> tuple[socket.socket, subprocess.Popen[byt
 
 def _start(agent: str) -> subprocess.Popen[bytes]:
     try:
+        _check_space(runtime.runtime_dir())
         directory, lock = runtime.new_agent_dir(agent)
         with lock, _checked_log(directory).open("ab") as log:
             return subprocess.Popen(
@@ -193,13 +194,17 @@ def _start(agent: str) -> subprocess.Popen[bytes]:
         ) from None
 
 
+def _check_space(directory: Path) -> None:
+    """Raise OSError if the disk of `directory` is nearly full."""
+    free = shutil.disk_usage(directory).free
+    if free < _LEAST_BYTES:
+        raise OSError(f"only {free / 1e6:.0f} MB are free on the disk of {directory}")
+
+
 def _checked_log(directory: Path) -> Path:
-    """Return where the agent's log goes; raise OSError where its disk is full."""
+    """Return the path of the agent's log; raise OSError if its directory cannot be written."""
     try:
         workdir.write_trial(directory)
-        free = shutil.disk_usage(directory).free
-        if free < _LEAST_BYTES:
-            raise OSError(f"only {free / 1e6:.0f} MB are free on the disk of {directory}")
     except OSError:
         runtime.remove(directory)
         raise
