@@ -24,6 +24,7 @@ from tests._programs import program
 from tests._waiting import until
 from tfd_notebook import control, errors
 from tfd_notebook.cluster import Cluster, clusters
+from tfd_notebook.launch import unixsocket
 from tfd_notebook.launch.runtime import control_socket
 
 ME = os.getpid()
@@ -138,7 +139,10 @@ def test_silent_peers_do_not_keep_others_waiting(listening: Path) -> None:
 
 def test_dead_sockets_are_removed() -> None:
     # This file stays when its process is killed.
-    code = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()"
+    code = (
+        "import os, sys, pathlib; from tfd_notebook.launch import unixsocket;"
+        "s = unixsocket.listen(pathlib.Path(sys.argv[1]), 1); os._exit(0)"
+    )
     path = control_socket(999999999)
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
     assert path.exists()
@@ -149,9 +153,7 @@ def test_dead_sockets_are_removed() -> None:
 
 
 def test_a_process_that_does_not_answer_is_named_and_hides_nobody(listening: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as deaf:
-        deaf.bind(str(control_socket(999999998)))
-        deaf.listen()
+    with unixsocket.listen(control_socket(999999998), 1):
         with pytest.raises(errors.TimeLimit, match="999999998"):
             control.call(999999998, {"command": "list"}, timeout=0.1)
         assert [one["name"] for one in control.clusters(timeout=0.1)] == ["here"]

@@ -36,6 +36,8 @@ _INTERNAL = (str(Path(tf.__file__).parent), str(Path(__file__).parents[1]))
 SECONDS = 30.0
 #: Seconds of one attempt. Between two, parked threads run on, because an operation may need them.
 _ATTEMPT = 1.0
+#: Seconds in which a reader that computes between two elements comes back to its iterator.
+_READER_SECONDS = 2.0
 _PAUSE = 0.05
 _POLL = 0.002
 
@@ -166,7 +168,7 @@ def _described(threads: dict[int, FrameType]) -> str:
 def _readers() -> dict[int, FrameType]:
     """Return the threads that wait to read an iterator, or come to that within a moment."""
     own = threading.get_ident()
-    end = time.monotonic() + _ATTEMPT
+    end = time.monotonic() + _READER_SECONDS
     while True:
         found = {
             thread: top
