@@ -369,7 +369,7 @@ class TestJobs:
         first = through(outside, Range(5), "dynamic", job_name=name)
         second = through(outside, Range(5), "dynamic", job_name=name)
         assert len(values(first)) == 5
-        with pytest.warns(UserWarning, match="nothing left"):
+        with pytest.warns(UserWarning, match="no element is left"):
             assert values(second.map(lambda number: number)) == []
         assert len(values(second)) == 5  # its next epoch is a whole one, and nothing is said
 

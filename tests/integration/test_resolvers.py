@@ -28,7 +28,7 @@ def add():
 total = int(add())
 resolver.check()
 add()  # so that neither ends before the other has asked
-print(strategy.num_replicas_in_sync, total, resolver.num_accelerators())
+print(strategy.num_replicas_in_sync, total, dict(resolver.num_accelerators()))
 """
 
 

@@ -644,15 +644,15 @@ def test_a_cluster_without_a_snapshot_stops_no_other(
         commands.see_elsewhere("broken", dict)
 
 
-def test_a_broken_cluster_does_not_stop_signs_of_life(
-    panel: Browser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_cluster_does_not_stop_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Before the hub waits for the first time.
     monkeypatch.setattr(hub, "ALIVE_SECONDS", 0.05)
     broken, other = BrokenCluster("broken"), BlockedCluster("other")
     broken.broken = True
     commands.see_elsewhere("broken", lambda: {broken.name: broken, other.name: other})
     try:
-        until(lambda: panel.got("alive"))
+        with browser(everything=True) as panel:
+            until(lambda: panel.got("alive"))
     finally:
         commands.see_elsewhere("broken", dict)
 
