@@ -93,7 +93,7 @@ $(VENV)/.ipykernel6: $(VENV)/.python constraints.txt
 clean: ## remove what the targets made, the environment too
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache
 	rm -rf labextension/lib labextension/node_modules tfd_notebook/labextension
-	rm -f tfd_notebook/widgets/static/widget.js
+	rm -f tfd_notebook/ui/widgets/static/widget.js
 	find . -name __pycache__ -not -path './labextension/*' -prune -exec rm -rf {} +
 
 $(VENV)/.python:

@@ -60,12 +60,12 @@ def child(kind: str) -> Iterator[Child]:
         from tensorflowonspark import TFCluster
     else:
         from tfd_notebook.spark import TFCluster
-    from tfd_notebook.spark import sessions
+    from tfd_notebook.spark.local_session import session as local_session_session
 
-    session = sessions.session(
+    session = local_session_session.session(
         executors=2, cores=1, memory="1536m", name=kind, config=config, warm=kind == "ours"
     )
     yield Child(session, TFCluster, answers)
-    sessions.end()
+    local_session_session.end()
     answers.flush()
     os._exit(0)

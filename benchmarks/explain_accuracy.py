@@ -31,7 +31,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfd_notebook as tfd
-from tfd_notebook.data.measuring import measure
+from tfd_notebook.data.explain.measurement import measure
 
 ENDLESS = 1 << 40
 

@@ -16,7 +16,7 @@ import _pairs
 import tensorflow as tf
 
 import tfd_notebook as tfd
-from tfd_notebook.data.consumers import Consumers
+from tfd_notebook.data.consume.consumers import Consumers
 
 SECONDS = 2.0
 

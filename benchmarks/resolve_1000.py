@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 import _pairs
 
 import tfd_notebook as tfd
-from tfd_notebook.probe import probe_many
+from tfd_notebook.net.probe import probe_many
 
 SERVERS, TASKS, REFUSED, SILENT = 3, 1_000, 50, 100
 LIMIT = 5.0

@@ -42,8 +42,8 @@ print(json.dumps({"seconds": seconds, "process": pss(os.getpid())}))
 
 LOAD_EXTENSION = """
 import tfd_notebook
-from tfd_notebook.launch import local
-from tfd_notebook.spec import ClusterConfig
+from tfd_notebook.launchers import local
+from tfd_notebook.model.spec import ClusterConfig
 assert local.preload()
 # To connect is to wait until the import is done.
 (node,) = local.Local().connect(ClusterConfig(name="waits"), lambda event: None)
@@ -57,7 +57,7 @@ with tfd.Cluster(data_workers={WORKERS}) as cluster:
     seconds = time.perf_counter() - began
     tasks = cluster.tasks
     assert [task.state for task in tasks] == ["ready"] * {WORKERS + 1}, cluster
-    from tfd_notebook.launch import local
+    from tfd_notebook.launchers import local
     agent, fork_server = local.agent_pids()
     print(json.dumps({{
         "seconds": seconds,

@@ -26,9 +26,9 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 import _pairs
 import tensorflow as tf
 
-from tfd_notebook.data.consumers import Consumers
-from tfd_notebook.data.stream import Stream
-from tfd_notebook.data.watch import watch
+from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.data.consume.observe import watch
+from tfd_notebook.data.consume.stream import Stream
 
 service = tf.data.experimental.service
 

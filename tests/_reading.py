@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfd_notebook.data.consumers import Consumers
-from tfd_notebook.data.stream import Stream
+from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.data.consume.stream import Stream
 
 SECONDS = 40.0
 

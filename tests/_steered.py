@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from tfd_notebook.snapshot import CoordinatorRow
+from tfd_notebook.model.snapshot import CoordinatorRow
 
 
 class Steered:

@@ -89,7 +89,7 @@ def leftovers() -> type[Leftovers]:
 @pytest.fixture(scope="module")
 def no_coordinator() -> Iterator[None]:
     """Keep clusters with workers and ps from loading TensorFlow to hide this process's GPUs."""
-    from tfd_notebook.cluster import Cluster
+    from tfd_notebook.cluster.cluster import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Cluster, "_leave_gpus", lambda self: None)
@@ -191,7 +191,7 @@ class Leftovers:
 
     def _ports(self) -> set[int]:
         # What makes this process a coordinator opens a port until the process ends.
-        connecting = sys.modules.get("tfd_notebook._compat.connecting")
+        connecting = sys.modules.get("tfd_notebook._compat.tf_coordinator.connection")
         return _sockets() - self._sockets - {connecting.server_port() if connecting else None}
 
     def _new_processes(self, shared: bool) -> Iterator[psutil.Process]:
@@ -207,7 +207,7 @@ class Leftovers:
 
 def _agent_pids() -> tuple[int, ...]:
     """The agent of this process, which lives as long as the run does."""
-    local = sys.modules.get("tfd_notebook.launch.local")
+    local = sys.modules.get("tfd_notebook.launchers.local")
     return local.agent_pids() if local else ()
 
 

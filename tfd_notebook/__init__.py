@@ -6,63 +6,40 @@ TensorFlow; that happens when something needs it.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook._compat import importing, pyfunc, sites
-from tfd_notebook.version import VERSION
+from tfd_notebook._compat import import_hooks
+from tfd_notebook._compat.tf_data import py_functions, source_locations
+from tfd_notebook._lazy import exports
+from tfd_notebook._version import VERSION
 
 if TYPE_CHECKING:
     from tfd_notebook import errors as errors
     from tfd_notebook import launchers as launchers
     from tfd_notebook import resolvers as resolvers
     from tfd_notebook import spark as spark
-    from tfd_notebook.attaching import attach as attach
-    from tfd_notebook.attaching import clusters as clusters
-    from tfd_notebook.checkup import doctor as doctor
-    from tfd_notebook.cluster import Cluster as Cluster
-    from tfd_notebook.coordinate.coordinator import Coordinator as Coordinator
-    from tfd_notebook.coordinate.loop import Work as Work
-    from tfd_notebook.coordinate.loop import training_loop as training_loop
-    from tfd_notebook.data.explain import explain as explain
-    from tfd_notebook.data.servers import DataWorker as DataWorker
-    from tfd_notebook.data.servers import Dispatcher as Dispatcher
-    from tfd_notebook.data.stream import Stream as Stream
-    from tfd_notebook.detection import Resolution as Resolution
-    from tfd_notebook.detection import resolve as resolve
-    from tfd_notebook.elsewhere import RemoteKernel as RemoteKernel
-    from tfd_notebook.limit import Limit as Limit
-    from tfd_notebook.limit import compare as compare
-    from tfd_notebook.spec import Policy as Policy
-    from tfd_notebook.spec import Service as Service
+    from tfd_notebook.cluster.attach import attach as attach
+    from tfd_notebook.cluster.attach import clusters as clusters
+    from tfd_notebook.cluster.cluster import Cluster as Cluster
+    from tfd_notebook.coordinator.coordinator import Coordinator as Coordinator
+    from tfd_notebook.coordinator.training_loop import Work as Work
+    from tfd_notebook.coordinator.training_loop import training_loop as training_loop
+    from tfd_notebook.data.consume.stream import Stream as Stream
+    from tfd_notebook.data.explain.explain import explain as explain
+    from tfd_notebook.data.service.servers import DataWorker as DataWorker
+    from tfd_notebook.data.service.servers import Dispatcher as Dispatcher
+    from tfd_notebook.diagnosis import doctor as doctor
+    from tfd_notebook.model.limit import Limit as Limit
+    from tfd_notebook.model.limit import compare as compare
+    from tfd_notebook.model.spec import Policy as Policy
+    from tfd_notebook.model.spec import Service as Service
+    from tfd_notebook.remote_kernel import RemoteKernel as RemoteKernel
+    from tfd_notebook.resolution import Resolution as Resolution
+    from tfd_notebook.resolution import resolve as resolve
 
 __version__ = VERSION
 
-_HOMES = {
-    "Cluster": "cluster",
-    "Coordinator": "coordinate.coordinator",
-    "DataWorker": "data.servers",
-    "Dispatcher": "data.servers",
-    "Limit": "limit",
-    "Policy": "spec",
-    "RemoteKernel": "elsewhere",
-    "Resolution": "detection",
-    "Service": "spec",
-    "Stream": "data.stream",
-    "Work": "coordinate.loop",
-    "attach": "attaching",
-    "clusters": "attaching",
-    "compare": "limit",
-    "doctor": "checkup",
-    "errors": "",
-    "explain": "data.explain",
-    "launchers": "",
-    "resolve": "detection",
-    "resolvers": "",
-    "spark": "",
-    "training_loop": "coordinate.loop",
-}
 
 __all__ = [
     "Cluster",
@@ -91,28 +68,42 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES[name]
-    if not home:
-        return importlib.import_module(f"{__name__}.{name}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "Cluster": "cluster.cluster",
+        "Coordinator": "coordinator.coordinator",
+        "DataWorker": "data.service.servers",
+        "Dispatcher": "data.service.servers",
+        "Limit": "model.limit",
+        "Policy": "model.spec",
+        "RemoteKernel": "remote_kernel",
+        "Resolution": "resolution",
+        "Service": "model.spec",
+        "Stream": "data.consume.stream",
+        "Work": "coordinator.training_loop",
+        "attach": "cluster.attach",
+        "clusters": "cluster.attach",
+        "compare": "model.limit",
+        "doctor": "diagnosis",
+        "errors": "",
+        "explain": "data.explain.explain",
+        "launchers": "",
+        "resolve": "resolution",
+        "resolvers": "",
+        "spark": "",
+        "training_loop": "coordinator.training_loop",
+    },
+)
 
 
 def load_ipython_extension(ipython: Any) -> None:
     """Called by ``%load_ext tfd_notebook``."""
-    from tfd_notebook import magics
-    from tfd_notebook.launch import local
+    from tfd_notebook.launchers import local
+    from tfd_notebook.ui import magics
 
-    pyfunc.make_tokens_unique()
-    sites.record()
+    py_functions.make_tokens_unique()
+    source_locations.record()
     magics.load_ipython_extension(ipython)
     _show_to_panels(ipython)
     local.preload()
@@ -120,28 +111,28 @@ def load_ipython_extension(ipython: Any) -> None:
 
 def unload_ipython_extension(ipython: Any) -> None:
     """Called by ``%unload_ext tfd_notebook``: stops everything and undoes what loading did."""
-    from tfd_notebook import magics
-    from tfd_notebook._compat import interrupt
+    from tfd_notebook._compat import sigint
     from tfd_notebook.bus import comm
-    from tfd_notebook.cluster import clusters
-    from tfd_notebook.launch import local
+    from tfd_notebook.cluster.cluster import clusters
+    from tfd_notebook.launchers import local
+    from tfd_notebook.ui import magics
 
     comm.detach()
-    if "tfd_notebook.widgets" in sys.modules:
-        sys.modules["tfd_notebook.widgets"].close_all()
+    if "tfd_notebook.ui.widgets" in sys.modules:
+        sys.modules["tfd_notebook.ui.widgets"].close_all()
     if "tfd_notebook.bus.hub" in sys.modules:
         sys.modules["tfd_notebook.bus.hub"].await_end(2.0)
     magics.unload_ipython_extension(ipython)
-    if "tfd_notebook.magics.resolve" in sys.modules:
-        sys.modules["tfd_notebook.magics.resolve"].close()
+    if "tfd_notebook.ui.magics.resolve" in sys.modules:
+        sys.modules["tfd_notebook.ui.magics.resolve"].close()
     for living in clusters().values():
         living.leave()
     local.shutdown()
     # A traceback that IPython keeps may keep an iterator, too.
-    interrupt.undo()
-    pyfunc.restore_tokens()
-    sites.undo()
-    importing.forget_all()
+    sigint.undo()
+    py_functions.restore_tokens()
+    source_locations.undo()
+    import_hooks.forget_all()
 
 
 def _show_to_panels(shell: Any) -> None:
@@ -149,9 +140,9 @@ def _show_to_panels(shell: Any) -> None:
     from tfd_notebook.bus import comm
 
     def commands() -> Any:
-        from tfd_notebook.magics import resolve, starting
+        from tfd_notebook.ui.magics import resolve, start_form
 
-        return {**starting.commands(shell), **resolve.commands(shell)}
+        return {**start_form.commands(shell), **resolve.commands(shell)}
 
     comm.attach(shell, commands)
 
@@ -162,5 +153,5 @@ if "ipykernel" in sys.modules and "IPython" in sys.modules:
 
 # Before the user's first pipeline is traced: a Python function in it must not share its name
 # with another kernel's on a worker that both use, and its stages are known by their place.
-pyfunc.make_tokens_unique()
-sites.record()
+py_functions.make_tokens_unique()
+source_locations.record()

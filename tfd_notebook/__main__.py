@@ -2,6 +2,6 @@
 
 import sys
 
-from tfd_notebook.cli import main
+from tfd_notebook.ui.cli import main
 
 sys.exit(main())

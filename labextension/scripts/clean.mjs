@@ -5,7 +5,7 @@ import { rm } from 'node:fs/promises';
 for (const path of [
   'lib',
   '../tfd_notebook/labextension',
-  '../tfd_notebook/widgets/static/widget.js'
+  '../tfd_notebook/ui/widgets/static/widget.js'
 ]) {
   await rm(path, { force: true, recursive: true });
 }

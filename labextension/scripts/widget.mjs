@@ -5,7 +5,7 @@ import { dirname } from 'node:path';
 
 import * as esbuild from 'esbuild';
 
-export const WIDGET = '../tfd_notebook/widgets/static/widget.js';
+export const WIDGET = '../tfd_notebook/ui/widgets/static/widget.js';
 
 export const options = {
   bundle: true,

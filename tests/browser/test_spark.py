@@ -33,7 +33,7 @@ def slowly(args, ctx):
 """
 
 
-END = "from tfd_notebook.spark import sessions; sessions.end()"
+END = "from tfd_notebook.spark.local_session import session as sessions; sessions.end()"
 
 
 def test_phases_nodes_and_the_error_are_seen_as_they_come(lab: Lab) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tfd_notebook.coordinate import connect
+from tfd_notebook.coordinator import connection
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,5 +20,5 @@ def _ports_stay(leftovers: Any) -> None:
 def _connections_of_its_own() -> Iterator[None]:
     """All modules together make more connections than one process of a user may."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connect, "_count", 0)
+        patch.setattr(connection, "_count", 0)
         yield

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import tfd_notebook as tfd
 from tests._waiting import until
-from tfd_notebook.coordinate.coordinator import Coordinator
+from tfd_notebook.coordinator.coordinator import Coordinator
 from tfd_notebook.errors import StateError, UsageError
 
 pytestmark = [

@@ -20,8 +20,8 @@ import tensorflow as tf
 
 import tfd_notebook as tfd
 from tests._waiting import until
-from tfd_notebook._compat import connecting
-from tfd_notebook.coordinate.coordinator import Coordinator
+from tfd_notebook._compat.tf_coordinator import connection
+from tfd_notebook.coordinator.coordinator import Coordinator
 from tfd_notebook.errors import (
     FilterFailed,
     PausedError,
@@ -31,7 +31,7 @@ from tfd_notebook.errors import (
     UsageError,
     ValueGone,
 )
-from tfd_notebook.launch import sockets
+from tfd_notebook.net import ports
 
 pytestmark = pytest.mark.integration
 
@@ -485,7 +485,7 @@ class TestSeeing:
         coordinator.schedule(add, args=(one(),))
         coordinator.join(timeout=20)
         frame = coordinator.values.to_frame()
-        from tfd_notebook.coordinate.values import VALUE_COLUMNS
+        from tfd_notebook.coordinator.values import VALUE_COLUMNS
 
         assert tuple(frame.columns) == VALUE_COLUMNS
         last = frame.iloc[-1]
@@ -545,7 +545,7 @@ def own() -> Iterator[tfd.Cluster]:
 
 def is_closed(port: int) -> bool:
     """Whether there is a packet filter on what listens in this process at `port`."""
-    listening = sockets.listening_fds(port)
+    listening = ports.listening_fds(port)
     filters = []
     for descriptor in listening:
         with socket.socket(fileno=os.dup(descriptor)) as sock:
@@ -626,12 +626,12 @@ class TestOwnStrategy:
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
         tf.distribute.ParameterServerStrategy(own.resolver)
-        before = connecting.server_port()
+        before = connection.server_port()
         with monkeypatch.context() as patch:
-            patch.setattr(sockets, "_attach", refuse)
+            patch.setattr(ports, "_attach", refuse)
             with pytest.raises(FilterFailed):
                 tf.distribute.ParameterServerStrategy(cluster.resolver)
-            port = connecting.server_port()
+            port = connection.server_port()
             assert port is not None
             assert port != before
             assert not is_closed(port)

@@ -18,10 +18,10 @@ import tensorflow as tf
 
 import tfd_notebook as tfd
 from tests._waiting import until
-from tfd_notebook._compat import version
-from tfd_notebook.coordinate.coordinator import Coordinator
+from tfd_notebook._compat.tf_coordinator import version
+from tfd_notebook.coordinator.coordinator import Coordinator
 from tfd_notebook.errors import StateError, TasksMissing, Unsupported, UsageError
-from tfd_notebook.spec import Role
+from tfd_notebook.model.spec import Role
 
 pytestmark = [
     pytest.mark.integration,
@@ -38,7 +38,7 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 queue = cluster_coordinator._CoordinatedClosureQueue
 del cluster_coordinator._CoordinatedClosureQueue
 import tfd_notebook as tfd
-from tfd_notebook.coordinate.coordinator import Coordinator
+from tfd_notebook.coordinator.coordinator import Coordinator
 cluster_coordinator._CoordinatedClosureQueue = queue
 
 @tf.function

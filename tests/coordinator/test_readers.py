@@ -171,7 +171,7 @@ import threading
 
 import tensorflow as tf
 import tfd_notebook as tfd
-from tfd_notebook._compat import parking
+from tfd_notebook._compat.tf_coordinator import thread_parking as parking
 from tfd_notebook.errors import StateError
 
 waits, goes_on = threading.Event(), threading.Event()

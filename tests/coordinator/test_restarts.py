@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import tfd_notebook as tfd
-from tfd_notebook.launch import sweep
+from tfd_notebook.launchers.client import orphans
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
 
@@ -58,7 +58,7 @@ def cluster() -> Iterator[tfd.Cluster]:
         yield made
     finally:
         made.stop()
-        sweep.sweep()  # the sockets of the killed
+        orphans.sweep()  # the sockets of the killed
 
 
 def written(pid: int) -> float:

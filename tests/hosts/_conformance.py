@@ -20,8 +20,8 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tests.hosts._hosts import Host, Hosts
 from tfd_notebook import errors
-from tfd_notebook.launch import sweep
-from tfd_notebook.launch.base import Launcher
+from tfd_notebook.launchers.base import Launcher
+from tfd_notebook.launchers.client import orphans
 
 #: Makes a launcher for ``north`` and ``east``, with more options.
 Make = Callable[..., Launcher]
@@ -206,7 +206,7 @@ class Conformance:
             owner.kill()
             owner.communicate()
         until(lambda: not any(pids_on(host, before[host]) for host in hosts), 60)
-        sweep.sweep()  # what the killed process could not remove
+        orphans.sweep()  # what the killed process could not remove
         assert shared.state == "ready"
 
     def test_a_partition_that_outlasts_the_grace_ends_both_sides(

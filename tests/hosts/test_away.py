@@ -21,7 +21,8 @@ from tests.hosts._hosts import Host, Hosts
 from tests.hosts._jupyter import Jupyters, write_profile
 from tests.hosts._sshd import Sshds
 from tfd_notebook import errors
-from tfd_notebook.launch import runtime, sweep
+from tfd_notebook.launchers.client import orphans
+from tfd_notebook.net import runtime_dir
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
@@ -72,7 +73,7 @@ def before(hosts: Hosts) -> Iterator[dict[Host, set[int]]]:
     for host in hosts:
         for pid in pids_on(host, found[host]):
             os.kill(pid, signal.SIGTERM)
-    for path in runtime.runtime_dir().glob("away-*"):
+    for path in runtime_dir.runtime_dir().glob("away-*"):
         path.unlink()
 
 
@@ -91,7 +92,7 @@ def killed_owner(launcher: str) -> list[int]:
     finally:
         owner.kill()
         owner.communicate()
-    sweep.sweep()  # what the killed process could not remove
+    orphans.sweep()  # what the killed process could not remove
     return seen
 
 
@@ -107,7 +108,7 @@ def cli(*arguments: str) -> str:
 
 
 def files() -> list[Path]:
-    return list(runtime.runtime_dir().glob("away-*"))
+    return list(runtime_dir.runtime_dir().glob("away-*"))
 
 
 @pytest.mark.parametrize("secure", [True, "tls", False], ids=["ssh", "tls", "open"])

@@ -24,8 +24,8 @@ from tests.hosts._faulty import Reading
 from tests.hosts._hosts import Host, Hosts
 from tests.hosts._sshd import Sshds
 from tfd_notebook import errors
-from tfd_notebook.launch.host import tensorflow_version
-from tfd_notebook.version import VERSION
+from tfd_notebook._version import VERSION
+from tfd_notebook.net.host import tensorflow_version
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 

@@ -16,7 +16,7 @@ from tests._waiting import until
 from tests.hosts._conformance import row
 from tests.hosts._hosts import Hosts
 from tests.hosts._sshd import Sshds
-from tfd_notebook.coordinate.coordinator import Coordinator
+from tfd_notebook.coordinator.coordinator import Coordinator
 from tfd_notebook.errors import TimeLimit
 
 pytestmark = [

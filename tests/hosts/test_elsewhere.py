@@ -12,8 +12,9 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tests.hosts._hosts import Hosts
 from tests.hosts._jupyter import Jupyter, Jupyters
-from tfd_notebook import commands, control, errors
-from tfd_notebook.magics import living
+from tfd_notebook import errors
+from tfd_notebook.cluster import commands, control_socket
+from tfd_notebook.ui.magics import lookup
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
@@ -94,12 +95,12 @@ def test_the_table_tells_of_its_tasks(kernel: tfd.RemoteKernel, train: tfd.Clust
 
 
 def test_magics_find_its_tasks_and_no_streams(train: tfd.Cluster) -> None:
-    cluster, task = living.pick_task(["train", "worker:1"], need_task=True)
+    cluster, task = lookup.pick_task(["train", "worker:1"], need_task=True)
     assert (cluster, task) == (train, "worker:1")
     with pytest.raises(errors.UnknownName, match="tasks: ps:0, worker:0, worker:1"):
-        living.pick_task(["worker:7", "train"], need_task=True)
+        lookup.pick_task(["worker:7", "train"], need_task=True)
     with pytest.raises(errors.StateError, match="no stream runs"):
-        living.pick_stream(None)
+        lookup.pick_stream(None)
 
 
 def test_its_coordinator_is_seen_and_steered(kernel: tfd.RemoteKernel, train: tfd.Cluster) -> None:
@@ -142,10 +143,10 @@ def test_it_can_be_paused_while_its_source_runs(
 def test_the_command_line_and_panels_reach_it(kernel: tfd.RemoteKernel, train: tfd.Cluster) -> None:
     assert commands.living()["train"] is train
     me = os.getpid()
-    assert [one["name"] for one in control.call(me, {"command": "list"})] == ["train"]
-    control.call(me, {"command": "pause", "name": "train", "who": "a terminal"})
+    assert [one["name"] for one in control_socket.call(me, {"command": "list"})] == ["train"]
+    control_socket.call(me, {"command": "pause", "name": "train", "who": "a terminal"})
     until(lambda: "a terminal" in train.present_coordinator().paused)
-    control.call(me, {"command": "resume", "name": "train"})
+    control_socket.call(me, {"command": "resume", "name": "train"})
     until(lambda: not train.present_coordinator().paused)
     pid = train.to_frame()["pid"][1]
     assert train.kill("worker:0") == pid
@@ -196,7 +197,10 @@ def test_a_kernel_whose_process_dies_is_told_of_and_not_left_behind(jupyter: Jup
         until(lambda: fake.state == "ready")
         with pytest.raises(errors.RemoteError, match="its process died"):
             # Its socket goes first: a host's files are looked at afterwards.
-            short.run("from tfd_notebook import control; control.stop(); os._exit(1)")
+            short.run(
+                "from tfd_notebook.cluster import control_socket\n"
+                "control_socket.stop()\nos._exit(1)"
+            )
         assert fake.state == "lost"
         assert {str(task.state) for task in fake.snapshot().tasks} == {"lost"}
         with pytest.raises(errors.RemoteError, match="its process died"):

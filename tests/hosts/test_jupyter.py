@@ -15,8 +15,10 @@ from tests._waiting import until
 from tests.hosts._conformance import OWNER, Conformance, Make, numbers, pids_on
 from tests.hosts._hosts import Hosts
 from tests.hosts._jupyter import Jupyters, write_profile
-from tfd_notebook import attaching, errors
-from tfd_notebook.launch import runtime, sweep
+from tfd_notebook import errors
+from tfd_notebook.cluster import attach
+from tfd_notebook.launchers.client import orphans
+from tfd_notebook.net import runtime_dir
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
@@ -122,9 +124,9 @@ class TestJupyter(Conformance):
         finally:
             owner.kill()
             owner.communicate()
-        sweep.sweep()  # what the killed process could not remove
-        assert [one["name"] for one in attaching.everywhere() if one["lease"]] == ["orphan"]
-        (file,) = runtime.runtime_dir().glob("away-*.json")
+        orphans.sweep()  # what the killed process could not remove
+        assert [one["name"] for one in attach.everywhere() if one["lease"]] == ["orphan"]
+        (file,) = runtime_dir.runtime_dir().glob("away-*.json")
         assert not any(server.token in file.read_text() for server in jupyter)
         with pytest.raises(errors.LaunchError, match=r"(?s)wants a token.*profile"):
             tfd.attach("orphan")
@@ -136,7 +138,7 @@ class TestJupyter(Conformance):
             attached.renew(2)
         finally:
             attached.stop()
-        assert not [one for one in attaching.everywhere() if one["name"] == "orphan"]
+        assert not [one for one in attach.everywhere() if one["name"] == "orphan"]
         # The agents learn from its silence that the owner is gone.
         until(lambda: not any(pids_on(host, before[host]) for host in hosts), 60)
 

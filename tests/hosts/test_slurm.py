@@ -19,7 +19,7 @@ from tests._waiting import until
 from tests.hosts._hosts import Hosts
 from tests.hosts._slurm import Slurm
 from tfd_notebook import errors
-from tfd_notebook.detection import rules
+from tfd_notebook.resolution import detection
 from tfd_notebook.resolvers import SlurmResolver
 
 Theirs = tf.distribute.cluster_resolver.SlurmClusterResolver
@@ -269,7 +269,7 @@ class TestDetection:
         within: Callable[[dict[str, str]], None],
     ) -> None:
         within(step[1])
-        considered, verdict = rules.detect({})
+        considered, verdict = detection.detect({})
         assert (considered[-1].rule, verdict.resolver) == ("slurm", "slurm")
         assert considered[-1].why == "a step of Slurm with 5 tasks"
 
@@ -278,7 +278,7 @@ class TestDetection:
     ) -> None:
         (env,) = environments(slurm, tmp_path, "srun", "-n1", "-N1")
         within(env)
-        considered, _ = rules.detect({})
+        considered, _ = detection.detect({})
         close = [one.rule for one in considered if one.outcome == "close"]
         assert close[:2] == ["slurm", "slurm_allocation"]
 

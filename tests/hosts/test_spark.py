@@ -21,9 +21,10 @@ from tests.hosts._conformance import Conformance, Make
 from tests.hosts._hosts import Hosts
 from tests.hosts._spark import Standalone
 from tests.spark._sources import SQUARES
-from tfd_notebook._compat import spark as private
-from tfd_notebook.launch.variables import variables
-from tfd_notebook.spark import TFCluster, sessions
+from tfd_notebook._compat import pyspark as private
+from tfd_notebook.net.environment import variables
+from tfd_notebook.spark import TFCluster
+from tfd_notebook.spark.local_session import session as local_session_session
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
@@ -45,7 +46,7 @@ def session(standalone: Standalone) -> Iterator[Any]:
         context.parallelize(range(2), 2).barrier().mapPartitions(list).collect()
         yield spark
     finally:
-        sessions.end()
+        local_session_session.end()
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ FED = (
     + """
 import json
 import tfd_notebook as tfd
-from tfd_notebook._compat import spark as private
+from tfd_notebook._compat import pyspark as private
 from tfd_notebook.spark import TFCluster
 from tests._waiting import until
 

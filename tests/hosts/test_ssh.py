@@ -20,7 +20,7 @@ from tests.hosts._conformance import Conformance, Make, numbers, row
 from tests.hosts._hosts import Hosts
 from tests.hosts._sshd import Sshds
 from tfd_notebook import errors
-from tfd_notebook.events import Notice
+from tfd_notebook.model.events import Notice
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.hosts._hosts import Hosts
-from tfd_notebook.launch import sealed
+from tfd_notebook.net import secure_channel
+from tfd_notebook.spark.driver.service_feed import _follow
 from tfd_notebook.spark.feed.inbox import Inbox
-from tfd_notebook.spark.service import _follow
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
 SERVER = """
 import sys, threading
-from tfd_notebook.launch import sealed
+from tfd_notebook.net import secure_channel as sealed
 server = sealed.serve(b"secret", lambda channel: channel.receive(), host=sys.argv[1])
 print(server.address, flush=True)
 sys.stdin.read()
@@ -28,7 +28,7 @@ sys.stdin.read()
 def test_a_data_worker_stops_waiting_for_a_driver_that_vanished(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sealed, "VANISHED_SECONDS", 4)
+    monkeypatch.setattr(secure_channel, "VANISHED_SECONDS", 4)
     north = hosts.north
     driver = north.start(
         [sys.executable, "-c", SERVER, north.address],
@@ -37,7 +37,7 @@ def test_a_data_worker_stops_waiting_for_a_driver_that_vanished(
     )
     try:
         assert driver.stdout is not None
-        channel = sealed.connect(driver.stdout.readline().strip(), b"secret")
+        channel = secure_channel.connect(driver.stdout.readline().strip(), b"secret")
         with Inbox(tmp_path / "inbox", b"secret") as inbox, channel:
             follower = threading.Thread(target=_follow, args=(channel, inbox))
             follower.start()

@@ -21,7 +21,7 @@ if "TFD_AGENT_DIR" in os.environ:
 PROGRAM = """
 import os, sys, threading
 from tfd_notebook.errors import LaunchError
-from tfd_notebook.launch import local
+from tfd_notebook.launchers import local
 
 def start():
     try:

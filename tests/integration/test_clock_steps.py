@@ -18,7 +18,8 @@ import pytest
 
 from tests._clock import WallClock
 from tests._waiting import until
-from tfd_notebook.launch import relay, sealed
+from tfd_notebook.agent.bridges import stdio
+from tfd_notebook.net import secure_channel
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
 
@@ -28,7 +29,7 @@ HOUR = 3600.0
 OWNER = """
 import json, sys, time
 import tfd_notebook as tfd
-from tfd_notebook.launch import local
+from tfd_notebook.launchers import local
 cluster = tfd.Cluster(data_workers=1, name="stepped", policy=tfd.Policy(time_limit=600))
 
 def measured():
@@ -151,19 +152,19 @@ def test_another_pid_namespace_that_shares_the_directory_sweeps_nothing(
 
 
 def test_the_end_of_an_executor_is_not_mistaken(clock: WallClock) -> None:
-    secret = sealed.Secret.new()
+    secret = secure_channel.Secret.new()
     hellos: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     over = threading.Event()
 
-    def meet(channel: sealed.Channel) -> None:
+    def meet(channel: secure_channel.Channel) -> None:
         hellos.put(channel.receive(60)[0])
         over.wait(150)
 
     java = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(150)"])
-    with sealed.Server(secret, meet) as server:
+    with secure_channel.Server(secret, meet) as server:
         given = {"address": server.address, "secret": secret.hex(), "grace": 60, "jvm": java.pid}
         bridge = subprocess.Popen(
-            [sys.executable, "-u", "-c", relay.bootstrap("sparkend")],
+            [sys.executable, "-u", "-c", stdio.bootstrap("sparkend")],
             env=clock.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -173,7 +174,7 @@ def test_the_end_of_an_executor_is_not_mistaken(clock: WallClock) -> None:
             assert bridge.stdout
             bridge.stdin.write(json.dumps(given).encode() + b"\n")
             bridge.stdin.flush()
-            assert bridge.stdout.readline().startswith(relay.GREETING.encode())
+            assert bridge.stdout.readline().startswith(stdio.GREETING.encode())
             assert hellos.get(timeout=60)["executor"] == java.pid
             clock.step(HOUR)
             before = switches(bridge.pid)

@@ -16,8 +16,8 @@ import pytest
 import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import views
-from tfd_notebook.launch import sockets
-from tfd_notebook.probe import probe
+from tfd_notebook.net import ports as net_ports
+from tfd_notebook.net.probe import probe
 
 pytestmark = [pytest.mark.integration, pytest.mark.root]
 HERE, THERE = ("10.251.7.1", "fd00:251:7::1"), ("10.251.7.2", "fd00:251:7::2")
@@ -86,7 +86,7 @@ def port() -> Iterator[int]:
     import tensorflow as tf
 
     service = tf.data.experimental.service
-    with sockets.hold_port() as held:
+    with net_ports.hold_port() as held:
         port: int = held.getsockname()[1]
         server: Any = service.DispatchServer(service.DispatcherConfig(port=port))
         yield port
@@ -98,7 +98,7 @@ def test_open_closed_opened(other_host: OtherHost, port: int) -> None:
         return [other_host.reaches(address, port) for address in HERE]
 
     assert reached() == [True, True]  # as TensorFlow leaves it
-    assert sockets.close_to_strangers(port) == "this host"
+    assert net_ports.close_to_strangers(port) == "this host"
     assert reached() == [False, False]
     for address in ("127.0.0.1", "[::1]", "localhost", HERE[0], f"[{HERE[1]}]"):
         assert probe(f"{address}:{port}").kind == "dispatcher"
@@ -114,14 +114,14 @@ def test_open_closed_opened(other_host: OtherHost, port: int) -> None:
         (["fd00:251:7::/127"], [False, False]),
         (["fd00::/9", "10.0.0.0/8", "192.168.0.0/16"], [True, True]),
     ):
-        assert sockets.close_to_strangers(port, allow).startswith("this host, ")
+        assert net_ports.close_to_strangers(port, allow).startswith("this host, ")
         assert reached() == expected, allow
-    assert sockets.close_to_strangers(port) == "this host"
+    assert net_ports.close_to_strangers(port) == "this host"
     assert reached() == [False, False]
 
 
 def test_a_server_on_localhost_lets_in_loopback_only(other_host: OtherHost, port: int) -> None:
-    assert sockets.close_to_strangers(port, host="localhost") == "loopback"
+    assert net_ports.close_to_strangers(port, host="localhost") == "loopback"
     assert [other_host.reaches(address, port) for address in HERE] == [False, False]
     for address in ("127.0.0.1", "[::1]", "localhost"):
         assert probe(f"{address}:{port}").kind == "dispatcher"
@@ -134,7 +134,7 @@ def test_a_server_on_localhost_lets_in_loopback_only(other_host: OtherHost, port
 CROWDED = """
 import json, socket, sys
 from tfd_notebook.errors import FilterFailed
-from tfd_notebook.launch import sockets
+from tfd_notebook.net import ports as sockets
 
 def reached(address):
     try:
@@ -219,7 +219,7 @@ def test_who_came_before_is_shut_out(other_host: OtherHost, port: int, family: i
         assert stranger.stdout.readline() == "connected\n"
         with socket.create_connection(("localhost", port)) as ours:
             ours.settimeout(0.2)
-            sockets.close_to_strangers(port)
+            net_ports.close_to_strangers(port)
             assert stranger.stdout.readline() == "closed\n"
             assert ours.recv(4096)  # gRPC's greeting
             with pytest.raises(TimeoutError):  # no end: it stays connected
@@ -230,7 +230,7 @@ def test_who_is_allowed_stays(other_host: OtherHost, port: int) -> None:
     with other_host.knock(HERE[0], port) as friend:
         assert friend.stdout
         assert friend.stdout.readline() == "connected\n"
-        sockets.close_to_strangers(port, ["10.251.7.2/32"])
+        net_ports.close_to_strangers(port, ["10.251.7.2/32"])
         with pytest.raises(subprocess.TimeoutExpired):
             friend.wait(0.5)
         friend.kill()
@@ -279,7 +279,7 @@ def test_a_cluster_that_is_opened_says_so(other_host: OtherHost, kind: Any) -> N
 COORDINATOR = """
 import sys
 import tfd_notebook as tfd
-from tfd_notebook._compat import connecting
+from tfd_notebook._compat.tf_coordinator import connection as connecting
 
 
 def show(what):
@@ -342,7 +342,7 @@ def opened(cluster: tfd.Cluster) -> set[str]:
 SERVICE = """
 import sys
 import tensorflow as tf
-from tfd_notebook.launch import sockets
+from tfd_notebook.net import ports as sockets
 
 service = tf.data.experimental.service
 dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))

@@ -20,9 +20,9 @@ import tensorflow as tf
 from tensorflow.data.experimental import service as tf_service
 
 import tfd_notebook as tfd
-from tfd_notebook.data import pipeline, service
-from tfd_notebook.data.consumers import Consumers
-from tfd_notebook.data.journal import Journal
+from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.data.service import distribute, graph_inspection
+from tfd_notebook.data.service.journal import Journal
 from tfd_notebook.errors import (
     DispatcherLost,
     FinishedJob,
@@ -32,8 +32,8 @@ from tfd_notebook.errors import (
     UnknownName,
     UsageError,
 )
-from tfd_notebook.snapshot import TaskRow
-from tfd_notebook.spec import Policy, Role
+from tfd_notebook.model.snapshot import TaskRow
+from tfd_notebook.model.spec import Policy, Role
 
 pytestmark = pytest.mark.integration
 
@@ -42,7 +42,7 @@ HINT = tf.data.experimental.SHARD_HINT
 
 WORKER = """
 import base64, os, sys
-from tfd_notebook.data.functions import install
+from tfd_notebook.data.service.py_functions import install
 from tensorflow.data.experimental import service
 worker = service.WorkerServer(service.WorkerConfig(
     sys.argv[1], heartbeat_interval_ms=200, dispatcher_timeout_ms=10_000))
@@ -196,7 +196,7 @@ def at_once(*datasets: Any) -> list[list[int]]:
 
 
 def through(host: Host, dataset: Any, mode: Any, **options: Any) -> Any:
-    return dataset.apply(service.distribute(host, mode, **options))
+    return dataset.apply(distribute.distribute(host, mode, **options))
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ class TestArguments:
     )
     def test_a_wrong_mode_gets_the_nearest_one(self, outside: Host, mode: Any, fix: str) -> None:
         with pytest.raises(UnknownName) as caught:
-            service.distribute(outside, mode)
+            distribute.distribute(outside, mode)
         assert fix in str(caught.value.fix)
 
     @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ class TestArguments:
         self, outside: Host, options: dict[str, Any], what: str
     ) -> None:
         with pytest.raises(UsageError, match=what):
-            service.distribute(outside, "dynamic", **options)
+            distribute.distribute(outside, "dynamic", **options)
 
     @pytest.mark.parametrize("place", ["outside", "inside"])
     def test_options_that_change_no_value(self, place: str, request: pytest.FixtureRequest) -> None:
@@ -311,7 +311,7 @@ class TestArguments:
 
     def test_something_that_is_no_dataset(self, outside: Host) -> None:
         with pytest.raises(UsageError, match="is no tf"):
-            service.distribute(outside, "dynamic")([1, 2])
+            distribute.distribute(outside, "dynamic")([1, 2])
 
     def test_inside_a_function(self, outside: Host) -> None:
         @tf.function(autograph=False)
@@ -444,49 +444,51 @@ class TestJobs:
 class TestRegistered:
     def test_register_and_read(self, outside: Host) -> None:
         dataset = Range(6).map(lambda x: (x, tf.strings.as_string(x)))
-        dataset_id = service.register(outside, dataset)
-        read = service.from_dataset_id(outside, "dynamic", dataset_id)
+        dataset_id = distribute.register(outside, dataset)
+        read = distribute.from_dataset_id(outside, "dynamic", dataset_id)
         assert read.element_spec == dataset.element_spec
         assert sorted(int(x) for x, _ in read.as_numpy_iterator()) == list(range(6))
 
     def test_an_id_of_ones_own(self, outside: Host) -> None:
         name = uuid.uuid4().hex
-        assert service.register(outside, Range(6), dataset_id=name) == name
-        assert service.register(outside, Range(6), dataset_id=name) == name
+        assert distribute.register(outside, Range(6), dataset_id=name) == name
+        assert distribute.register(outside, Range(6), dataset_id=name) == name
         spec = tf.TensorSpec((), tf.int64)
-        assert values(service.from_dataset_id(outside, "dynamic", name, spec)) == list(range(6))
+        assert values(distribute.from_dataset_id(outside, "dynamic", name, spec)) == list(range(6))
         with pytest.raises(UsageError, match=name):
-            service.register(outside, Range(7), dataset_id=name)
+            distribute.register(outside, Range(7), dataset_id=name)
 
     @pytest.mark.parametrize("spec", [None, tf.TensorSpec((), tf.int64)])
     def test_an_unknown_id(self, outside: Host, spec: Any) -> None:
         with pytest.raises(UsageError, match="nowhere"):
-            service.from_dataset_id(outside, "dynamic", "nowhere", spec)
+            distribute.from_dataset_id(outside, "dynamic", "nowhere", spec)
 
     def test_a_finished_job_of_it(self, outside: Host) -> None:
-        dataset_id = service.register(outside, Range(6))
-        read = service.from_dataset_id(outside, "dynamic", dataset_id, job_name="epoch")
+        dataset_id = distribute.register(outside, Range(6))
+        read = distribute.from_dataset_id(outside, "dynamic", dataset_id, job_name="epoch")
         assert len(values(read)) == 6
         with pytest.raises(FinishedJob, match="'epoch'"):
-            service.from_dataset_id(outside, "dynamic", dataset_id, job_name="epoch")
+            distribute.from_dataset_id(outside, "dynamic", dataset_id, job_name="epoch")
 
 
 class TestSave:
     def test_it_returns_when_all_is_written(self, outside: Host, tmp_path: Path) -> None:
         path = str(tmp_path / "saved")
-        service.save(outside, Range(10).map(lambda x: tf.numpy_function(abs, [x], x.dtype)), path)
+        distribute.save(
+            outside, Range(10).map(lambda x: tf.numpy_function(abs, [x], x.dtype)), path
+        )
         assert values(tf.data.Dataset.load(path)) == list(range(10))
         with pytest.raises(UsageError, match="already"):
-            service.save(outside, Range(10), path)
+            distribute.save(outside, Range(10), path)
 
     def test_its_wait_has_a_limit(self, outside: Host, tmp_path: Path) -> None:
         with pytest.raises(TimeLimit, match="not complete"):
-            service.save(outside, Range(10), str(tmp_path / "saved"), timeout=0)
+            distribute.save(outside, Range(10), str(tmp_path / "saved"), timeout=0)
 
     def test_it_needs_a_journal(self, outside: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(outside, "journal", None)
         with pytest.raises(UsageError, match="journal"):
-            service.save(outside, Range(10), "nowhere")
+            distribute.save(outside, Range(10), "nowhere")
 
 
 class TestRefused:
@@ -495,11 +497,11 @@ class TestRefused:
         with pytest.raises(NoWorkers, match="no data worker"):
             through(outside, Range(5), "dynamic")
         with pytest.raises(NoWorkers):
-            service.from_dataset_id(outside, "dynamic", "some")
+            distribute.from_dataset_id(outside, "dynamic", "some")
 
     def test_no_dispatcher(self, outside: Host, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(outside, "service_target", "grpc://localhost:1")
-        monkeypatch.setattr("tfd_notebook.data.checks._DISPATCHER_SECONDS", 0.2)
+        monkeypatch.setattr("tfd_notebook.data.service.validation._DISPATCHER_SECONDS", 0.2)
         with pytest.raises(DispatcherLost, match="connection refused"):
             through(outside, Range(5), "dynamic")
 
@@ -538,15 +540,15 @@ class TestRefused:
         self, outside: Host, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         dataset = tf.data.Dataset.from_tensor_slices(np.zeros((10, 1000)))
-        monkeypatch.setattr("tfd_notebook.data.checks.LARGE", 50_000)
+        monkeypatch.setattr("tfd_notebook.data.service.validation.LARGE", 50_000)
         with pytest.warns(UserWarning, match="the data itself"):
             through(outside, dataset, "dynamic")
-        monkeypatch.setattr(pipeline, "LARGEST", 50_000)
+        monkeypatch.setattr(graph_inspection, "LARGEST", 50_000)
         with pytest.raises(NotSerializable, match="the data itself"):
             through(outside, dataset, "dynamic")
         # TensorFlow returns this for a graph of more than 2 GB.
-        monkeypatch.setattr(pipeline, "LARGEST", 1 << 30)
-        monkeypatch.setattr("tfd_notebook._compat.graph.serialized", lambda dataset: b"")
+        monkeypatch.setattr(graph_inspection, "LARGEST", 1 << 30)
+        monkeypatch.setattr("tfd_notebook._compat.tf_data.graph.serialized", lambda dataset: b"")
         with pytest.raises(NotSerializable, match="more than 2 GB"):
             through(outside, dataset, "dynamic")
 
@@ -555,8 +557,8 @@ KERNEL = """
 import os, sys
 import tfd_notebook
 import tensorflow as tf
-from tfd_notebook.data.functions import pack
-from tfd_notebook.data.pipeline import examine
+from tfd_notebook.data.service.py_functions import pack
+from tfd_notebook.data.service.graph_inspection import examine
 factor = int(sys.argv[1])
 def scale(x):
     return x * factor
@@ -636,5 +638,5 @@ class TestFunctions:
             for kernel in kernels:
                 kernel.communicate(timeout=20)
         assert len(set(tokens)) == 2
-        read = [values(service.from_dataset_id(outside, "dynamic", i)) for i in ids]
+        read = [values(distribute.from_dataset_id(outside, "dynamic", i)) for i in ids]
         assert read == [[0, 10, 20, 30], [0, 100, 200, 300]]

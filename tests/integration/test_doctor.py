@@ -14,7 +14,7 @@ from tests._doctor import DOCTOR, in_child
 from tests._waiting import until
 from tests.integration._service import Service
 from tests.unit._grpc import Server, status
-from tfd_notebook import wire
+from tfd_notebook.net import tf_messages
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -159,7 +159,7 @@ def test_tasks_open_to_everybody() -> None:
 
 
 def test_a_dispatcher_of_another_version() -> None:
-    from tfd_notebook.probe import probe
+    from tfd_notebook.net.probe import probe
 
     own = tfd.Dispatcher()
     mine = probe(own.target).version
@@ -169,7 +169,7 @@ def test_a_dispatcher_of_another_version() -> None:
     def dispatcher(version: int) -> Server:
         return Server(
             {
-                "/tensorflow.data.DispatcherService/GetVersion": wire.GetVersionResponse(
+                "/tensorflow.data.DispatcherService/GetVersion": tf_messages.GetVersionResponse(
                     version=version
                 ).SerializeToString(),
                 "/tensorflow.data.DispatcherService/GetWorkers": b"",

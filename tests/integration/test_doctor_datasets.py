@@ -16,8 +16,8 @@ from tensorflow.data.experimental import service
 import tfd_notebook as tfd
 from tests._reading import read
 from tests.integration import _oplibrary
-from tfd_notebook._compat import graph
-from tfd_notebook.data import pipeline
+from tfd_notebook._compat.tf_data import graph
+from tfd_notebook.data.service import graph_inspection
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -109,7 +109,7 @@ def test_data_too_large_for_any_service(
         return serialize(dataset)
 
     monkeypatch.setattr(graph, "serialized", count)
-    monkeypatch.setattr(pipeline, "LARGEST", 5_000_000)
+    monkeypatch.setattr(graph_inspection, "LARGEST", 5_000_000)
     rows = np.zeros((10, 100_000), np.int64)
     captured = tf.constant(rows)
     for dataset in (
@@ -133,7 +133,7 @@ def test_text_and_nested_functions_count_as_data(
     """The size of encoded images and of what inner functions hold is known before the graph."""
     serialized: list[Any] = []
     monkeypatch.setattr(graph, "serialized", serialized.append)
-    monkeypatch.setattr(pipeline, "LARGEST", 5_000_000)
+    monkeypatch.setattr(graph_inspection, "LARGEST", 5_000_000)
     images = [bytes(1_000_000)] * 6
     captured = tf.constant(images)
     rows = np.zeros((10, 100_000), np.int64)

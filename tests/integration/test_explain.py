@@ -17,9 +17,9 @@ import tensorflow as tf
 
 import tfd_notebook as tfd
 from tests._waiting import until
-from tfd_notebook._compat.stages import stages_of
-from tfd_notebook.data import trials
-from tfd_notebook.data.using import processors
+from tfd_notebook._compat.tf_data.pipeline_model import stages_of
+from tfd_notebook.data.explain import experiments
+from tfd_notebook.data.service.usage import processors
 from tfd_notebook.errors import PipelineError, StateError, UnknownName, UsageError
 
 pytestmark = pytest.mark.integration
@@ -94,25 +94,25 @@ class TestTrials:
         dataset = Range(20).map(lambda x: x + 1).map(lambda x: x * 2).batch(3)
         for stage in stages_of(dataset).walk():
             if stage.kind == "Map":
-                changed = trials.parallel(dataset, stage)
+                changed = experiments.parallel(dataset, stage)
                 after = [batch.tolist() for batch in changed.as_numpy_iterator()]
                 assert after == [batch.tolist() for batch in dataset.as_numpy_iterator()]
 
     def test_an_interleave_and_a_flat_map_give_the_same_elements(self) -> None:
         spread = Range(4).interleave(lambda x: Range(x, x + 3), cycle_length=2).map(lambda x: x)
-        self.check(spread, trials.parallel(spread, self.stage(spread, "Interleave")))
+        self.check(spread, experiments.parallel(spread, self.stage(spread, "Interleave")))
         flat = Range(4).flat_map(lambda x: Range(x, x + 3))
-        changed = trials.parallel(flat, self.stage(flat, "FlatMap"))
+        changed = experiments.parallel(flat, self.stage(flat, "FlatMap"))
         assert sorted(changed.as_numpy_iterator()) == sorted(flat.as_numpy_iterator())
 
     def test_a_smaller_buffer(self) -> None:
         dataset = Range(50).shuffle(50, seed=1).map(lambda x: x)
-        changed = trials.smaller_buffer(dataset, self.stage(dataset, "Shuffle"), 1)
+        changed = experiments.smaller_buffer(dataset, self.stage(dataset, "Shuffle"), 1)
         assert list(changed.as_numpy_iterator()) == list(range(50))
 
     def test_what_cannot_be_changed_is_left(self) -> None:
         dataset = Range(5).batch(2)
-        assert trials.parallel(dataset, self.stage(dataset, "Batch")) is None
+        assert experiments.parallel(dataset, self.stage(dataset, "Batch")) is None
 
 
 class TestExplain:

@@ -15,7 +15,7 @@ import pytest
 import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
-from tfd_notebook.launch import foreign
+from tfd_notebook.launchers import external
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -128,7 +128,7 @@ def test_bad_targets_are_named(target: object, said: str) -> None:
 
 def test_jobs_are_read_in_all_their_forms() -> None:
     spec = {"worker": {1: "b:2", 0: "a:1"}, "ps": ["c:3"], "chief": ["[::1]:4"]}
-    assert foreign.addresses_of(spec) == {
+    assert external.addresses_of(spec) == {
         "worker:1": "b:2",
         "worker:0": "a:1",
         "ps:0": "c:3",

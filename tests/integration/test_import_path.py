@@ -32,7 +32,8 @@ os.environ.update({variables!r})
 """
 
 CLUSTER = (
-    "import psutil, tensorflow as tf, tfd_notebook as tfd\nfrom tfd_notebook.launch import local",
+    "import psutil, tensorflow as tf, tfd_notebook as tfd\n"
+    "from tfd_notebook.launchers import local",
     """
 def function(value):
     import users_module
@@ -48,7 +49,7 @@ with tfd.Cluster(data_workers=1, name="poisoned", preload=["users_module"]) as c
 """,
 )
 RELAY = (
-    "from tfd_notebook.launch import remote",
+    "from tfd_notebook.launchers import remote",
     """
 command = [sys.executable, *remote.join_agent("0123456789ab", start=True)]
 relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -60,7 +61,7 @@ relay.communicate(timeout=60)
 """,
 )
 SPARK_END = (
-    "from tfd_notebook.launch import relay",
+    "from tfd_notebook.agent.bridges import stdio as relay",
     """
 given = {"address": "127.0.0.1:9", "secret": "00" * 32, "grace": 0, "jvm": os.getpid()}
 command = [sys.executable, "-u", "-c", relay.bootstrap("sparkend")]
@@ -69,7 +70,7 @@ print(said.stdout.partition(" ")[0], said.stderr)
 """,
 )
 SSH = (
-    "import asyncssh\nfrom tfd_notebook.launch import ssh",
+    "import asyncssh\nfrom tfd_notebook.launchers import ssh",
     """
 client = ssh._Client(users=1)
 client._start()
@@ -79,7 +80,7 @@ client.close()
 )
 TUNNEL = (
     "import asyncio, pathlib, psutil, shutil, socket\n"
-    "from tfd_notebook.launch import processes, runtime",
+    "from tfd_notebook.agent import processes; from tfd_notebook.net import runtime_dir as runtime",
     """
 directory, lock = runtime.new_agent_dir("0123456789ab")
 config, log = directory / "way.conf", directory / "stunnel.log"
@@ -105,7 +106,7 @@ shutil.rmtree(directory)
 """,
 )
 SPARK_NODE = (
-    "from tfd_notebook.spark import executor, zygote",
+    "from tfd_notebook.spark.executor import executor, fork_server as zygote",
     """
 client = zygote.Zygote(executor.of_driver(), dict(os.environ))
 print(client.fork({}, [0, 2]) > 0)
@@ -113,7 +114,7 @@ client.close()
 """,
 )
 TENSORBOARD = (
-    "import pathlib, queue, tempfile\nfrom tfd_notebook.spark import tensorboard",
+    "import pathlib, queue, tempfile\nfrom tfd_notebook.spark.executor import tensorboard",
     """
 said = queue.Queue()
 with tempfile.TemporaryDirectory() as temporary:
@@ -126,7 +127,7 @@ with tempfile.TemporaryDirectory() as temporary:
 """,
 )
 LAB = (
-    "import asyncio\nfrom tfd_notebook import labserver",
+    "import asyncio\nfrom tfd_notebook.ui import jupyter_server as labserver",
     """
 print(asyncio.run(labserver.tfd("list", "--json", limit=100)))
 """,

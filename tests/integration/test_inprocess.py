@@ -15,15 +15,9 @@ import tfd_notebook as tfd
 from tests._reading import Reader, read
 from tests._waiting import until
 from tests.integration._consume import KINDS, Enough, consume
-from tfd_notebook.data.arguments import Reading
-from tfd_notebook.errors import (
-    Interrupted,
-    PipelineError,
-    PortInUse,
-    StateError,
-    UsageError,
-)
-from tfd_notebook.probe import probe
+from tfd_notebook.data.service.options import Reading
+from tfd_notebook.errors import Interrupted, PipelineError, PortInUse, StateError, UsageError
+from tfd_notebook.net.probe import probe
 
 pytestmark = [
     pytest.mark.integration,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tfd_notebook import probe
-from tfd_notebook.data.journal import Journal, JournalState
+from tfd_notebook.data.service.journal import Journal, JournalState
+from tfd_notebook.net import probe
 
 pytestmark = pytest.mark.integration
 

@@ -14,13 +14,14 @@ import pytest
 
 from tests._waiting import until
 from tests.integration._kernel import Kernel
-from tfd_notebook.launch import runtime, sweep
+from tfd_notebook.launchers.client import orphans
+from tfd_notebook.net import runtime_dir
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
 
 START = "%load_ext tfd_notebook\n%tfd_cluster start --data-workers 2 --name life -o life"
 PIDS = """
-from tfd_notebook.launch import local
+from tfd_notebook.launchers import local
 print("pids", *[task.pid for task in life.tasks], *local.agent_pids())
 """
 # The factor shows whose function a worker runs.
@@ -81,8 +82,8 @@ def running(pid: int) -> psutil.Process | None:
 
 def files_of(owner: int) -> list[Path]:
     """What the runtime directory holds for the kernel with the pid `owner`."""
-    directories = [p for p, state in runtime.agent_states() if state.get("owner_pid") == owner]
-    return [*directories, *runtime.runtime_dir().glob(f"{owner}.*")]
+    directories = [p for p, state in runtime_dir.agent_states() if state.get("owner_pid") == owner]
+    return [*directories, *runtime_dir.runtime_dir().glob(f"{owner}.*")]
 
 
 def test_a_start_cell_can_be_run_again(kernel: Kernel) -> None:
@@ -154,6 +155,6 @@ def test_a_killed_kernel_leaves_nothing_behind(agent: str) -> None:
         assert left_after(pids, 2) == []
         if agent == "killed":  # nobody is left to tidy up
             assert files_of(owner)
-            until(lambda: runtime.process_start(owner) is None)  # a large process dies slowly
-            sweep.sweep()
+            until(lambda: runtime_dir.process_start(owner) is None)  # a large process dies slowly
+            orphans.sweep()
         assert files_of(owner) == []

@@ -295,7 +295,7 @@ class TestBadAnswers:
         assert addresses(KubernetesResolver(WORKERS)) == ["10.0.0.0:8470"]
 
     def test_silence(self, cluster: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tfd_notebook.resolving.kubernetes._ASK_SECONDS", 0.3)
+        monkeypatch.setattr("tfd_notebook.resolvers.kubernetes._ASK_SECONDS", 0.3)
         cluster.fail("silence")
         self.wrong(errors.NoAnswer, "does not answer")
 

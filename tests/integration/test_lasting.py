@@ -19,9 +19,11 @@ import pytest
 import tfd_notebook as tfd
 from tests._waiting import until
 from tests.integration._kernel import Kernel
-from tfd_notebook import attaching, errors
-from tfd_notebook.launch import detached, runtime, sweep
-from tfd_notebook.launch.sessions import SOCKET
+from tfd_notebook import errors
+from tfd_notebook.agent.sessions import SOCKET
+from tfd_notebook.cluster import attach
+from tfd_notebook.launchers.client import detached, orphans
+from tfd_notebook.net import runtime_dir
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
 
@@ -130,12 +132,12 @@ def test_it_survives_a_killed_kernel_and_ends_from_a_terminal() -> None:
     for path in (where.directory, where.directory / "stays"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     for path in (
-        where.directory / runtime.STATE_FILE,
-        where.directory / "stays" / runtime.STATE_FILE,
+        where.directory / runtime_dir.STATE_FILE,
+        where.directory / "stays" / runtime_dir.STATE_FILE,
         where.directory / SOCKET,
     ):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert not [left for left in sweep.sweep() if left.agent]
+    assert not [left for left in orphans.sweep() if left.agent]
     listed = json.loads(cli("list", "--json"))
     assert [(one["name"], one["state"], one["pid"]) for one in listed] == [("stays", "ready", None)]
     before = detached.detached()[0].lease
@@ -171,7 +173,7 @@ def test_a_terminal_starts_one_that_a_notebook_takes_up() -> None:
         assert len(again.tasks) == 3
         assert again.snapshot().planned == {"dispatcher": 1, "data_worker": 2, **_none(again)}
         with pytest.raises(errors.NameTaken, match="another specification"):
-            attaching.start(1.0, name="outside", data_workers=7)
+            attach.start(1.0, name="outside", data_workers=7)
     finally:
         cli("stop", "outside")
     until(lambda: again.ended)
@@ -227,7 +229,7 @@ def test_two_of_one_name_are_refused_and_blocks_let_go(stays: tfd.Cluster) -> No
 # As two do that are detached at the same moment.
 TWIN = """
 import tfd_notebook as tfd
-from tfd_notebook.lasting import Lasting
+from tfd_notebook.cluster.lease import Lasting
 Lasting._must_be_only_one = lambda self: None
 tfd.Cluster(name="twin").detach(1)
 """
@@ -277,11 +279,11 @@ def test_what_is_listed_names_other_processes_and_detached_ones(stays: tfd.Clust
 
 
 def test_strangers_at_the_socket_get_nothing(stays: tfd.Cluster) -> None:
-    from tfd_notebook.launch import unixsocket
+    from tfd_notebook.net import unix_socket
 
     (where,) = detached.detached()
     for sent in (b"\x80\x04garbage\n", b"TFD1 h a 1 2 {}\n", b'{"do": "close"}\n', b"\n" * 10):
-        with unixsocket.connect(where.directory / SOCKET, 10.0) as peer:
+        with unix_socket.connect(where.directory / SOCKET, 10.0) as peer:
             peer.sendall(sent)
             peer.shutdown(1)
             assert peer.recv(100) == b""

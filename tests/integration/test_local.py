@@ -24,8 +24,10 @@ import tensorflow as tf
 import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
-from tfd_notebook.launch import local, runtime, sweep
-from tfd_notebook.spec import ClusterConfig, TaskState
+from tfd_notebook.launchers import local
+from tfd_notebook.launchers.client import orphans
+from tfd_notebook.model.spec import ClusterConfig, TaskState
+from tfd_notebook.net import runtime_dir
 
 pytestmark = pytest.mark.integration
 
@@ -457,7 +459,7 @@ OWNER = """
 import sys, time
 import tfd_notebook as tfd
 cluster = tfd.Cluster(data_workers=1, name="owned")
-from tfd_notebook.launch import local
+from tfd_notebook.launchers import local
 print(*[t.pid for t in cluster.tasks], *local.agent_pids(), flush=True)
 time.sleep(60)
 """
@@ -476,7 +478,7 @@ def test_nothing_outlives_its_owner(number):
         owner.stdout.close()
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     # The agent's own directory goes with it.
-    until(lambda: not any(s.get("owner_pid") == owner.pid for _, s in runtime.agent_states()))
+    until(lambda: not any(s.get("owner_pid") == owner.pid for _, s in runtime_dir.agent_states()))
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -488,7 +490,7 @@ def test_the_end_of_a_process_is_waited_for_and_its_status_left(told, monkeypatc
 
         monkeypatch.setattr(os, "pidfd_open", refused, raising=False)
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    with runtime.watched(process.pid) as ended:
+    with runtime_dir.watched(process.pid) as ended:
         assert not ended(0.1)
         process.kill()
         assert ended(20)
@@ -498,26 +500,26 @@ def test_the_end_of_a_process_is_waited_for_and_its_status_left(told, monkeypatc
 def test_sweep_ends_only_what_a_dead_owner_left():
     """An agent that was killed together with its owner leaves a directory and, here, a process."""
     owner = subprocess.Popen(["sleep", "60"])
-    ended = runtime.process_identity(owner.pid)
+    ended = runtime_dir.process_identity(owner.pid)
     owner.kill()
     owner.wait()
-    directory, lock = runtime.new_agent_dir("0123456789ab")
+    directory, lock = runtime_dir.new_agent_dir("0123456789ab")
     lock.close()
     state = {"agent": "0123456789ab", "pid": owner.pid, "process": ended, "owner": ended}
-    runtime.write_state(directory, state)
+    runtime_dir.write_state(directory, state)
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
-    left = subprocess.Popen(sleeper, env={**os.environ, runtime.AGENT_VARIABLE: "0123456789ab"})
+    left = subprocess.Popen(sleeper, env={**os.environ, runtime_dir.AGENT_VARIABLE: "0123456789ab"})
     stranger = subprocess.Popen(sleeper)
     try:
-        until(lambda: psutil.Process(left.pid).environ().get(runtime.AGENT_VARIABLE))
-        seen = sweep.sweep(dry_run=True)
+        until(lambda: psutil.Process(left.pid).environ().get(runtime_dir.AGENT_VARIABLE))
+        seen = orphans.sweep(dry_run=True)
         assert {leftover.pid for leftover in seen} == {left.pid, None}
         assert left.poll() is None
-        sweep.sweep()
+        orphans.sweep()
         assert left.wait(5) == -signal.SIGKILL
         assert stranger.poll() is None
         assert not directory.exists()
-        assert sweep.sweep() == ()
+        assert orphans.sweep() == ()
     finally:
         for process in (left, stranger):
             process.kill()
@@ -577,7 +579,7 @@ def test_a_lost_agent_is_said_and_the_next_cluster_gets_a_new_one():
     code = (
         "import os, signal, time\n"
         "import tfd_notebook as tfd\n"
-        "from tfd_notebook.launch import local\n"
+        "from tfd_notebook.launchers import local\n"
         "first = tfd.Cluster(data_workers=1, name='first')\n"
         "os.kill(local.agent_pids()[0], signal.SIGKILL)\n"
         "assert first.wait_ended(5)\n"

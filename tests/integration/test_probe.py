@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests._waiting import until
-from tfd_notebook.launch.sockets import hold_port
-from tfd_notebook.probe import Prober, dispatcher_workers, probe, probe_many, worker_tasks
+from tfd_notebook.net.ports import hold_port
+from tfd_notebook.net.probe import Prober, dispatcher_workers, probe, probe_many, worker_tasks
 
 pytestmark = pytest.mark.integration
 Tasks = runpy.run_path(str(Path(__file__).with_name("_tasks.py")))["Tasks"]

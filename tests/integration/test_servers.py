@@ -23,7 +23,7 @@ import tfd_notebook as tfd
 from tests._programs import program
 from tests._reading import read
 from tfd_notebook import errors
-from tfd_notebook._compat import servers as compat
+from tfd_notebook._compat.tf_data import servers as compat
 from tfd_notebook.errors import (
     LaunchError,
     PortInUse,
@@ -32,7 +32,7 @@ from tfd_notebook.errors import (
     UsageError,
     WorkDirError,
 )
-from tfd_notebook.probe import probe
+from tfd_notebook.net.probe import probe
 
 pytestmark = pytest.mark.integration
 

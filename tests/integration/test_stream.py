@@ -9,9 +9,9 @@ import tensorflow as tf
 from tests._waiting import until
 from tests.integration._service import Service
 from tfd_notebook import errors
-from tfd_notebook.data.consumers import Consumers
-from tfd_notebook.data.stream import Stream
-from tfd_notebook.data.watch import watch
+from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.data.consume.observe import watch
+from tfd_notebook.data.consume.stream import Stream
 
 pytestmark = pytest.mark.integration
 

@@ -19,9 +19,9 @@ import tfd_notebook as tfd
 from tests import _nvml
 from tests._waiting import until
 from tfd_notebook.errors import StateError
-from tfd_notebook.launch import local
-from tfd_notebook.probe import Probe, probe
-from tfd_notebook.snapshot import TaskRow
+from tfd_notebook.launchers import local
+from tfd_notebook.model.snapshot import TaskRow
+from tfd_notebook.net.probe import Probe, probe
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_coordinator")]
 
@@ -233,8 +233,8 @@ def test_tensorflow_trains_on_them(launcher: str) -> None:
 INSIDE = """
 import json
 import tfd_notebook as tfd
-from tfd_notebook.launch import servers
-from tfd_notebook.probe import probe
+from tfd_notebook.agent import tf_servers as servers
+from tfd_notebook.net.probe import probe
 
 def ask(cluster):
     return [probe(task.address, 5, expect="server").kind for task in cluster.tasks]

@@ -16,8 +16,8 @@ import pytest
 import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
-from tfd_notebook.launch import base
-from tfd_notebook.launch.away import away
+from tfd_notebook.launchers import base
+from tfd_notebook.launchers.client.remote_detached import away
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
 

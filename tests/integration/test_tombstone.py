@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tfd_notebook.launch.sockets import hold_port
-from tfd_notebook.launch.tombstone import Tombstone
-from tfd_notebook.probe import dispatcher_workers
+from tfd_notebook.agent.error_server import Tombstone
+from tfd_notebook.net.ports import hold_port
+from tfd_notebook.net.probe import dispatcher_workers
 
 pytestmark = pytest.mark.integration
 Tasks = runpy.run_path(str(Path(__file__).with_name("_tasks.py")))["Tasks"]

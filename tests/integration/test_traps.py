@@ -21,8 +21,8 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tests.integration._consume import KINDS, Enough, consume
 from tfd_notebook import errors
-from tfd_notebook.data import pipeline
-from tfd_notebook.spec import TaskState
+from tfd_notebook.data.service import graph_inspection
+from tfd_notebook.model.spec import TaskState
 
 pytestmark = [
     pytest.mark.integration,
@@ -386,7 +386,7 @@ class TestRefused:
     def test_a_definition_that_is_too_large(
         self, pair: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(pipeline, "LARGEST", 50_000)
+        monkeypatch.setattr(graph_inspection, "LARGEST", 50_000)
         dataset = tf.data.Dataset.from_tensor_slices(np.zeros((10, 1000)))
         with pytest.raises(errors.NotSerializable, match="the data itself"):
             dataset.apply(pair.distribute("dynamic"))

@@ -12,9 +12,9 @@ import tensorflow as tf
 from tests._waiting import until
 from tests.integration._service import Service, end, read_line, run_python
 from tfd_notebook import errors
-from tfd_notebook.data.consumers import Consumers
-from tfd_notebook.data.watch import watch
-from tfd_notebook.launch.tombstone import Tombstone
+from tfd_notebook.agent.error_server import Tombstone
+from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.data.consume.observe import watch
 
 pytestmark = pytest.mark.integration
 
@@ -225,10 +225,10 @@ _SCRIPT = """
 import gc, os, sys, threading, time
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 import tensorflow as tf, keras
-from tfd_notebook.data.consumers import Consumers
-from tfd_notebook.data.stream import Stream
-from tfd_notebook.data.watch import watch
-from tfd_notebook.launch.tombstone import Tombstone
+from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.data.consume.stream import Stream
+from tfd_notebook.data.consume.observe import watch
+from tfd_notebook.agent.error_server import Tombstone
 
 consumers = Consumers()
 batch = (tf.ones([4, 8]), tf.ones([4, 1]))

@@ -11,7 +11,7 @@ from tensorflow.data.experimental import service
 import tfd_notebook as tfd
 from tests._reading import Reader, read
 from tests._waiting import until
-from tfd_notebook.data.journal import JOURNAL_DIR, Journal
+from tfd_notebook.data.service.journal import JOURNAL_DIR, Journal
 from tfd_notebook.errors import WorkDirError
 
 pytestmark = pytest.mark.integration

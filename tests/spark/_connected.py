@@ -13,7 +13,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from tfd_notebook.spark import TFCluster, TFParallel, sessions
+from tfd_notebook.spark import TFCluster, TFParallel
+from tfd_notebook.spark.local_session import session
 from tfd_notebook.spark.TFCluster import InputMode
 
 #: Seconds for what takes one on an idle machine.
@@ -27,7 +28,7 @@ def connected() -> Any:
     token = uuid.uuid4().hex
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    sessions.session(
+    session.session(
         name="server",
         memory="1024m",
         config={
@@ -116,7 +117,7 @@ def main(directory: str) -> None:
     for line in sys.stdin:
         print(json.dumps(STEPS[line.strip()](start, spark, Path(directory))), flush=True)
     spark.stop()
-    sessions.end()
+    session.end()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from tfd_notebook.launch import unixsocket
+from tfd_notebook.net import unix_socket
 
 _REACH_SECONDS = 5.0
 #: Seconds that a stranger stays to hear an answer.
@@ -98,7 +98,7 @@ def _connected(address: int | str) -> socket.socket:
     if isinstance(address, int):
         return socket.create_connection(("127.0.0.1", address), _REACH_SECONDS)
     if not address.startswith("@"):
-        return unixsocket.connect(Path(address), _REACH_SECONDS)
+        return unix_socket.connect(Path(address), _REACH_SECONDS)
     peer = socket.socket(socket.AF_UNIX)
     try:
         peer.connect("\0" + address[1:])

@@ -30,21 +30,21 @@ def spark(leftovers: type[Any]) -> Iterator[Any]:
     """A SparkSession on ``local-cluster[2,1,1024]``."""
     from pyspark import java_gateway
 
-    from tfd_notebook.spark import sessions
+    from tfd_notebook.spark.local_session import session as local_session_session
 
     before = leftovers()
-    session = sessions.session(executors=2, cores=1, memory="1024m", name="tests")
+    session = local_session_session.session(executors=2, cores=1, memory="1024m", name="tests")
     # Java calls Python for streams, through a port and threads that stay as long as Java does.
     java_gateway.ensure_callback_server_started(session.sparkContext._gateway)
     yield session
-    sessions.end()
+    local_session_session.end()
     before.check("Spark", settle=_SETTLE_SECONDS)
 
 
 @pytest.fixture
 def sc(spark: Any) -> Any:
     """Its SparkContext, with both executors there: a test before may have killed one."""
-    from tfd_notebook._compat import spark as private
+    from tfd_notebook._compat import pyspark as private
 
     until(lambda: len(private.executors(spark.sparkContext)) == 2, 60.0)
     return spark.sparkContext
@@ -54,7 +54,7 @@ def sc(spark: Any) -> Any:
 def ended() -> Iterator[list[Any]]:
     """Give a list of clusters that are ended with the test."""
     from tfd_notebook import errors
-    from tfd_notebook.spark.living import living
+    from tfd_notebook.spark.driver.registry import living
 
     made: list[Any] = []
     yield made
@@ -120,4 +120,4 @@ def _of_spark(process: psutil.Process) -> bool:
 
 
 def _is_zygote(process: psutil.Process) -> bool:
-    return "tfd_notebook.spark.zygote" in " ".join(process.cmdline())
+    return "tfd_notebook.spark.executor.fork_server" in " ".join(process.cmdline())

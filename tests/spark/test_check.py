@@ -16,9 +16,12 @@ import pytest
 
 import tfd_notebook as tfd
 from tests._waiting import until
-from tfd_notebook import checkup, errors, findings
-from tfd_notebook.spark import TFCluster, asked, checks, living, onlooker, recipes
-from tfd_notebook.spark.asked import Asked
+from tfd_notebook import diagnosis, errors
+from tfd_notebook.model import diagnostics
+from tfd_notebook.spark import TFCluster
+from tfd_notebook.spark.driver import registry
+from tfd_notebook.spark.preflight import check, executor_probe, facts, fixes
+from tfd_notebook.spark.preflight.facts import Asked
 
 pytestmark = pytest.mark.integration
 
@@ -26,11 +29,11 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(scope="module")
 def seen(spark: Any) -> Asked:
     """What a Spark says with which nothing is wrong."""
-    return checks.looked(spark, 2)[0]
+    return check.looked(spark, 2)[0]
 
 
 def codes(seen: Asked) -> set[str]:
-    return {one.code for one in findings.look("spark", seen)}
+    return {one.code for one in diagnostics.look("spark", seen)}
 
 
 def with_executor(seen: Asked, **values: Any) -> Asked:
@@ -51,8 +54,8 @@ def test_nothing_is_found_where_nothing_is_wrong(
     assert "2 tasks at once, 2 nodes wanted" in printed
     assert "Nothing is missing." in printed
     assert tfd.__version__ in printed
-    checks.needed(spark, 2)
-    checks.needed(spark.sparkContext, 1)
+    check.needed(spark, 2)
+    check.needed(spark.sparkContext, 1)
 
 
 def test_it_can_be_a_future(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,14 +80,14 @@ def test_too_few_slots_are_an_error_at_once_with_the_lines_that_mend_it(
     assert "2 tasks at once" in found.what
     assert "--conf spark.master=local-cluster[3,1,1024]" in capsys.readouterr().out
     with pytest.raises(errors.NotEnoughSlots, match=r"3 nodes are to run.*2 tasks at once"):
-        checks.needed(spark.sparkContext, 3)
+        check.needed(spark.sparkContext, 3)
 
 
 def test_slots_of_other_masters(seen: Asked) -> None:
     few = dataclasses.replace(seen, master="spark://host:7077", needed=5)
     few = with_settings(few, executor_cores="2")
     assert "TFD870" in codes(few)
-    lines = recipes.settings(few, codes(few))
+    lines = fixes.settings(few, codes(few))
     assert lines["spark.executor.instances"] == "3"
     assert lines["spark.cores.max"] == "6"
     assert "TFD870" not in codes(dataclasses.replace(few, slots=6))
@@ -94,7 +97,7 @@ def test_slots_of_other_masters(seen: Asked) -> None:
 def test_dynamic_allocation(seen: Asked) -> None:
     found = with_settings(seen, dynamicAllocation_enabled="true")
     assert codes(found) == {"TFD871"}
-    assert recipes.settings(found, codes(found))["spark.dynamicAllocation.enabled"] == "false"
+    assert fixes.settings(found, codes(found))["spark.dynamicAllocation.enabled"] == "false"
     assert codes(with_settings(seen, dynamicAllocation_enabled="false")) == set()
 
 
@@ -107,9 +110,9 @@ def test_what_can_be_said_of_connect(seen: Asked, conf: dict[str, str], code: st
     assert code in [one.code for one in tfd.spark.check(session)]
     if conf:
         with pytest.raises(errors.Unsupported, match="dynamic"):
-            checks.needed(session, 1)
+            check.needed(session, 1)
     else:
-        checks.needed(session, 1)
+        check.needed(session, 1)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_what_can_be_said_of_connect(seen: Asked, conf: dict[str, str], code: st
 def test_an_executor_that_is_unlike_this_process(
     seen: Asked, values: dict[str, Any], code: str, said: str
 ) -> None:
-    (found,) = findings.look("spark", with_executor(seen, **values))
+    (found,) = diagnostics.look("spark", with_executor(seen, **values))
     assert found.code == code
     assert said in found.what
     assert found.what.startswith(seen.executors[0].host)
@@ -191,10 +194,10 @@ def test_executors_with_another_version_of_python(
 def test_a_port_of_this_process_that_executors_do_not_reach(seen: Asked, sc: Any) -> None:
     with socket.socket() as nobody_listens:
         nobody_listens.bind(("127.0.0.1", 0))
-        look = onlooker.looker("127.0.0.1", nobody_listens.getsockname()[1], 5.0)
+        look = executor_probe.looker("127.0.0.1", nobody_listens.getsockname()[1], 5.0)
         (said,) = sc.parallelize(range(1), 1).mapPartitions(look).collect()
-    unheard = dataclasses.replace(seen, executors=(asked.Executor(**said),))
-    (found,) = findings.look("spark", unheard)
+    unheard = dataclasses.replace(seen, executors=(facts.Executor(**said),))
+    (found,) = diagnostics.look("spark", unheard)
     assert found.code == "TFD876"
     assert "refused" in found.what
     assert "spark.driver.host" in found.fix
@@ -219,9 +222,9 @@ def test_what_executors_elsewhere_need_is_printed_line_by_line(seen: Asked) -> N
     far = dataclasses.replace(
         with_executor(far, package=None, tensorflow=None), master="spark://host:7077"
     )
-    found = checkup.Findings(findings.look("spark", far), [])
+    found = diagnosis.Findings(diagnostics.look("spark", far), [])
     assert found.codes == ("TFD874", "TFD875")
-    printed = list(checks.said(far, found))
+    printed = list(check.said(far, found))
     assert printed[-8:] == [
         "Make an environment for the executors:",
         "  python -m venv environment",
@@ -238,7 +241,7 @@ def test_what_executors_elsewhere_need_is_printed_line_by_line(seen: Asked) -> N
 def test_speculative_execution(seen: Asked) -> None:
     found = with_settings(seen, speculation="true")
     assert codes(found) == {"TFD881"}
-    assert recipes.settings(found, codes(found)) == {"spark.speculation": "false"}
+    assert fixes.settings(found, codes(found)) == {"spark.speculation": "false"}
 
 
 def test_speculation_is_refused_where_spark_feeds(sc: Any) -> None:
@@ -247,10 +250,10 @@ def test_speculation_is_refused_where_spark_feeds(sc: Any) -> None:
     try:
         with pytest.raises(errors.Unsupported, match=r"(?s)speculat.*spark.speculation=false"):
             TFCluster.run(sc, print, None, 2, input_mode=TFCluster.InputMode.SPARK)
-        checks.needed(sc, 2)  # a cluster that reads its data itself
+        check.needed(sc, 2)  # a cluster that reads its data itself
     finally:
         sc._conf.set("spark.speculation", "false")
-    assert not living.living()
+    assert not registry.living()
 
 
 @pytest.mark.parametrize(
@@ -264,19 +267,19 @@ def test_gpus_that_no_task_is_given(seen: Asked, cores: int, amount: int, share:
     }
     there = dataclasses.replace(with_executor(seen, gpus=amount), master=master)
     assert codes(there) == {"TFD882"}
-    assert recipes.settings(there, codes(there)) == wanted
+    assert fixes.settings(there, codes(there)) == wanted
     known = dataclasses.replace(seen, master=master)
     known = with_settings(known, executor_resource_gpu_amount=str(amount))
     assert codes(known) == {"TFD882"}
     given = with_settings(known, task_resource_gpu_amount=share)
     assert codes(given) == set()
-    assert recipes.slots_of_one(given) == cores
+    assert fixes.slots_of_one(given) == cores
 
 
 def test_executors_have_the_slots_that_their_gpus_allow(seen: Asked) -> None:
     few = dataclasses.replace(seen, master="local-cluster[2,4,1024]", needed=5)
     few = with_settings(few, executor_resource_gpu_amount="2", task_resource_gpu_amount="1")
-    assert recipes.settings(few, codes(few)) == {"spark.master": "local-cluster[3,4,1024]"}
+    assert fixes.settings(few, codes(few)) == {"spark.master": "local-cluster[3,4,1024]"}
 
 
 def hold(path: str) -> Any:
@@ -315,7 +318,7 @@ def test_executors_that_are_busy_are_not_waited_for(
 
 def test_the_doctor_knows_spark(spark: Any) -> None:
     assert list(tfd.doctor(spark)) == []
-    assert {f"TFD{number}" for number in range(870, 883)} <= set(findings.kinds())
+    assert {f"TFD{number}" for number in range(870, 883)} <= set(diagnostics.kinds())
     assert not {one.code for one in tfd.doctor() if one.code.startswith("TFD87")}
     done = subprocess.run(
         [sys.executable, "-m", "tfd_notebook", "why", "TFD871"],
@@ -328,7 +331,7 @@ def test_the_doctor_knows_spark(spark: Any) -> None:
 
 def test_what_cannot_be_meant(spark: Any) -> None:
     with pytest.raises(errors.UsageError, match="num_executors=0"):
-        checks.needed(spark, 0)
+        check.needed(spark, 0)
     with pytest.raises(errors.UsageError, match="neither"):
         tfd.spark.check(3)
 
@@ -337,7 +340,7 @@ def test_a_reason_is_a_line() -> None:
     text = (
         "An error occurred\n at java\n[PYTHON_VERSION_MISMATCH] Python in worker has 3.9\n at java"
     )
-    assert asked._reason(Exception(text)).endswith("Python in worker has 3.9")
-    assert asked._reason(Exception("")) == "Exception"
-    silent = Asked(silent=asked._reason(Exception(text)), slots=1)
+    assert facts._reason(Exception(text)).endswith("Python in worker has 3.9")
+    assert facts._reason(Exception("")) == "Exception"
+    silent = Asked(silent=facts._reason(Exception(text)), slots=1)
     assert codes(dataclasses.replace(silent, master="local-cluster[1,1,1024]")) == {"TFD873"}

@@ -17,10 +17,11 @@ import pytest
 
 from tests._waiting import until
 from tfd_notebook import errors
-from tfd_notebook.launch import runtime
-from tfd_notebook.launch.sparktask import SECRETS
-from tfd_notebook.spark import TFCluster, executor
-from tfd_notebook.spark.living import living
+from tfd_notebook.agent.bridges.spark_bootstrap import SECRETS
+from tfd_notebook.net import runtime_dir
+from tfd_notebook.spark import TFCluster
+from tfd_notebook.spark.driver.registry import living
+from tfd_notebook.spark.executor import executor
 from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = pytest.mark.integration
@@ -358,7 +359,7 @@ def test_the_driver_falls_silent(sc: Any) -> None:
 def test_zygotes_end_with_their_executor(sc: Any) -> None:
     with started(sc) as cluster:
         (jvm,) = {node.jvm for node in cluster.nodes if node.assignment.index == 0}
-        watch = executor.Watch(jvm, runtime.process_start(jvm) or 0.0)
+        watch = executor.Watch(jvm, runtime_dir.process_start(jvm) or 0.0)
         found = [process.pid for process in psutil.process_iter() if _is_zygote_of(process, jvm)]
         assert found
         os.kill(jvm, signal.SIGKILL)

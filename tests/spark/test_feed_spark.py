@@ -12,7 +12,7 @@ import pytest
 
 from tests.spark._feeding import node
 from tfd_notebook.errors import NodeFailed
-from tfd_notebook.spark import feeders
+from tfd_notebook.spark.driver import feeding
 from tfd_notebook.spark.feed import arrow, feed_partition, infer_partition
 
 pytestmark = pytest.mark.integration
@@ -58,7 +58,7 @@ def test_a_dataframe_gives_the_rows_of_its_rdd(spark: Any, sc: Any, tmp_path: Pa
     frame = spark.createDataFrame(rows(500), SCHEMA).repartition(3)
     assert not arrow.misfits(frame)
     with node(tmp_path, "collect") as running:
-        assert feeders.training(frame, 2, running.place, 60, "input", lambda: None)() is None
+        assert feeding.training(frame, 2, running.place, 60, "input", lambda: None)() is None
         found = [row for batch in running.end() for row in batch]
     assert sorted(found) == sorted(map(repr, frame.rdd.collect() * 2))
 
@@ -67,7 +67,7 @@ def test_the_error_of_a_node_comes_back_from_a_dataframe(
     spark: Any, sc: Any, tmp_path: Path
 ) -> None:
     with node(tmp_path, "fail") as running:
-        error = feeders.training(
+        error = feeding.training(
             spark.range(100_000), 1, running.place, 60, "input", lambda: None
         )()
     assert isinstance(error, NodeFailed)

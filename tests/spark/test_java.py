@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tfd_notebook.errors import Unsupported
-from tfd_notebook.spark import java
+from tfd_notebook.spark.local_session import java
 
 VECTOR = "jdk.incubator.vector"
 

@@ -14,8 +14,8 @@ import tfd_notebook as tfd
 from tests._recording import Relay
 from tests._waiting import until
 from tfd_notebook import errors
-from tfd_notebook.launch import runtime
-from tfd_notebook.launch import spark as launch_spark
+from tfd_notebook.launchers import spark as launch_spark
+from tfd_notebook.net import runtime_dir
 
 pytestmark = pytest.mark.integration
 
@@ -68,7 +68,7 @@ def test_private_keys_of_tunnels_are_not_sent(
     try:
         with tfd.Cluster(data_workers=1, name="sealed", launcher=launcher) as cluster:
             assert numbers(cluster) == list(range(100))
-            keys = list(runtime.runtime_dir().glob("agent-*/sealed/tunnels/key.pem"))
+            keys = list(runtime_dir.runtime_dir().glob("agent-*/sealed/tunnels/key.pem"))
             assert keys
             assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
         until(lambda: not ends(), 30.0)

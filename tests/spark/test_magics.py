@@ -11,11 +11,13 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from tests._waiting import until
-from tfd_notebook import commands, errors, magics, views
+from tfd_notebook import errors, views
 from tfd_notebook.bus import hub
 from tfd_notebook.bus.session import Session
-from tfd_notebook.spark import jobs
-from tfd_notebook.spark.living import living
+from tfd_notebook.cluster import commands
+from tfd_notebook.spark.driver import jobs
+from tfd_notebook.spark.driver.registry import living
+from tfd_notebook.ui import magics
 
 pytestmark = pytest.mark.integration
 
@@ -163,4 +165,4 @@ def test_it_stands_among_all_clusters(shell: Any, capsys: Any) -> None:
     finally:
         hub.leave(session)
         hub.await_end(LONG)
-    assert sys.modules["tfd_notebook.spark.living"]
+    assert sys.modules["tfd_notebook.spark.driver.registry"]

@@ -11,8 +11,8 @@ NODE = """
 import json, os, socket, sys, threading
 from pathlib import Path
 
-from tfd_notebook.launch import sockets
-from tfd_notebook.spark import body
+from tfd_notebook.net import ports as sockets
+from tfd_notebook.spark.executor import node_process as body
 
 node, driver = socket.socketpair()
 with sockets.hold_port() as held:

@@ -10,10 +10,10 @@ from typing import Any
 import pyspark
 import pytest
 
-from tfd_notebook._compat import spark as private
-from tfd_notebook._compat import sparkcontext
+from tfd_notebook._compat import pyspark as private
+from tfd_notebook._compat import spark_context
 from tfd_notebook.errors import Unsupported
-from tfd_notebook.spark import sessions
+from tfd_notebook.spark.local_session import session
 
 pytestmark = pytest.mark.integration
 
@@ -31,7 +31,7 @@ def test_a_known_spark_has_every_name(spark: Any, sc: Any) -> None:
     process = private.java_process()
     assert process is not None, VERSION
     assert process.poll() is None, VERSION
-    assert sparkcontext.default_fs(sc).startswith("file:"), VERSION
+    assert spark_context.default_fs(sc).startswith("file:"), VERSION
 
 
 def test_spark_is_found_where_pyspark_is_installed() -> None:
@@ -66,8 +66,8 @@ def test_rows_have_names() -> None:
         (private.slots, "maxNumConcurrentTasks"),
         (private.executor_slots, "statusStore"),
         (private.executors, "getExecutorIds"),
-        (sparkcontext.default_fs, "hadoopConfiguration"),
-        (lambda context: sparkcontext.cancel_stage(context, 0, ""), "cancelStage"),
+        (spark_context.default_fs, "hadoopConfiguration"),
+        (lambda context: spark_context.cancel_stage(context, 0, ""), "cancelStage"),
     ],
 )
 def test_an_unknown_spark_is_unsupported(sc: Any, call: Callable[[Any], Any], name: str) -> None:
@@ -87,7 +87,7 @@ def test_a_spark_without_a_gateway_is_unsupported(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(Unsupported, match=r"SparkContext\._gateway"):
             call()
     with pytest.raises(Unsupported, match=r"SparkContext\._gateway"):
-        sessions._start({"name": "never", "executors": 1, "cores": 1, "memory": "1g"}, 1.0)
+        session._start({"name": "never", "executors": 1, "cores": 1, "memory": "1g"}, 1.0)
 
 
 def test_names_of_python_that_are_gone_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:

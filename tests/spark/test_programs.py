@@ -10,7 +10,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from tfd_notebook.spark import java
+from tfd_notebook.spark.local_session import java
 
 PROGRAMS = Path(__file__).parent / "programs"
 #: Seconds for Spark, two clusters and a training, on a busy machine.

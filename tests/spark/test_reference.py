@@ -14,7 +14,7 @@ import pytest
 
 from tfd_notebook import errors
 from tfd_notebook.spark import TFCluster, TFNode, TFParallel, dfutil
-from tfd_notebook.spark.context import TFNodeContext
+from tfd_notebook.spark.executor.context import TFNodeContext
 from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -12,7 +12,8 @@ import pytest
 
 from tests._waiting import until
 from tfd_notebook import errors
-from tfd_notebook.spark import TFCluster, tensorboard
+from tfd_notebook.spark import TFCluster
+from tfd_notebook.spark.executor import tensorboard
 from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = pytest.mark.integration

@@ -15,8 +15,8 @@ import pytest
 import tfd_notebook as tfd
 from tests._waiting import until
 from tests.integration._kernel import Kernel
-from tfd_notebook.spark import homes
-from tfd_notebook.spark.sessions import session
+from tfd_notebook.spark.local_session import spark_home
+from tfd_notebook.spark.local_session.session import session
 
 pytestmark = pytest.mark.integration
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_meant(arguments: dict[str, Any], said: str) -> None:
 CHILD = """
 import json, os, sys
 import tfd_notebook as tfd
-from tfd_notebook.spark import sessions
+from tfd_notebook.spark.local_session import session as sessions
 config = {"spark.app.x": True, "spark.ui.enabled": "false"}
 made = tfd.spark.session(executors=1, config=config, warm=False)
 first = made.sparkContext
@@ -205,7 +205,7 @@ def test_what_a_power_cut_left_is_removed_by_the_next() -> None:
     assert home.exists()
 
     def is_removed() -> bool:
-        homes.remove_leftovers()
+        spark_home.remove_leftovers()
         return not home.exists()
 
     until(is_removed, LONG)  # once its Java has ended
@@ -222,8 +222,10 @@ def test_a_kernel_that_jupyter_shuts_down_leaves_no_directory(tmp_path: Path) ->
 WARM = """
 import json, os, psutil, sys, time
 import tfd_notebook as tfd
-from tfd_notebook._compat import spark as private
-from tfd_notebook.spark import TFCluster, sessions, zygote
+from tfd_notebook._compat import pyspark as private
+from tfd_notebook.spark import TFCluster
+from tfd_notebook.spark.executor import fork_server as zygote
+from tfd_notebook.spark.local_session import session as sessions
 
 def ready():
     java = private.java_process().pid
@@ -231,7 +233,7 @@ def ready():
     for process in psutil.process_iter():
         try:
             given = process.environ().get(zygote.VARIABLE)
-            if given and "tfd_notebook.spark.zygote" in " ".join(process.cmdline()):
+            if given and "tfd_notebook.spark.executor.fork_server" in " ".join(process.cmdline()):
                 if json.loads(given)[1] in executors:
                     yield process.pid
         except psutil.Error:

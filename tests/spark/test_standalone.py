@@ -15,13 +15,13 @@ import pytest
 from tests._waiting import until
 from tests.spark._standalone import Standalone
 from tests.spark._strangers import forms, junk, knock, listening, members
-from tfd_notebook.launch import sweep
+from tfd_notebook.launchers.client import orphans
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 PROGRAM = """
 import json, sys
-from tfd_notebook.launch import sealed
+from tfd_notebook.net import secure_channel as sealed
 
 known = []
 new = sealed.Secret.new.__func__
@@ -150,4 +150,4 @@ def test_nothing_is_left_when_the_driver_is_killed(standalone: Standalone, tmp_p
         program.kill()
         program.communicate()
     until(lambda: not [one for one in members() if one.pid not in before], 120.0)
-    sweep.sweep()  # what the killed process could not remove
+    orphans.sweep()  # what the killed process could not remove

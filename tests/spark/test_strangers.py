@@ -26,7 +26,7 @@ def zygotes() -> set[psutil.Process]:
         one
         for one in members()
         if not one.name().startswith("tfd ")
-        and "tfd_notebook.spark.zygote" in " ".join(one.cmdline())
+        and "tfd_notebook.spark.executor.fork_server" in " ".join(one.cmdline())
     }
 
 

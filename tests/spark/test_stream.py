@@ -13,7 +13,7 @@ import pytest
 from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.spark import TFCluster
-from tfd_notebook.spark.living import living
+from tfd_notebook.spark.driver.registry import living
 from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = [

@@ -179,7 +179,7 @@ def test_parameter_server_strategy_with_the_coordinator_here(
 ) -> None:
     import tensorflow as tf
 
-    from tfd_notebook._compat import parking
+    from tfd_notebook._compat.tf_coordinator import thread_parking
 
     nodes = 3 if beside else 2
     cluster = TFCluster.run(sc, TFCluster.serve, None, nodes, 1, driver_ps_nodes=beside)
@@ -221,7 +221,7 @@ def test_parameter_server_strategy_with_the_coordinator_here(
     reader = threading.Thread(target=lambda: list(numbers))
     reader.start()
     assert begun.wait(60)
-    monkeypatch.setattr(parking, "SECONDS", 1.0)
+    monkeypatch.setattr(thread_parking, "SECONDS", 1.0)
     with pytest.raises(errors.StateError, match="reads a dataset"):
         cluster.strategy()
     goes_on.set()

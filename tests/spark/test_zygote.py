@@ -12,8 +12,8 @@ import pytest
 from tests._waiting import until
 from tests.spark._strangers import junk, knock, members, unix_sockets
 from tfd_notebook.errors import LaunchError, TensorFlowMissing
-from tfd_notebook.spark import executor
-from tfd_notebook.spark.zygote import Zygote
+from tfd_notebook.spark.executor import executor
+from tfd_notebook.spark.executor.fork_server import Zygote
 
 pytestmark = pytest.mark.integration
 
@@ -38,7 +38,7 @@ def tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
 
 def is_zygote(process: psutil.Process) -> bool:
     try:
-        return "tfd_notebook.spark.zygote" in " ".join(process.cmdline())
+        return "tfd_notebook.spark.executor.fork_server" in " ".join(process.cmdline())
     except psutil.Error:
         return False
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from tfd_notebook import wire
+from tfd_notebook.net import tf_messages
 
 STATUS = "/tensorflow.WorkerService/GetStatus"
 
@@ -53,7 +53,7 @@ def fails(code: grpc.StatusCode, text: str) -> Answer:
 def status(task: str, *devices: str) -> dict[str, bytes | Answer]:
     """Return the answers of a tf.distribute server that is a task, such as ``"worker:0"``."""
     job, _, index = task.partition(":")
-    answer = wire.GetStatusResponse()
+    answer = tf_messages.GetStatusResponse()
     for number, kind in enumerate(devices):
         name = f"/job:{job}/replica:0/task:{index}/device:{kind}:{number}"
         answer.device_attributes.add(name=name, device_type=kind)

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from tests._waiting import until
-from tfd_notebook import attaching, errors, spec, views
-from tfd_notebook.dealing import Deal
-from tfd_notebook.launch import base, detached, sweep
-from tfd_notebook.launch.away import Record, away
-from tfd_notebook.spec import ClusterConfig, Role
+from tfd_notebook import errors, views
+from tfd_notebook.cluster import attach
+from tfd_notebook.cluster.gpu_allocation import Deal
+from tfd_notebook.launchers import base
+from tfd_notebook.launchers.client import detached, orphans
+from tfd_notebook.launchers.client.remote_detached import Record, away
+from tfd_notebook.model import spec
+from tfd_notebook.model.spec import ClusterConfig, Role
 
 
 @pytest.fixture(autouse=True)
@@ -53,8 +56,8 @@ def test_it_is_there_while_the_cluster_stays(record: Record, directory: Path) ->
     assert found.options["hosts"] == ["ada@one", "ada@two"]
     (file,) = directory.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-    assert attaching.is_detached("training")
-    assert not sweep.sweep(), "nobody's leftover"
+    assert attach.is_detached("training")
+    assert not orphans.sweep(), "nobody's leftover"
     record.forget()
     record.forget()
     assert not away()
@@ -140,7 +143,7 @@ def test_a_record_with_a_malformed_description_is_ignored(
 def test_a_list_says_that_its_hosts_were_not_asked(record: Record) -> None:
     record.keep(7200)
     record.describe(about(2))
-    (one,) = attaching.everywhere()
+    (one,) = attach.everywhere()
     assert (one["state"], one["observed"], one["planned"]) == ("detached", None, 3)
     assert json.loads(json.dumps(one)) == one
     text = views.clusters_table([one]).text()
@@ -151,7 +154,7 @@ def test_a_list_says_that_its_hosts_were_not_asked(record: Record) -> None:
 def test_whose_launcher_is_gone_is_told_so(directory: Path) -> None:
     Record("training", "teleport", {}, ["a1"]).keep(100)
     with pytest.raises(errors.UnknownName, match="no launcher 'teleport'"):
-        attaching.attach("training")
+        attach.attach("training")
     assert len(away()) == 1, "it may be installed again"
 
 
@@ -164,5 +167,5 @@ def test_two_of_one_name_are_told_apart(record: Record) -> None:
     record.keep(100)
     Record("training", "ssh", {"hosts": ["other"]}, ["c3"]).keep(100)
     with pytest.raises(errors.UsageError, match="2 detached clusters"):
-        attaching.find("training")
+        attach.find("training")
     assert len(os.listdir(os.environ["TFD_RUNTIME_DIR"])) == 2

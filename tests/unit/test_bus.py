@@ -25,17 +25,17 @@ import tfd_notebook
 from tests._patch import Tree, merged, tree_of
 from tests._steered import Steered
 from tests._waiting import until
-from tfd_notebook import bus, commands, errors
-from tfd_notebook.bus import cells, hub, session
-from tfd_notebook.bus.columns import COLUMNS, ColumnFeed
-from tfd_notebook.bus.feed import Feed, difference
+from tfd_notebook import bus, errors
+from tfd_notebook.bus import hub, running_cell, session
+from tfd_notebook.bus.closure_feed import COLUMNS, ColumnFeed
 from tfd_notebook.bus.presence import Presences
 from tfd_notebook.bus.session import Session
-from tfd_notebook.closures.store import CANCELLED, EPOCH, FAILED, READY, STATES, Store
-from tfd_notebook.cluster import Cluster
-from tfd_notebook.events import Notice
-from tfd_notebook.magics import starting
-from tfd_notebook.snapshot import (
+from tfd_notebook.bus.snapshot_feed import Feed, difference
+from tfd_notebook.cluster import commands
+from tfd_notebook.cluster.cluster import Cluster
+from tfd_notebook.model.closure_store import CANCELLED, EPOCH, FAILED, READY, STATES, Store
+from tfd_notebook.model.events import Notice
+from tfd_notebook.model.snapshot import (
     CoordinatedRow,
     CoordinatorRow,
     GpuRow,
@@ -43,7 +43,8 @@ from tfd_notebook.snapshot import (
     StreamRow,
     TaskRow,
 )
-from tfd_notebook.spec import Role, TaskState
+from tfd_notebook.model.spec import Role, TaskState
+from tfd_notebook.ui.magics import start_form
 
 
 def snapshot(**changes: Any) -> Snapshot:
@@ -426,7 +427,7 @@ def test_a_client_whose_messages_wait_for_a_cell_is_kept(
 
     shell = SimpleNamespace()
     shell.events = EventManager(shell, available_events)
-    cells.follow(shell)
+    running_cell.follow(shell)
     try:
         shell.events.trigger("pre_execute")
         monkeypatch.setattr(session, "SILENT_SECONDS", 0.2)
@@ -442,7 +443,7 @@ def test_a_client_whose_messages_wait_for_a_cell_is_kept(
         shell.events.trigger("post_execute")
         until(lambda: unknown(panel, "tab"))
     finally:
-        cells.unfollow()
+        running_cell.unfollow()
     assert not any(shell.events.callbacks.values())
 
 
@@ -660,10 +661,10 @@ def test_a_broken_cluster_does_not_stop_signs_of_life(monkeypatch: pytest.Monkey
 def test_clusters_are_listed_while_another_thread_imports() -> None:
     program = """
 import importlib.util, sys, threading
-from tfd_notebook import commands
+from tfd_notebook.cluster import commands
 
 entered, release = threading.Event(), threading.Event()
-spec = importlib.util.find_spec("tfd_notebook.cluster")
+spec = importlib.util.find_spec("tfd_notebook.cluster.cluster")
 load = spec.loader.exec_module
 
 class Slow:
@@ -740,12 +741,12 @@ class Shell:
 
 def test_a_form_starts_what_the_magic_would() -> None:
     shell = Shell()
-    form = starting.form()
+    form = start_form.form()
     assert {each["name"] for each in form["launchers"]} >= {"local", "inprocess"}
     assert "fake" not in {each["name"] for each in form["launchers"]}
     values = {field["name"]: field["default"] for field in form["fields"]}
     values |= {"launcher": "fake", "name": "formed", "output": "taken", "data_workers": 1}
-    answer = starting.commands(shell)["start"]({"options": values})
+    answer = start_form.commands(shell)["start"]({"options": values})
     try:
         assert answer["cluster"] == "formed"
         assert answer["variable"] == "taken_2"
@@ -754,7 +755,7 @@ def test_a_form_starts_what_the_magic_would() -> None:
             "%tfd_cluster start --data-workers 1 --launcher fake --name formed --output taken"
         )
         assert not answer["reused"]
-        assert starting.start_by(shell, {"options": values})["reused"]
+        assert start_form.start_by(shell, {"options": values})["reused"]
     finally:
         shell.user_ns["taken_2"].stop()
 
@@ -775,7 +776,7 @@ def test_a_form_starts_what_the_magic_would() -> None:
 )
 def test_a_form_that_cannot_be_meant_is_refused(options: Any) -> None:
     with pytest.raises(errors.TfdError):
-        starting.start_by(Shell(), {"options": options})
+        start_form.start_by(Shell(), {"options": options})
 
 
 # Presence

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from tfd_notebook import control
-from tfd_notebook.cli import main
-from tfd_notebook.cluster import Cluster, clusters
+from tfd_notebook.cluster import control_socket
+from tfd_notebook.cluster.cluster import Cluster, clusters
+from tfd_notebook.ui.cli import main
 
 
 @pytest.fixture(autouse=True)
 def _own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path))
-    control.ensure_started()
+    control_socket.ensure_started()
     yield
     for cluster in clusters().values():
         cluster.stop()
-    control.stop()
+    control_socket.stop()
 
 
 @pytest.fixture

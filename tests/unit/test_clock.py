@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tfd_notebook import clock
+from tfd_notebook.net import clock
 
 
 class Wall:

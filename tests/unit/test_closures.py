@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tfd_notebook.closures.gate import Gate
-from tfd_notebook.closures.store import CANCELLED, FAILED, READY, STATES, Store
-from tfd_notebook.coordinate.values import VALUE_COLUMNS, Values
+from tfd_notebook.coordinator.values import VALUE_COLUMNS, Values
 from tfd_notebook.errors import StateError, UnknownName, UsageError, ValueGone
+from tfd_notebook.model.closure_gate import Gate
+from tfd_notebook.model.closure_store import CANCELLED, FAILED, READY, STATES, Store
 
 
 def through(store: Store, worker: int = 0, end: int = READY, function: str = "f") -> int:

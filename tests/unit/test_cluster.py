@@ -8,8 +8,8 @@ import pytest
 import tfd_notebook as tfd
 from tfd_notebook import errors
 from tfd_notebook.launchers import Fake
-from tfd_notebook.snapshot import TASK_COLUMNS
-from tfd_notebook.spec import Role, TaskState
+from tfd_notebook.model.snapshot import TASK_COLUMNS
+from tfd_notebook.model.spec import Role, TaskState
 
 pytestmark = pytest.mark.usefixtures("no_coordinator")
 

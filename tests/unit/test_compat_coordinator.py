@@ -25,16 +25,9 @@ from tensorflow.python.framework import composite_tensor
 from tensorflow.python.ops import script_ops
 from tensorflow.python.training import server_lib
 
-from tfd_notebook._compat import (
-    connecting,
-    executors,
-    graph,
-    messages,
-    pyfunc,
-    servers,
-    version,
-    watched,
-)
+from tfd_notebook._compat import errors
+from tfd_notebook._compat.tf_coordinator import closures, connection, executors, version
+from tfd_notebook._compat.tf_data import graph, py_functions, servers
 
 VERSION = f"TensorFlow {tf.__version__}"
 Queue = coordinators._CoordinatedClosureQueue
@@ -150,11 +143,11 @@ def test_parts_of_each_worker_are_found_inside_other_arguments() -> None:
     function = tf.function(lambda *args, **kwargs: None)
     arguments = (1, parts[0], [2, parts[1]], {"a": ({"b": parts[2]},)}, [])
     made = SimpleNamespace(_args=arguments, _kwargs={"c": parts[3], "d": function})
-    assert list(watched.per_worker(made)) == parts, VERSION
+    assert list(closures.per_worker(made)) == parts, VERSION
 
 
 def test_all_names_that_are_watched_are_there() -> None:
-    assert not watched.missing, VERSION
+    assert not closures.missing, VERSION
 
 
 @pytest.mark.parametrize("kind", [tf.errors.InvalidArgumentError, ValueError])
@@ -165,7 +158,7 @@ def test_a_sentence_is_added_to_any_error_of_any_python(kind: type, notes: bool)
         *((None, None) if issubclass(kind, tf.errors.OpError) else ()), "it broke"
     )
     for _ in range(2):
-        messages.add(error, "So mend it.")
+        errors.add(error, "So mend it.")
     has_notes = notes and hasattr(Exception, "add_note")
     said = [*str(error).splitlines(), *getattr(error, "__notes__", [])]
     assert said == ["it broke", "So mend it."], VERSION
@@ -235,7 +228,7 @@ def test_the_eager_context_takes_another_cluster() -> None:
     assert parameters(connect) == ["self", "coordinator_name"], VERSION
     source = inspect.getsource(strategies.ParameterServerStrategyV2)
     assert "self._connect_to_cluster(" in source, VERSION
-    source = inspect.getsource(connecting._connect_to_cluster)
+    source = inspect.getsource(connection._connect_to_cluster)
     used = re.findall(r"_cluster_resolver\.(\w+)", source)
     assert set(used) == {"cluster_spec", "rpc_layer"}, VERSION
     assert parameters(context.Context.update_server_def)[:2] == ["self", "server_def"], VERSION
@@ -245,8 +238,8 @@ def test_the_eager_context_takes_another_cluster() -> None:
 def test_autograph_has_its_conversions_and_operators() -> None:
     function = tf.autograph.experimental.do_not_convert(lambda: None)
     assert hasattr(function, "autograph_info__"), VERSION
-    operators = pyfunc.autograph_operators()
-    assert operators is pyfunc.autograph_operators(), VERSION
+    operators = py_functions.autograph_operators()
+    assert operators is py_functions.autograph_operators(), VERSION
     assert callable(operators.converted_call), VERSION
 
 

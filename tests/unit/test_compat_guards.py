@@ -18,7 +18,9 @@ from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.eager import context
 from tensorflow.python.ops import gen_dataset_ops, script_ops
 
-from tfd_notebook._compat import ending, ipykernel, parking, pipes, servers
+from tfd_notebook._compat import asyncio_pipes, ipykernel
+from tfd_notebook._compat.tf_coordinator import thread_parking
+from tfd_notebook._compat.tf_data import iterator_cleanup, servers
 
 VERSION = f"TensorFlow {tf.__version__}"
 
@@ -55,7 +57,7 @@ def test_a_pipe_is_written_with_flow_control(known: bool, monkeypatch: pytest.Mo
         monkeypatch.delattr(asyncio.streams, "FlowControlMixin")
 
     async def drained() -> None:
-        made: Any = pipes.flow_control()
+        made: Any = asyncio_pipes.flow_control()
         made.pause_writing()
         made.resume_writing()
         await made._drain_helper()
@@ -69,11 +71,11 @@ def test_a_condition_knows_its_waiters() -> None:
 
 def test_references_to_what_one_list_holds() -> None:
     only = [object()]
-    assert ending._references(only) == ending._OURS
+    assert iterator_cleanup._references(only) == iterator_cleanup._OURS
     another = only[0]
-    assert ending._references(only) > ending._OURS
+    assert iterator_cleanup._references(only) > iterator_cleanup._OURS
     del another
-    assert ending._references(only) == ending._OURS
+    assert iterator_cleanup._references(only) == iterator_cleanup._OURS
 
 
 def test_a_server_is_read_in_a_known_layout_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,12 +92,12 @@ def test_a_server_is_read_in_a_known_layout_only(monkeypatch: pytest.MonkeyPatch
 
 
 def test_operations_pass_the_entry_points() -> None:
-    for name in parking._ENTRY_POINTS:
+    for name in thread_parking._ENTRY_POINTS:
         assert callable(getattr(pywrap_tfe, name)), (VERSION, name)
     assert "TFE_Py_FastPathExecute" in gen_dataset_ops.iterator_get_next.__code__.co_names, VERSION
-    assert iterator_ops.OwnedIterator._next_internal.__name__ == parking._READ
-    assert script_ops.EagerFunc.__call__.__code__.co_filename == parking._CALLBACKS, VERSION
-    assert context.Context.set_server_def is parking._setting
+    assert iterator_ops.OwnedIterator._next_internal.__name__ == thread_parking._READ
+    assert script_ops.EagerFunc.__call__.__code__.co_filename == thread_parking._CALLBACKS, VERSION
+    assert context.Context.set_server_def is thread_parking._setting
 
 
 #: Deletes an internal of TensorFlow before tfd_notebook uses it, as if this version lacked it.

@@ -14,10 +14,10 @@ from tensorflow.python.data.util import structure
 from tensorflow.python.eager import cancellation, context, execute
 from tensorflow.python.framework import ops
 
-from tfd_notebook.data import watch
-from tfd_notebook.data.consumers import Consumers
+from tfd_notebook.data.consume import observe
+from tfd_notebook.data.consume.consumers import Consumers
 
-compat = watch.load_compat()
+compat = observe.load_compat()
 VERSION = f"TensorFlow {tf.__version__}"
 
 
@@ -118,7 +118,7 @@ def test_eager_tensors_count_their_items_and_the_context_knows_its_mode():
 
 def test_the_latency_clock_counts_and_the_model_knows_the_buffer():
     iterator = compat.WatchedIterator(
-        tf.data.Dataset.range(5).batch(2), watch._Unlisted(Consumers())
+        tf.data.Dataset.range(5).batch(2), observe._Unlisted(Consumers())
     )
     total = tf.function(lambda iterator: tf.reduce_sum(next(iterator)))
     assert [int(total(iterator)) for _ in range(2)] == [1, 5], VERSION
@@ -157,15 +157,15 @@ def test_names_of_the_asynchronous_datasets():
 def test_an_unknown_tensorflow_gives_plain_iteration_and_one_warning(monkeypatch):
     import sys
 
-    monkeypatch.delitem(sys.modules, "tfd_notebook._compat.tensorflow")
+    monkeypatch.delitem(sys.modules, "tfd_notebook._compat.tf_data.iterator")
     monkeypatch.delattr(execute, "execute_with_cancellation")
     import tfd_notebook._compat as package
 
     monkeypatch.delattr(package, "tensorflow")
     dataset = tf.data.Dataset.range(3)
     with pytest.warns(UserWarning, match=f"TensorFlow {tf.__version__} is not known"):
-        assert watch.watch(dataset, Consumers()) is dataset
+        assert observe.watch(dataset, Consumers()) is dataset
     with pytest.warns(UserWarning, match="not known"):
-        iterator, meter = watch.open_iterator(dataset, Consumers())
+        iterator, meter = observe.open_iterator(dataset, Consumers())
     assert [int(x) for x in iterator] == [0, 1, 2]
     assert meter.read().elements == 3

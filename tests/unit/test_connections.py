@@ -6,17 +6,17 @@ import warnings
 
 import pytest
 
-from tfd_notebook.coordinate import connect
+from tfd_notebook.coordinator import connection
 from tfd_notebook.errors import StateError
 
 
 def connect_once_after(count: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return what is said at the connection after so many."""
-    monkeypatch.setattr(connect, "_count", count)
-    monkeypatch.setattr(connect, "_counted", False)
+    monkeypatch.setattr(connection, "_count", count)
+    monkeypatch.setattr(connection, "_counted", False)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        connect.count_one()
+        connection.count_one()
     return [f"{warning.category.__name__}: {warning.message}" for warning in said]
 
 

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from tfd_notebook import errors
-from tfd_notebook._compat.meter import Meter, Reading
-from tfd_notebook.data.consumers import Consumers, DatasetSource, Series
+from tfd_notebook._compat.tf_data.meter import Meter, Reading
+from tfd_notebook.data.consume.consumers import Consumers, DatasetSource, Series
 
 
 def started(name, consumers):

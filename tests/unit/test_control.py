@@ -22,10 +22,11 @@ import pytest
 
 from tests._programs import program
 from tests._waiting import until
-from tfd_notebook import control, errors
-from tfd_notebook.cluster import Cluster, clusters
-from tfd_notebook.launch import unixsocket
-from tfd_notebook.launch.runtime import control_socket
+from tfd_notebook import errors
+from tfd_notebook.cluster import control_socket as cluster_control_socket
+from tfd_notebook.cluster.cluster import Cluster, clusters
+from tfd_notebook.net import unix_socket
+from tfd_notebook.net.runtime_dir import control_socket
 
 ME = os.getpid()
 
@@ -41,8 +42,8 @@ def _own_runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def listening() -> Iterator[Path]:
     with Cluster(launcher="fake", data_workers=1, name="here"):
-        yield control.ensure_started()
-    control.stop()
+        yield cluster_control_socket.ensure_started()
+    cluster_control_socket.stop()
 
 
 def raw(path: Path, sent: bytes) -> dict[str, Any]:
@@ -54,19 +55,21 @@ def raw(path: Path, sent: bytes) -> dict[str, Any]:
 
 
 def test_it_answers(listening: Path) -> None:
-    assert control.processes() == (ME,)
-    (one,) = control.clusters()
+    assert cluster_control_socket.processes() == (ME,)
+    (one,) = cluster_control_socket.clusters()
     assert (one["name"], one["state"], one["pid"], one["observed"]) == ("here", "ready", ME, 2)
-    seen = control.call(ME, {"command": "snapshot", "name": "here", "width": 60})
+    seen = cluster_control_socket.call(ME, {"command": "snapshot", "name": "here", "width": 60})
     assert seen["snapshot"]["tasks"][1]["task"] == "data_worker:0"
     assert "data_worker:0" in seen["text"]
-    said = control.call(ME, {"command": "logs", "name": "here", "task": "data_worker:0"})
+    said = cluster_control_socket.call(
+        ME, {"command": "logs", "name": "here", "task": "data_worker:0"}
+    )
     assert said["text"] == "data_worker:0 has nothing to say"
-    more = control.call(
+    more = cluster_control_socket.call(
         ME, {"command": "logs", "name": "here", "task": "data_worker:0", "offset": said["offset"]}
     )
     assert more == {"text": "", "offset": said["offset"]}
-    assert control.call(ME, {"command": "stop", "name": "here"}) == "stopped"
+    assert cluster_control_socket.call(ME, {"command": "stop", "name": "here"}) == "stopped"
     assert not clusters()
 
 
@@ -76,7 +79,7 @@ def test_only_this_user_can_open_it(listening: Path) -> None:
 
 
 def test_the_system_is_asked_who_is_there(listening: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert control.clusters()
+    assert cluster_control_socket.clusters()
     own = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: own + 1)
     with socket.socket(socket.AF_UNIX) as peer:
@@ -119,12 +122,14 @@ def test_a_request_without_end_is_cut_off(listening: Path) -> None:
         peer.connect(str(listening))
         with pytest.raises(OSError, match=r"[Bb]roken pipe|reset"):
             peer.sendall(b"{" * 10_000_000)
-    assert control.clusters()
+    assert cluster_control_socket.clusters()
 
 
 def test_errors_travel_with_their_kind(listening: Path) -> None:
     with pytest.raises(errors.UnknownName, match="no task 'data_worker:9'") as caught:
-        control.call(ME, {"command": "logs", "name": "here", "task": "data_worker:9"})
+        cluster_control_socket.call(
+            ME, {"command": "logs", "name": "here", "task": "data_worker:9"}
+        )
     assert caught.value.fix
 
 
@@ -132,7 +137,7 @@ def test_silent_peers_do_not_keep_others_waiting(listening: Path) -> None:
     silent = [socket.socket(socket.AF_UNIX) for _ in range(3)]
     for peer in silent:
         peer.connect(str(listening))
-    assert control.clusters(timeout=5)
+    assert cluster_control_socket.clusters(timeout=5)
     for peer in silent:
         peer.close()
 
@@ -140,23 +145,23 @@ def test_silent_peers_do_not_keep_others_waiting(listening: Path) -> None:
 def test_dead_sockets_are_removed() -> None:
     # This file stays when its process is killed.
     code = (
-        "import os, sys, pathlib; from tfd_notebook.launch import unixsocket;"
+        "import os, sys, pathlib; from tfd_notebook.net import unix_socket as unixsocket;"
         "s = unixsocket.listen(pathlib.Path(sys.argv[1]), 1); os._exit(0)"
     )
     path = control_socket(999999999)
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
     assert path.exists()
-    assert control.processes() == ()
+    assert cluster_control_socket.processes() == ()
     assert not path.exists()
     with pytest.raises(errors.UnknownName, match="cannot be reached"):
-        control.call(999999999, {"command": "list"})
+        cluster_control_socket.call(999999999, {"command": "list"})
 
 
 def test_a_process_that_does_not_answer_is_named_and_hides_nobody(listening: Path) -> None:
-    with unixsocket.listen(control_socket(999999998), 1):
+    with unix_socket.listen(control_socket(999999998), 1):
         with pytest.raises(errors.TimeLimit, match="999999998"):
-            control.call(999999998, {"command": "list"}, timeout=0.1)
-        assert [one["name"] for one in control.clusters(timeout=0.1)] == ["here"]
+            cluster_control_socket.call(999999998, {"command": "list"}, timeout=0.1)
+        assert [one["name"] for one in cluster_control_socket.clusters(timeout=0.1)] == ["here"]
 
 
 @contextlib.contextmanager
@@ -177,9 +182,9 @@ def many_descriptors() -> Iterator[None]:
 
 def test_descriptors_above_1023_work() -> None:
     with many_descriptors(), Cluster(launcher="fake", data_workers=1, name="many"):
-        control.ensure_started()
-        assert control.clusters()[0]["name"] == "many"
-        control.stop()
+        cluster_control_socket.ensure_started()
+        assert cluster_control_socket.clusters()[0]["name"] == "many"
+        cluster_control_socket.stop()
 
 
 def test_it_goes_on_after_connections_that_it_could_not_accept(
@@ -193,23 +198,24 @@ def test_it_goes_on_after_connections_that_it_could_not_accept(
             until(lambda: "Too many open files" in caplog.text)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert control.clusters()[0]["name"] == "here"
+    assert cluster_control_socket.clusters()[0]["name"] == "here"
     assert caplog.text.count("Too many open files") == 1
 
 
 def test_stopping_leaves_nothing(listening: Path) -> None:
-    assert control.ensure_started() == listening
-    control.stop()
-    control.stop()
+    assert cluster_control_socket.ensure_started() == listening
+    cluster_control_socket.stop()
+    cluster_control_socket.stop()
     assert not listening.exists()
     assert not [t for t in threading.enumerate() if t.name == "tfd-control"]
-    assert control.ensure_started().exists()
+    assert cluster_control_socket.ensure_started().exists()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_does_not_look_like_its_parent(listening: Path) -> None:
     code = (
-        "import os, signal, sys\nfrom tfd_notebook import control\ncontrol.ensure_started()\n"
+        "import os, signal, sys\nfrom tfd_notebook.cluster import control_socket\n"
+        "control_socket.ensure_started()\n"
         "if os.fork() == 0:\n"
         "    print(os.getpid(), flush=True)\n"
         "    os.kill(os.getppid(), signal.SIGKILL)\n"
@@ -218,30 +224,31 @@ def test_a_forked_child_does_not_look_like_its_parent(listening: Path) -> None:
     with program(code) as (done, child):
         try:
             done.wait(30)
-            assert control.processes() == (ME,)
+            assert cluster_control_socket.processes() == (ME,)
         finally:
             os.kill(int(child), signal.SIGKILL)
 
 
 def test_a_process_that_ends_by_what_it_was_asked_answers_first() -> None:
     code = (
-        "import threading, time\nfrom tfd_notebook import commands, control\n"
+        "import threading, time\nfrom tfd_notebook.cluster import commands\n"
+        "from tfd_notebook.cluster import control_socket as control\n"
         "asked = threading.Event()\n"
         "commands.COMMANDS['list'] = lambda _: (asked.set(), time.sleep(0.5), 'done')[-1]\n"
         "control.ensure_started()\nprint('ready', flush=True)\nasked.wait(30)\n"
     )
     with program(code) as (ending, said):
         assert said == "ready\n"
-        assert control.call(ending.pid, {"command": "list"}) == "done"
+        assert cluster_control_socket.call(ending.pid, {"command": "list"}) == "done"
         assert ending.wait(30) == 0
 
 
 def test_a_long_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFD_RUNTIME_DIR", str(tmp_path / ("x" * 120)))
     with Cluster(launcher="fake", name="far"):
-        control.ensure_started()
-        assert [one["name"] for one in control.clusters()] == ["far"]
-    control.stop()
+        cluster_control_socket.ensure_started()
+        assert [one["name"] for one in cluster_control_socket.clusters()] == ["far"]
+    cluster_control_socket.stop()
 
 
 def test_credentials_have_the_size_that_is_read() -> None:
@@ -259,7 +266,7 @@ def test_hours_of_any_size_are_refused_in_a_sentence(
     listening: Path, command: str, hours: float
 ) -> None:
     with pytest.raises(errors.UsageError, match=r"out of range\nNext: use more than 0"):
-        control.call(ME, {"command": command, "name": "here", "hours": hours})
+        cluster_control_socket.call(ME, {"command": command, "name": "here", "hours": hours})
     with pytest.raises(errors.UsageError, match="out of range"):
         getattr(clusters()["here"], command)(hours)
 
@@ -267,4 +274,4 @@ def test_hours_of_any_size_are_refused_in_a_sentence(
 @pytest.mark.parametrize("hours", ["8", True, None, [8]])
 def test_hours_that_are_no_number_are_refused(listening: Path, hours: Any) -> None:
     with pytest.raises(errors.UsageError, match="is no number"):
-        control.call(ME, {"command": "detach", "name": "here", "hours": hours})
+        cluster_control_socket.call(ME, {"command": "detach", "name": "here", "hours": hours})

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tfd_notebook.closures.store import READY, Store
-from tfd_notebook.coordinate import limit
-from tfd_notebook.coordinate.limit import judge
-from tfd_notebook.limit import COORDINATOR_KINDS, Limit
-from tfd_notebook.snapshot import TaskRow
-from tfd_notebook.spec import Role
+from tfd_notebook.coordinator import limit
+from tfd_notebook.coordinator.limit import judge
+from tfd_notebook.model.closure_store import READY, Store
+from tfd_notebook.model.limit import COORDINATOR_KINDS, Limit
+from tfd_notebook.model.snapshot import TaskRow
+from tfd_notebook.model.spec import Role
 
 
 class Clock:
@@ -29,7 +29,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("tfd_notebook.closures.store.time", made)
+    monkeypatch.setattr("tfd_notebook.model.closure_store.time", made)
     monkeypatch.setattr(limit, "time", made)
     return made
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import tfd_notebook as tfd
-from tfd_notebook import dealing
-from tfd_notebook.dealing import Deal, Found, Share
+from tfd_notebook.cluster import gpu_allocation
+from tfd_notebook.cluster.gpu_allocation import Deal, Found, Share
 from tfd_notebook.errors import Unsupported, UsageError
 from tfd_notebook.launchers import Fake
-from tfd_notebook.snapshot import GPU_COLUMNS
-from tfd_notebook.spec import Role
+from tfd_notebook.model.snapshot import GPU_COLUMNS
+from tfd_notebook.model.spec import Role
 
 pytestmark = pytest.mark.usefixtures("no_coordinator")
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("no_coordinator")
     ],
 )
 def test_wishes(wish: Any, meaning: Any) -> None:
-    assert dealing.check(wish) == meaning
+    assert gpu_allocation.check(wish) == meaning
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_wishes(wish: Any, meaning: Any) -> None:
 )
 def test_wishes_that_cannot_be_meant(wish: Any) -> None:
     with pytest.raises(UsageError, match="gpus"):
-        dealing.check(wish)
+        gpu_allocation.check(wish)
 
 
 def alone(role: str, index: int) -> int:
@@ -79,7 +79,7 @@ def share(*shares: tuple[int, ...]) -> tuple[Share, ...]:
 )
 def test_deals(wish: Any, workers: int, evaluators: int, found: int, expected: Deal) -> None:
     host = [Found("here", tuple(range(found)))]
-    dealt = dealing.deal(wish, workers, evaluators, host, alone)
+    dealt = gpu_allocation.deal(wish, workers, evaluators, host, alone)
     assert dealt == expected
     assert Deal.unpack(json.loads(json.dumps(dealt.pack()))) == dealt
 
@@ -102,7 +102,7 @@ def test_deals_that_cannot_be(
 ) -> None:
     host = [Found("here", tuple(range(found)), "" if found else "no NVML here")]
     with pytest.raises(error, match=said):
-        dealing.deal(wish, workers, 1, host, alone)
+        gpu_allocation.deal(wish, workers, 1, host, alone)
 
 
 def test_each_task_gets_its_own() -> None:
@@ -138,9 +138,9 @@ def test_a_task_gets_only_gpus_of_its_host(
 ) -> None:
     if expected is None:
         with pytest.raises(UsageError, match="there is no GPU 3 on ada@one"):
-            dealing.deal(wish, workers, evaluators, [ONE, TWO], in_turn)
+            gpu_allocation.deal(wish, workers, evaluators, [ONE, TWO], in_turn)
         return
-    dealt = dealing.deal(wish, workers, evaluators, [ONE, TWO], in_turn)
+    dealt = gpu_allocation.deal(wish, workers, evaluators, [ONE, TWO], in_turn)
     seen = [dealt.of(Role.WORKER, index, in_turn) for index in range(workers)]
     seen += [dealt.of(Role.EVALUATOR, index, in_turn) for index in range(evaluators)]
     assert seen == expected
@@ -169,7 +169,7 @@ def test_a_machine_with_two_names_deals_its_gpus_once(
     wish: Any, workers: int, evaluators: int, own: int, expected: Any
 ) -> None:
     found = [seen_as("exec/0", 0, 1, 2, 3), seen_as("exec/1", 0, 1, 2, 3, others=own)]
-    dealt = dealing.deal(wish, workers, evaluators, found, in_turn)
+    dealt = gpu_allocation.deal(wish, workers, evaluators, found, in_turn)
     seen = [dealt.of(Role.WORKER, index, in_turn) for index in range(workers)]
     seen += [dealt.of(Role.EVALUATOR, index, in_turn) for index in range(evaluators)]
     assert seen == expected
@@ -180,17 +180,17 @@ def test_a_machine_with_two_names_deals_its_gpus_once(
 def test_a_machine_with_two_names_has_no_more_gpus_than_one() -> None:
     found = [seen_as("exec/0", 0, 1), seen_as("exec/1", 0, 1)]
     with pytest.raises(UsageError, match="1 GPU on exec/0 cannot be dealt out to 2 workers"):
-        dealing.deal("auto", 4, 0, found, in_turn)
+        gpu_allocation.deal("auto", 4, 0, found, in_turn)
     said = r"exec/0, exec/1 are one machine, and see the same(.|\n)*\{\"worker\": 1\}"
     with pytest.raises(UsageError, match=said):
-        dealing.deal((0, 1), 2, 0, found, in_turn)
+        gpu_allocation.deal((0, 1), 2, 0, found, in_turn)
     with pytest.raises(UsageError, match="1 on exec/0: others of its GPUs are for exec/1, which"):
-        dealing.deal({"worker": 1, "evaluator": 1}, 2, 1, found, in_turn)
+        gpu_allocation.deal({"worker": 1, "evaluator": 1}, 2, 1, found, in_turn)
 
 
 def test_what_nobody_needs_yet_is_for_workers_that_come() -> None:
     found = [seen_as("exec/0", 0, 1), seen_as("exec/1", 0, 1)]
-    dealt = dealing.deal({"worker": 1}, 1, 0, found, in_turn)
+    dealt = gpu_allocation.deal({"worker": 1}, 1, 0, found, in_turn)
     dealt.check(2, in_turn)
     seen = [dealt.of(Role.WORKER, index, in_turn) for index in range(2)]
     assert sorted(seen) == [(0,), (1,)]
@@ -221,11 +221,11 @@ def test_the_host_on_which_they_do_not_suffice_is_named(
     said: str,
 ) -> None:
     with pytest.raises(error, match=f"(?s){said}"):
-        dealing.deal(wish, workers, evaluators, found, in_turn)
+        gpu_allocation.deal(wish, workers, evaluators, found, in_turn)
 
 
 def test_a_host_without_a_worker_keeps_its_own_for_one_that_comes() -> None:
-    dealt = dealing.deal("auto", 1, 0, [ONE, TWO], in_turn)
+    dealt = gpu_allocation.deal("auto", 1, 0, [ONE, TWO], in_turn)
     dealt.check(3 - 1, in_turn)
     assert dealt.of(Role.WORKER, 1, in_turn) == (0, 1)
     with pytest.raises(UsageError, match="2 workers on ada@one need 4 GPUs, 2 each"):

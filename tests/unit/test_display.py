@@ -10,9 +10,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 from traitlets.config import Config
 
-from tfd_notebook.elsewhere import display
-from tfd_notebook.magics import elsewhere
-from tfd_notebook.magics.parsing import Parser
+from tfd_notebook.remote_kernel import display
+from tfd_notebook.ui.argparsing import Parser
+from tfd_notebook.ui.magics import remote_kernel
 
 RICH = {
     "text/plain": "a figure\x1b]0;title\x07",
@@ -54,6 +54,6 @@ def test_plain_text_keeps_its_colours_and_steers_no_terminal(
 
 def test_the_cell_has_the_option() -> None:
     parser = Parser("%%tfd_kernel")
-    elsewhere._cell_arguments(parser)
+    remote_kernel._cell_arguments(parser)
     options: Any = parser.parse_args(["kernel", "--plain"])
     assert options.plain is True

@@ -18,15 +18,17 @@ import tfd_notebook as tfd
 from tests import _nvml
 from tests._doctor import DOCTOR, in_child
 from tests.unit._grpc import Server, status
-from tfd_notebook import checkup, errors, findings, probe, wire
-from tfd_notebook.checkup import services
-from tfd_notebook.checkup.services import Service
-from tfd_notebook.cluster import clusters
-from tfd_notebook.launch import memory, profiles
-from tfd_notebook.launchers import Fake
-from tfd_notebook.probe import Probe
-from tfd_notebook.snapshot import TaskRow
-from tfd_notebook.spec import Role, TaskState
+from tfd_notebook import diagnosis, errors
+from tfd_notebook.agent import memory
+from tfd_notebook.cluster.cluster import clusters
+from tfd_notebook.diagnosis import data_service_checks
+from tfd_notebook.diagnosis.data_service_checks import Service
+from tfd_notebook.launchers import Fake, profiles
+from tfd_notebook.model import diagnostics
+from tfd_notebook.model.snapshot import TaskRow
+from tfd_notebook.model.spec import Role, TaskState
+from tfd_notebook.net import probe, tf_messages
+from tfd_notebook.net.probe import Probe
 
 #: An address of which nobody is the owner (RFC 5737).
 ELSEWHERE = "192.0.2.1:2222"
@@ -51,14 +53,14 @@ def codes(target: Any = None) -> set[str]:
 
 
 def test_every_code_has_its_entry_with_its_severity_and_title() -> None:
-    from tfd_notebook.checkup import entries
+    from tfd_notebook.diagnosis import code_reference
 
-    checkup.load()
-    known = entries.codes()
-    for code, kind in findings.kinds().items():
+    diagnosis.load()
+    known = code_reference.codes()
+    for code, kind in diagnostics.kinds().items():
         assert known[code].startswith(f"{code} {kind.title} ({kind.severity})\n")
     errors_of = {getattr(errors, name).code for name in errors.__all__}
-    assert known.keys() == findings.kinds().keys() | errors_of
+    assert known.keys() == diagnostics.kinds().keys() | errors_of
 
 
 def test_nothing_is_found_where_nothing_is_wrong() -> None:
@@ -151,9 +153,9 @@ def test_workers_that_tell_a_dispatcher_elsewhere_localhost() -> None:
             Probe(dispatcher, "alive", "dispatcher", version=9),
             {worker: Probe(worker, "alive", "data_worker")},
         )
-        return {one.code for one in findings.look("service", seen)}
+        return {one.code for one in diagnostics.look("service", seen)}
 
-    checkup.load()
+    diagnosis.load()
     assert found("192.0.2.1:2222", "localhost:1") == {"TFD806"}
     assert found("192.0.2.1:2222", "192.0.2.2:2222") == set()
     assert found("localhost:1", "localhost:2") == set()
@@ -170,9 +172,9 @@ def test_the_only_data_worker_restarts() -> None:
             ours=True,
             rows={at: row},
         )
-        return [f"{one.code} {one.what}" for one in findings.look("service", seen)]
+        return [f"{one.code} {one.what}" for one in diagnostics.look("service", seen)]
 
-    checkup.load()
+    diagnosis.load()
     assert found(TaskState.RESTARTING, "refused") == [
         "TFD811 none of its data workers answers: data_worker:0 at localhost:2 is restarting (boom)"
     ]
@@ -190,10 +192,10 @@ def test_a_data_worker_on_another_network_is_named() -> None:
             {at: Probe(at, "unreachable", reason="timed out")},
             rows={at: row},
         )
-        (one,) = findings.look("service", seen)
+        (one,) = diagnostics.look("service", seen)
         return one.what
 
-    checkup.load()
+    diagnosis.load()
     assert f"{at} is unreachable from here: timed out" in found("")
     assert "another network" in found("")
     assert "its packet filter lets in this host, 10.0.0.0/8" in found("this host, 10.0.0.0/8")
@@ -241,33 +243,35 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
 
 def dispatcher_of(*workers: str) -> Server:
     """Return a dispatcher that knows these data workers."""
-    known = wire.GetWorkersResponse()
+    known = tf_messages.GetWorkersResponse()
     for worker in workers:
         known.workers.add(address=worker)
     return Server(
         {
-            probe._QUESTIONS["dispatcher"]: wire.GetVersionResponse(version=9).SerializeToString(),
+            probe._QUESTIONS["dispatcher"]: tf_messages.GetVersionResponse(
+                version=9
+            ).SerializeToString(),
             probe._WORKERS: known.SerializeToString(),
         }
     )
 
 
 def test_an_unreachable_data_worker_takes_one_probe(waits: dict[str, list[float]]) -> None:
-    checkup.load()
+    diagnosis.load()
     with full_listener() as at, dispatcher_of(at) as dispatcher:
-        (one,) = findings.look("service", Service.asked(dispatcher.address))
+        (one,) = diagnostics.look("service", Service.asked(dispatcher.address))
     assert one.code == "TFD811"
     assert f"{at} is unreachable from here" in one.what
     assert len(waits[at]) == 2, "a call, and a connection to tell hung from unreachable"
-    assert sum(waits[at]) <= services._ASK_SECONDS
+    assert sum(waits[at]) <= data_service_checks._ASK_SECONDS
 
 
 def test_a_data_worker_that_is_reachable_again_is_not_named(waits: dict[str, list[float]]) -> None:
-    checkup.load()
+    diagnosis.load()
     answer = {probe._QUESTIONS["data_worker"]: b""}
     with Server(answer) as worker, dispatcher_of(worker.address) as dispatcher:
-        assert not list(findings.look("service", Service.asked(dispatcher.address)))
-        assert all(timeout <= services._ASK_SECONDS for timeout in waits[worker.address])
+        assert not list(diagnostics.look("service", Service.asked(dispatcher.address)))
+        assert all(timeout <= data_service_checks._ASK_SECONDS for timeout in waits[worker.address])
 
 
 def test_another_task_answers_and_nobody_answers() -> None:
@@ -367,8 +371,8 @@ _FILL = """
 import os, sys
 with open(os.path.join(sys.argv[1], "cgroup.procs"), "w") as file:
     file.write(str(os.getpid()))
-import tfd_notebook.checkup
-from tfd_notebook.launch import memory
+import tfd_notebook.diagnosis
+from tfd_notebook.agent import memory
 held = []
 while memory.of_group()[1] < float(sys.argv[2]) * memory.of_group()[0]:
     held.append(b"x" * (8 << 20))
@@ -406,10 +410,13 @@ def test_a_policy_that_will_soon_end_a_task(
 
 
 def test_leftovers_of_dead_kernels() -> None:
-    held = "from tfd_notebook import control; import os; control.ensure_started(); os._exit(0)"
+    held = (
+        "import os; from tfd_notebook.cluster import control_socket; "
+        "control_socket.ensure_started(); os._exit(0)"
+    )
     subprocess.run([sys.executable, "-c", held], check=True, timeout=60)
     assert codes() == {"TFD845"}
-    from tfd_notebook.launch.sweep import sweep
+    from tfd_notebook.launchers.client.orphans import sweep
 
     assert sweep()
     assert codes() == set()

@@ -5,7 +5,7 @@ import sys
 
 JOURNAL_COPY = """
 import os, sys
-from tfd_notebook.launch.journal_copy import JournalCopy
+from tfd_notebook.cluster.journal_mirror import JournalCopy
 
 copy = JournalCopy(lambda have: {})
 child = os.fork()
@@ -22,7 +22,7 @@ SERVER = """
 import os, sys
 import tensorflow as tf
 import tfd_notebook as tfd
-from tfd_notebook.probe import probe
+from tfd_notebook.net.probe import probe
 
 dispatcher = tfd.Dispatcher()
 child = os.fork()

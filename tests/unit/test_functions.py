@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfd_notebook._compat import pyfunc
-from tfd_notebook.data import pipeline
-from tfd_notebook.data.functions import install, pack
+from tfd_notebook._compat.tf_data import py_functions
+from tfd_notebook.data.service import graph_inspection
+from tfd_notebook.data.service.py_functions import install, pack
 from tfd_notebook.errors import NotSerializable
 
 Range = tf.data.Dataset.range
@@ -29,11 +29,11 @@ _guarded: dict[str, int] = {}
 @contextlib.contextmanager
 def tensorflow_counts() -> Iterator[None]:
     """Leave the tokens to TensorFlow, as before this package is imported."""
-    pyfunc.restore_tokens()
+    py_functions.restore_tokens()
     try:
         yield
     finally:
-        pyfunc.make_tokens_unique()
+        py_functions.make_tokens_unique()
 
 
 def mapped(function: Callable[..., Any], **options: Any) -> Any:
@@ -41,13 +41,13 @@ def mapped(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def tokens(dataset: Any) -> tuple[str, ...]:
-    return pipeline.examine(dataset).tokens
+    return graph_inspection.examine(dataset).tokens
 
 
 def sent(dataset: Any) -> dict[str, Any]:
     """Return what a worker runs for the dataset's tokens, once the kernel's own is gone."""
     names, blob = pack(tokens(dataset))
-    registry = pyfunc.import_module(pyfunc._MODULE)._py_funcs
+    registry = py_functions.import_module(py_functions._MODULE)._py_funcs
     own = {token: registry._funcs.pop(token) for token in names}
     try:
         assert install(blob) == tuple(names)
@@ -61,7 +61,7 @@ def sent(dataset: Any) -> dict[str, Any]:
 def run(dataset: Any) -> list[int]:
     """Iterate `dataset` with the functions that a worker would have."""
     copies = sent(dataset)
-    registry = pyfunc.import_module(pyfunc._MODULE)._py_funcs
+    registry = py_functions.import_module(py_functions._MODULE)._py_funcs
     own = {token: registry.get(token) for token in copies}
     try:
         registry._funcs.update(copies)
@@ -105,7 +105,7 @@ class TestTokens:
     def test_no_two_are_alike_and_all_are_found(self) -> None:
         first, second = tokens(mapped(double)), tokens(mapped(double, stateful=False))
         assert len({*first, *second}) == 2
-        assert all(map(pyfunc.is_unique, (*first, *second)))
+        assert all(map(py_functions.is_unique, (*first, *second)))
         assert len(tokens(Range(3).map(lambda x: tf.py_function(double, [x], tf.int64)))) == 1
 
     def test_those_in_functions_of_functions_are_found(self) -> None:
@@ -113,13 +113,13 @@ class TestTokens:
         assert len(tokens(nested)) == 1
 
     def test_making_them_unique_can_be_repeated_and_undone(self) -> None:
-        pyfunc.make_tokens_unique()
+        py_functions.make_tokens_unique()
         (token,) = tokens(mapped(double))
         assert token.count("_") == 2
         with tensorflow_counts():
             (token,) = tokens(mapped(double))
         assert token.count("_") == 1
-        assert all(map(pyfunc.is_unique, tokens(mapped(double))))
+        assert all(map(py_functions.is_unique, tokens(mapped(double))))
 
     def test_a_function_traced_before_is_refused(self) -> None:
         with tensorflow_counts():
@@ -133,7 +133,8 @@ class TestTokens:
 
     def test_tensorflow_is_not_imported_for_it_but_changed_when_it_is(self) -> None:
         code = (
-            "import sys; from tfd_notebook._compat import pyfunc; pyfunc.make_tokens_unique()\n"
+            "import sys; from tfd_notebook._compat.tf_data import py_functions as pyfunc\n"
+            "pyfunc.make_tokens_unique()\n"
             "pyfunc.make_tokens_unique()\n"
             "assert not any(name.startswith('tensorflow') for name in sys.modules)\n"
             "from tensorflow.python.ops import script_ops\n"
@@ -244,10 +245,10 @@ class TestRefusal:
 
 
 def test_tensorflow_has_the_names_that_are_used() -> None:
-    script_ops = pyfunc.import_module(pyfunc._MODULE)
+    script_ops = py_functions.import_module(py_functions._MODULE)
     registry = script_ops._py_funcs
     assert isinstance(registry, script_ops.FuncRegistry), tf.__version__
     assert callable(script_ops.FuncRegistry._next_unique_token), tf.__version__
     assert hasattr(registry._funcs, "update"), tf.__version__
     assert {"_func", "_is_grad_func"} <= set(vars(script_ops.EagerFunc(double, [], False)))
-    assert pyfunc._generator_state()(double)._generator is double, tf.__version__
+    assert py_functions._generator_state()(double)._generator is double, tf.__version__

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tfd_notebook import gpus
+from tfd_notebook.agent import gpu_discovery
 
 
 class FakeNVML:
@@ -84,14 +84,14 @@ def test_the_environment_says_which_may_be_used(
     nvml: FakeNVML, setting: str | None, expected: list[int]
 ) -> None:
     environment = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
-    found = gpus.find(environment)
+    found = gpu_discovery.find(environment)
     assert numbers(found) == expected
     assert found["why"] == ("" if expected else f"CUDA_VISIBLE_DEVICES={setting} hides 4 GPUs")
     assert nvml.users == 0
 
 
 def test_what_is_told_of_a_gpu(nvml: FakeNVML) -> None:
-    assert gpus.find({})["gpus"][1] == {
+    assert gpu_discovery.find({})["gpus"][1] == {
         "index": 1,
         "name": "NVIDIA Imaginary 80GB",
         "uuid": "GPU-11-abc",
@@ -103,15 +103,15 @@ def test_without_nvml_there_are_none_and_the_reason_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # type: ignore[arg-type]
-    assert "nvidia-ml-py" in gpus.find({})["why"]
+    assert "nvidia-ml-py" in gpu_discovery.find({})["why"]
     monkeypatch.setitem(sys.modules, "pynvml", FakeNVML(broken=True))  # type: ignore[arg-type]
-    assert "Driver Not Loaded" in gpus.find({})["why"]
+    assert "Driver Not Loaded" in gpu_discovery.find({})["why"]
     monkeypatch.setitem(sys.modules, "pynvml", FakeNVML(count=0))  # type: ignore[arg-type]
-    assert gpus.find({}) == {"gpus": [], "why": "there is no GPU", "hidden": False}
+    assert gpu_discovery.find({}) == {"gpus": [], "why": "there is no GPU", "hidden": False}
 
 
 def test_use_and_memory(nvml: FakeNVML) -> None:
-    meter = gpus.Meter()
+    meter = gpu_discovery.Meter()
     nvml.busy = {0: 35}
     used = {"used": 2_100_000_000}
     assert meter.read([0, 1, 9]) == {0: {"use_percent": 35, **used}, 1: used}
@@ -120,15 +120,15 @@ def test_use_and_memory(nvml: FakeNVML) -> None:
 
 def test_a_meter_without_nvml_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNVML(broken=True))  # type: ignore[arg-type]
-    meter = gpus.Meter()
+    meter = gpu_discovery.Meter()
     assert meter.read([0]) == {}
     monkeypatch.setitem(sys.modules, "pynvml", FakeNVML())  # type: ignore[arg-type]
     assert meter.read([0]) == {}
 
 
 def test_what_a_process_sees() -> None:
-    assert gpus.environment([]) == {"CUDA_VISIBLE_DEVICES": "-1"}
-    assert gpus.environment([2, 0]) == {
+    assert gpu_discovery.environment([]) == {"CUDA_VISIBLE_DEVICES": "-1"}
+    assert gpu_discovery.environment([2, 0]) == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "2,0",
     }

@@ -4,16 +4,16 @@ import asyncio
 import os
 from pathlib import Path
 
-from tfd_notebook.launch import runtime
-from tfd_notebook.launch.agent import Agent
-from tfd_notebook.launch.sessions import Session
-from tfd_notebook.probe import probe
-from tfd_notebook.spec import TaskState
+from tfd_notebook.agent.agent import Agent
+from tfd_notebook.agent.sessions import Session
+from tfd_notebook.model.spec import TaskState
+from tfd_notebook.net import runtime_dir
+from tfd_notebook.net.probe import probe
 
 
 def test_a_task_that_cannot_be_ended_leaves_no_directory(capfd):
     async def work():
-        directory, lock = runtime.new_agent_dir("abcdefabcdef")
+        directory, lock = runtime_dir.new_agent_dir("abcdefabcdef")
         agent = Agent("abcdefabcdef", directory, None)
         session = Session("host", agent.id, 0.0)
         opened = {"policy": {}, "environment": {}, "path": [], "directory": os.getcwd()}
@@ -30,7 +30,7 @@ def test_a_task_that_cannot_be_ended_leaves_no_directory(capfd):
         os.close(cluster.tasks["worker:0"]._holder.fileno())  # closing it again is an error
         await agent.do_close(session, "stuck")
         assert not agent.clusters
-        runtime.remove(agent.directory)
+        runtime_dir.remove(agent.directory)
         lock.close()
         return Path(opened_at)
 
@@ -42,7 +42,7 @@ def test_a_task_is_buried_after_a_failed_attempt(capfd):
     many = [f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)]
 
     async def work():
-        directory, lock = runtime.new_agent_dir("abcdefabcdef")
+        directory, lock = runtime_dir.new_agent_dir("abcdefabcdef")
         agent = Agent("abcdefabcdef", directory, None)
         session = Session("host", agent.id, 0.0)
         opened = {"policy": {}, "environment": {}, "path": [], "directory": os.getcwd()}
@@ -58,7 +58,7 @@ def test_a_task_is_buried_after_a_failed_attempt(capfd):
             task.bury()
             found.append(await asyncio.to_thread(probe, task.address))
         await agent.do_close(session, "lost")
-        runtime.remove(agent.directory)
+        runtime_dir.remove(agent.directory)
         lock.close()
         return found
 

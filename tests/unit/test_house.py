@@ -21,8 +21,7 @@ import pytest
 
 import tfd_notebook
 from tfd_notebook import errors
-from tfd_notebook.launch import base
-from tfd_notebook.launchers import RemoteLauncher
+from tfd_notebook.launchers import RemoteLauncher, base
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tfd_notebook.detection import cells
-from tfd_notebook.launch import interpreter
+from tfd_notebook.agent import interpreter
+from tfd_notebook.resolution import suggestions
 
 
 @pytest.fixture
@@ -125,14 +125,14 @@ def test_a_removed_working_directory_is_left_out(
 def test_a_notebooks_directory_replaces_none_of_pythons_modules_in_executors(
     directories: tuple[Path, Path],
 ) -> None:
-    from tfd_notebook.spark import sessions
+    from tfd_notebook.spark.local_session import session
 
     working, shared = directories
     (working / "users_module.py").touch()
-    assert str(working) in sessions._path()
-    assert str(shared) not in sessions._path()
+    assert str(working) in session._path()
+    assert str(shared) not in session._path()
     (working / "random.py").touch()
-    path = sessions._path()
+    path = session._path()
     assert path.index(interpreter.standard_library()[0]) < path.index(str(working))
 
 
@@ -140,7 +140,7 @@ def test_tasks_of_a_slurm_cell_import_nothing_from_the_working_directory(
     directories: tuple[Path, Path],
 ) -> None:
     (directories[0] / "tensorflow.py").write_text("open('ran', 'w')\n")
-    code = cells.SRUN.partition("TASK = '''\n")[2].partition("'''")[0]
+    code = suggestions.SRUN.partition("TASK = '''\n")[2].partition("'''")[0]
     # Without site-packages the import of TensorFlow fails, or finds the file here.
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True)
     assert "No module named 'tensorflow'" in done.stderr

@@ -8,22 +8,22 @@ import time
 
 import pytest
 
-from tfd_notebook._compat import interrupt
-from tfd_notebook._compat.meter import Meter
+from tfd_notebook._compat import sigint
+from tfd_notebook._compat.tf_data.meter import Meter
 
 
 @pytest.fixture(autouse=True)
 def nobody_else():
     """An iterator that a test of another file left holds a watch of its own: begin without."""
-    interrupt.undo()
+    sigint.undo()
 
 
 @pytest.fixture
 def meter():
     meter = Meter()
-    interrupt.arm(meter)
+    sigint.arm(meter)
     yield meter
-    interrupt.release(meter)
+    sigint.release(meter)
 
 
 def press():
@@ -34,7 +34,7 @@ def press():
 def block(meter, function=False):
     """Make `meter` look blocked; return the event that its cancellation sets."""
     cancelled = threading.Event()
-    meter.blocked[interrupt.MAIN_THREAD] = (time.perf_counter(), cancelled.set, function)
+    meter.blocked[sigint.MAIN_THREAD] = (time.perf_counter(), cancelled.set, function)
     return cancelled
 
 
@@ -44,7 +44,7 @@ def test_a_blocked_call_is_cancelled_after_a_grace(meter):
     with pytest.raises(KeyboardInterrupt):
         press()
     assert cancelled.wait(2)
-    assert interrupt.GRACE <= time.perf_counter() - start < 1
+    assert sigint.GRACE <= time.perf_counter() - start < 1
     assert meter.interrupted
 
 
@@ -53,7 +53,7 @@ def test_a_call_that_ends_by_itself_stays_usable(meter):
     with pytest.raises(KeyboardInterrupt):
         press()
     meter.blocked.clear()
-    assert not cancelled.wait(3 * interrupt.GRACE)
+    assert not cancelled.wait(3 * sigint.GRACE)
     assert not meter.interrupted
 
 
@@ -67,7 +67,7 @@ def test_a_function_that_computes_is_cancelled_at_the_second_press_only(meter):
     for last in (False, True):
         with pytest.raises(KeyboardInterrupt):
             press()
-        assert cancelled.wait(3 * interrupt.GRACE) is last
+        assert cancelled.wait(3 * sigint.GRACE) is last
     meter.clock = None
 
 
@@ -77,7 +77,7 @@ def test_other_handlers_are_left_alone(meter):
     try:
         cancelled = block(meter)
         press()
-        assert not cancelled.wait(3 * interrupt.GRACE)
+        assert not cancelled.wait(3 * sigint.GRACE)
     finally:
         signal.signal(signal.SIGINT, before)
     assert seen == [1]
@@ -89,13 +89,13 @@ def test_the_descriptor_of_an_event_loop_gets_its_bytes_and_is_put_back():
     outer = signal.set_wakeup_fd(loops.fileno())
     try:
         meter = Meter()
-        interrupt.arm(meter)
-        interrupt.arm(meter)
+        sigint.arm(meter)
+        sigint.arm(meter)
         with pytest.raises(KeyboardInterrupt):
             press()
         ours.settimeout(2)
         assert ours.recv(1) == bytes([signal.SIGINT])
-        interrupt.release(meter)
+        sigint.release(meter)
         assert signal.set_wakeup_fd(-1) == loops.fileno()
     finally:
         signal.set_wakeup_fd(outer)
@@ -105,13 +105,13 @@ def test_the_descriptor_of_an_event_loop_gets_its_bytes_and_is_put_back():
 
 def test_the_last_release_ends_the_thread():
     first, second = Meter(), Meter()
-    interrupt.arm(first)
-    interrupt.arm(second)
+    sigint.arm(first)
+    sigint.arm(second)
     watch = [t for t in threading.enumerate() if t.name == "tfd-ctrl-c"]
     assert len(watch) == 1
-    interrupt.release(first)
+    sigint.release(first)
     assert watch[0].is_alive()
-    interrupt.release(second)
+    sigint.release(second)
     watch[0].join(2)
     assert not watch[0].is_alive()
     assert signal.set_wakeup_fd(-1) == -1

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tfd_notebook import wire
-from tfd_notebook.data.journal import JOURNAL_DIR, Journal, JournalState
+from tfd_notebook.data.service.journal import JOURNAL_DIR, Journal, JournalState
 from tfd_notebook.errors import DataError
+from tfd_notebook.net import tf_messages
 
 
 class Writer:
@@ -31,7 +31,7 @@ class Writer:
 
 
 def framed(**update: Any) -> bytes:
-    record = wire.Update(**update).SerializeToString()
+    record = tf_messages.Update(**update).SerializeToString()
     return struct.pack("<QI", len(record), 0) + record + bytes(4)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfd_notebook import errors
-from tfd_notebook.launch.kernels import split
+from tfd_notebook.launchers.client.jupyter_server import split
 
 
 @pytest.mark.parametrize(

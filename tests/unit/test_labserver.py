@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from tests._jupyter import serving
-from tfd_notebook import errors, labserver
-from tfd_notebook.launch import interpreter
+from tfd_notebook import errors
+from tfd_notebook.agent import interpreter
+from tfd_notebook.ui import jupyter_server
 
 TOKEN = "a-token-of-the-test"
 
@@ -29,7 +30,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with serving(
         *("jupyter_server", home, TOKEN, f"--ServerApp.root_dir={home}"),
         "--ServerApp.base_url=/base/",
-        '--ServerApp.jpserver_extensions={"tfd_notebook.labserver": True, "jupyterlab": False}',
+        "--ServerApp.jpserver_extensions="
+        '{"tfd_notebook.ui.jupyter_server": True, "jupyterlab": False}',
     ) as port:
         yield f"http://127.0.0.1:{port}/base/tfd-notebook/clusters"
 
@@ -105,9 +107,9 @@ def test_a_page_of_another_site_changes_nothing(address: str) -> None:
 
 
 def test_the_command_answers_or_says_why_not() -> None:
-    assert json.loads(asyncio.run(labserver.tfd("list", "--json", limit=60))) == []
+    assert json.loads(asyncio.run(jupyter_server.tfd("list", "--json", limit=60))) == []
     with pytest.raises(errors.StateError, match="no cluster of this user lives") as error:
-        asyncio.run(labserver.tfd("stop", limit=60))
+        asyncio.run(jupyter_server.tfd("stop", limit=60))
     assert error.value.fix
 
 
@@ -117,7 +119,7 @@ def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(interpreter, "command", lambda *_: [sys.executable, "-c", code])
     began = time.monotonic()
     with pytest.raises(errors.TimeLimit, match="within 2 s"):
-        asyncio.run(labserver.tfd("list", limit=2))
+        asyncio.run(jupyter_server.tfd("list", limit=2))
     assert time.monotonic() - began < 30
     assert not Path(f"/proc/{note.read_text()}").exists()
 
@@ -135,17 +137,17 @@ def test_only_those_that_no_process_holds_are_listed(monkeypatch: pytest.MonkeyP
         done.append(arguments)
         return json.dumps(known)
 
-    monkeypatch.setattr(labserver, "tfd", tfd)
-    monkeypatch.setattr(labserver, "_any_detached", lambda: True)
-    listed = asyncio.run(labserver.unheld())
+    monkeypatch.setattr(jupyter_server, "tfd", tfd)
+    monkeypatch.setattr(jupyter_server, "_any_detached", lambda: True)
+    listed = asyncio.run(jupyter_server.unheld())
     assert [(each["name"], each["lease"]) for each in listed] == [("left", 3.0), ("left", 4.0)]
     assert "pid" not in listed[0]
     with pytest.raises(errors.UnknownName, match="without a kernel"):
-        asyncio.run(labserver.act("held", b'{"do": "stop"}'))
+        asyncio.run(jupyter_server.act("held", b'{"do": "stop"}'))
     with pytest.raises(errors.UnknownName, match="without a kernel"):
-        asyncio.run(labserver.act("left", b'{"do": "stop", "agent": 13}'))
-    asyncio.run(labserver.act("left", b'{"do": "renew", "hours": 1.5, "agent": 12}'))
-    asyncio.run(labserver.act("left", b'{"do": "stop"}'))
+        asyncio.run(jupyter_server.act("left", b'{"do": "stop", "agent": 13}'))
+    asyncio.run(jupyter_server.act("left", b'{"do": "renew", "hours": 1.5, "agent": 12}'))
+    asyncio.run(jupyter_server.act("left", b'{"do": "stop"}'))
     assert [each for each in done if each[0] != "list"] == [
         ("renew", "left", "--pid=12", "--hours=1.5"),
         ("stop", "left"),
@@ -159,22 +161,22 @@ def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file.touch()
     code = f"open({str(file)!r}, 'a').write('list\\n'); print('[]')"
     monkeypatch.setattr(interpreter, "command", lambda *_: [sys.executable, "-c", code])
-    monkeypatch.setattr(labserver, "_any_detached", lambda: True)
-    monkeypatch.setattr(labserver, "_listing", None)
+    monkeypatch.setattr(jupyter_server, "_any_detached", lambda: True)
+    monkeypatch.setattr(jupyter_server, "_listing", None)
     return file
 
 
 def test_requests_share_one_list(lists: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask() -> None:
-        given_up = asyncio.ensure_future(labserver.unheld())
-        asking = [asyncio.ensure_future(labserver.unheld()) for _ in range(5)]
+        given_up = asyncio.ensure_future(jupyter_server.unheld())
+        asking = [asyncio.ensure_future(jupyter_server.unheld()) for _ in range(5)]
         await asyncio.wait([given_up, *asking], timeout=0)
         given_up.cancel()
         assert await asyncio.gather(*asking) == [[]] * 5
-        assert await labserver.unheld() == []
+        assert await jupyter_server.unheld() == []
         assert lists.read_text() == "list\n"
-        monkeypatch.setattr(labserver, "_SHARED_SECONDS", 0.0)
-        assert await labserver.unheld() == []
+        monkeypatch.setattr(jupyter_server, "_SHARED_SECONDS", 0.0)
+        assert await jupyter_server.unheld() == []
         assert lists.read_text() == "list\nlist\n"
 
     asyncio.run(ask())
@@ -188,17 +190,18 @@ def test_a_list_that_failed_is_not_shared_with_later_requests(
     async def ask() -> None:
         monkeypatch.setattr(interpreter, "command", lambda *_: ["false"])
         with pytest.raises(errors.TfdError):
-            await labserver.unheld()
+            await jupyter_server.unheld()
         monkeypatch.setattr(interpreter, "command", works)
-        assert await labserver.unheld() == []
+        assert await jupyter_server.unheld() == []
 
     asyncio.run(ask())
 
 
 def test_the_server_drives_no_cluster_itself() -> None:
     code = (
-        "import asyncio, sys; from tfd_notebook import labserver; asyncio.run(labserver.unheld());"
-        "print({'tensorflow', 'grpc', 'pandas', 'tfd_notebook.cluster'} & set(sys.modules))"
+        "import asyncio, sys; from tfd_notebook.ui import jupyter_server; "
+        "asyncio.run(jupyter_server.unheld());"
+        "print({'tensorflow', 'grpc', 'pandas', 'tfd_notebook.cluster.cluster'} & set(sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
@@ -208,5 +211,7 @@ def test_the_server_drives_no_cluster_itself() -> None:
 
 def test_the_wheel_enables_it() -> None:
     said = json.loads((Path(__file__).parents[2] / "labextension" / "server.json").read_text())
-    assert said["ServerApp"]["jpserver_extensions"] == {labserver.__name__: True}
-    assert labserver._jupyter_server_extension_points() == [{"module": labserver.__name__}]
+    assert said["ServerApp"]["jpserver_extensions"] == {jupyter_server.__name__: True}
+    assert jupyter_server._jupyter_server_extension_points() == [
+        {"module": jupyter_server.__name__}
+    ]

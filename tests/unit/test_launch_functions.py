@@ -2,9 +2,9 @@
 
 import pytest
 
+from tfd_notebook.agent import dataset_functions
+from tfd_notebook.agent.dataset_functions import Functions
 from tfd_notebook.errors import StateError
-from tfd_notebook.launch import functions
-from tfd_notebook.launch.functions import Functions
 
 
 def kept(some):
@@ -48,7 +48,7 @@ def test_a_set_that_is_repeated_replaces_itself():
 
 
 def test_there_is_a_limit(monkeypatch):
-    monkeypatch.setattr(functions, "LARGEST", 10)
+    monkeypatch.setattr(dataset_functions, "LARGEST", 10)
     some = Functions()
     some.add(["a"], b"x" * 8)
     with pytest.raises(StateError, match="at most"):

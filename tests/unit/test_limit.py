@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from tfd_notebook._compat.stages import Model, Node, Stage
-from tfd_notebook.data.advice import advise
-from tfd_notebook.data.costs import Costs
-from tfd_notebook.data.forecast import forecast
-from tfd_notebook.data.live import worker_limit
-from tfd_notebook.data.measuring import Measured
-from tfd_notebook.data.using import Delivery, WorkerUse
-from tfd_notebook.data.verdict import Verdict, judge, judge_service, odd_worker
-from tfd_notebook.limit import DATA_KINDS, Limit, compare
+from tfd_notebook._compat.tf_data.pipeline_model import Model, Node, Stage
+from tfd_notebook.data.explain.advice import advise
+from tfd_notebook.data.explain.classification import Verdict, judge, judge_service, odd_worker
+from tfd_notebook.data.explain.cost_model import Costs
+from tfd_notebook.data.explain.live_limit import worker_limit
+from tfd_notebook.data.explain.measurement import Measured
+from tfd_notebook.data.explain.scaling_estimate import forecast
+from tfd_notebook.data.service.usage import Delivery, WorkerUse
+from tfd_notebook.model.limit import DATA_KINDS, Limit, compare
 
 FIGURES = {"elements_per_s": 40.0, "wait_fraction": 0.9, "cpu_cores": 1.0}
 

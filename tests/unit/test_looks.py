@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from tfd_notebook import sightings, views
-from tfd_notebook.detection.asking import read_options
+from tfd_notebook import views
 from tfd_notebook.errors import UsageError
-from tfd_notebook.sightings import Change, Considered, Look, Sighting, changes
+from tfd_notebook.model import resolution
+from tfd_notebook.model.resolution import Change, Considered, Look, Sighting, changes
+from tfd_notebook.resolution.service import read_options
 
 ESCAPE = "\x1b[2J<script>alert('&')</script>"
 RULES = (
@@ -49,7 +50,7 @@ def test_any_number_of_tasks(count: int) -> None:
     look = many(count)
     table = views.sightings_table(look, 100)
     assert len(table) == min(count, 100)
-    assert list(table.to_frame().columns) == list(sightings.COLUMNS)
+    assert list(table.to_frame().columns) == list(resolution.COLUMNS)
     assert len(table.to_frame()) == count
     shown = views.look_text(look, 80)
     assert all(len(line) <= 80 for line in shown.splitlines())
@@ -103,16 +104,16 @@ def test_changes() -> None:
 
 def test_it_is_json() -> None:
     look = replace(LOOK, changes=(Change(1.0, "ps:0", "alive", "hung"),))
-    said = json.loads(json.dumps(sightings.as_json(look)))
+    said = json.loads(json.dumps(resolution.as_json(look)))
     assert said["counts"] == {"alive": 1, "hung": 1, "mismatch": 1}
-    assert list(said["tasks"][0]) == list(sightings.COLUMNS)
+    assert list(said["tasks"][0]) == list(resolution.COLUMNS)
     assert said["changes"][0]["after"] == "hung"
 
 
 def test_every_state_has_a_sign_of_its_own_kind() -> None:
-    from tfd_notebook.views import _figures as figures
+    from tfd_notebook.views import formatting as figures
 
-    for state in sightings.STATES:
+    for state in resolution.STATES:
         assert figures.sign(state) != figures.sign("no such state")
         assert figures.tone(state) != "quiet"
 

@@ -12,9 +12,10 @@ import pytest
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
-from tfd_notebook import errors, magics, views
-from tfd_notebook.cluster import Cluster, clusters
-from tfd_notebook.magics.options import read_gpus
+from tfd_notebook import errors, views
+from tfd_notebook.cluster.cluster import Cluster, clusters
+from tfd_notebook.ui import magics
+from tfd_notebook.ui.argument_types import read_gpus
 
 START = "start --launcher fake --data-workers 2"
 
@@ -258,7 +259,7 @@ def test_loading_imports_nothing_heavy() -> None:
     code = (
         "import sys; from IPython.core.interactiveshell import InteractiveShell\n"
         "s = InteractiveShell.instance(); s.run_line_magic('load_ext', 'tfd_notebook')\n"
-        "assert 'tfd_notebook.magics' in sys.modules\n"
+        "assert 'tfd_notebook.ui.magics' in sys.modules\n"
         "print({'tensorflow', 'pandas', 'grpc', 'ipywidgets'} & set(sys.modules))"
     )
     done = subprocess.run(

@@ -19,31 +19,34 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tfd_notebook import attaching, errors, messages, spec, validation, views
+from tfd_notebook import errors, views
+from tfd_notebook._version import VERSION
+from tfd_notebook.agent.admin_policy import Limits, limits
+from tfd_notebook.agent.handlers import Requests
+from tfd_notebook.agent.stunnel import TunnelEnd
 from tfd_notebook.bus import PROTOCOL
-from tfd_notebook.bus.reader import Reader
-from tfd_notebook.data.consumers import Consumers
-from tfd_notebook.dealing import Deal, Share
-from tfd_notebook.fleet import Fleet
-from tfd_notebook.launch import protocol, tls
-from tfd_notebook.launch.client import AgentClient, AgentNode
-from tfd_notebook.launch.fake import Fake
-from tfd_notebook.launch.greeting import read_greeting
-from tfd_notebook.launch.host import identity, tensorflow_version
-from tfd_notebook.launch.journal_copy import JournalCopy
-from tfd_notebook.launch.kernels import _message
-from tfd_notebook.launch.link import Link
-from tfd_notebook.launch.policy import Limits, limits
-from tfd_notebook.launch.remote import RemoteHost, RemoteLauncher
-from tfd_notebook.launch.requests import Requests
-from tfd_notebook.launch.stunnel import TunnelEnd
-from tfd_notebook.monitor import Monitor
-from tfd_notebook.snapshot import GpuRow, NodeRow, Snapshot, SparkRow
-from tfd_notebook.spark import messages as spark_messages
-from tfd_notebook.spark import roles, seen
-from tfd_notebook.spark.steering import Node
-from tfd_notebook.spec import ClusterConfig, Policy, Role, Service
-from tfd_notebook.version import VERSION
+from tfd_notebook.cluster import attach
+from tfd_notebook.cluster.gpu_allocation import Deal, Share
+from tfd_notebook.cluster.journal_mirror import JournalCopy
+from tfd_notebook.cluster.monitor import Monitor
+from tfd_notebook.cluster.task_manager import Fleet
+from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.launchers.client import tls_tunnels
+from tfd_notebook.launchers.client.agent_client import AgentClient, AgentNode
+from tfd_notebook.launchers.client.handshake import read_greeting
+from tfd_notebook.launchers.client.jupyter_server import _message
+from tfd_notebook.launchers.client.session import Link
+from tfd_notebook.launchers.fake import Fake
+from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
+from tfd_notebook.model import spec
+from tfd_notebook.model.snapshot import GpuRow, NodeRow, Snapshot, SparkRow
+from tfd_notebook.model.spec import ClusterConfig, Policy, Role, Service
+from tfd_notebook.net import agent_protocol, messages, validation
+from tfd_notebook.net.host import identity, tensorflow_version
+from tfd_notebook.remote_kernel.bus_client import Reader
+from tfd_notebook.spark.driver import messages as spark_messages
+from tfd_notebook.spark.driver import node_row, roles
+from tfd_notebook.spark.driver.node_registry import Node
 
 JOURNAL = "tf_data_dispatcher_journal/journal_0"
 HOST = "cruncher-7"
@@ -71,7 +74,13 @@ EVENTS: tuple[dict[str, Any], ...] = (
      "fix": "f"},
     {"event": "lease", "cluster": "c", "left": 5.0},
     {"event": "ended", "cluster": "c", "reason": "over"},
-    {"event": "hello", "version": protocol.VERSION, "package": VERSION, "pid": 1, "whole": True},
+    {
+        "event": "hello",
+        "version": agent_protocol.VERSION,
+        "package": VERSION,
+        "pid": 1,
+        "whole": True,
+    },
     {"event": "stays"},
     {"event": "failed", "reason": "r"},
 )  # fmt: skip
@@ -116,7 +125,7 @@ GREETING = {
 
 
 def frame(body: Any) -> bytes:
-    return protocol.encode(protocol.Frame("host", "agent", 7, body))
+    return agent_protocol.encode(agent_protocol.Frame("host", "agent", 7, body))
 
 
 def monitored(config: ClusterConfig | None = None) -> Monitor:
@@ -230,7 +239,7 @@ def use_description(about: dict[str, Any]) -> None:
     monitor.snapshot()
     json.dumps(fleet.about(), allow_nan=False)
     said = {"name": config.name, "about": about, "lease": 5.0, "tasks": ["ready"]}
-    json.dumps(attaching._brief(said, 5), allow_nan=False)
+    json.dumps(attach._brief(said, 5), allow_nan=False)
 
 
 def test_a_whole_description_is_used() -> None:
@@ -382,7 +391,7 @@ def test_each_request_of_an_agent_has_its_reply_defined() -> None:
 
 def test_an_error_of_an_agent_is_one_of_this_package() -> None:
     for kind in ("annotations", "ClassVar", "__name__", "TfdErrorx"):
-        error = protocol.unpack_error({"kind": kind, "what": "x"})
+        error = agent_protocol.unpack_error({"kind": kind, "what": "x"})
         assert type(error) is errors.LaunchError
 
 
@@ -523,7 +532,7 @@ def test_the_policy_is_asked_for_the_hosts_of_a_cluster(
     file = tmp_path / "policy.toml"
     file.write_text('allow = ["10.0.0.0/24"]\n')
     monkeypatch.setattr(
-        "tfd_notebook.launch.remote.limits", lambda: Limits(allow=("10.0.0.0/24",), path=file)
+        "tfd_notebook.launchers.remote.limits", lambda: Limits(allow=("10.0.0.0/24",), path=file)
     )
     assert let_in("10.0.0.1 5 10.0.0.5 22") == ("10.0.0.1", "10.0.0.5")
     with pytest.raises(errors.Refused, match="192\\.0\\.2\\.5"):
@@ -571,7 +580,7 @@ def test_a_host_cannot_choose_the_name_of_its_tunnel(answer: Any) -> None:
             return answer if do == "certify_tunnels" else {"request": request}
 
     with pytest.raises(errors.InvalidMessage):
-        tls.TLSTunnels([(Node(), "one", "10.0.0.5")], None)  # type: ignore[list-item]
+        tls_tunnels.TLSTunnels([(Node(), "one", "10.0.0.5")], None)  # type: ignore[list-item]
 
 
 # The journal
@@ -623,8 +632,8 @@ def test_a_journal_follows_no_link(tmp_path: Path) -> None:
 
 
 def test_a_journal_without_an_end_is_copied_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tfd_notebook.launch.journal_copy._MAX_REFRESH", 10_000)
-    monkeypatch.setattr("tfd_notebook.launch.journal_copy._MAX_TOTAL", 25_000)
+    monkeypatch.setattr("tfd_notebook.cluster.journal_mirror._MAX_REFRESH", 10_000)
+    monkeypatch.setattr("tfd_notebook.cluster.journal_mirror._MAX_TOTAL", 25_000)
     more = base64.b64encode(bytes(1000)).decode()
     copy_ = JournalCopy(lambda have: {JOURNAL: [have.get(JOURNAL, 0), more]})
     copy_.refresh()
@@ -778,7 +787,7 @@ def test_a_spoilt_message_of_spark_is_refused_or_can_be_used(seed: int) -> None:
         if "numbers" in said:
             node.note_numbers(said["numbers"])
             node.note_log(said["log"])
-        row = seen.row(node)
+        row = node_row.row(node)
         json.dumps(vars(row), allow_nan=False)
         assert int(node.board.rpartition(":")[2] or 0) < 65536
         html = views.View(snapshot_of_node(row))._repr_mimebundle_()["text/html"]

@@ -14,9 +14,9 @@ import grpc
 import pytest
 
 from tests.unit._grpc import STATUS, Server, fails
-from tfd_notebook import wire
 from tfd_notebook.errors import DataError, DispatcherLost, NoWorkers, TimeLimit, UsageError
-from tfd_notebook.probe import (
+from tfd_notebook.net import tf_messages
+from tfd_notebook.net.probe import (
     Kind,
     Prober,
     WorkerTask,
@@ -69,7 +69,7 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-DISPATCHER = {VERSION: wire.GetVersionResponse(version=9).SerializeToString()}
+DISPATCHER = {VERSION: tf_messages.GetVersionResponse(version=9).SerializeToString()}
 WORKER = {TASKS: b""}
 
 
@@ -84,7 +84,7 @@ def test_dispatcher() -> None:
 
 
 def test_server_with_devices() -> None:
-    status = wire.GetStatusResponse()
+    status = tf_messages.GetStatusResponse()
     status.device_attributes.add(
         name="/job:ps/replica:0/task:1/device:CPU:0",
         device_type="CPU",
@@ -257,7 +257,7 @@ def test_no_address(address: str) -> None:
 
 
 def test_workers_and_tasks() -> None:
-    workers, tasks = wire.GetWorkersResponse(), wire.GetWorkerTasksResponse()
+    workers, tasks = tf_messages.GetWorkersResponse(), tf_messages.GetWorkerTasksResponse()
     workers.workers.add(address="a:1")
     workers.workers.add(address="b:2")
     tasks.tasks.add(task_id=4000, iteration_id=2000)
@@ -286,7 +286,7 @@ def test_complete_tasks() -> None:
     done: list[tuple[str, int]] = []
 
     def update(request: bytes, context: grpc.ServicerContext) -> bytes:
-        message = wire.WorkerUpdateRequest.FromString(request)
+        message = tf_messages.WorkerUpdateRequest.FromString(request)
         for progress in message.updates:
             if progress.task_id == 2:
                 context.abort(grpc.StatusCode.NOT_FOUND, "Task 2 not found")

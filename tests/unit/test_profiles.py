@@ -8,8 +8,9 @@ import pytest
 
 import tfd_notebook as tfd
 from tfd_notebook import errors
-from tfd_notebook.launch import base, policy, profiles
-from tfd_notebook.magics.options import launchers_table
+from tfd_notebook.agent import admin_policy
+from tfd_notebook.launchers import base, profiles
+from tfd_notebook.ui.argument_types import launchers_table
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +109,7 @@ class TestPolicy:
     def test_one_that_others_can_write_limits_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "etc/policy.toml").chmod(0o666)
         with pytest.warns(UserWarning, match="must belong to root"):
-            assert policy.limits() == policy.Limits()
+            assert admin_policy.limits() == admin_policy.Limits()
 
     @pytest.mark.parametrize("text", ["tasks = -1", "colour = 3", 'allow = ["x"]', "tasks ="])
     def test_one_that_cannot_be_understood_starts_nothing(self, tmp_path: Path, text: str) -> None:

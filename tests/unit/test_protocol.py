@@ -3,19 +3,19 @@
 import pytest
 
 from tfd_notebook import errors
-from tfd_notebook.launch import protocol
-from tfd_notebook.launch.client import AgentClient
+from tfd_notebook.launchers.client.agent_client import AgentClient
+from tfd_notebook.net import agent_protocol
 
 
 def frame(body):
-    return protocol.encode(protocol.Frame("host", "agent", 7, body))
+    return agent_protocol.encode(agent_protocol.Frame("host", "agent", 7, body))
 
 
 def test_round_trip():
     body = {"text": "a\nb ü \u2028", "n": [1, None, 2.5]}
     line = frame(body)
     assert line.count(b"\n") == 1
-    assert protocol.decode(line) == protocol.Frame("host", "agent", 7, body)
+    assert agent_protocol.decode(line) == agent_protocol.Frame("host", "agent", 7, body)
 
 
 @pytest.mark.parametrize(
@@ -23,19 +23,19 @@ def test_round_trip():
     [b"", b"Welcome to host!\n", b"TFD1 host agent\n", b"TFD2 h a 1 2 {}\n", b"TFD1 h a x 2 {}\n"],
 )
 def test_other_lines_are_no_frames(line):
-    assert protocol.decode(line) is None
+    assert agent_protocol.decode(line) is None
 
 
 def test_a_torn_frame_is_no_frame():
-    assert protocol.decode(frame({"a": "b" * 100})[:-20] + b"\n") is None
+    assert agent_protocol.decode(frame({"a": "b" * 100})[:-20] + b"\n") is None
 
 
 def test_errors_survive_the_way():
     error = errors.PortInUse("port 1 is taken", task="dispatcher:0", fix="use another")
-    back = protocol.unpack_error(protocol.pack_error(error))
+    back = agent_protocol.unpack_error(agent_protocol.pack_error(error))
     assert type(back) is errors.PortInUse
     assert (back.what, back.task, back.fix) == (error.what, error.task, error.fix)
-    foreign = protocol.unpack_error(protocol.pack_error(OSError("disk full")))
+    foreign = agent_protocol.unpack_error(agent_protocol.pack_error(OSError("disk full")))
     assert type(foreign) is errors.LaunchError
     assert "disk full" in foreign.what
 
@@ -44,7 +44,7 @@ def answering(body):
     """A client whose agent answers every request with `body`."""
 
     def send(line):
-        number = protocol.decode(line).body["id"]
+        number = agent_protocol.decode(line).body["id"]
         client.feed(frame({"re": number, **body}))
 
     client = AgentClient("agent", "host", send)
@@ -56,7 +56,7 @@ def test_request_returns_the_value():
 
 
 def test_request_raises_what_the_agent_raised():
-    error = protocol.pack_error(errors.UnknownName("no such task"))
+    error = agent_protocol.pack_error(errors.UnknownName("no such task"))
     with pytest.raises(errors.UnknownName, match="no such task"):
         answering({"ok": False, "error": error}).request("x", 1)
 
@@ -73,7 +73,7 @@ def test_a_request_that_was_given_up_is_not_sent_again():
         client.request("given up", 0.01)
     waiting = client.submit("waiting")
     sent = []
-    client.resume(lambda line: sent.append(protocol.decode(line.lstrip(b"\n")).body))
+    client.resume(lambda line: sent.append(agent_protocol.decode(line.lstrip(b"\n")).body))
     assert [body["do"] for body in sent] == ["waiting"]
     client.feed(frame({"re": sent[0]["id"], "ok": True, "value": 5}))
     assert waiting.result(1) == 5
@@ -110,17 +110,19 @@ def test_another_version_is_refused_by_both_numbers():
 
 
 def test_a_host_may_have_spaces_in_its_name():
-    line = protocol.encode(protocol.Frame("nice -n 10", "agent", 1, {"id": 1}))
-    found = protocol.decode(line)
+    line = agent_protocol.encode(agent_protocol.Frame("nice -n 10", "agent", 1, {"id": 1}))
+    found = agent_protocol.decode(line)
     assert found is not None
     assert (found.host, found.agent, found.body) == ("nice_-n_10", "agent", {"id": 1})
 
 
 def test_an_agent_that_has_forgotten_a_session_is_asked_how_all_is():
     asked, told = [], []
-    client = AgentClient("agent", "host", lambda line: asked.append(protocol.decode(line).body))
+    client = AgentClient(
+        "agent", "host", lambda line: asked.append(agent_protocol.decode(line).body)
+    )
     client.listen("c", told.append)
-    hello = {"event": "hello", "version": protocol.VERSION, "pid": 1}
+    hello = {"event": "hello", "version": agent_protocol.VERSION, "pid": 1}
     client.feed(frame({**hello, "whole": True}))
     assert asked == []
     client.feed(frame({**hello, "whole": False}))
@@ -141,6 +143,6 @@ def test_an_agent_that_has_forgotten_a_session_is_asked_how_all_is():
     client.feed(frame({"re": asked[0]["id"], "ok": True, "value": found}))
     assert told == [event, {"event": "lease", "cluster": "c", "left": 9}]
     client.feed(frame({**hello, "whole": False}))
-    unknown = protocol.pack_error(errors.StateError("no such cluster"))
+    unknown = agent_protocol.pack_error(errors.StateError("no such cluster"))
     client.feed(frame({"re": asked[1]["id"], "ok": False, "error": unknown}))
     assert told[2]["event"] == "ended"

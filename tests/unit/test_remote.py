@@ -12,7 +12,9 @@ import pytest
 
 from tests._waiting import until
 from tfd_notebook import errors
-from tfd_notebook.launch import kernels, link, remote, unixsocket
+from tfd_notebook.launchers import remote
+from tfd_notebook.launchers.client import jupyter_server, session
+from tfd_notebook.net import unix_socket
 
 pytest.importorskip("requests")
 pytest.importorskip("websocket")
@@ -26,7 +28,7 @@ ctypes.CDLL(None).prctl(15, b"sshd-session", 0, 0, 0)  # PR_SET_NAME
 sys.path.insert(0, sys.argv[1])
 from tfd_by_command import ByCommand
 host, = ByCommand("nice -n 1").hosts()
-from tfd_notebook.launch.link import Link
+from tfd_notebook.launchers.client.session import Link
 made = Link("abcdefabcdef", host.label, lambda: host.connect("abcdefabcdef", True), grace=1.0)
 print("way:", repr(host.greeting.way))
 made.close()
@@ -89,12 +91,12 @@ def test_who_gives_up_while_hosts_are_asked_leaves_nothing(monkeypatch, reached)
 
 
 def test_an_agent_that_is_silent_is_not_taken_for_lost(monkeypatch, tmp_path):
-    monkeypatch.setattr(link, "_CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(session, "_CONNECT_SECONDS", 0.3)
     with (
-        unixsocket.listen(tmp_path / "agent.sock", 1),
+        unix_socket.listen(tmp_path / "agent.sock", 1),
         pytest.raises(errors.LaunchError, match="did not answer") as told,
     ):
-        link.Link("agent", "there", lambda: link.SocketChannel.to(tmp_path / "agent.sock"))
+        session.Link("agent", "there", lambda: session.SocketChannel.to(tmp_path / "agent.sock"))
     # Whoever is told so may end what is left of the cluster on other hosts.
     assert not isinstance(told.value, errors.AgentLost)
 
@@ -125,7 +127,7 @@ def test_a_connection_that_breaks_is_no_bad_certificate():
                 listener.accept()[0].close()
 
         threading.Thread(target=hang_up, daemon=True).start()
-        server = kernels.JupyterServer(f"https://127.0.0.1:{listener.getsockname()[1]}", "x")
+        server = jupyter_server.JupyterServer(f"https://127.0.0.1:{listener.getsockname()[1]}", "x")
         with pytest.raises(OSError, match=r"(?i)eof|reset|closed"):
             server.ask("GET", "/api/kernels")
         with pytest.raises(OSError, match=r"(?i)eof|reset|closed"):
@@ -136,5 +138,5 @@ def test_a_connection_that_breaks_is_no_bad_certificate():
 
 def test_a_token_is_in_no_error():
     with pytest.raises(errors.UsageError) as told:
-        kernels.split("one:8888/?token=S3CRET")
+        jupyter_server.split("one:8888/?token=S3CRET")
     assert "S3CRET" not in str(told.value)

@@ -20,9 +20,9 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tests.unit._grpc import Server, status
 from tfd_notebook import errors
-from tfd_notebook.detection.asking import Desk
+from tfd_notebook.model.resolution import COLUMNS
+from tfd_notebook.resolution.service import Desk
 from tfd_notebook.resolvers import TFConfigResolver
-from tfd_notebook.sightings import COLUMNS
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 
@@ -103,9 +103,9 @@ class TestTable:
         assert all(frame["reason"][1:])
 
     def test_a_data_service_among_workers(self) -> None:
-        from tfd_notebook import wire
+        from tfd_notebook.net import tf_messages
 
-        version = wire.GetVersionResponse(version=9).SerializeToString()
+        version = tf_messages.GetVersionResponse(version=9).SerializeToString()
         with Server({"/tensorflow.data.DispatcherService/GetVersion": version}) as server:
             found = tfd.resolve({"dispatcher": [server.address], "worker": [server.address]})
         frame = found.to_frame()

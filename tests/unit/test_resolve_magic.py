@@ -14,11 +14,12 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tests.unit._grpc import Server, status
 from tests.unit.test_views import Comm
-from tfd_notebook import errors, magics, widgets
+from tfd_notebook import errors
 from tfd_notebook.bus import PROTOCOL
-from tfd_notebook.detection.makers import CHOICES
-from tfd_notebook.magics import resolve
-from tfd_notebook.sightings import COLUMNS
+from tfd_notebook.model.resolution import COLUMNS
+from tfd_notebook.resolution.factory import CHOICES
+from tfd_notebook.ui import magics, widgets
+from tfd_notebook.ui.magics import resolve
 
 pytestmark = pytest.mark.usefixtures("nowhere")
 

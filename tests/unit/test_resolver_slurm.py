@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 from tfd_notebook import errors
-from tfd_notebook.detection import cells
+from tfd_notebook.resolution import suggestions
 from tfd_notebook.resolvers import SlurmResolver
-from tfd_notebook.resolving.slurm_queue import Partition
+from tfd_notebook.resolvers.slurm_queue import Partition
 
 theirs = tf.distribute.cluster_resolver
 
@@ -216,7 +216,7 @@ class TestSlurm:
         command.write_text(f"#!/bin/sh\n{does}\n")
         command.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        monkeypatch.setattr("tfd_notebook.resolving.slurm._ASK_SECONDS", 0.5)
+        monkeypatch.setattr("tfd_notebook.resolvers.slurm._ASK_SECONDS", 0.5)
         resolver = SlurmResolver(job=7)
         if kind is None:
             assert resolver.cluster_spec().num_tasks("worker") == 3
@@ -237,7 +237,7 @@ class TestSlurm:
 def test_the_cell_asks_for_what_the_partition_allows(limit: str, minutes: int | None) -> None:
     small = Partition("small", False, True, limit, 1, 1)
     assert small.minutes == minutes
-    cell = cells.sbatch(small)
+    cell = suggestions.sbatch(small)
     asked = 60 if minutes is None else min(minutes, 60)
     assert f'"--ntasks=1", "--time={asked}", "--partition=small"' in cell
-    assert '"--ntasks=2", "--time=60", "--wrap"' in cells.sbatch(None)
+    assert '"--ntasks=2", "--time=60", "--wrap"' in suggestions.sbatch(None)

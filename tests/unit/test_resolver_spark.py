@@ -9,8 +9,8 @@ import pytest
 
 from tests.unit._grpc import Server, status
 from tfd_notebook import errors
+from tfd_notebook.model.snapshot import NodeRow, Snapshot, SparkRow
 from tfd_notebook.resolvers import SparkResolver
-from tfd_notebook.snapshot import NodeRow, Snapshot, SparkRow
 
 
 class Shown:
@@ -72,12 +72,12 @@ def test_who_answers_is_asked() -> None:
 
 
 def test_without_any_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tfd_notebook.spark import living
+    from tfd_notebook.spark.driver import registry
 
-    monkeypatch.setattr(living, "_living", {})
+    monkeypatch.setattr(registry, "_living", {})
     with pytest.raises(errors.NotThere, match="no cluster of this process"):
         SparkResolver().tasks()
-    monkeypatch.setattr(living, "_living", {"one": Shown(), "two": Shown(node("ps", 0, "a:1"))})
+    monkeypatch.setattr(registry, "_living", {"one": Shown(), "two": Shown(node("ps", 0, "a:1"))})
     assert SparkResolver().tasks() == {"ps": {0: "a:1"}}
     with pytest.raises(errors.UsageError, match="no cluster on Spark"):
         SparkResolver(3)

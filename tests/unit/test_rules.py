@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import tfd_notebook as tfd
-from tfd_notebook.cluster import Cluster, clusters
-from tfd_notebook.detection import rules
+from tfd_notebook.cluster.cluster import Cluster, clusters
 from tfd_notebook.errors import UnknownName
+from tfd_notebook.resolution import detection
 
 pytestmark = pytest.mark.usefixtures("nowhere", "here")
 
@@ -34,15 +34,15 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
-def fired(**options: Any) -> tuple[str, rules.Verdict]:
-    considered, verdict = rules.detect(options)
+def fired(**options: Any) -> tuple[str, detection.Verdict]:
+    considered, verdict = detection.detect(options)
     assert [one.outcome for one in considered].count("fired") == 1
     assert considered[-1].outcome == "fired"
     return considered[-1].rule, verdict
 
 
 def close(**options: Any) -> dict[str, str]:
-    considered, _ = rules.detect(options)
+    considered, _ = detection.detect(options)
     return {one.rule: one.why for one in considered if one.outcome == "close"}
 
 
@@ -83,7 +83,7 @@ def test_what_fires(
 def test_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.touch()
-    monkeypatch.setattr(rules, "TOKEN", token)
+    monkeypatch.setattr(detection, "TOKEN", token)
     all_at_once = {
         "RAY_ADDRESS": ("auto", "ray"),
         "KUBERNETES_SERVICE_HOST": ("10.0.0.1", "kubernetes"),
@@ -98,7 +98,7 @@ def test_the_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, (value, rule) in all_at_once.items():
         monkeypatch.setenv(name, value)
         assert fired()[0] == rule
-    considered, _ = rules.detect({})
+    considered, _ = detection.detect({})
     assert [one.rule for one in considered] == ["argument", "tf_config"]
 
 
@@ -125,7 +125,7 @@ def test_what_comes_close(
 def test_a_pod_needs_to_be_told_which_pods(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.touch()
-    monkeypatch.setattr(rules, "TOKEN", token)
+    monkeypatch.setattr(detection, "TOKEN", token)
     assert str(token) in close()["kubernetes"]
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     rule, verdict = fired()
@@ -178,8 +178,8 @@ def test_own_clusters() -> None:
 #: Another process with clusters, until its input ends.
 NEIGHBOUR = """
 import sys
-from tfd_notebook import control
-from tfd_notebook.cluster import Cluster
+from tfd_notebook.cluster import control_socket as control
+from tfd_notebook.cluster.cluster import Cluster
 
 for name in sys.argv[1:]:
     Cluster(launcher="fake", workers=1, ps=1, name=name)

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tfd_notebook.launch import runtime
-from tfd_notebook.launch.sweep import sweep
+from tfd_notebook.launchers.client.orphans import sweep
+from tfd_notebook.net import runtime_dir
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def ended() -> dict[str, Any]:
     """Return the identity of a process that has ended."""
     with subprocess.Popen(["sleep", "60"]) as process:
-        identity = runtime.process_identity(process.pid)
+        identity = runtime_dir.process_identity(process.pid)
         process.kill()
     assert identity is not None
     return identity
@@ -41,26 +41,26 @@ def ended() -> dict[str, Any]:
 def test_a_process_identity_ignores_the_wall_clock(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, created = runtime.process_identity(sleeper.pid), psutil.Process(sleeper.pid)
+    before, created = runtime_dir.process_identity(sleeper.pid), psutil.Process(sleeper.pid)
     real = psutil.boot_time()
     monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: real + 3600)
     assert created.create_time() > real + 3600, "the step was not seen"
-    assert runtime.process_identity(sleeper.pid) == before
-    assert runtime.is_running(before)
-    assert not runtime.is_over(before)
+    assert runtime_dir.process_identity(sleeper.pid) == before
+    assert runtime_dir.is_running(before)
+    assert not runtime_dir.is_over(before)
 
 
 def test_a_process_that_has_ended_or_has_anothers_pid_is_over() -> None:
-    assert runtime.is_over(ended())
-    this = runtime.process_identity(os.getpid())
+    assert runtime_dir.is_over(ended())
+    this = runtime_dir.process_identity(os.getpid())
     assert this is not None
-    assert runtime.is_over({**this, "start": this["start"] - 1})
+    assert runtime_dir.is_over({**this, "start": this["start"] - 1})
 
 
 def test_a_zombie_process_has_ended() -> None:
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert runtime.process_start(process.pid) is None
+    assert runtime_dir.process_start(process.pid) is None
     process.wait()
 
 
@@ -75,10 +75,10 @@ def test_a_zombie_process_has_ended() -> None:
 )
 def test_what_is_known_of_processes_that_cannot_be_seen(change: dict[str, str], over: bool) -> None:
     identity = {**ended(), **change}
-    assert runtime.is_over(identity) is over
-    assert not runtime.is_running(identity)
-    path, lock = runtime.new_agent_dir("0123456789ab")
-    runtime.write_state(path, {"agent": "0123456789ab", "process": identity, "owner": identity})
+    assert runtime_dir.is_over(identity) is over
+    assert not runtime_dir.is_running(identity)
+    path, lock = runtime_dir.new_agent_dir("0123456789ab")
+    runtime_dir.write_state(path, {"agent": "0123456789ab", "process": identity, "owner": identity})
     lock.close()
     assert [left.what for left in sweep()] == ([str(path)] if over else [])
     assert path.exists() is not over
@@ -86,63 +86,66 @@ def test_what_is_known_of_processes_that_cannot_be_seen(change: dict[str, str], 
 
 @pytest.mark.parametrize("state", [None, {}, {"starter": None}, {"pid": 1, "owner_pid": 1}])
 def test_a_directory_whose_agent_holds_the_lock_stays(state: dict[str, Any] | None) -> None:
-    path, lock = runtime.new_agent_dir("0123456789ab")
+    path, lock = runtime_dir.new_agent_dir("0123456789ab")
     if state is not None:
-        runtime.write_state(path, {name: value or ended() for name, value in state.items()})
+        runtime_dir.write_state(path, {name: value or ended() for name, value in state.items()})
     with lock:
         assert sweep() == ()
         assert path.exists()
 
 
 def test_a_directory_whose_agent_never_came_goes_with_its_starter() -> None:
-    path, lock = runtime.new_agent_dir("0123456789ab")
+    path, lock = runtime_dir.new_agent_dir("0123456789ab")
     lock.close()
     assert sweep() == ()
-    runtime.write_state(path, {"starter": ended()})
+    runtime_dir.write_state(path, {"starter": ended()})
     assert [left.what for left in sweep()] == [str(path)]
     assert not path.exists()
 
 
 def test_an_agent_with_a_lease_is_never_ended(sleeper: subprocess.Popen[bytes]) -> None:
-    path, lock = runtime.new_agent_dir("0123456789ab")
+    path, lock = runtime_dir.new_agent_dir("0123456789ab")
     state = {
         "agent": "0123456789ab",
-        "process": runtime.process_identity(sleeper.pid),
+        "process": runtime_dir.process_identity(sleeper.pid),
         "owner": ended(),
         "clusters": {"stays": 1e9},
     }
-    runtime.write_state(path, state)
+    runtime_dir.write_state(path, state)
     with lock:
         assert sweep() == ()
         assert sweep(dry_run=True) == ()
-        runtime.write_state(path, {**state, "clusters": {"ends": None}})
+        runtime_dir.write_state(path, {**state, "clusters": {"ends": None}})
         assert [left.what for left in sweep(dry_run=True)] == [str(path)]
 
 
 def test_the_lock_is_there_before_the_directory_has_its_name(directory: Path) -> None:
-    path, lock = runtime.new_agent_dir("0123456789ab")
+    path, lock = runtime_dir.new_agent_dir("0123456789ab")
     with lock:
-        assert runtime.is_locked(path)
+        assert runtime_dir.is_locked(path)
         with pytest.raises(OSError, match="not empty"):
-            runtime.new_agent_dir("0123456789ab")
-    assert runtime.is_locked(path) is False
+            runtime_dir.new_agent_dir("0123456789ab")
+    assert runtime_dir.is_locked(path) is False
     assert [entry.name for entry in directory.iterdir()] == [path.name]
     (path / "agent.lock").unlink()
-    assert runtime.is_locked(path) is None
+    assert runtime_dir.is_locked(path) is None
 
 
 def test_files_of_a_process_differ_from_those_of_other_places(directory: Path) -> None:
-    mine, gone = runtime.own_file(os.getpid(), "sock"), runtime.own_file(ended()["pid"], "sock")
+    mine, gone = (
+        runtime_dir.own_file(os.getpid(), "sock"),
+        runtime_dir.own_file(ended()["pid"], "sock"),
+    )
     host, boot, namespace = mine.name.split(".")[1].split("-")
     other_container = directory / f"{os.getpid()}.{host}-{boot}-1{namespace}.sock"
     other_host = directory / f"{os.getpid()}.00000000-00000000-{namespace}.sock"
     earlier_boot = directory / f"{os.getpid()}.{host}-00000000-{namespace}.sock"
-    journal = runtime.own_file(ended()["pid"], "journal-x")
+    journal = runtime_dir.own_file(ended()["pid"], "journal-x")
     journal.mkdir()
     (directory / "0123.json").touch()
     for path in (mine, gone, other_container, other_host, earlier_boot):
         path.touch()
-    assert {pid for pid, _ in runtime.own_files("sock")} == {
+    assert {pid for pid, _ in runtime_dir.own_files("sock")} == {
         os.getpid(),
         int(gone.name.split(".")[0]),
     }

@@ -15,21 +15,21 @@ from pathlib import Path
 
 import pytest
 
-from tfd_notebook.launch import sealed
+from tfd_notebook.net import secure_channel
 
 SECONDS = 30.0
 
 
-def echo(channel: sealed.Channel) -> None:
+def echo(channel: secure_channel.Channel) -> None:
     while True:
         header, body = channel.receive()
         channel.send({**header, "size": len(body)}, body)
 
 
 @pytest.fixture(params=["tcp", "unix"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sealed.Server]:
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[secure_channel.Server]:
     path = tmp_path / "socket" if request.param == "unix" else None
-    with sealed.serve(b"secret", echo, path=path) as made:
+    with secure_channel.serve(b"secret", echo, path=path) as made:
         yield made
 
 
@@ -54,8 +54,8 @@ def until_end(peer: socket.socket) -> bytes:
     return taken
 
 
-def test_headers_and_bodies_come_back(server: sealed.Server) -> None:
-    with sealed.connect(server.address, b"secret", SECONDS) as channel:
+def test_headers_and_bodies_come_back(server: secure_channel.Server) -> None:
+    with secure_channel.connect(server.address, b"secret", SECONDS) as channel:
         for size in (0, 1, 70_000, 3_000_000):
             sent = os.urandom(size)
             channel.send({"n": size, "text": "ö"}, sent)
@@ -65,23 +65,23 @@ def test_headers_and_bodies_come_back(server: sealed.Server) -> None:
             assert not body.readonly
 
 
-def test_many_buffers_are_one_body(server: sealed.Server) -> None:
+def test_many_buffers_are_one_body(server: secure_channel.Server) -> None:
     parts = [b"ab", bytearray(b"c"), memoryview(b"xyz")[1:], b""] * 600
-    with sealed.connect(server.address, b"secret", SECONDS) as channel:
+    with secure_channel.connect(server.address, b"secret", SECONDS) as channel:
         channel.send({}, parts)
         assert channel.receive(SECONDS)[1] == b"".join(map(bytes, parts))
 
 
-def test_a_limit_of_waiting_leaves_the_channel_as_it_is(server: sealed.Server) -> None:
-    with sealed.connect(server.address, b"secret", SECONDS) as channel:
+def test_a_limit_of_waiting_leaves_the_channel_as_it_is(server: secure_channel.Server) -> None:
+    with secure_channel.connect(server.address, b"secret", SECONDS) as channel:
         with pytest.raises(TimeoutError):
             channel.receive(0.01)
         channel.send({"still": True})
         assert channel.receive(SECONDS)[0]["still"]
 
 
-def test_who_waits_hears_of_the_end(server: sealed.Server) -> None:
-    channel = sealed.connect(server.address, b"secret", SECONDS)
+def test_who_waits_hears_of_the_end(server: secure_channel.Server) -> None:
+    channel = secure_channel.connect(server.address, b"secret", SECONDS)
     ended: queue.Queue[BaseException] = queue.Queue()
 
     def wait() -> None:
@@ -100,8 +100,8 @@ def test_who_waits_hears_of_the_end(server: sealed.Server) -> None:
         channel.send({})
 
 
-def test_closing_wakes_who_waits_here(server: sealed.Server) -> None:
-    channel = sealed.connect(server.address, b"secret", SECONDS)
+def test_closing_wakes_who_waits_here(server: secure_channel.Server) -> None:
+    channel = secure_channel.connect(server.address, b"secret", SECONDS)
     ended = threading.Event()
 
     def wait() -> None:
@@ -116,9 +116,9 @@ def test_closing_wakes_who_waits_here(server: sealed.Server) -> None:
     waiting.join()
 
 
-def test_another_secret_opens_nothing(server: sealed.Server) -> None:
+def test_another_secret_opens_nothing(server: secure_channel.Server) -> None:
     with pytest.raises(PermissionError, match="another secret"):
-        sealed.connect(server.address, b"Secret", SECONDS)
+        secure_channel.connect(server.address, b"Secret", SECONDS)
 
 
 class Bomb:
@@ -130,7 +130,7 @@ class Bomb:
     "what", ["pickle", "garbage", "http", "zeros", "nothing", "header without proof"]
 )
 def test_who_proves_nothing_gets_nothing(
-    server: sealed.Server, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: secure_channel.Server, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bomb = tmp_path / "bomb"
     monkeypatch.setenv("TFD_BOMB", str(bomb))
@@ -153,7 +153,7 @@ def test_who_proves_nothing_gets_nothing(
         # The challenge, which is random, and not a byte more.
         assert len(until_end(peer)) <= 40
     assert not bomb.exists()
-    with sealed.connect(server.address, b"secret", SECONDS) as channel:
+    with secure_channel.connect(server.address, b"secret", SECONDS) as channel:
         channel.send({"well": True})
         assert channel.receive(SECONDS)[0]["well"]
 
@@ -183,10 +183,10 @@ def test_idle_connections_do_not_block_others(
     many: Callable[[str, str, int], list[socket.socket]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sealed, "PROOF_SECONDS", SECONDS)
-    with sealed.serve(b"secret", echo) as server:
+    monkeypatch.setattr(secure_channel, "PROOF_SECONDS", SECONDS)
+    with secure_channel.serve(b"secret", echo) as server:
         many(source, server.address, 64)
-        with sealed.connect(server.address, b"secret", SECONDS) as channel:
+        with secure_channel.connect(server.address, b"secret", SECONDS) as channel:
             channel.send({"well": True})
             assert channel.receive(SECONDS)[0]["well"]
 
@@ -194,8 +194,8 @@ def test_idle_connections_do_not_block_others(
 def test_an_address_gets_a_few_connections_without_proof_and_the_oldest_go(
     many: Callable[[str, str, int], list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealed, "PROOF_SECONDS", SECONDS)
-    with sealed.serve(b"secret", echo) as server:
+    monkeypatch.setattr(secure_channel, "PROOF_SECONDS", SECONDS)
+    with secure_channel.serve(b"secret", echo) as server:
         (other,) = many("127.0.0.3", server.address, 1)
         idle = many("127.0.0.2", server.address, 20)
         for peer in idle[:4]:
@@ -210,8 +210,8 @@ def test_an_address_gets_a_few_connections_without_proof_and_the_oldest_go(
 def test_many_addresses_share_a_limit(
     many: Callable[[str, str, int], list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealed, "PROOF_SECONDS", SECONDS)
-    with sealed.serve(b"secret", echo) as server:
+    monkeypatch.setattr(secure_channel, "PROOF_SECONDS", SECONDS)
+    with secure_channel.serve(b"secret", echo) as server:
         (first,) = many("127.0.0.2", server.address, 1)
         idle = [many(f"127.0.0.{n}", server.address, 16) for n in range(3, 7)]
         # The oldest of an address that has most of them, and not of one that has a single one.
@@ -223,16 +223,16 @@ def test_many_addresses_share_a_limit(
 
 
 def test_a_connection_without_proof_is_closed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sealed.PROOF_SECONDS == 2.0
-    monkeypatch.setattr(sealed, "PROOF_SECONDS", 0.1)
-    with sealed.serve(b"secret", echo) as server, raw(server.address) as peer:
+    assert secure_channel.PROOF_SECONDS == 2.0
+    monkeypatch.setattr(secure_channel, "PROOF_SECONDS", 0.1)
+    with secure_channel.serve(b"secret", echo) as server, raw(server.address) as peer:
         assert len(until_end(peer)) == 40
 
 
 def test_a_peer_that_vanishes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
-        sealed.serve(b"secret", echo) as server,
-        sealed.connect(server.address, b"secret", SECONDS) as channel,
+        secure_channel.serve(b"secret", echo) as server,
+        secure_channel.connect(server.address, b"secret", SECONDS) as channel,
     ):
         option = functools.partial(channel._socket.getsockopt, socket.IPPROTO_TCP)
         assert channel._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -254,11 +254,11 @@ def test_who_listens_proves_itself_too() -> None:
         thread = threading.Thread(target=pretend)
         thread.start()
         with pytest.raises(PermissionError, match="server does not have the secret"):
-            sealed.connect(f"127.0.0.1:{listener.getsockname()[1]}", b"secret", SECONDS)
+            secure_channel.connect(f"127.0.0.1:{listener.getsockname()[1]}", b"secret", SECONDS)
         thread.join()
 
 
-def test_a_proof_cannot_be_used_again(server: sealed.Server) -> None:
+def test_a_proof_cannot_be_used_again(server: secure_channel.Server) -> None:
     if server.address.startswith("unix:"):
         return
     recorded = bytearray()
@@ -276,7 +276,7 @@ def test_a_proof_cannot_be_used_again(server: sealed.Server) -> None:
 
         thread = threading.Thread(target=between)
         thread.start()
-        sealed.connect(f"127.0.0.1:{listener.getsockname()[1]}", b"secret", SECONDS).close()
+        secure_channel.connect(f"127.0.0.1:{listener.getsockname()[1]}", b"secret", SECONDS).close()
         thread.join()
     with raw(server.address) as peer:
         peer.sendall(recorded)
@@ -286,7 +286,7 @@ def test_a_proof_cannot_be_used_again(server: sealed.Server) -> None:
 def test_a_message_that_was_changed_on_the_way_ends_the_channel() -> None:
     arrived: queue.Queue[object] = queue.Queue()
 
-    def receive(channel: sealed.Channel) -> None:
+    def receive(channel: secure_channel.Channel) -> None:
         try:
             while True:
                 arrived.put(channel.receive()[0])
@@ -294,7 +294,7 @@ def test_a_message_that_was_changed_on_the_way_ends_the_channel() -> None:
             arrived.put(error)
 
     with (
-        sealed.serve(b"secret", receive) as server,
+        secure_channel.serve(b"secret", receive) as server,
         socket.create_server(("127.0.0.1", 0)) as listener,
     ):
         host, _, port = server.address.rpartition(":")
@@ -313,7 +313,9 @@ def test_a_message_that_was_changed_on_the_way_ends_the_channel() -> None:
 
         thread = threading.Thread(target=between)
         thread.start()
-        channel = sealed.connect(f"127.0.0.1:{listener.getsockname()[1]}", b"secret", SECONDS)
+        channel = secure_channel.connect(
+            f"127.0.0.1:{listener.getsockname()[1]}", b"secret", SECONDS
+        )
         channel.send({"once": True})
         assert arrived.get(timeout=SECONDS) == {"once": True}
         assert "not from who opened" in str(arrived.get(timeout=SECONDS))
@@ -322,7 +324,7 @@ def test_a_message_that_was_changed_on_the_way_ends_the_channel() -> None:
 
 
 def test_a_secret_does_not_show_itself() -> None:
-    secret = sealed.Secret.new()
+    secret = secure_channel.Secret.new()
     assert len(secret) == 32
     shown = f"{secret} {secret!r} {[secret]}"
     assert bytes(secret).hex() not in shown

@@ -12,9 +12,10 @@ import pytest
 
 from tests._waiting import until
 from tfd_notebook import errors
-from tfd_notebook.launch import link, protocol
-from tfd_notebook.launch.client import AgentClient
-from tfd_notebook.launch.sessions import Door, Session
+from tfd_notebook.agent.sessions import Door, Session
+from tfd_notebook.launchers.client import session as client_session
+from tfd_notebook.launchers.client.agent_client import AgentClient
+from tfd_notebook.net import agent_protocol
 
 MEGABYTE = 1_000_000
 
@@ -59,7 +60,7 @@ async def echo(session, body):
 
 def request(number, **arguments):
     body = {"id": number, "do": f"request {number}", "arguments": arguments}
-    return protocol.encode(protocol.Frame("host", "agent", number, body))
+    return agent_protocol.encode(agent_protocol.Frame("host", "agent", number, body))
 
 
 def served(loop, lines, limit, replies):
@@ -83,7 +84,7 @@ def served(loop, lines, limit, replies):
 
     read, reader, writer, serving = loop.call(start())
     with os.fdopen(read, "rb") as file:
-        hello, *bodies = [protocol.decode(file.readline()).body for _ in range(replies + 1)]
+        hello, *bodies = [agent_protocol.decode(file.readline()).body for _ in range(replies + 1)]
         loop.call(end())
         assert not file.read()
     assert hello["event"] == "hello"
@@ -131,10 +132,10 @@ def linked(loop, directory, answer, grace=600.0):
     channels = []
 
     def connect():
-        channels.append(link.SocketChannel.to(directory / "agent.sock"))
+        channels.append(client_session.SocketChannel.to(directory / "agent.sock"))
         return channels[-1]
 
-    connected = link.Link("agent", "host", connect, grace)
+    connected = client_session.Link("agent", "host", connect, grace)
     try:
         yield connected.client, channels
     finally:
@@ -147,7 +148,7 @@ async def _close(door):
 
 
 def test_replies_do_not_pile_up_in_the_agent(loop, directory, monkeypatch):
-    monkeypatch.setattr(link, "_PING_SECONDS", 0.05)
+    monkeypatch.setattr(client_session, "_PING_SECONDS", 0.05)
 
     async def megabyte(session, body):
         session.send({"re": body["id"], "ok": True, "value": "x" * MEGABYTE})
@@ -165,7 +166,7 @@ def test_replies_do_not_pile_up_in_the_agent(loop, directory, monkeypatch):
 def test_a_client_that_acknowledges_nothing_is_kept_a_limited_number_of_bytes(
     loop, directory, monkeypatch
 ):
-    monkeypatch.setattr(link, "_PING_SECONDS", 3600.0)
+    monkeypatch.setattr(client_session, "_PING_SECONDS", 3600.0)
 
     async def megabyte(session, body):
         session.send({"re": body["id"], "ok": True, "value": "x" * MEGABYTE})

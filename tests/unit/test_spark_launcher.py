@@ -6,7 +6,7 @@ import pytest
 
 import tfd_notebook as tfd
 from tfd_notebook import errors
-from tfd_notebook.launch import spark
+from tfd_notebook.launchers import spark
 
 LOST = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a failed

@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 
 from tests._waiting import until
-from tfd_notebook.launch import sealed
-from tfd_notebook.spark.line import MOST_LOG, Line
+from tfd_notebook.net import secure_channel
+from tfd_notebook.spark.executor.driver_link import MOST_LOG, Line
 
 #: Seconds after which a channel gives up a message, which is what nobody may wait for.
-STALL = sealed.STALL_SECONDS
+STALL = secure_channel.STALL_SECONDS
 
 
 class Driver:
     """Listens, and hands each channel to the test, which says when it is through with it."""
 
     def __init__(self) -> None:
-        self.channels: queue.Queue[sealed.Channel] = queue.Queue()
+        self.channels: queue.Queue[secure_channel.Channel] = queue.Queue()
         self.orders: list[Any] = []
         self._through = threading.Event()
-        secret = sealed.Secret.new()
-        self._server = sealed.serve(secret, self._hold)
+        secret = secure_channel.Secret.new()
+        self._server = secure_channel.serve(secret, self._hold)
         self.line = Line(
             self._server.address,
             secret,
@@ -36,11 +36,11 @@ class Driver:
             heard=self.orders.append,
         )
 
-    def _hold(self, channel: sealed.Channel) -> None:
+    def _hold(self, channel: secure_channel.Channel) -> None:
         self.channels.put(channel)
         self._through.wait()
 
-    def next(self) -> sealed.Channel:
+    def next(self) -> secure_channel.Channel:
         channel = self.channels.get(timeout=20)
         assert channel.receive(20)[0] == {"say": "hello"}
         return channel
@@ -52,7 +52,7 @@ class Driver:
         until(lambda: not any(t.name == "tfd-line" for t in threading.enumerate()))
 
 
-def hear(channel: sealed.Channel) -> dict[str, Any]:
+def hear(channel: secure_channel.Channel) -> dict[str, Any]:
     """Return the next word, and tell that it was heard."""
     word: dict[str, Any] = channel.receive(20)[0]
     channel.send({"order": "heard", "word": word["word"]})

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests._waiting import until
-from tfd_notebook.launch import sealed
-from tfd_notebook.spark import roles, seen
-from tfd_notebook.spark.steering import Node, Steering
+from tfd_notebook.net import secure_channel
+from tfd_notebook.spark.driver import node_row, roles
+from tfd_notebook.spark.driver.node_registry import Node, Steering
 
 KNOWN = {
     "state": "running",
@@ -47,8 +47,8 @@ class Driver:
     def node(self) -> Node:
         return self.steering.nodes[0]
 
-    def connect(self) -> sealed.Channel:
-        return sealed.connect(self.steering.address, self.steering.secret)
+    def connect(self) -> secure_channel.Channel:
+        return secure_channel.connect(self.steering.address, self.steering.secret)
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_a_node_is_lost_with_its_first_invalid_word(driver: Driver, wrong: Any) 
     until(lambda: driver.heard == ["hello", "ended"])
     assert driver.node.state == "lost"
     assert "invalid message" in driver.node.reason
-    row = seen.row(driver.node)
+    row = node_row.row(driver.node)
     assert (row.rows, row.queue_depth, driver.node.board) == (0, None, "")
 
 

@@ -10,9 +10,9 @@ import pytest
 from tests._patch import merged
 from tests.unit.test_views import ESCAPE, Balance
 from tfd_notebook import views
-from tfd_notebook.bus.feed import Feed
-from tfd_notebook.bus.reader import _snapshot
-from tfd_notebook.snapshot import NODE_COLUMNS, NodeRow, Snapshot, SparkRow, as_dict
+from tfd_notebook.bus.snapshot_feed import Feed
+from tfd_notebook.model.snapshot import NODE_COLUMNS, NodeRow, Snapshot, SparkRow, as_dict
+from tfd_notebook.remote_kernel.bus_client import _snapshot
 
 NOW = 2000.0
 TRACE = """worker:1: the function raised ValueError: no such column

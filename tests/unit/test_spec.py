@@ -7,7 +7,7 @@ import pytest
 
 import tfd_notebook as tfd
 from tfd_notebook import errors
-from tfd_notebook.spec import ClusterConfig, Endpoint, Policy, Role, Service, TaskSpec
+from tfd_notebook.model.spec import ClusterConfig, Endpoint, Policy, Role, Service, TaskSpec
 
 
 @pytest.mark.parametrize(

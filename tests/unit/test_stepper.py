@@ -14,19 +14,19 @@ import pytest
 
 from tests._steered import Steered
 from tfd_notebook import errors, views
-from tfd_notebook.closures import store as stores
-from tfd_notebook.closures.gate import Gate
-from tfd_notebook.closures.store import CANCELLED, FAILED, READY, Store
-from tfd_notebook.coordinate.background import Joining
-from tfd_notebook.coordinate.limit import judge
-from tfd_notebook.coordinate.row import Look, Pace, pace, rate, worker_rows
-from tfd_notebook.coordinate.values import VALUE_STATES, Values
-from tfd_notebook.limit import Limit
-from tfd_notebook.magics.schedule import as_function
-from tfd_notebook.magics.stepper import number_and_name
-from tfd_notebook.snapshot import CoordinatedRow, CoordinatorRow, Snapshot, TaskRow, as_dict
-from tfd_notebook.spec import Role, TaskState
-from tfd_notebook.views import _figures as figures
+from tfd_notebook.coordinator.background_join import Joining
+from tfd_notebook.coordinator.limit import judge
+from tfd_notebook.coordinator.metrics import Look, Pace, pace, rate, worker_rows
+from tfd_notebook.coordinator.values import VALUE_STATES, Values
+from tfd_notebook.model import closure_store as stores
+from tfd_notebook.model.closure_gate import Gate
+from tfd_notebook.model.closure_store import CANCELLED, FAILED, READY, Store
+from tfd_notebook.model.limit import Limit
+from tfd_notebook.model.snapshot import CoordinatedRow, CoordinatorRow, Snapshot, TaskRow, as_dict
+from tfd_notebook.model.spec import Role, TaskState
+from tfd_notebook.ui.magics.schedule import as_function
+from tfd_notebook.ui.magics.stepper import number_and_name
+from tfd_notebook.views import formatting as figures
 
 SCRIPT = "\x1b[2J<script>alert('&')</script>"
 

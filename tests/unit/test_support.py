@@ -18,13 +18,15 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import tfd_notebook as tfd
 from tests._waiting import until
-from tfd_notebook import control, errors, magics
-from tfd_notebook.checkup import entries, redact
-from tfd_notebook.cli import main
-from tfd_notebook.cluster import clusters
-from tfd_notebook.launch import runtime
+from tfd_notebook import errors
+from tfd_notebook.cluster import control_socket
+from tfd_notebook.cluster.cluster import clusters
+from tfd_notebook.diagnosis import code_reference, redaction
 from tfd_notebook.launchers import Fake
-from tfd_notebook.spec import TaskState
+from tfd_notebook.model.spec import TaskState
+from tfd_notebook.net import runtime_dir
+from tfd_notebook.ui import magics
+from tfd_notebook.ui.cli import main
 
 ROOT = Path(__file__).parents[2]
 SECRETS = (
@@ -48,7 +50,7 @@ def _own_place(nowhere: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     yield
     for cluster in clusters().values():
         cluster.stop()
-    control.stop()
+    control_socket.stop()
 
 
 def run(capsys: Any, *arguments: str) -> tuple[int, str]:
@@ -80,7 +82,7 @@ def test_why_tells_of_findings_and_of_errors(capsys: Any) -> None:
 def test_every_error_can_be_asked_for() -> None:
     for name in errors.__all__:
         code = getattr(errors, name).code
-        assert entries.why(name).startswith(f"{code} {name} (error")
+        assert code_reference.why(name).startswith(f"{code} {name} (error")
 
 
 def test_why_works_from_a_wheel(tmp_path: Path) -> None:
@@ -96,7 +98,7 @@ def test_why_works_from_a_wheel(tmp_path: Path) -> None:
         ask, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.startswith("TFD811 dispatcher without workers (error)")
-    assert (tmp_path / "installed/tfd_notebook/checkup/pages/errors.md").is_file()
+    assert (tmp_path / "installed/tfd_notebook/diagnosis/pages/errors.md").is_file()
 
 
 def test_doctor_in_a_terminal(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +121,7 @@ _OTHER = """
 import sys
 import tfd_notebook as tfd
 from tfd_notebook.launchers import Fake
-from tfd_notebook.spec import TaskState
+from tfd_notebook.model.spec import TaskState
 launcher = Fake()
 tfd.Cluster(data_workers=1, launcher=launcher, name="theirs", env={"API_TOKEN": sys.argv[1]})
 launcher.nodes[0].tell("data_worker:0", TaskState.HUNG, "it is silent")
@@ -136,7 +138,7 @@ def test_doctor_and_support_ask_the_other_processes(capsys: Any, tmp_path: Path)
     try:
         assert other.stdout
         assert other.stdout.readline() == "up\n"
-        until(lambda: other.pid in control.processes())
+        until(lambda: other.pid in control_socket.processes())
         status, said = run(capsys, "doctor")
         assert status == 1
         assert "data_worker:0 is hung: it is silent" in " ".join(said.split())
@@ -163,9 +165,9 @@ def test_no_secret_is_in_the_archive(
     (tmp_path / "config" / "tfd_notebook" / "there.toml").write_text(
         f'launcher = "jupyter"\nurl = "https://one:8888/?token={address}"\ntoken = "{profile}"\n'
     )
-    directory, lock = runtime.new_agent_dir("0123456789ab")
+    directory, lock = runtime_dir.new_agent_dir("0123456789ab")
     lock.close()
-    runtime.write_state(directory, {"token": agent, "owner_pid": 1})
+    runtime_dir.write_state(directory, {"token": agent, "owner_pid": 1})
     pem = f"-----BEGIN EC PRIVATE KEY-----\n{key}\n-----END EC PRIVATE KEY-----"
     launcher = Fake()
     made = tfd.Cluster(
@@ -186,7 +188,7 @@ def test_no_secret_is_in_the_archive(
     assert "not asked for" not in whole
     # What is of use is there.
     assert json.loads(texts["here/environment.json"])["TF_VISIBLE"] == "of use"
-    assert json.loads(texts["here/environment.json"])["AWS_SECRET_ACCESS_KEY"] == redact.REMOVED
+    assert json.loads(texts["here/environment.json"])["AWS_SECRET_ACCESS_KEY"] == redaction.REMOVED
     assert json.loads(texts["here/versions.json"])["tfd_notebook"] == tfd.__version__
     assert {one["code"] for one in json.loads(texts["here/findings.json"])} >= {"TFD854"}
     assert json.loads(texts["here/images/state.json"])["name"] == "images"
@@ -230,7 +232,7 @@ def test_an_archive_is_never_overwritten(capsys: Any, tmp_path: Path) -> None:
     ],
 )
 def test_what_looks_like_a_secret_is_taken_out(text: str, kept: str) -> None:
-    assert redact.Redactor({}).text(text) == kept
+    assert redaction.Redactor({}).text(text) == kept
 
 
 def test_the_magic() -> None:

@@ -12,11 +12,11 @@ from queue import Queue
 import grpc
 import pytest
 
-from tfd_notebook import wire
+from tfd_notebook.agent.error_server import Tombstone
 from tfd_notebook.errors import FilterFailed, PortInUse, StateError
-from tfd_notebook.launch.sockets import hold_port
-from tfd_notebook.launch.tombstone import Tombstone
-from tfd_notebook.probe import probe
+from tfd_notebook.net import tf_messages
+from tfd_notebook.net.ports import hold_port
+from tfd_notebook.net.probe import probe
 
 PROCESS_TASK = "/tensorflow.data.WorkerService/ProcessTask"
 GET_ELEMENT = "/tensorflow.data.WorkerService/GetElement"
@@ -40,7 +40,7 @@ class FakeDispatcher(grpc.GenericRpcHandler):
         return grpc.unary_unary_rpc_method_handler(self._update)
 
     def _update(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        update = wire.WorkerUpdateRequest.FromString(request)
+        update = tf_messages.WorkerUpdateRequest.FromString(request)
         self.completed.put((update.worker_address, update.updates[0].task_id))
         return b""
 
@@ -70,7 +70,7 @@ def code_of(port: int, method: str, request: bytes = b"") -> grpc.StatusCode:
 
 
 def work(task_id: int, mode: int, consumers: int = 0) -> bytes:
-    request = wire.ProcessTaskRequest()
+    request = tf_messages.ProcessTaskRequest()
     request.task.task_id = task_id
     request.task.num_consumers = consumers
     request.task.processing_mode_def.sharding_policy = mode
@@ -78,7 +78,7 @@ def work(task_id: int, mode: int, consumers: int = 0) -> bytes:
 
 
 def element(task_id: int) -> bytes:
-    return wire.GetElementRequest(task_id=task_id).SerializeToString()
+    return tf_messages.GetElementRequest(task_id=task_id).SerializeToString()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost"])
@@ -158,7 +158,7 @@ def test_new_work_ends_empty(port: int, mode: int, dispatcher: tuple[str, FakeDi
     with Tombstone({port: "gone"}, dispatcher=address, workers={port: "host-a:5"}):
         assert call(port, PROCESS_TASK, work(7, mode)) == b""
         assert fake.completed.get(timeout=2) == ("host-a:5", 7)
-        answer = wire.GetElementResponse.FromString(call(port, GET_ELEMENT, element(7)))
+        answer = tf_messages.GetElementResponse.FromString(call(port, GET_ELEMENT, element(7)))
         assert answer.end_of_sequence
         assert code_of(port, GET_ELEMENT, element(6)) is grpc.StatusCode.DATA_LOSS
 
@@ -177,7 +177,7 @@ def test_warn_ends_everything(port: int, dispatcher: tuple[str, FakeDispatcher])
     with Tombstone({port: "gone"}, dispatcher=address, on_loss="warn"):
         assert call(port, PROCESS_TASK, work(7, FILE)) == b""
         for _ in range(2):
-            answer = wire.GetElementResponse.FromString(call(port, GET_ELEMENT, element(6)))
+            answer = tf_messages.GetElementResponse.FromString(call(port, GET_ELEMENT, element(6)))
             assert answer.end_of_sequence
         told = [fake.completed.get(timeout=2) for _ in range(2)]
         assert told == [(f"localhost:{port}", 7), (f"localhost:{port}", 6)]

@@ -12,14 +12,15 @@ import pytest
 from comm.base_comm import BaseComm
 
 from tests._waiting import until
-from tfd_notebook import views, widgets
+from tfd_notebook import views
 from tfd_notebook.bus import PROTOCOL
-from tfd_notebook.cluster import Cluster
+from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.errors import UsageError
-from tfd_notebook.events import Notice
-from tfd_notebook.snapshot import GpuRow, Snapshot, StreamRow, TaskRow
-from tfd_notebook.spec import Role, TaskState
-from tfd_notebook.views import _figures as figures
+from tfd_notebook.model.events import Notice
+from tfd_notebook.model.snapshot import GpuRow, Snapshot, StreamRow, TaskRow
+from tfd_notebook.model.spec import Role, TaskState
+from tfd_notebook.ui import widgets
+from tfd_notebook.views import formatting as figures
 
 ESCAPE = "\x1b[2J<script>alert('&')</script>"
 

@@ -11,8 +11,8 @@ import time
 import pytest
 import tensorflow as tf
 
-from tfd_notebook.data.consumers import Consumers
-from tfd_notebook.data.watch import load_compat, watch
+from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.data.consume.observe import load_compat, watch
 from tfd_notebook.errors import PipelineError
 
 compat = load_compat()

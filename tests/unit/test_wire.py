@@ -3,7 +3,7 @@
 import pytest
 from google.protobuf import descriptor_pool
 
-from tfd_notebook import wire
+from tfd_notebook.net import tf_messages
 
 RECORDS = [
     (
@@ -51,19 +51,19 @@ RECORDS = [
 
 @pytest.mark.parametrize(("record", "kind", "fields"), RECORDS, ids=[r[1] for r in RECORDS])
 def test_journal_records(record: bytes, kind: str, fields: dict[str, object]) -> None:
-    [(described, update)] = wire.Update.FromString(record).ListFields()
+    [(described, update)] = tf_messages.Update.FromString(record).ListFields()
     assert described.name == kind
     assert {name: getattr(update, name) for name in fields} == fields
 
 
 def test_job_has_its_mode() -> None:
-    job = wire.Update.FromString(RECORDS[2][0]).create_job
-    assert wire.SHARDING_POLICIES[job.processing_mode_def.sharding_policy] == "dynamic"
+    job = tf_messages.Update.FromString(RECORDS[2][0]).create_job
+    assert tf_messages.SHARDING_POLICIES[job.processing_mode_def.sharding_policy] == "dynamic"
 
 
 def test_unknown_fields_are_kept() -> None:
     record = b"\x82\x01\x06\n\x041000"  # field 16, which nobody here reads
-    update = wire.Update.FromString(record)
+    update = tf_messages.Update.FromString(record)
     assert not update.ListFields()
     assert update.SerializeToString() == record
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tfd_notebook.version import VERSION
+from tfd_notebook._version import VERSION
 
 #: Grows whenever kernel and browser of different versions would misunderstand each other.
 PROTOCOL = 1

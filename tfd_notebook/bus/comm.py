@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook import hooks
 from tfd_notebook._compat import ipykernel
-from tfd_notebook.bus import cells, greeting
+from tfd_notebook.bus import greeting, running_cell
+from tfd_notebook.cluster import registry
 
 if TYPE_CHECKING:
     from tfd_notebook.bus.session import Session
@@ -86,9 +86,9 @@ def attach(shell: Any, extra: Callable[[], Mapping[str, Any]]) -> bool:
     if _attached is None:
         comm = _Comm(shell.kernel, extra)
         manager.register_comm(comm)
-        cells.follow(shell)
+        running_cell.follow(shell)
         _attached = manager, comm
-        hooks.when_one_starts(comm.serve)
+        registry.when_one_starts(comm.serve)
         comm.send(greeting(), [])
     return True
 
@@ -99,7 +99,7 @@ def detach() -> None:
     if _attached is not None:
         manager, comm = _attached
         _attached = None
-        cells.unfollow()
-        hooks.forget(comm.serve)
+        running_cell.unfollow()
+        registry.forget(comm.serve)
         manager.unregister_comm(comm)
         comm.close()

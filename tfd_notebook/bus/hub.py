@@ -13,14 +13,14 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook import commands
+from tfd_notebook.bus.command_queues import CommandQueues
 from tfd_notebook.bus.presence import Presences
-from tfd_notebook.bus.queues import CommandQueues
 from tfd_notebook.bus.session import Session, is_message
+from tfd_notebook.cluster import commands
 
 if TYPE_CHECKING:
-    from tfd_notebook.cluster import Cluster
-    from tfd_notebook.snapshot import Snapshot
+    from tfd_notebook.cluster.cluster import Cluster
+    from tfd_notebook.model.snapshot import Snapshot
 
 log = logging.getLogger("tfd_notebook")
 

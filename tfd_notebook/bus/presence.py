@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from tfd_notebook.errors import TfdError
 
 if TYPE_CHECKING:
-    from tfd_notebook.cluster import Cluster
-    from tfd_notebook.coordinate.coordinator import Coordinator
+    from tfd_notebook.cluster.cluster import Cluster
+    from tfd_notebook.coordinator.coordinator import Coordinator
 
 
 class Presences:

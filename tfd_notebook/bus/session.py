@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook import commands, errors
-from tfd_notebook.bus import cells, greeting
-from tfd_notebook.bus.columns import ColumnFeed
-from tfd_notebook.bus.feed import Feed
+from tfd_notebook import errors
+from tfd_notebook.bus import greeting, running_cell
+from tfd_notebook.bus.closure_feed import ColumnFeed
+from tfd_notebook.bus.snapshot_feed import Feed
+from tfd_notebook.cluster import commands
 
 if TYPE_CHECKING:
-    from tfd_notebook.cluster import Cluster
-    from tfd_notebook.snapshot import Snapshot
+    from tfd_notebook.cluster.cluster import Cluster
+    from tfd_notebook.model.snapshot import Snapshot
 
 Extra = Callable[[], Mapping[str, Callable[[commands.Request], Any]]]
 Send = Callable[[dict[str, Any], list[bytes]], None]
@@ -52,7 +53,7 @@ class Session:
     everything : bool
         Whether it is about all clusters of this process instead. Default false.
     extra : callable, optional
-        Returns commands besides those of `tfd_notebook.commands`; they may take their time.
+        Returns commands besides those of `tfd_notebook.cluster.commands`; they may take their time.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Session:
 
     def forget_silent(self) -> None:
         """Forget clients that owe a message for too long; open ones then send hello again."""
-        now, idle_since = time.monotonic(), cells.idle_since()
+        now, idle_since = time.monotonic(), running_cell.idle_since()
         for name, client in list(self._clients.items()):
             since = client.owes_since
             if since is None:

@@ -10,12 +10,14 @@ from concurrent.futures import Future
 from typing import Any
 
 from tfd_notebook import errors
-from tfd_notebook.spark import application, checks, draining, feeders, jobs, roles, starting
-from tfd_notebook.spark.coordinating import Coordinating, serve
-from tfd_notebook.spark.jobs import Job
-from tfd_notebook.spark.launching import Plan
+from tfd_notebook.spark.driver import application, feeding, jobs, roles, startup
+from tfd_notebook.spark.driver import shutdown as driver_shutdown
+from tfd_notebook.spark.driver.coordinator import Coordinating, serve
+from tfd_notebook.spark.driver.jobs import Job
+from tfd_notebook.spark.driver.launch_plan import Plan
+from tfd_notebook.spark.driver.phases import SHUT_DOWN, Phase
 from tfd_notebook.spark.modes import InputMode
-from tfd_notebook.spark.phases import SHUT_DOWN, Phase
+from tfd_notebook.spark.preflight import check
 
 __all__ = ["InputMode", "TFCluster", "run", "serve"]
 
@@ -112,12 +114,12 @@ class TFCluster(Coordinating):
             warnings.warn(
                 f"num_epochs=0 means {_EPOCHS} epochs; say how many you want", stacklevel=2
             )
-        places = feeders.places(self)
-        if feeders.is_stream(dataRDD):
-            fed = feeders.feed_stream(self, dataRDD, num_epochs, feed_timeout, qname)
+        places = feeding.places(self)
+        if feeding.is_stream(dataRDD):
+            fed = feeding.feed_stream(self, dataRDD, num_epochs, feed_timeout, qname)
             return None if wait else fed
-        report_retry = feeders.retry_reporter(self.server.address, self.server.secret)
-        work = feeders.training(dataRDD, num_epochs, places, feed_timeout, qname, report_retry)
+        report_retry = feeding.retry_reporter(self.server.address, self.server.secret)
+        work = feeding.training(dataRDD, num_epochs, places, feed_timeout, qname, report_retry)
         return self._feed(work, wait)
 
     def _feed(self, work: Any, wait: bool) -> Future[None] | None:
@@ -149,7 +151,7 @@ class TFCluster(Coordinating):
                 raise self.error from None
             if job.cancelled and self.phase in SHUT_DOWN:
                 raise self._takes_no_rows() from error
-            raise starting.why_feeding_failed(error, cancelled=job.cancelled) from error
+            raise startup.why_feeding_failed(error, cancelled=job.cancelled) from error
         if problem is not None:
             if isinstance(problem, (errors.NodeFailed, errors.NodeLost)):
                 self._phases.wait(lambda phase: phase.is_end, 5.0)
@@ -205,7 +207,7 @@ class TFCluster(Coordinating):
                 fix="spark.readStream makes one; train(...) takes what is there already",
             )
 
-        return feeders.feed_batches(self, stream, feed_timeout, qname, **options)
+        return feeding.feed_batches(self, stream, feed_timeout, qname, **options)
 
     def inference(
         self,
@@ -247,8 +249,8 @@ class TFCluster(Coordinating):
         tensorflowonspark.TFCluster.TFCluster.inference
         """
         self._must_feed()
-        places = feeders.places(self)
-        return feeders.inference(dataRDD, self, places, feed_timeout, qname, schema)
+        places = feeding.places(self)
+        return feeding.inference(dataRDD, self, places, feed_timeout, qname, schema)
 
     def shutdown(
         self,
@@ -296,7 +298,7 @@ class TFCluster(Coordinating):
         --------
         tensorflowonspark.TFCluster.TFCluster.shutdown
         """
-        drain = draining.Draining(self, ssc, grace_secs, timeout, stop_spark)
+        drain = driver_shutdown.Draining(self, ssc, grace_secs, timeout, stop_spark)
         future = jobs.in_background(drain.run, "shutdown")
         return jobs.wait(future, drain.abandon) if wait else future
 
@@ -410,8 +412,8 @@ def run(
     on = application.of(sc)
     mode = InputMode(input_mode)
     assignments = roles.assign(num_executors, num_ps, master_node, eval_node, driver_ps_nodes)
-    closure = starting.pickled(map_fun, tf_args)
-    limit = starting.heartbeat_limit(heartbeat_limit)
+    closure = startup.pickled(map_fun, tf_args)
+    limit = startup.heartbeat_limit(heartbeat_limit)
 
     def plan_of(cluster: TFCluster) -> Plan:
         return Plan(
@@ -431,7 +433,7 @@ def run(
     def start() -> TFCluster:
         with _one_at_a_time:
             on_executors = sum(not each.on_driver for each in assignments)
-            checks.needed(sc, on_executors, is_fed=mode is InputMode.SPARK)
+            check.needed(sc, on_executors, is_fed=mode is InputMode.SPARK)
             if interrupted.is_set():
                 raise errors.SparkError("the start was interrupted")
             cluster = TFCluster(on, plan_of, assignments, mode, name, limit)
@@ -443,7 +445,7 @@ def run(
             lambda phase: phase not in (Phase.RESERVING, Phase.STARTING), reservation_timeout
         )
         if not reached:
-            cluster.fail(starting.too_late(cluster.nodes, reservation_timeout))
+            cluster.fail(startup.too_late(cluster.nodes, reservation_timeout))
         if cluster.error is not None:
             raise cluster.error
         return cluster

@@ -15,13 +15,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfd_notebook._compat import sparkcontext
+from tfd_notebook._compat import spark_context
 from tfd_notebook.errors import NodeFailed, SparkError, UsageError
-from tfd_notebook.launch import sealed
-from tfd_notebook.launch.variables import variables
-from tfd_notebook.spark import application, checks, messages
-from tfd_notebook.spark.context import TFNodeContext
-from tfd_notebook.spark.jobs import Job, in_background
+from tfd_notebook.net import secure_channel
+from tfd_notebook.net.environment import variables
+from tfd_notebook.spark.driver import application, messages
+from tfd_notebook.spark.driver.jobs import Job, in_background
+from tfd_notebook.spark.executor.context import TFNodeContext
+from tfd_notebook.spark.preflight import check
 
 __all__ = ["run"]
 
@@ -92,13 +93,13 @@ def _run(
         raise UsageError(f"num_executors={num_executors} is no number of executors")
     sc = application.context_of(sc, "TFParallel.run")
     if use_barrier:
-        checks.needed(sc, num_executors)
-    secret = sealed.Secret.new()
+        check.needed(sc, num_executors)
+    secret = secure_channel.Secret.new()
     on = application.of(sc)
     host, listen_at = on.addresses()
-    root = sparkcontext.default_fs(sc)
+    root = spark_context.default_fs(sc)
     complaints = _Complaints()
-    with sealed.serve(secret, complaints.take, host=listen_at) as server:
+    with secure_channel.serve(secret, complaints.take, host=listen_at) as server:
         driver = f"{host}:{server.address.rpartition(':')[2]}"
         task = _Task(map_fn, tf_args, num_executors, use_barrier, root, driver, secret)
         numbers = sc.parallelize(range(num_executors), num_executors)
@@ -137,7 +138,7 @@ class _Complaints:
         if self.first is not None:
             job.cancel()
 
-    def take(self, channel: sealed.Channel) -> None:
+    def take(self, channel: secure_channel.Channel) -> None:
         """Take the one message of a channel, and answer it."""
         said = messages.function_error(channel.receive(timeout=_TELL_SECONDS)[0], "message")
         name = f"worker:{said['number']}"
@@ -199,7 +200,7 @@ class _Task:
         # From the user's function on; this frame says nothing to them.
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         text = "".join(traceback.format_exception(type(error), error, trace))
-        with sealed.connect(self.driver, self.secret, _TELL_SECONDS) as channel:
+        with secure_channel.connect(self.driver, self.secret, _TELL_SECONDS) as channel:
             channel.send(
                 {
                     "number": number,

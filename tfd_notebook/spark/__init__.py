@@ -7,26 +7,14 @@ nothing of Spark is imported before it is used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tfd_notebook._lazy import exports
 
 if TYPE_CHECKING:
-    from tfd_notebook.spark.checks import check as check
-    from tfd_notebook.spark.service import ServiceFeed as ServiceFeed
-    from tfd_notebook.spark.sessions import session as session
-
-#: Where a name is defined; a module where nothing is said.
-_HOMES = {
-    "ServiceFeed": "service",
-    "TFCluster": "",
-    "TFNode": "",
-    "TFParallel": "",
-    "check": "checks",
-    "compat": "",
-    "dfutil": "",
-    "pipeline": "",
-    "session": "sessions",
-}
+    from tfd_notebook.spark.driver.service_feed import ServiceFeed as ServiceFeed
+    from tfd_notebook.spark.local_session.session import session as session
+    from tfd_notebook.spark.preflight.check import check as check
 
 __all__ = [
     "ServiceFeed",
@@ -40,18 +28,17 @@ __all__ = [
     "session",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = _HOMES[name]
-    module = importlib.import_module(f"{__name__}.{home or name}")
-    if not home:
-        return module
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "ServiceFeed": "driver.service_feed",
+        "TFCluster": "",
+        "TFNode": "",
+        "TFParallel": "",
+        "check": "preflight.check",
+        "compat": "",
+        "dfutil": "",
+        "pipeline": "",
+        "session": "local_session.session",
+    },
+)

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from tfd_notebook._compat import spark as private
+from tfd_notebook._compat import pyspark as private
 from tfd_notebook.errors import DataError, UsageError
-from tfd_notebook.spark import application, jobs, outcomes, records
+from tfd_notebook.spark import tfrecords
+from tfd_notebook.spark.driver import application, jobs, outcomes
 from tfd_notebook.spark.paths import located, understood
 from tfd_notebook.spark.publishing import published
 
@@ -97,7 +98,7 @@ def saveAsTFRecords(
 def _save(df: Any, output_dir: str, overwrite: bool) -> None:
     import tensorflow as tf
 
-    columns = records.columns_of(df.dtypes)
+    columns = tfrecords.columns_of(df.dtypes)
     place = located(application.context_of(df.sparkSession, "saveAsTFRecords"), output_dir)
     with published(place, overwrite) as hidden:
         written = outcomes.collect(df.rdd, functools.partial(_write, hidden, columns))
@@ -167,13 +168,15 @@ def loadTFRecords(
     if schema is None:
         schema = _written_schema(place)
     if schema is not None:
-        columns = records.columns_of((f.name, f.dataType.simpleString()) for f in schema.fields)
+        columns = tfrecords.columns_of((f.name, f.dataType.simpleString()) for f in schema.fields)
     else:
         seen = outcomes.collect(spread, _look)
-        columns = records.columns_seen(functools.reduce(records.merge, seen, {}), binary_features)
+        columns = tfrecords.columns_seen(
+            functools.reduce(tfrecords.merge, seen, {}), binary_features
+        )
         if not columns:
             raise UsageError(f"{place} has no record, or none with a feature", fix="pass schema=")
-    columns = records.with_binary(columns, binary_features)
+    columns = tfrecords.with_binary(columns, binary_features)
     made = _struct(columns)
     named = _session(sc).createDataFrame(spread.map(_alone), "file string")
     df = named.mapInArrow(functools.partial(_read, columns, made.jsonValue()), made)
@@ -201,10 +204,10 @@ def toTFExample(
     UsageError
         A column cannot be kept, with its name.
     """
-    columns = records.columns_of(dtypes)
+    columns = tfrecords.columns_of(dtypes)
 
     def convert(rows: Iterable[Any]) -> Iterator[tuple[bytearray, None]]:
-        encode = records.encoder(columns)
+        encode = tfrecords.encoder(columns)
         for row in rows:
             yield bytearray(encode(row)), None
 
@@ -226,9 +229,9 @@ def fromTFExample(iter: Iterable[Any], binary_features: Sequence[str] = ()) -> I
 
     for number, one in enumerate(iter):
         serialised = bytes(one[0] if isinstance(one, (tuple, list)) else one)
-        seen = records.seen_in(tf.train.Example.FromString(serialised))
-        columns = records.columns_seen(seen, binary_features)
-        values = records.decoder(columns)(serialised, f"record {number}")
+        seen = tfrecords.seen_in(tf.train.Example.FromString(serialised))
+        columns = tfrecords.columns_seen(seen, binary_features)
+        values = tfrecords.decoder(columns)(serialised, f"record {number}")
         yield Row(**dict(zip((column.name for column in columns), values, strict=True)))
 
 
@@ -253,18 +256,18 @@ def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
         example = tf.train.Example.FromString(bytes(example))
     if not hasattr(example, "features"):
         raise UsageError(f"{type(example).__name__} is no tf.train.Example")
-    return _struct(records.columns_seen(records.seen_in(example), binary_features))
+    return _struct(tfrecords.columns_seen(tfrecords.seen_in(example), binary_features))
 
 
 # On the executors
 
 
 def _write(
-    directory: str, columns: Sequence[records.Column], index: int, rows: Iterator[Any]
+    directory: str, columns: Sequence[tfrecords.Column], index: int, rows: Iterator[Any]
 ) -> Iterator[str]:
     import tensorflow as tf
 
-    encode = records.encoder(columns)
+    encode = tfrecords.encoder(columns)
     name = f"part-r-{index:05d}"
     # A task may run twice: each attempt writes its own file, and a whole one gets the name.
     attempt = posixpath.join(directory, f".{name}.{uuid.uuid4().hex[:8]}")
@@ -276,10 +279,10 @@ def _write(
     yield name
 
 
-def _look(index: int, files: Iterator[str]) -> Iterator[dict[str, records.Seen]]:
+def _look(index: int, files: Iterator[str]) -> Iterator[dict[str, tfrecords.Seen]]:
     import tensorflow as tf
 
-    seen: dict[str, records.Seen] = {}
+    seen: dict[str, tfrecords.Seen] = {}
     for file in files:
         for number, serialised in _records(file):
             try:
@@ -288,16 +291,18 @@ def _look(index: int, files: Iterator[str]) -> Iterator[dict[str, records.Seen]]
                 raise DataError(
                     f"record {number} of {file} holds no tf.train.Example: {error}"
                 ) from None
-            seen = records.merge(seen, records.seen_in(example))
+            seen = tfrecords.merge(seen, tfrecords.seen_in(example))
     yield seen
 
 
-def _read(columns: Sequence[records.Column], schema: Any, batches: Iterable[Any]) -> Iterator[Any]:
+def _read(
+    columns: Sequence[tfrecords.Column], schema: Any, batches: Iterable[Any]
+) -> Iterator[Any]:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
     shape = private.arrow_schema(StructType.fromJson(schema))
-    decode = records.decoder(columns)
+    decode = tfrecords.decoder(columns)
 
     def batch(rows: list[list[Any]]) -> Any:
         arrays = [
@@ -350,7 +355,7 @@ def _session(sc: Any) -> Any:
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
-def _struct(columns: Iterable[records.Column]) -> Any:
+def _struct(columns: Iterable[tfrecords.Column]) -> Any:
     from pyspark.sql import types
 
     elements = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tfd_notebook._compat import sparkcontext
+from tfd_notebook._compat import spark_context
 from tfd_notebook.errors import Unsupported, UsageError
 
 
@@ -26,7 +26,7 @@ def located(sc: Any, path: str) -> str:
         return "/" + path.removeprefix("file:").lstrip("/")
     if "://" in path:
         return path
-    root = sparkcontext.default_fs(sc)
+    root = spark_context.default_fs(sc)
     if root.startswith("file:"):
         return os.path.abspath(path)
     home = "" if path.startswith("/") else f"/user/{sc.sparkUser()}/"

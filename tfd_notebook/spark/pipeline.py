@@ -14,9 +14,11 @@ from typing import Any
 from pyspark.ml import Estimator, Model
 
 from tfd_notebook.errors import TfdError, UnknownName, UsageError
-from tfd_notebook.spark import TFCluster, application, dfutil, outcomes, params, savedmodels
-from tfd_notebook.spark.jobs import in_background
-from tfd_notebook.spark.params import (
+from tfd_notebook.spark import TFCluster, dfutil, pipeline_inference, pipeline_params
+from tfd_notebook.spark.driver import application, outcomes
+from tfd_notebook.spark.driver.jobs import in_background
+from tfd_notebook.spark.paths import located
+from tfd_notebook.spark.pipeline_params import (
     HasBatchSize,
     HasClusterSize,
     HasDriverPSNodes,
@@ -39,12 +41,10 @@ from tfd_notebook.spark.params import (
     HasTFRecordDir,
     Namespace,
     TFParams,
-    TFTypeConverters,  # noqa: F401 - one of those in params.__all__
 )
-from tfd_notebook.spark.paths import located
 
 __all__ = ["TFEstimator", "TFModel"]
-__all__ += params.__all__
+__all__ += pipeline_params.__all__
 
 
 class TFEstimator(
@@ -251,7 +251,7 @@ class TFModel(
             raise UsageError("no SavedModel is named", fix="setExportDir(directory)")
         if merged.batch_size < 1:
             raise UsageError(f"batch_size={merged.batch_size} is no number of rows")
-        wanted = savedmodels.Signature(
+        wanted = pipeline_inference.Signature(
             located(sc, directory),
             tuple((merged.tag_set or "serve").split(",")),
             merged.signature_def_key or "serving_default",
@@ -263,7 +263,8 @@ class TFModel(
         (described,) = outcomes.collect(one, functools.partial(_describe, wanted))
         schema = _schema(described.outputs)
         return dataset.select(columns).mapInArrow(
-            functools.partial(savedmodels.run, wanted, described.inputs, schema.jsonValue()), schema
+            functools.partial(pipeline_inference.run, wanted, described.inputs, schema.jsonValue()),
+            schema,
         )
 
 
@@ -315,8 +316,8 @@ def _schema(outputs: Sequence[tuple[str, str, int]]) -> Any:
     return made
 
 
-def _describe(wanted: savedmodels.Signature, index: int, rows: Any) -> Iterator[Any]:
-    yield savedmodels.describe(wanted)
+def _describe(wanted: pipeline_inference.Signature, index: int, rows: Any) -> Iterator[Any]:
+    yield pipeline_inference.describe(wanted)
 
 
 def _export(export_fn: Callable[[Any], Any], tf_args: Any, index: int, rows: Any) -> Any:

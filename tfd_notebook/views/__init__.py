@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook.snapshot import Snapshot
-from tfd_notebook.views._coordinator import coordinator_bundle, counted, values_table
-from tfd_notebook.views._figures import clean_lines, gist
-from tfd_notebook.views._findings import findings_table
-from tfd_notebook.views._gpus import gpus_table
-from tfd_notebook.views._html import html
-from tfd_notebook.views._lists import (
+from tfd_notebook.model.snapshot import Snapshot
+from tfd_notebook.views.cluster_lists import (
     brief,
     clusters_table,
     forecast_table,
     jobs_table,
     streams_table,
 )
-from tfd_notebook.views._looks import (
+from tfd_notebook.views.coordinator import coordinator_bundle, counted, values_table
+from tfd_notebook.views.diagnostics import findings_table
+from tfd_notebook.views.formatting import clean_lines, gist
+from tfd_notebook.views.gpus import gpus_table
+from tfd_notebook.views.html import html
+from tfd_notebook.views.resolution import (
     changes_table,
     look_bundle,
     look_gist,
@@ -26,8 +26,8 @@ from tfd_notebook.views._looks import (
     rules_table,
     sightings_table,
 )
-from tfd_notebook.views._table import Cell, Column, Table
-from tfd_notebook.views._text import text
+from tfd_notebook.views.table import Cell, Column, Table
+from tfd_notebook.views.text import text
 
 if TYPE_CHECKING:
     import pandas as pd

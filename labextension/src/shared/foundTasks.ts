@@ -3,7 +3,7 @@
 import { button, h, Keyed, setCut, setText, show } from './dom';
 import { brief, clean, sign, tone, whole } from './figures';
 
-/** A task as it was seen: see `tfd_notebook/sightings.py`. */
+/** A task as it was seen: see `tfd_notebook/model/resolution.py`. */
 export interface ISighting {
   job: string;
   task: number;

@@ -23,7 +23,7 @@ interface IChange {
   reason: string;
 }
 
-/** What the kernel saw: see `tfd_notebook/sightings.py`. */
+/** What the kernel saw: see `tfd_notebook/model/resolution.py`. */
 export interface ILook {
   rule: string;
   place: string;

@@ -12,27 +12,19 @@ node grants it, and is told when the user's function has taken one.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tfd_notebook._lazy import exports
 
 if TYPE_CHECKING:
     from tfd_notebook.spark.feed.datafeed import DataFeed as DataFeed
     from tfd_notebook.spark.feed.inbox import Inbox as Inbox
-    from tfd_notebook.spark.feed.place import Place as Place
-    from tfd_notebook.spark.feed.place import choose as choose
-    from tfd_notebook.spark.feed.sending import Fed as Fed
-    from tfd_notebook.spark.feed.sending import feed_partition as feed_partition
-    from tfd_notebook.spark.feed.sending import infer_partition as infer_partition
+    from tfd_notebook.spark.feed.inbox_address import Place as Place
+    from tfd_notebook.spark.feed.inbox_address import choose as choose
+    from tfd_notebook.spark.feed.sender import Fed as Fed
+    from tfd_notebook.spark.feed.sender import feed_partition as feed_partition
+    from tfd_notebook.spark.feed.sender import infer_partition as infer_partition
 
-_HOMES = {
-    "DataFeed": "datafeed",
-    "Fed": "sending",
-    "Inbox": "inbox",
-    "Place": "place",
-    "choose": "place",
-    "feed_partition": "sending",
-    "infer_partition": "sending",
-}
 
 __all__ = [
     "DataFeed",
@@ -44,8 +36,15 @@ __all__ = [
     "infer_partition",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "DataFeed": "datafeed",
+        "Fed": "sender",
+        "Inbox": "inbox",
+        "Place": "inbox_address",
+        "choose": "inbox_address",
+        "feed_partition": "sender",
+        "infer_partition": "sender",
+    },
+)

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tfd_notebook._compat import spark as private
+from tfd_notebook._compat import pyspark as private
 from tfd_notebook.errors import UsageError
-from tfd_notebook.spark.feed import columns
+from tfd_notebook.spark.feed import encode
 from tfd_notebook.spark.feed.chunks import Chunk, Packed, packed_columns
+from tfd_notebook.spark.feed.inbox_address import Where
 from tfd_notebook.spark.feed.packing import TARGET
-from tfd_notebook.spark.feed.place import Where
-from tfd_notebook.spark.feed.sending import Fed, feed_chunks, infer_chunks
+from tfd_notebook.spark.feed.sender import Fed, feed_chunks, infer_chunks
 
 #: What Spark is told how many rows go into one of its batches; four chunks' worth.
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -197,13 +197,13 @@ def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[Packed]:
         rows = max(1, int(batch.num_rows * TARGET // max(1, batch.nbytes)))
         for at in range(0, batch.num_rows, rows):
             part = batch.slice(at, rows)
-            out: list[columns.Fragments] = []
+            out: list[encode.Fragments] = []
             parts = [_column(column, out) for column in part.columns]
-            layout: columns.Layout = ["row", part.schema.names, parts]
+            layout: encode.Layout = ["row", part.schema.names, parts]
             yield packed_columns(part.num_rows, layout, out)
 
 
-def _column(values: pa.Array, out: list[columns.Fragments]) -> columns.Layout:
+def _column(values: pa.Array, out: list[encode.Fragments]) -> encode.Layout:
     """Append the buffers of a column, and return its layout; see `columns`."""
     kind = values.type
     if values.null_count == 0 and len(values):
@@ -231,7 +231,7 @@ def _column(values: pa.Array, out: list[columns.Fragments]) -> columns.Layout:
         if pa.types.is_struct(kind):
             fields = [kind.field(at).name for at in range(kind.num_fields)]
             return ["row", fields, [_column(part, out) for part in values.flatten()]]
-    return columns.encode([_plain(value, kind) for value in values.to_pylist()], out)
+    return encode.encode([_plain(value, kind) for value in values.to_pylist()], out)
 
 
 def _of_bytes(kind: pa.DataType) -> bool:

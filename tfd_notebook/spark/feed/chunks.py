@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tfd_notebook.spark.feed import columns, reading
+from tfd_notebook.spark.feed import decode, encode
 
 _ALIGNED = 64
 _PADDING = bytes(_ALIGNED)
@@ -50,13 +50,13 @@ def pack(rows: Sequence[Any]) -> Packed:
     UsageError
         A row cannot be sent at all.
     """
-    buffers: list[columns.Fragments] = []
-    layout = columns.encode(rows, buffers)
+    buffers: list[encode.Fragments] = []
+    layout = encode.encode(rows, buffers)
     return packed_columns(len(rows), layout, buffers)
 
 
 def packed_columns(
-    count: int, layout: columns.Layout, buffers: Sequence[columns.Fragments]
+    count: int, layout: encode.Layout, buffers: Sequence[encode.Fragments]
 ) -> Packed:
     """Return `count` rows that are a column already."""
     body: list[memoryview] = []
@@ -99,10 +99,10 @@ class Chunk:
         self._header, self._body = header, body
 
     @cached_property
-    def column(self) -> reading.Column:
+    def column(self) -> decode.Column:
         """The rows as a column, read when they are needed: what cannot be read fails there."""
         buffers = _buffers(self._header["sizes"], self._body)
-        return reading.decode(self._header["layout"], self.count, buffers)
+        return decode.decode(self._header["layout"], self.count, buffers)
 
     def rows(self, start: int, stop: int) -> list[Any]:
         """Return the rows from `start` up to `stop`, as they were before."""

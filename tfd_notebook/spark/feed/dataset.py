@@ -13,8 +13,8 @@ import numpy as np
 from tfd_notebook.errors import UsageError
 
 if TYPE_CHECKING:
-    from tfd_notebook.spark.feed.columns import Layout
     from tfd_notebook.spark.feed.datafeed import DataFeed
+    from tfd_notebook.spark.feed.encode import Layout
 
 _FIX = "map the rows to numbers, arrays of one shape, bytes or text, or use next_batch()"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfd_notebook.errors import UnknownName
-from tfd_notebook.launch import sealed
+from tfd_notebook.net import secure_channel
 from tfd_notebook.spark.feed import memory
 from tfd_notebook.spark.feed.chunks import Chunk, Packed
 from tfd_notebook.spark.feed.queues import Facade, Queue, Source
@@ -72,7 +72,7 @@ class Inbox:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = directory / f"feed-{index}.sock"
         self._closing = threading.Event()
-        self._server = sealed.serve(secret, self._serve, path=path)
+        self._server = secure_channel.serve(secret, self._serve, path=path)
         self.address = str(path)
         self._ticker = threading.Thread(target=self._tick, name="tfd-feed-ticks", daemon=True)
         self._ticker.start()
@@ -221,7 +221,7 @@ class Inbox:
 
     # Threads of feeders.
 
-    def _serve(self, channel: sealed.Channel) -> None:
+    def _serve(self, channel: secure_channel.Channel) -> None:
         said, _ = channel.receive(_IDLE_SECONDS)
         if said.get("op") == "load":
             numbers = self.numbers()
@@ -252,7 +252,7 @@ class Inbox:
                 source.queue.forget(source)
                 self._lock.notify_all()
 
-    def _welcome(self, channel: sealed.Channel, said: dict[str, Any]) -> Source | None:
+    def _welcome(self, channel: secure_channel.Channel, said: dict[str, Any]) -> Source | None:
         with self._lock:
             queue = self._queues.get(str(said.get("queue")))
             answer = self._last

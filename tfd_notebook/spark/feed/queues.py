@@ -6,7 +6,7 @@ import queue as plain
 from collections import deque
 from typing import Any
 
-from tfd_notebook.launch import sealed
+from tfd_notebook.net import secure_channel
 from tfd_notebook.spark.feed.chunks import Chunk
 
 
@@ -26,7 +26,7 @@ class Source:
         It has disconnected.
     """
 
-    def __init__(self, queue: Queue, channel: sealed.Channel, infer: bool) -> None:
+    def __init__(self, queue: Queue, channel: secure_channel.Channel, infer: bool) -> None:
         self.queue = queue
         self.channel = channel
         self.infer = infer

@@ -1,0 +1,146 @@
+"""Ctrl-C for a main thread that sits in C++ code, where Python's signal handlers do not run.
+
+Python's C-level handler writes the signal's number to a file descriptor at once
+(`signal.set_wakeup_fd`), so a thread of ours learns of it and cancels what the main thread waits
+for; then Python's own handler runs and raises KeyboardInterrupt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+import weakref
+
+from tfd_notebook._compat.tf_data.meter import Meter
+
+#: Seconds that a call may go on after Ctrl-C before it is cancelled: most end by themselves, and
+#: an iterator that was not cancelled can be used further.
+GRACE = 0.1
+
+#: Seconds after which the wakeup descriptor is looked at again: an event loop may have taken it.
+REARM = 1.0
+
+#: Handlers of these packages interrupt what runs; any other handler of the user's is left alone.
+_INTERRUPTING = ("asyncio", "ipykernel")
+
+MAIN_THREAD = threading.main_thread().ident
+
+
+class _Watch:
+    """The descriptor pair, the thread that reads it, and the meters that it may cancel."""
+
+    def __init__(self) -> None:
+        self.meters: weakref.WeakSet[Meter] = weakref.WeakSet()
+        self.read, self.write = socket.socketpair()
+        self.write.setblocking(False)
+        self.previous = -1
+        self.thread = threading.Thread(target=self._run, name="tfd-ctrl-c", daemon=True)
+        self.thread.start()
+
+    def arm(self) -> None:
+        found = signal.set_wakeup_fd(self.write.fileno(), warn_on_full_buffer=False)
+        if found != self.write.fileno():
+            self.previous = found
+
+    def disarm(self) -> None:
+        found = signal.set_wakeup_fd(-1)
+        ours = found == self.write.fileno()
+        # An event loop may have closed its descriptor meanwhile.
+        with contextlib.suppress(OSError, ValueError):
+            signal.set_wakeup_fd(self.previous if ours else found)
+        self.write.close()  # end of file ends the thread
+        self.thread.join(1.0)
+
+    def _run(self) -> None:
+        pressed: float | None = None
+        presses = 0
+        with self.read:
+            while True:
+                self.read.settimeout(GRACE / 2 if pressed else None)
+                try:
+                    data = self.read.recv(64)
+                except TimeoutError:
+                    data = None
+                if data == b"":
+                    return
+                if data:
+                    self._forward(data)
+                    if signal.SIGINT in data and _interrupts(signal.getsignal(signal.SIGINT)):
+                        pressed, presses = time.perf_counter(), presses + 1
+                if pressed and not self._cancel(pressed, force=presses > 1):
+                    pressed, presses = None, 0
+
+    def _forward(self, data: bytes) -> None:
+        if self.previous != -1:
+            with contextlib.suppress(OSError):
+                os.write(self.previous, data)
+
+    def _cancel(self, pressed: float, force: bool) -> bool:
+        """Cancel what the main thread waits for; return whether a call has yet to be decided."""
+        assert MAIN_THREAD is not None
+        undecided = False
+        for meter in list(self.meters):
+            call = meter.blocked.get(MAIN_THREAD)
+            if call is None or call[0] > pressed:
+                continue
+            late = time.perf_counter() - pressed > GRACE
+            clock = meter.clock
+            starved = not call[2] or clock is None or clock.starved()
+            if force or (late and starved):
+                meter.interrupt(MAIN_THREAD)
+            else:
+                undecided = True
+        return undecided
+
+
+def _interrupts(handler: object) -> bool:
+    if handler is signal.default_int_handler:
+        return True
+    module = getattr(getattr(handler, "func", handler), "__module__", None) or ""
+    return module.split(".")[0] in _INTERRUPTING
+
+
+_watch: _Watch | None = None
+
+
+def arm(meter: Meter) -> None:
+    """Let Ctrl-C cancel `meter`; to be called in the main thread, which is about to block."""
+    global _watch
+    if _watch is None:
+        _watch = _Watch()
+    _watch.meters.add(meter)
+    _watch.arm()
+
+
+def release(meter: Meter) -> None:
+    """Forget `meter`; with the last one, all that `arm` did is undone (in the main thread)."""
+    global _watch
+    if _watch is None:
+        return
+    _watch.meters.discard(meter)
+    # set_wakeup_fd belongs to the main thread; elsewhere the watch stays until the next iterator.
+    if not _watch.meters and threading.get_ident() == MAIN_THREAD:
+        undo()
+
+
+def undo() -> None:
+    """Undo what `arm` did until somebody blocks again; to be called in the main thread."""
+    global _watch
+    watch, _watch = _watch, None
+    if watch is not None:
+        watch.disarm()
+
+
+def _forget_in_child() -> None:
+    global _watch
+    if _watch is not None:
+        signal.set_wakeup_fd(-1)
+        _watch = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

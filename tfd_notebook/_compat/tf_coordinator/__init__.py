@@ -1,0 +1,1 @@
+"""Private names of TensorFlow's coordinator and eager context."""

@@ -1,0 +1,127 @@
+"""Waiting for closures, one or all: it ends, can be interrupted, and leaves time to look."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from tfd_notebook._compat.tf_coordinator import cancellation, closures
+from tfd_notebook.errors import PausedError, StateError, TimeLimit
+from tfd_notebook.model.closure_gate import Gate
+from tfd_notebook.model.closure_store import Store
+
+POLL_SECONDS = 0.5
+
+
+class Waiting(closures.Queue):
+    """The part of the queue of closures that waits; the other part says for what."""
+
+    gate: Gate
+    #: Adds to an error what it means.
+    explain: Callable[[BaseException], object]
+    #: Seconds that callers spent waiting for single results, and how often they did.
+    fetch_waits: int
+    fetch_seconds: float
+    _error: BaseException | None
+    _store: Store
+    _stopped: bool
+    _serving: dict[int, threading.Thread]
+    _managers: cancellation.Managers
+    #: How many wait for whoever looks at a failure.
+    _held: int
+    #: Whether that one has seen enough.
+    _looked_at: bool
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is queued or runs, as TensorFlow does; False when time is up.
+
+        Unlike TensorFlow's, others can schedule meanwhile, and then it waits for that, too.
+
+        Raises
+        ------
+        PausedError
+            It is paused, nothing runs, and there is neither a limit nor anybody to resume it.
+        StateError
+            It is stopped meanwhile.
+        Exception
+            The error of a closure.
+        """
+        stopped = self._stopped
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._queue_lock:
+                while self._is_held() or (not self._error and not self._idle()):
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        return False
+                    if left is None:
+                        self._raise_if_stuck()
+                    held = self._is_held()
+                    self._held += held
+                    try:
+                        self._stop_waiting_condition.wait(
+                            POLL_SECONDS if left is None else min(left, POLL_SECONDS)
+                        )
+                    finally:
+                        self._held -= held
+                    if self._stopped and not stopped:
+                        raise StateError(
+                            "this coordinator was stopped before its closures ended",
+                            fix="make a new one: cluster.coordinator()",
+                        )
+            # Whoever raises has all closures cancelled: nobody may add some meanwhile.
+            with self._put_wait_lock, self._queue_lock:
+                if self._error and deadline is not None:
+                    self._end_by(deadline)
+                if self._error or self._idle():
+                    self._raise_if_error()
+                    return True
+
+    def _is_held(self) -> bool:
+        """Whether somebody looks at a failure, who resumes when that is done."""
+        gate = self.gate
+        looks = gate.closed and gate.by_failure and gate.controlled
+        return bool(self._error and looks and not self._looked_at)
+
+    def _end_by(self, deadline: float) -> None:
+        """Have what runs beside a closure that failed end, as TensorFlow does without a limit."""
+        self._cancellation_mgr.start_cancel()
+        while self._inflight_closure_count and (left := deadline - time.monotonic()) > 0:
+            self._no_inflight_closure_condition.wait(min(left, POLL_SECONDS))
+        if self._inflight_closure_count:
+            raise TimeLimit(
+                f"a closure failed ({self._error}), and {self._inflight_closure_count} that was "
+                "cancelled therefore still runs",
+                fix="join() again waits for it and raises the error; cluster.restart() ends the "
+                "task that runs it, see coordinator.values",
+            )
+
+    def _idle(self) -> bool:
+        return bool(self._queue.empty() and self._inflight_closure_count == 0)
+
+    def _raise_if_stuck(self) -> None:
+        if self._inflight_closure_count or self._queue.empty() or self.gate.controlled:
+            return
+        count = self._queue.qsize()
+        if not self.gate.closed and self._serving.keys() <= self.gate.workers:
+            raise PausedError(
+                f"all workers are paused, with {count} closure(s) queued",
+                fix="coordinator.resume_worker(0), or join(timeout=...)",
+            )
+        if self.gate.closed and not self.gate.permits:
+            raise PausedError(
+                f"the coordinator is paused ({self.gate.reason}) with {count} closure(s) queued",
+                fix="coordinator.resume(), coordinator.step(), or join(timeout=...)",
+            )
+
+    def await_value(self, event: threading.Event, key: int) -> None:
+        """Wait for a result; raises PausedError where it cannot come."""
+        began = time.perf_counter()
+        while not event.wait(POLL_SECONDS):
+            with self._queue_lock:
+                waiting = self._store.state_of(key) in (0, 7)
+                if waiting:
+                    self._raise_if_stuck()
+        self.fetch_waits += 1
+        self.fetch_seconds += time.perf_counter() - began

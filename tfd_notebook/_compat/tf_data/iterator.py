@@ -1,0 +1,482 @@
+"""Iterators and datasets of TensorFlow that can be counted, and cancelled while they block."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+import tensorflow as tf
+from tensorflow.core.framework import model_pb2
+from tensorflow.python.data.ops import dataset_ops, iterator_ops
+from tensorflow.python.data.util import structure
+from tensorflow.python.eager import context, execute
+from tensorflow.python.framework import ops
+
+from tfd_notebook._compat import sigint
+from tfd_notebook._compat.tf_coordinator import cancellation
+from tfd_notebook._compat.tf_data import iterator_cleanup, pipeline_model
+from tfd_notebook._compat.tf_data.meter import Blocked, Meter, Reading, again
+from tfd_notebook.errors import StateError
+
+# Read here, so that a TensorFlow without one of these names fails at this import and nowhere else.
+CancellationManager = cancellation.CancellationManager
+execute_with_cancellation = execute.execute_with_cancellation
+init_scope = ops.init_scope
+_call_function = context.Context.call_function
+_from_tensors = structure.from_compatible_tensor_list
+_raw = tf.raw_ops
+_raw_iterator = _raw.AnonymousIteratorV3
+_stats = (
+    _raw.StatsAggregatorHandle,
+    _raw.StatsAggregatorSummary,
+    _raw.LatencyStatsDataset,
+    _raw.SetStatsAggregatorDataset,
+)
+_model_op = getattr(_raw, "IteratorGetModelProto", None)
+OpError = tf.errors.OpError
+_END = tf.errors.OutOfRangeError
+
+#: TensorFlow puts a prefetch behind every pipeline that does not end in one of these; behind our
+#: clock it would hide the consumer's waiting, so there we put it ourselves, in front of the clock.
+_ASYNCHRONOUS = (
+    "_PrefetchDataset",
+    "_ParallelMapDataset",
+    "_ParallelBatchDataset",
+    "_ParallelInterleaveDataset",
+    "_MapAndBatchDataset",
+)
+_TRANSPARENT = ("_OptionsDataset", "_IgnoreErrorsDataset", "WatchedDataset")
+_TAG = "tfd-wait"
+
+#: How a function's error names the op that reads an iterator as the one that failed.
+_FROM_DATA = re.compile(
+    r"\[\[(?:\{\{node )?[^\[\]{}]*IteratorGetNext(?:AsOptional)?(?:_\d+)?(?:\}\})?\]\]"
+)
+
+
+class Watcher(Protocol):
+    """Who wants to know of the iterators of a dataset."""
+
+    def opened(self, meter: Meter) -> None:
+        """An iterator was made; `meter` is its account."""
+
+    def failure(self, error: Any) -> BaseException:
+        """Return the error that the consumer shall see for TensorFlow's `error`."""
+
+
+class WatchedIterator(iterator_ops.OwnedIterator):
+    """A ``tf.data.Iterator`` that counts, and whose ``next`` another thread can cancel.
+
+    TensorFlow's resource is made at the first use: a plain one for Python's ``next``, and for a
+    ``tf.function`` one with a clock inside, because Python sees nothing of what a function waits.
+    """
+
+    def __init__(self, dataset: Any, watcher: Watcher) -> None:
+        self.meter = Meter()
+        self.meter.iterator = weakref.ref(self)
+        self.meter.use = pipeline_model.delivery_of(dataset)
+        self._watcher = watcher
+        self._manager = CancellationManager()
+        self._held = iterator_cleanup.Held(dataset)
+        self._rearm = 0.0
+        self._listed = self._clocked = False
+        super().__init__(dataset)
+        finalizer = weakref.finalize(self, _dropped, self.meter, self._held)
+        finalizer.atexit = False
+
+    def _create_iterator(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._element_spec = spec = dataset.element_spec
+        self._flat_output_types = structure.get_flat_tensor_types(spec)
+        self._flat_output_shapes = structure.get_flat_tensor_shapes(spec)
+        self._outputs = len(self._flat_output_types)
+        self._attrs = (
+            "output_types",
+            [dtype.as_datatype_enum for dtype in self._flat_output_types],
+            "output_shapes",
+            [None if s.rank is None else s.as_list() for s in self._flat_output_shapes],
+        )
+        self._static_bytes, self._sizes = _sizes(self._flat_output_types, self._flat_output_shapes)
+        self._unpack = getattr(spec, "_from_compatible_tensor_list", None) or functools.partial(
+            _from_tensors, spec
+        )
+
+    @property
+    def _iterator_resource(self) -> Any:
+        """The resource, for a caller that is not our own ``next``: most likely a tf.function."""
+        if self._held.resource is None:
+            with init_scope():
+                self._open(clocked=True)
+        elif self.meter.clock is None and id(self._held.resource) not in _exposed:
+            # Read by Python so far: without a clock, TensorFlow's model still counts for us.
+            self.meter.clock = _Clock(self)
+        _expose(self)
+        return self._held.resource
+
+    @property
+    def opened(self) -> Any:
+        """The resource if there is one yet, and None otherwise."""
+        return self._held.resource
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset that is iterated, without what watches it."""
+        return self._dataset
+
+    def _open(self, clocked: bool = False) -> None:
+        """Make the resource; blocks while the dispatcher does not answer."""
+        self._refuse()
+        if not self._listed:
+            self._listed = True
+            self._watcher.opened(self.meter)
+        dataset, handle = self._dataset._apply_debug_options(), None
+        if clocked:
+            handle = _raw.StatsAggregatorHandle(container="", shared_name=f"tfd-{uuid.uuid4()}")
+            dataset = _clocked(dataset, handle)
+        resource = _raw_iterator(
+            output_types=self._flat_output_types, output_shapes=self._flat_output_shapes
+        )
+        # TensorFlow does not cancel MakeIterator while it looks for the dispatcher, so it runs in
+        # a thread that can be left behind.
+        result: list[BaseException | None] = []
+        done = threading.Event()
+        held = self._held
+
+        def make() -> None:
+            try:
+                held.await_earlier()
+                _raw.MakeIterator(dataset=dataset._variant_tensor, iterator=resource)
+                result.append(None)
+            except BaseException as error:
+                result.append(error)
+            done.set()
+
+        start = time.perf_counter()
+        thread = threading.get_ident()
+        self.meter.blocked[thread] = (start, done.set, False)
+        try:
+            threading.Thread(target=make, name="tfd-open-iterator", daemon=True).start()
+            done.wait()
+        finally:
+            del self.meter.blocked[thread]
+            self.meter.waited += time.perf_counter() - start
+        self._refuse()
+        if result[0] is not None:
+            self.fail(result[0])
+        if held.resource is not None:  # restored from one of the other kind
+            iterator_cleanup.Held(self._dataset, held.resource).end_later()
+        held.resource, self._clocked = resource, clocked
+        if clocked:
+            self.meter.clock = _Clock(self, handle)
+
+    def __next__(self) -> Any:
+        if not context.executing_eagerly():
+            return super().__next__()
+        try:
+            return self._next_internal()
+        except _END:
+            raise StopIteration from None
+
+    def _next_internal(self) -> Any:
+        if not context.executing_eagerly():
+            return super()._next_internal()
+        if self._held.resource is None:
+            self._open()
+        meter = self.meter
+        if meter.error is not None or meter.interrupted:
+            self._refuse()
+        thread = threading.get_ident()
+        start = time.perf_counter()
+        if start > self._rearm and thread == sigint.MAIN_THREAD:
+            sigint.arm(meter)
+            self._rearm = start + sigint.REARM
+        meter.blocked[thread] = (start, self._manager.start_cancel, False)
+        try:
+            tensors = execute_with_cancellation(
+                b"IteratorGetNext",
+                self._outputs,
+                [self._held.resource],
+                self._attrs,
+                context.context(),
+                self._manager,
+            )
+        except Exception as error:
+            self.fail(error)
+        finally:
+            del meter.blocked[thread]
+            meter.waited += time.perf_counter() - start
+        meter.elements += 1
+        if self._static_bytes is not None:
+            meter.bytes += self._static_bytes
+        else:
+            meter.bytes += sum(
+                tensor._num_elements() * size
+                for tensor, size in zip(tensors, self._sizes, strict=True)
+                if size
+            )
+        return self._unpack(tensors)
+
+    def enter(self, thread: int, call: Blocked) -> None:
+        """Note that `thread` calls a function that reads this iterator."""
+        self._refuse()
+        if thread == sigint.MAIN_THREAD and call[0] > self._rearm:
+            sigint.arm(self.meter)
+            self._rearm = call[0] + sigint.REARM
+        self.meter.blocked[thread] = call
+
+    def _refuse(self) -> None:
+        """Raise the error that this iterator was cancelled with, if it was."""
+        if self.meter.error is not None:
+            raise again(self.meter.error)
+        if self.meter.interrupted:  # Ctrl-C cancelled a call that ended well all the same
+            self.meter.interrupted = False
+            self._manager = CancellationManager()
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """Note how the iteration ended; raise what the consumer shall see for `error`."""
+        meter = self.meter
+        if isinstance(error, _END):
+            meter.finish()
+            raise error
+        if meter.interrupted and meter.error is None:
+            # Where Python's handler raised while TensorFlow made its error, this is a RuntimeError.
+            meter.cancel(
+                StateError(
+                    "this iterator was interrupted by Ctrl-C and cannot go on",
+                    fix="start a new loop over the dataset",
+                )
+            )
+            raise KeyboardInterrupt from error
+        if meter.error is not None:
+            raise again(meter.error) from error
+        raised = self._watcher.failure(error) if isinstance(error, OpError) else error
+        meter.failure = str(raised)
+        meter.end()
+        raise raised from (error if raised is not error else error.__cause__)
+
+    def _serialize_to_tensors(self) -> Any:
+        if self._held.resource is None:
+            self._open()
+        return super()._serialize_to_tensors()
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        if self._held.resource is None:
+            self._open()
+        try:
+            return super()._restore_from_tensors(restored_tensors)
+        except OpError:
+            # Saved by an iterator of the other kind: with a clock, or without.
+            self._open(clocked=not self._clocked)
+            return super()._restore_from_tensors(restored_tensors)
+
+
+class WatchedDataset(dataset_ops.UnaryUnchangedStructureDataset):
+    """The same dataset (the very variant), whose iterators in this process are watched."""
+
+    def __init__(self, dataset: Any, watcher: Watcher) -> None:
+        self.watcher = watcher
+        super().__init__(dataset, dataset._variant_tensor)
+
+    def __iter__(self) -> Any:
+        # Inside a tf.function the loop is TensorFlow's; in asynchronous mode errors come later.
+        if not context.executing_eagerly() or context.context().executor.is_async():
+            return super().__iter__()
+        return WatchedIterator(self._input_dataset, self.watcher)
+
+    @property
+    def bare(self) -> Any:
+        """The dataset that is watched."""
+        return self._input_dataset
+
+
+def _keep_watched(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def transform(self: WatchedDataset, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, *args, **kwargs)
+        if isinstance(result, tf.data.Dataset) and not isinstance(result, WatchedDataset):
+            return WatchedDataset(result, self.watcher)
+        return result
+
+    return transform
+
+
+for _name, _method in vars(dataset_ops.DatasetV2).items():
+    if not _name.startswith("_") and inspect.isfunction(_method):
+        setattr(WatchedDataset, _name, _keep_watched(_method))
+
+
+def _sizes(types: Sequence[Any], shapes: Sequence[Any]) -> tuple[int | None, list[int]]:
+    """Return the bytes of an element, None if its shape varies, and of one item of each tensor."""
+    sizes = [0 if dtype in (tf.string, tf.variant, tf.resource) else dtype.size for dtype in types]
+    items = [shape.num_elements() for shape in shapes]
+    if any(size and count is None for size, count in zip(sizes, items, strict=True)):
+        return None, sizes
+    return sum(size * (count or 0) for size, count in zip(sizes, items, strict=True)), sizes
+
+
+def _clocked(dataset: Any, handle: Any) -> Any:
+    """Return `dataset` behind TensorFlow's own stop watch, which adds up what a consumer waits."""
+    source = dataset
+    while type(source).__name__ in _TRANSPARENT:
+        source = source._input_dataset
+    inject = dataset.options().experimental_optimization.inject_prefetch
+    if inject is not False and type(source).__name__ not in _ASYNCHRONOUS:
+        dataset = dataset.prefetch(tf.data.AUTOTUNE)
+    spec = dataset.element_spec
+    form = {
+        "output_types": structure.get_flat_tensor_types(spec),
+        "output_shapes": structure.get_flat_tensor_shapes(spec),
+    }
+    variant = _raw.LatencyStatsDataset(input_dataset=dataset._variant_tensor, tag=_TAG, **form)
+    variant = _raw.SetStatsAggregatorDataset(
+        input_dataset=variant, stats_aggregator=handle, tag="", counter_prefix="", **form
+    )
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return dataset_ops.UnaryUnchangedStructureDataset(dataset, variant).with_options(options)
+
+
+class _Clock:
+    """Reads what TensorFlow counted for an iterator that a tf.function consumes."""
+
+    def __init__(self, iterator: WatchedIterator, handle: Any = None) -> None:
+        self._iterator = weakref.ref(iterator)
+        self._handle = handle
+        self._element_bytes = iterator._static_bytes
+        self._last = Reading()
+
+    def read(self) -> Reading:
+        last = self._last
+        latencies = self._latencies()
+        size = self._element_bytes
+        if latencies is not None:
+            elements, waited = latencies
+            root = self._root() if size is None else None
+        else:
+            root = self._root()
+            elements, waited = last.elements, last.waited
+            if root is not None:
+                elements = max(elements, root.elements)
+        if size is not None:
+            total = elements * size
+        elif root is not None:
+            total = root.bytes
+        else:  # the iterator is gone: its last elements were like the others
+            total = last.bytes * elements // max(1, last.elements)
+        self._last = Reading(elements, total, waited)
+        return self._last
+
+    def starved(self) -> bool:
+        model = self._model()
+        node = model.nodes[model.output] if model is not None else None
+        while node is not None and not _is_async(node):
+            node = model.nodes[node.inputs[0]] if len(node.inputs) == 1 else None
+        return node is None or node.buffered_elements == 0
+
+    def close(self) -> None:
+        if self._handle is not None:
+            _raw.DestroyResourceOp(resource=self._handle, ignore_lookup_error=True)
+
+    def _latencies(self) -> tuple[int, float] | None:
+        if self._handle is None:
+            return None
+        try:
+            text = _raw.StatsAggregatorSummary(iterator=self._handle).numpy()
+        except tf.errors.NotFoundError:  # connecting to a cluster clears what has a name
+            self._handle = None
+            return None
+        for value in tf.compat.v1.Summary.FromString(text).value:
+            if value.tag == _TAG:
+                return int(value.histo.num), value.histo.sum / 1e6
+        return 0, 0.0
+
+    def _root(self) -> Reading | None:
+        """What left the iterator by other ways than Python's ``next``, by TensorFlow's model."""
+        model, iterator = self._model(), self._iterator()
+        if model is None or iterator is None:
+            return None
+        root, counted = model.nodes[model.output], iterator.meter
+        return Reading(
+            max(0, root.num_elements - counted.elements),
+            max(0, root.bytes_produced - counted.bytes),
+        )
+
+    def _model(self) -> Any:
+        iterator = self._iterator()
+        if iterator is None or _model_op is None:
+            return None
+        try:
+            text = _model_op(iterator=iterator.opened).numpy()
+        except OpError:  # a pipeline that is told not to tune itself has no model
+            return None
+        return model_pb2.ModelProto.FromString(text)
+
+
+def _is_async(node: Any) -> bool:
+    return "ASYNC" in model_pb2.NodeClass.Name(node.node_class)
+
+
+#: The iterators that a tf.function may hold, by the identity of their resource tensor.
+_exposed: dict[int, weakref.ref[WatchedIterator]] = {}
+
+
+def _expose(iterator: WatchedIterator) -> None:
+    key = id(iterator.opened)
+    if key not in _exposed:
+        _exposed[key] = weakref.ref(iterator, lambda _: _exposed.pop(key, None))
+
+
+def _watched_call(self: Any, name: Any, tensor_inputs: Any, *rest: Any, **options: Any) -> Any:
+    """Call a function as TensorFlow does; one that reads a watched iterator can be cancelled."""
+    if _exposed.keys().isdisjoint(map(id, tensor_inputs)) or cancellation.current() is not None:
+        return _call_function(self, name, tensor_inputs, *rest, **options)
+    manager = CancellationManager()
+    iterators = [
+        iterator
+        for tensor in tensor_inputs
+        if (reference := _exposed.get(id(tensor))) is not None
+        and (iterator := reference()) is not None
+        and iterator.opened is tensor
+    ]
+    thread = threading.get_ident()
+    start = time.perf_counter()
+    for iterator in iterators:
+        iterator.enter(thread, (start, manager.start_cancel, True))
+    try:
+        with cancellation.by(manager):
+            return _call_function(self, name, tensor_inputs, *rest, **options)
+    except Exception as error:
+        concerned = [iterator for iterator in iterators if _concerns(iterator, error)]
+        if not concerned or (isinstance(error, _END) and len(iterators) > 1):
+            raise
+        concerned[0].fail(error)
+    finally:
+        for iterator in iterators:
+            iterator.meter.blocked.pop(thread, None)
+
+
+def _concerns(iterator: WatchedIterator, error: Any) -> bool:
+    """Whether `error` of a function comes from `iterator` and not from the function itself."""
+    if iterator.meter.interrupted:
+        return True
+    if iterator.meter.error is not None:
+        return isinstance(error, tf.errors.CancelledError)
+    return isinstance(error, OpError) and _FROM_DATA.search(error.message) is not None
+
+
+def _dropped(meter: Meter, held: iterator_cleanup.Held) -> None:
+    if meter.clock is not None and meter.failure is None and meter.error is None:
+        meter.finished = True  # a function does not tell that it found the end
+    meter.end()
+    sigint.release(meter)
+    held.end_later(early=not meter.complete)
+
+
+context.Context.call_function = _watched_call

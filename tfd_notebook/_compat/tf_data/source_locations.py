@@ -1,0 +1,93 @@
+"""Where in the user's code each dataset was made: TensorFlow does not keep it for eager ones."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+from tfd_notebook._compat import import_hooks
+
+_MODULE = "tensorflow.python.data.ops.dataset_ops"
+_PACKAGES = ("tensorflow", "keras", "tf_keras")
+#: Where TensorFlow puts functions that it has rewritten.
+_GENERATED = "__autograph_generated_file"
+_OURS = str(Path(__file__).parents[2]) + os.sep
+
+Site = tuple[str, int]
+
+
+def record() -> None:
+    """Have every dataset that is made from now on remember the line that made it."""
+    import_hooks.when_imported(_MODULE, _change)
+
+
+def undo() -> None:
+    """Record no more."""
+    if _MODULE in sys.modules:
+        dataset: Any = sys.modules[_MODULE].DatasetV2
+        original = getattr(dataset.__init__, "_tfd_original", None)
+        if original is not None:
+            dataset.__init__ = original
+
+
+def site_of(dataset: Any) -> Site | None:
+    """Return file and line at which `dataset` was made, None where that is not known."""
+    site: Site | None = getattr(dataset, "_tfd_site", None)
+    return site
+
+
+def named(site: Site | None) -> str:
+    """Return a place as its user knows it: ``In[3], line 4`` or ``train.py:12``; else empty."""
+    if site is None:
+        return ""
+    file, line = site
+    ipython = sys.modules.get("IPython")
+    shell: Any = ipython.get_ipython() if ipython is not None else None
+    if shell is not None:
+        cell = shell.compile.format_code_name(file)
+        if cell is not None:
+            return f"{cell[1]}, line {line}"
+    return f"{os.path.basename(file)}:{line}"
+
+
+def _change(module: types.ModuleType) -> None:
+    dataset: Any = module.DatasetV2
+    original = dataset.__init__
+    if hasattr(original, "_tfd_original"):
+        return
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self._tfd_site = _caller()
+
+    init._tfd_original = original  # type: ignore[attr-defined]
+    dataset.__init__ = init
+
+
+def _caller() -> Site | None:
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_plumbing()) and _GENERATED not in file:
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+@functools.cache
+def _plumbing() -> tuple[str, ...]:
+    """Where TensorFlow, Keras and this package live."""
+    from importlib.util import find_spec
+
+    homes = []
+    for name in _PACKAGES:
+        with contextlib.suppress(ImportError, ValueError):
+            spec = find_spec(name)
+            homes += list(spec.submodule_search_locations or ()) if spec is not None else []
+    return (_OURS, *(home + os.sep for home in homes))

@@ -1,0 +1,37 @@
+"""Names of a package whose modules are imported when a name is first used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def exports(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__getattr__`` and ``__dir__`` of a package.
+
+    Parameters
+    ----------
+    package : str
+        The ``__name__`` of the package.
+    modules : Mapping[str, str]
+        For each public name the module that defines it, relative to the package. An empty
+        string stands for a module of that name.
+    """
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if not (home := modules[name]):
+            return importlib.import_module(f"{package}.{name}")
+        value = getattr(importlib.import_module(f"{package}.{home}"), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules})
+
+    return get, names

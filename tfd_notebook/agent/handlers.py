@@ -1,0 +1,293 @@
+"""What may be asked of an agent; see `tfd_notebook.launchers.base.Node.request`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import shutil
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfd_notebook.agent import gpu_discovery, interpreter, processes
+from tfd_notebook.agent.admin_policy import limits
+from tfd_notebook.agent.cluster import HostedCluster
+from tfd_notebook.agent.task_supervisor import Supervised, read_log
+from tfd_notebook.errors import NameTaken, StateError
+from tfd_notebook.launchers.base import no_lease
+from tfd_notebook.model.spec import Role, TaskSpec
+from tfd_notebook.net import clock, ports, runtime_dir, validation
+from tfd_notebook.net.host import reach
+
+if TYPE_CHECKING:
+    from tfd_notebook.agent.sessions import Door, Session
+
+#: Variables by which an agent itself is started.
+_AGENTS_OWN = (
+    "TFD_AGENT_DIR",
+    "TFD_TASK_DEFAULTS",
+    interpreter.PATH_VARIABLE,
+    runtime_dir.AGENT_VARIABLE,
+)
+#: Requests that mean something else from each session.
+BY_SESSION = ("open", "adopt", "leave", "close")
+#: Requests with large replies that only read: a lost reply is obtained by executing it again.
+REPEATABLE = ("journal", "logs")
+
+#: Bytes of a journal that one answer carries.
+_JOURNAL_BYTES = 4_000_000
+
+
+class Requests(ABC):
+    """The part of an agent that does what it is asked."""
+
+    id: str
+    directory: Path
+    clusters: dict[str, HostedCluster]
+    owned: dict[str, Session]
+    processes: processes.Processes
+    door: Door
+
+    @abstractmethod
+    def write_state(self) -> None:
+        """Keep the file by which leftovers can be told from strangers."""
+
+    @abstractmethod
+    def tell(self, cluster: str, body: dict[str, Any], but: Session | None = None) -> None:
+        """Tell everybody who hears of `cluster`, but for one."""
+
+    @abstractmethod
+    def is_heard(self, cluster: str) -> bool:
+        """Whether anybody hears of `cluster`."""
+
+    @abstractmethod
+    async def end(self, cluster: HostedCluster, reason: str) -> None:
+        """End a cluster, and say why to whoever hears of it."""
+
+    async def do_preload(
+        self, environment: dict[str, str], path: list[str] | None = None
+    ) -> list[str]:
+        return await self.processes.preload(*_surroundings(environment, path))
+
+    async def do_open(self, session: Session, cluster: str, **opened: Any) -> str:
+        if cluster in self.clusters:
+            raise NameTaken(
+                f"a detached cluster {cluster!r} of this kernel lives",
+                fix=f"take it up, tfd.attach({cluster!r}), or give this one another name=",
+            )
+        limits().check_allow(opened["allow"])
+        opened["environment"], opened["path"] = _surroundings(opened["environment"], opened["path"])
+        opened["directory"] = opened["directory"] or _task_defaults()["directory"]
+        hosted = self.clusters[cluster] = HostedCluster(self, cluster, opened)
+        self.owned[cluster] = session
+        session.hears.add(cluster)
+        self.write_state()
+        if hosted.limits.memory_gb is not None:
+            hosted.notice(
+                "info",
+                f"each task may hold {hosted.limits.memory_gb:g} GB of memory "
+                f"({hosted.limits.quote('memory_gb')})",
+            )
+        return str(hosted.directory)
+
+    async def do_describe(self, cluster: str, about: dict[str, Any]) -> None:
+        self._cluster(cluster).about.update(about)
+
+    async def do_lease(self, cluster: str, seconds: float, renew: bool = False) -> float:
+        hosted = self._cluster(cluster)
+        if renew and hosted.lease is None:
+            raise no_lease(cluster)
+        await self.door.open()
+        hosted.hold(seconds)
+        return seconds
+
+    async def do_adopt(self, session: Session, cluster: str) -> dict[str, Any]:
+        hosted = self._cluster(cluster)
+        session.hears.add(cluster)
+        limit, since = hosted.policy.time_limit, hosted.ready_since
+        return {
+            "about": hosted.about,
+            "directory": str(hosted.directory),
+            "lease": hosted.lease and hosted.lease.left,
+            "left": None if limit is None or since is None else limit + since - clock.now(),
+            "tasks": hosted.told(),
+        }
+
+    async def do_leave(self, session: Session, cluster: str) -> None:
+        session.hears.discard(cluster)
+
+    async def do_clusters(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": cluster.name,
+                "lease": cluster.lease and cluster.lease.left,
+                "about": cluster.about,
+                "tasks": [task["state"] for task in cluster.told()],
+                "heard": self.is_heard(cluster.name),
+            }
+            for cluster in self.clusters.values()
+        ]
+
+    async def do_hold(self, cluster: str, tasks: list[dict[str, Any]]) -> dict[str, str]:
+        hosted = self._cluster(cluster)
+        held: list[Supervised] = []
+        try:
+            for packed in tasks:
+                packed = dict(packed, role=Role(packed["role"]), gpus=tuple(packed["gpus"]))
+                spec = TaskSpec(**packed)
+                if spec.name in hosted.tasks:
+                    raise StateError(f"cluster {cluster!r} has a task {spec.name!r} already")
+                retired = hosted.retired.pop(spec.name, None)
+                if retired is None:
+                    held.append(Supervised(hosted, spec))
+                else:
+                    retired.revive(spec)
+                    held.append(retired)
+        except BaseException:
+            for task in held:
+                await task.stop()
+            raise
+        hosted.tasks.update({task.spec.name: task for task in held})
+        return {task.spec.name: task.address for task in held}
+
+    async def do_release(self, cluster: str, tasks: list[str]) -> None:
+        hosted = self._cluster(cluster)
+        for name in tasks:
+            hosted.tasks.pop(name).release()
+
+    async def do_open_tunnels(self, cluster: str, trust: list[str], name: str) -> dict[str, Any]:
+        return await self._cluster(cluster).open_tunnels(trust, name)
+
+    async def do_certify_tunnels(
+        self, cluster: str, trust: list[str], name: str, certificate: str
+    ) -> dict[str, Any]:
+        return await self._cluster(cluster).certify_tunnels(trust, name, certificate)
+
+    async def do_serve_tunnel(self, cluster: str, port: int) -> None:
+        self._cluster(cluster).tunnels.serve(port)
+
+    async def do_lead_tunnel(self, cluster: str, port: int, to: str, host: str) -> None:
+        self._cluster(cluster).tunnels.lead(port, to, host)
+
+    async def do_close_tunnel(self, cluster: str, port: int) -> None:
+        self._cluster(cluster).tunnels.let_go(port)
+
+    async def do_listeners(self, cluster: str, port: int) -> list[str]:
+        """Return the addresses at which this host listens at `port`."""
+        self._cluster(cluster)
+        return await asyncio.to_thread(ports.listening_addresses, port)
+
+    async def do_reach(self, cluster: str, addresses: dict[str, str]) -> dict[str, tuple[str, str]]:
+        return await asyncio.to_thread(reach, addresses)
+
+    async def do_gpus(self, cluster: str) -> dict[str, Any]:
+        hosted = self._cluster(cluster)
+        found = await asyncio.to_thread(gpu_discovery.find, hosted.environment)
+        hosted.gpus, hosted.held = found["gpus"], None
+        return found
+
+    async def do_start(self, cluster: str, tasks: dict[str, dict[str, Any]]) -> None:
+        hosted = self._cluster(cluster)
+        for name, settings in tasks.items():
+            hosted.task(name).start(settings)
+
+    async def do_stop(self, cluster: str, tasks: list[str]) -> None:
+        hosted = self._cluster(cluster)
+        for task in [hosted.task(name) for name in tasks]:
+            hosted.retired[task.spec.name] = hosted.tasks.pop(task.spec.name)
+        await asyncio.gather(*(hosted.retired[name].retire() for name in tasks))
+
+    async def do_restart(self, cluster: str, task: str, settings: dict[str, Any]) -> None:
+        await self._cluster(cluster).task(task).restart(settings)
+
+    async def do_kill(self, cluster: str, task: str) -> int | None:
+        return self._cluster(cluster).task(task).kill()
+
+    async def do_bury(self, cluster: str, tasks: list[str]) -> None:
+        for name in tasks:
+            self._cluster(cluster).task(name).bury()
+
+    async def do_install(self, cluster: str, blob: str, tokens: list[str], gone: list[str]) -> None:
+        hosted = self._cluster(cluster)
+        functions = base64.b64decode(blob)
+        hosted.functions.forget(gone)
+        hosted.functions.add(tokens, functions)
+        workers = [t for t in hosted.tasks.values() if t.spec.role is Role.DATA_WORKER]
+        try:
+            await asyncio.gather(*(task.install(functions, gone) for task in workers))
+        except BaseException:
+            hosted.functions.remove(tokens)
+            raise
+
+    async def do_inspect(self, cluster: str) -> dict[str, dict[str, list[str]]]:
+        """Return the stale modules and loaded ops of each task that answers, by name."""
+        tasks = tuple(self._cluster(cluster).tasks.values())
+        found = await asyncio.gather(*(task.inspect() for task in tasks))
+        return {
+            task.spec.name: one for task, one in zip(tasks, found, strict=True) if one is not None
+        }
+
+    async def do_logs(
+        self, cluster: str, task: str, size: int, offset: int | None = None
+    ) -> list[Any]:
+        path = self._cluster(cluster).task(task).log
+        data, end = await asyncio.to_thread(read_log, path, size, offset)
+        return [data.decode(errors="replace"), end]
+
+    async def do_close(self, session: Session, cluster: str) -> None:
+        hosted = self._cluster(cluster)
+        hosted.ended_by = session
+        await self.end(hosted, "it was stopped from another process")
+
+    def _cluster(self, name: str) -> HostedCluster:
+        if name not in self.clusters:
+            raise StateError(f"this agent hosts no cluster {name!r}")
+        return self.clusters[name]
+
+    async def do_room(self, cluster: str) -> int:
+        work_dir = self._cluster(cluster).task("dispatcher:0").settings["work_dir"]
+        return (await asyncio.to_thread(shutil.disk_usage, work_dir)).free
+
+    async def do_journal(self, cluster: str, have: dict[str, int]) -> dict[str, tuple[int, str]]:
+        """Return what the dispatcher's journal has that is new to a reader on another host.
+
+        The reader sends the number of bytes that it has of each file. The answer has that number
+        and the bytes that follow, in base64.
+        """
+        work_dir = self._cluster(cluster).task("dispatcher:0").settings.get("work_dir")
+        return {} if work_dir is None else await asyncio.to_thread(_new_in, Path(work_dir), have)
+
+
+def _new_in(directory: Path, have: dict[str, int]) -> dict[str, tuple[int, str]]:
+    found, left = {}, _JOURNAL_BYTES
+    for path in sorted(directory.glob("*/*")):
+        name = str(path.relative_to(directory))
+        # The directory also has the registered datasets, which no reader needs.
+        if left <= 0 or not validation.is_journal_file(name):
+            continue
+        offset = have.get(name, 0)
+        if path.stat().st_size > offset:
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read(left)
+            left -= len(data)
+            found[name] = offset, base64.b64encode(data).decode()
+    return found
+
+
+def _surroundings(
+    environment: dict[str, str], path: list[str] | None
+) -> tuple[dict[str, str], list[str]]:
+    """Return the tasks' environment and import path; without a path both begin with this host's."""
+    if path is not None:
+        return environment, path
+    own = {key: value for key, value in os.environ.items() if key not in _AGENTS_OWN}
+    return {**own, **environment}, _task_defaults()["path"]
+
+
+def _task_defaults() -> dict[str, Any]:
+    """Return the directory and import path of tasks for which the request names none."""
+    defaults: dict[str, Any] = json.loads(os.environ["TFD_TASK_DEFAULTS"])
+    return defaults

@@ -1,0 +1,325 @@
+"""An agent's end of those who ask it things: one session each, over one connection or several.
+
+A session over the agent's own pipes ends with them. One over the agent's socket may lose its
+connection and come back with a new one within its grace time: what was sent meanwhile is sent
+again, and a request that arrived before is not done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tfd_notebook._compat import asyncio_pipes
+from tfd_notebook._version import VERSION
+from tfd_notebook.errors import LaunchError
+from tfd_notebook.net import agent_protocol, unix_socket
+
+SOCKET = "agent.sock"
+#: Bytes of frames that a session keeps until its client acknowledges them. A client that missed
+#: more requests the whole state.
+_KEPT_BYTES = 16_000_000
+#: Bytes of overhead of a kept frame.
+_FRAME_BYTES = 200
+#: Bytes of an oversized line that are read to find out which request it is.
+_HEAD_BYTES = 512
+#: Bytes that may wait for a slow reader before measurements are left out.
+_BACKLOG_BYTES = 1_000_000
+_HELLO_SECONDS = 30.0
+
+#: Takes a session and the body of a request that it made.
+OnRequest = Callable[["Session", dict[str, Any]], Awaitable[None]]
+
+
+class _Kept(NamedTuple):
+    """A frame that may have to be sent again."""
+
+    seq: int
+    #: None for a reply that is obtained by executing the request again.
+    line: bytes | None
+    #: Id of the request that it answers.
+    request: int | None
+
+    @property
+    def size(self) -> int:
+        return _FRAME_BYTES + len(self.line or b"")
+
+
+class Session:
+    """Somebody who makes requests and hears of clusters.
+
+    Attributes
+    ----------
+    grace : float
+        Seconds without a connection after which the session ends.
+    hears : set of str
+        The clusters whose events it gets.
+    """
+
+    def __init__(self, host: str, agent: str, grace: float) -> None:
+        self.grace = grace
+        self.hears: set[str] = set()
+        self.away_since: float | None = None
+        self._heard = time.monotonic()
+        self._from = host, agent
+        self._seq = 0
+        self._last_request = 0
+        self._answering: set[int] = set()
+        self._kept: deque[_Kept] = deque()
+        self._kept_bytes = 0
+        self._writer: asyncio.StreamWriter | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has been without a connection for its whole grace time."""
+        away = self.away_since
+        return away is not None and time.monotonic() - away >= self.grace
+
+    def drop_silent(self, seconds: float) -> None:
+        """Count a connection as lost over which nothing came for so long, not even a ping."""
+        if self._writer is not None and self.grace and time.monotonic() - self._heard > seconds:
+            self._writer.transport.abort()
+
+    def send(self, body: dict[str, Any], repeatable: bool = False) -> None:
+        """Send a reply or an event; drop a measurement that no client fetches.
+
+        Parameters
+        ----------
+        body : dict
+        repeatable : bool
+            Whether the request can be executed again if this reply is lost. Default false.
+        """
+        measure = body.get("event") == "measure"
+        writer = self._writer
+        if measure and (
+            writer is None or writer.transport.get_write_buffer_size() > _BACKLOG_BYTES
+        ):
+            return
+        # What is never sent again has no number.
+        seq = 0 if measure else self._seq + 1
+        line = agent_protocol.encode(agent_protocol.Frame(*self._from, seq, body))
+        self._seq = seq or self._seq
+        request = body.get("re")
+        if request is not None:
+            self._answering.discard(request)
+        if self.grace and not measure:
+            self._keep(_Kept(seq, None if repeatable else line, request))
+        if writer is not None:
+            writer.write(line)
+
+    def _keep(self, frame: _Kept) -> None:
+        self._kept.append(frame)
+        self._kept_bytes += frame.size
+        while self._kept_bytes > _KEPT_BYTES:
+            self._kept_bytes -= self._kept.popleft().size
+
+    def _acknowledge(self, seq: int) -> None:
+        """Drop the frames that the client has received, up to number `seq`."""
+        while self._kept and self._kept[0].seq <= seq:
+            self._kept_bytes -= self._kept.popleft().size
+
+    async def serve(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        on_request: OnRequest,
+        since: int = 0,
+    ) -> None:
+        """Serve a connection until it ends, or the session gets another one; never raises.
+
+        Parameters
+        ----------
+        since : int
+            Number of the last frame that arrived over the connection before.
+        """
+        if self._writer is not None:
+            self._writer.close()
+        self._writer, self.away_since = writer, None
+        self._heard = time.monotonic()
+        try:
+            self._resume(writer, since)
+            await self._read_requests(reader, writer, on_request)
+        except OSError:
+            pass
+        except Exception as error:
+            # Another connection may follow; clusters outlive this one.
+            traceback.print_exc()
+            with contextlib.suppress(Exception):
+                reason = f"{type(error).__name__}: {error}"
+                writer.write(_unnumbered(*self._from, {"event": "failed", "reason": reason}))
+        if self._writer is writer:
+            self._writer, self.away_since = None, time.monotonic()
+
+    def _resume(self, writer: asyncio.StreamWriter, since: int) -> None:
+        """Greet the client and send what it has missed."""
+        self._acknowledge(since)
+        whole = since == self._seq or bool(self._kept and self._kept[0].seq == since + 1)
+        writer.write(_hello(*self._from, whole))
+        for frame in self._kept:
+            if frame.line is not None:
+                writer.write(frame.line)
+
+    async def _read_requests(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_request: OnRequest
+    ) -> None:
+        pending: set[asyncio.Future[None]] = set()
+        while (read := await _read_line(reader))[0]:
+            self._heard = time.monotonic()
+            line, is_whole = read
+            if not is_whole:
+                self._refuse(line)
+            frame = agent_protocol.decode(line)
+            if frame is None:
+                continue
+            number, do = frame.body.get("id"), frame.body.get("do")
+            if do == "bye":
+                # The client waits until this end closes the connection, which confirms the "bye".
+                self.grace = 0.0
+                return
+            if do == "ping":
+                self._acknowledge(int(frame.body["arguments"].get("seq", 0)))
+            elif isinstance(number, int) and number > 0 and self._must_execute(number):
+                self._last_request = max(number, self._last_request)
+                self._answering.add(number)
+                answering = asyncio.ensure_future(on_request(self, frame.body))
+                pending.add(answering)
+                answering.add_done_callback(pending.discard)
+
+    def _must_execute(self, number: int) -> bool:
+        """Return True unless a request that arrives again was executed before."""
+        if number > self._last_request:
+            return True
+        if number in self._answering:
+            return False
+        for frame in self._kept:
+            if frame.request == number:
+                return frame.line is None
+        error = LaunchError(
+            "the request was executed while the connection was lost, and its reply is not "
+            "available any more",
+            fix="check the cluster's state, then decide whether to repeat it",
+        )
+        self.send({"re": number, "ok": False, "error": agent_protocol.pack_error(error)})
+        return False
+
+    def _refuse(self, line: bytes) -> None:
+        """Answer a request of which only the start was read."""
+        head = agent_protocol.decode_head(line)
+        if head is not None and head[0] > self._last_request:
+            self._last_request, size = head
+            error = agent_protocol.pack_error(agent_protocol.too_large(size))
+            self.send({"re": self._last_request, "ok": False, "error": error})
+
+
+async def _read_line(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
+    """Return the next line (empty at the end), and False if only its start, as it is too long."""
+    try:
+        return await reader.readuntil(b"\n"), True
+    except asyncio.IncompleteReadError as error:
+        return error.partial, True
+    except asyncio.LimitOverrunError as error:
+        head = await reader.readexactly(min(_HEAD_BYTES, error.consumed))
+    while True:
+        try:
+            await reader.readuntil(b"\n")
+            return head, False
+        except asyncio.LimitOverrunError as error:
+            await reader.readexactly(error.consumed)
+        except asyncio.IncompleteReadError:
+            return head, False
+
+
+class Door:
+    """Lets this user's processes open sessions over a socket in the agent's directory.
+
+    Parameters
+    ----------
+    directory : Path
+    host, agent : str
+        Put into each frame.
+    on_request : callable
+    sessions : dict of str to Session
+        Those that are open, by the id that they chose.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        host: str,
+        agent: str,
+        on_request: OnRequest,
+        sessions: dict[str, Session],
+    ) -> None:
+        self._path = directory / SOCKET
+        self._from = host, agent
+        self._on_request = on_request
+        self._sessions = sessions
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Listen; does nothing where it listens already."""
+        if self._server is None:
+            listener = unix_socket.listen(self._path, 16)
+            self._server = await asyncio.start_unix_server(
+                self._serve, sock=listener, limit=agent_protocol.LARGEST
+            )
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if not unix_socket.is_this_user(writer.get_extra_info("socket")):
+                return
+            line = await asyncio.wait_for(reader.readline(), _HELLO_SECONDS)
+            frame = agent_protocol.decode(line)
+            if frame is None or frame.body.get("do") != "hello":
+                return
+            asked = frame.body["arguments"]
+            session = self._sessions.get(asked["session"])
+            since = asked["since"]
+            if session is None:
+                session = Session(*self._from, float(asked["grace"]))
+                self._sessions[asked["session"]] = session
+            await session.serve(reader, writer, self._on_request, since)
+        except (OSError, asyncio.TimeoutError, KeyError, TypeError, ValueError):
+            pass  # who does not speak as agreed is not answered
+        finally:
+            writer.close()
+
+
+def _hello(host: str, agent: str, whole: bool) -> bytes:
+    body = {
+        "event": "hello",
+        "version": agent_protocol.VERSION,
+        "package": VERSION,
+        "pid": os.getpid(),
+        "whole": whole,
+    }
+    return _unnumbered(host, agent, body)
+
+
+def _unnumbered(host: str, agent: str, body: dict[str, Any]) -> bytes:
+    """Return a frame that is never sent again."""
+    return agent_protocol.encode(agent_protocol.Frame(host, agent, 0, body))
+
+
+async def own_pipes(
+    loop: asyncio.AbstractEventLoop,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return reader and writer for the process's standard input and output.
+
+    What is printed from then on goes to the standard error instead.
+    """
+    reader = asyncio.StreamReader(limit=agent_protocol.LARGEST)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    # A descriptor that closing really closes.
+    sink = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    transport, flow = await loop.connect_write_pipe(asyncio_pipes.flow_control, sink)
+    return reader, asyncio.StreamWriter(transport, flow, None, loop)

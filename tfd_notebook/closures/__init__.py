@@ -1,1 +1,0 @@
-"""What is known of closures and who may run one: without TensorFlow."""

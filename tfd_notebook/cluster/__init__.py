@@ -1,0 +1,1 @@
+"""Clusters: the object that users hold, and its components."""

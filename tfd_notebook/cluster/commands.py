@@ -1,0 +1,376 @@
+"""What may be asked of the clusters of this process from outside: by name, checked, answered.
+
+The command line's socket, the panel and the widgets all ask here. A request is a mapping of JSON
+values; nothing in it is ever executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable, Hashable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tfd_notebook import errors
+
+if TYPE_CHECKING:
+    from tfd_notebook.cluster.cluster import Cluster
+    from tfd_notebook.model.snapshot import Snapshot
+
+__all__ = ["COMMANDS", "answer", "error_from", "living", "perform", "queue_of", "snapshots"]
+
+log = logging.getLogger("tfd_notebook")
+
+#: Seconds that a step may keep its caller waiting; what has not ended then goes on.
+_STEP_SECONDS = 5.0
+#: Seconds for what is done in another kernel.
+_ASK_SECONDS = 300.0
+#: What belongs to how a request came, and not to the request.
+_ENVELOPE = ("kind", "client", "ask", "command", "name")
+
+Request = Mapping[str, Any]
+
+
+#: What has clusters of other kernels to show, by kind.
+_elsewhere: dict[str, Callable[[], Mapping[str, Any]]] = {}
+
+
+def living() -> dict[str, Cluster]:
+    """Return the clusters that have not ended, by name: of this process, and seen through it.
+
+    Those on Spark are among them.
+    """
+    found: dict[str, Any] = {}
+    for seen in tuple(_elsewhere.values()):
+        found.update(seen())
+    # An import statement would wait for a thread that is importing the module. A module that does
+    # not have its function yet has no clusters either.
+    on_spark = getattr(sys.modules.get("tfd_notebook.spark.driver.registry"), "living", None)
+    if on_spark is not None:
+        from tfd_notebook.spark.driver.cluster_adapter import shown
+
+        found.update(shown())
+    of_process = getattr(sys.modules.get("tfd_notebook.cluster.cluster"), "clusters", None)
+    if of_process is not None:
+        found.update(of_process())
+    return found
+
+
+#: The latest snapshot of each cluster, and what its last attempt to take one raised.
+_snapshots: weakref.WeakKeyDictionary[Any, Snapshot] = weakref.WeakKeyDictionary()
+_complaints: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def snapshots(clusters: Mapping[str, Any]) -> dict[str, Snapshot]:
+    """Return a snapshot of each cluster, by name.
+
+    A cluster whose `snapshot` raises has its previous one, or none. The error is logged once.
+    """
+    found = {}
+    for name, cluster in clusters.items():
+        try:
+            _snapshots[cluster] = cluster.snapshot()
+            _complaints.pop(cluster, None)
+        except Exception as error:
+            complaint = f"{type(error).__name__}: {error}"
+            if _complaints.get(cluster) != complaint:
+                _complaints[cluster] = complaint
+                log.warning("no snapshot of cluster %r can be taken: %s", name, complaint)
+        if (seen := _snapshots.get(cluster)) is not None:
+            found[name] = seen
+    return found
+
+
+def see_elsewhere(kind: str, clusters: Callable[[], Mapping[str, Any]]) -> None:
+    """Have clusters of other kernels be seen, too; they are asked where they are.
+
+    Parameters
+    ----------
+    kind : str
+    clusters : callable
+        Returns them by name. Each has ``snapshot()``, ``has_coordinator``,
+        ``present_coordinator()``, and ``ask(command, timeout, **arguments)``, which performs a
+        request there.
+    """
+    _elsewhere[kind] = clusters
+
+
+def perform(request: Any) -> Any:
+    """Do what `request` asks and return the result, as JSON values.
+
+    Parameters
+    ----------
+    request : mapping
+        ``command`` and its arguments: ``list``; ``snapshot(name, width, hold)``;
+        ``logs(name, task, lines, offset)``; ``stop(name)``; ``scale(name, data_workers,
+        workers)``; ``restart(name, task)``; ``kill(name, task)``; ``interrupt(name)``;
+        ``detach(name, hours)`` and ``renew(name, hours)``, which answer until when it stays; of a
+        coordinator ``pause(name, who)``, ``resume(name)``, ``step(name, count, wait)``,
+        ``cancel(name, id)``, ``break_on(name, failure)``, ``hold(name, worker, held)`` and
+        ``value(name, id)``; ``doctor(name)``, without a name of the whole process; ``support()``.
+
+    Raises
+    ------
+    TfdError
+        It cannot be meant, or could not be done.
+    """
+    command = request.get("command") if isinstance(request, Mapping) else None
+    if not isinstance(command, str) or command not in COMMANDS:
+        raise errors.UsageError(f"the request has none of the commands {', '.join(COMMANDS)}")
+    if command not in ("list", "snapshot", "support"):
+        there = living().get(str(request.get("name")))
+        if there is not None and hasattr(there, "ask"):
+            arguments = {k: v for k, v in request.items() if k not in _ENVELOPE}
+            return there.ask(command, _ASK_SECONDS, **arguments)
+    return COMMANDS[command](request)
+
+
+def answer(work: Callable[[], Any]) -> dict[str, Any]:
+    """Return what `work` returns as ``{"value": ...}``, or what it raises as ``{"error": ...}``."""
+    try:
+        return {"value": work()}
+    except errors.TfdError as error:
+        return {"error": _packed(error)}
+    except Exception as error:
+        return {"error": _packed(errors.TfdError(f"{type(error).__name__}: {error}"))}
+
+
+def error_from(packed: Mapping[str, Any]) -> errors.TfdError:
+    """Return the error that `answer` packed."""
+    kinds = {
+        kind.code: kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.TfdError)
+    }
+    kind = kinds.get(str(packed.get("code")), errors.TfdError)
+    return kind(str(packed.get("what")), task=packed.get("task"), fix=packed.get("fix"))
+
+
+def queue_of(request: Mapping[str, Any]) -> Hashable | None:
+    """Return the name of the queue that a request waits in, or None if it never waits.
+
+    Requests of one queue are performed in order. Each cluster has two: one for requests that
+    change its tasks, and one for all others, so that logs can be read while tasks start.
+    """
+    command, name = str(request.get("command")), request.get("name")
+    if command in _IMMEDIATE and not (
+        command in _CONTROLS and hasattr(living().get(str(name)), "ask")
+    ):
+        return None
+    if command == "start" and isinstance(options := request.get("options"), Mapping):
+        name = options.get("name")
+    return (str(name), command in _CHANGES) if name is not None else command
+
+
+def _packed(error: errors.TfdError) -> dict[str, Any]:
+    return {"code": error.code, "what": error.what, "task": error.task, "fix": error.fix}
+
+
+# Clusters
+
+
+def _list(request: Request) -> Any:
+    from tfd_notebook import views
+
+    return [views.brief(seen) for seen in snapshots(living()).values()]
+
+
+def _snapshot(request: Request) -> Any:
+    from tfd_notebook import views
+    from tfd_notebook.model.snapshot import as_dict
+
+    cluster = _cluster(request)
+    width = _number(request, "width", 110, least=20, most=1000)
+    hold = _number(request, "hold", 0, least=0, most=3600)
+    if hold and cluster.has_coordinator:
+        with contextlib.suppress(errors.TfdError):
+            cluster.present_coordinator().control_for(hold)
+    snapshot = cluster.snapshot()
+    return {"snapshot": as_dict(snapshot), "text": views.text(snapshot, width)}
+
+
+def _logs(request: Request) -> Any:
+    cluster = _cluster(request)
+    lines = _number(request, "lines", 100, least=1, most=100_000)
+    if request.get("task") is None:
+        return {"text": cluster.logs(None, lines), "offset": None}
+    since = request.get("offset")
+    if since is not None:
+        since = _number(request, "offset", 0, least=0, most=2**62)
+    text, offset = cluster.log_from(_word(request, "task"), since, lines)
+    return {"text": text, "offset": offset}
+
+
+def _stop(request: Request) -> Any:
+    cluster = _cluster(request)
+    cluster.stop()
+    return cluster.state
+
+
+def _scale(request: Request) -> Any:
+    wishes = {
+        name: _number(request, name, 0, least=0, most=100_000)
+        for name in ("data_workers", "workers")
+        if request.get(name) is not None
+    }
+    cluster = _cluster(request)
+    cluster.scale(**wishes)
+    return {str(role): count for role, count in cluster.snapshot().observed.items()}
+
+
+def _restart(request: Request) -> Any:
+    cluster = _cluster(request)
+    cluster.restart(_word(request, "task"))
+    return cluster.state
+
+
+def _kill(request: Request) -> Any:
+    return _cluster(request).kill(_word(request, "task"))
+
+
+def _detach(request: Request) -> Any:
+    return _cluster(request).detach(_hours(request))
+
+
+def _renew(request: Request) -> Any:
+    return _cluster(request).renew(_hours(request))
+
+
+def _interrupt(request: Request) -> Any:
+    _cluster(request).interrupt()
+
+
+def _doctor(request: Request) -> Any:
+    from tfd_notebook import diagnosis
+
+    if request.get("name") is None:
+        return diagnosis.everything().records()
+    return diagnosis.doctor(_cluster(request)).records()
+
+
+def _support(request: Request) -> Any:
+    from tfd_notebook.diagnosis import support_bundle
+
+    return support_bundle.of_process()
+
+
+# Coordinators
+
+
+def _pause(request: Request) -> Any:
+    coordinator = _cluster(request).present_coordinator()
+    # Whoever pauses from outside can resume from there: a join must not give up meanwhile.
+    coordinator.control_for(float("inf"))
+    coordinator.pause(f"from {_word(request, 'who', 'a terminal')}")
+    return coordinator.values.counts()
+
+
+def _resume(request: Request) -> Any:
+    coordinator = _cluster(request).present_coordinator()
+    coordinator.resume()
+    return coordinator.values.counts()
+
+
+def _step(request: Request) -> Any:
+    coordinator = _cluster(request).present_coordinator()
+    count = _number(request, "count", 1, least=1, most=2**31)
+    wait = 0.0 if request.get("wait") is False else _STEP_SECONDS
+    ended = coordinator.step(count, timeout=wait)
+    return {"ended": ended, "counts": coordinator.values.counts()}
+
+
+def _cancel(request: Request) -> Any:
+    return _cluster(request).present_coordinator().cancel(_key(request))
+
+
+def _break_on(request: Request) -> Any:
+    """Pause at failures, or not; other breakpoints stay."""
+    coordinator = _cluster(request).present_coordinator()
+    _, workers, functions = coordinator.breakpoints
+    coordinator.break_on(_truth(request, "failure"), workers, functions)
+
+
+def _hold(request: Request) -> Any:
+    coordinator = _cluster(request).present_coordinator()
+    worker = _number(request, "worker", -1, least=0, most=100_000)
+    (coordinator.pause_worker if _truth(request, "held") else coordinator.resume_worker)(worker)
+    return list(coordinator.paused_workers)
+
+
+def _value(request: Request) -> Any:
+    return _cluster(request).present_coordinator().values.record(_key(request))
+
+
+COMMANDS: dict[str, Callable[[Request], Any]] = {
+    "list": _list,
+    "snapshot": _snapshot,
+    "logs": _logs,
+    "stop": _stop,
+    "scale": _scale,
+    "restart": _restart,
+    "kill": _kill,
+    "interrupt": _interrupt,
+    "doctor": _doctor,
+    "support": _support,
+    "detach": _detach,
+    "renew": _renew,
+    "pause": _pause,
+    "resume": _resume,
+    "step": _step,
+    "cancel": _cancel,
+    "break_on": _break_on,
+    "hold": _hold,
+    "value": _value,
+}
+#: Requests about a coordinator of this process that return at once.
+_CONTROLS = frozenset({"pause", "resume", "step"})
+#: Requests that never wait, except controls of a coordinator in another kernel.
+_IMMEDIATE = _CONTROLS | {"list", "snapshot"}
+#: Requests that change a cluster's tasks, or how long they stay.
+_CHANGES = frozenset({"start", "stop", "scale", "restart", "detach", "renew"})
+
+
+# What a request says
+
+
+def _cluster(request: Request) -> Any:
+    known = living()
+    name = request.get("name")
+    if not isinstance(name, str) or name not in known:
+        raise errors.UnknownName(f"there is no cluster {name!r} in process {os.getpid()}")
+    return known[name]
+
+
+def _number(request: Request, name: str, default: int, *, least: int, most: int) -> int:
+    value = request.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise errors.UsageError(f"{name}={value!r} is out of range", fix=f"use {least} to {most}")
+    return value
+
+
+def _hours(request: Request) -> float:
+    value = request.get("hours", 8.0)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise errors.UsageError(f"hours={str(value)[:100]!r} is no number")
+    return value
+
+
+def _key(request: Request) -> int:
+    return _number(request, "id", -1, least=0, most=2**62)
+
+
+def _truth(request: Request, name: str) -> bool:
+    value = request.get(name)
+    if not isinstance(value, bool):
+        raise errors.UsageError(f"{name}={value!r} is neither true nor false")
+    return value
+
+
+def _word(request: Request, name: str, default: str | None = None) -> str:
+    value = request.get(name, default)
+    if not isinstance(value, str) or not value or len(value) > 200:
+        raise errors.UsageError(f"{name}={value!r} is no name")
+    return value

@@ -1,0 +1,320 @@
+"""The data path of a cluster: what reads through it, and what that asks of its tasks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from tfd_notebook import errors
+from tfd_notebook._compat.tf_data import graph
+from tfd_notebook.agent import work_dir as agent_work_dir
+from tfd_notebook.cluster.monitor import Monitor
+from tfd_notebook.cluster.task_manager import DISPATCHER, Fleet
+from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.data.service import distribute as service_distribute
+from tfd_notebook.data.service.journal import Journal
+from tfd_notebook.data.service.protocols import Registered, ServiceHost, Surroundings
+from tfd_notebook.data.service.py_functions import FunctionWatch
+from tfd_notebook.launchers.base import Launcher
+from tfd_notebook.model.limit import Limit
+from tfd_notebook.model.snapshot import Snapshot, TaskRow
+from tfd_notebook.model.spec import ClusterConfig, Policy, Role
+
+if TYPE_CHECKING:
+    from tfd_notebook.data.consume.stream import Stream
+
+
+#: Bytes that must be free beside the journal for its own records.
+_SPARE_BYTES = 100_000
+#: More than a task is given to answer.
+_INSPECT_SECONDS = 5.0
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _of_cluster(
+    function: Callable[Concatenate[ServiceHost, _P], _R],
+) -> Callable[Concatenate[DataPath, _P], _R]:
+    """Return the method that calls a function of `data.service.distribute` for its cluster."""
+
+    def method(self: DataPath, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        self._must_serve()
+        return function(self, *args, **kwargs)
+
+    functools.update_wrapper(method, function)
+    signature = inspect.signature(function)
+    _, *rest = signature.parameters.values()
+    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    method.__signature__ = signature.replace(parameters=[itself, *rest])  # type: ignore[attr-defined]
+    graph.keep_unconverted(method)
+    return method
+
+
+class DataPath:
+    """The part of `Cluster` that datasets meet; a `data.service.protocols.ServiceHost`."""
+
+    def _make(self, config: ClusterConfig, launcher: Launcher) -> None:
+        self._config = config
+        self._consumers = Consumers(task_of=self._task_at)
+        self._monitor = Monitor(config, self._consumers)
+        self._monitor.memory_cause = self.memory_cause
+        self._fleet = Fleet(config, launcher, self._monitor)
+        self._journal: Journal | None = None
+        self._registered: dict[str, Registered] = {}
+        self._functions = FunctionWatch()
+        self._surroundings: Surroundings | None = None
+        self._streams: dict[str, Stream] = {}
+        #: The name that a stream got, by the name that was asked for.
+        self._stream_names: dict[str, str] = {}
+        self._lock = threading.RLock()
+
+    def _task_at(self, address: str) -> str | None:
+        rows = self._monitor.rows()
+        return next((row.task for row in rows if row.address == address), None)
+
+    @property
+    def name(self) -> str:
+        """The name of the cluster."""
+        return self._config.name
+
+    @property
+    def config(self) -> ClusterConfig:
+        """What the cluster was asked to be."""
+        return self._config
+
+    @property
+    def state(self) -> str:
+        """One of new, starting, ready, degraded, stopping, stopped, failed, lost and left."""
+        return self._monitor.snapshot().state
+
+    def snapshot(self) -> Snapshot:
+        """Return the cluster at this moment."""
+        return self._monitor.snapshot()
+
+    @property
+    def policy(self) -> Policy:
+        """How the tasks are looked after."""
+        return self._config.policy
+
+    @property
+    def streams(self) -> Mapping[str, Stream]:
+        """The streams made by `stream`, by name."""
+        return dict(self._streams)
+
+    @property
+    def consumers(self) -> Consumers:
+        """What reads from the cluster in this process."""
+        return self._consumers
+
+    distribute = _of_cluster(service_distribute.distribute)
+    register = _of_cluster(service_distribute.register)
+    from_dataset_id = _of_cluster(service_distribute.from_dataset_id)
+    save = _of_cluster(service_distribute.save)
+
+    def observe(self, dataset: Any, name: str | None = None) -> Any:
+        """Return `dataset` with its figures shown under `name`; it stays a ``tf.data.Dataset``."""
+        from tfd_notebook.data.consume import observe as consume_observe
+
+        self._must_run()
+        return consume_observe.watch(dataset, self._consumers, name)
+
+    def stream(
+        self,
+        dataset: Any,
+        name: str | None = None,
+        *,
+        buffer: int | None = None,
+        sinks: Sequence[Callable[[Any], object]] = (),
+        discard: bool = True,
+    ) -> Stream:
+        """Return a `Stream` that iterates `dataset` in a background thread; not yet started.
+
+        A stream of that name that has not ended is stopped first, so that a cell can be run
+        again.
+
+        Parameters
+        ----------
+        dataset : tf.data.Dataset
+        name : str, optional
+            Default ``"stream-1"`` and so on.
+        buffer : int, optional
+            Maximum number of elements that wait for a reader. Default: what fits into 64 MB,
+            from 2 to 64.
+        sinks : sequence of callable
+            Called with each element, in the stream's thread. An error of a sink fails the stream.
+        discard : bool
+            Whether elements are dropped until the stream is iterated for the first time.
+            Default true.
+
+        Raises
+        ------
+        UsageError
+            An argument is not valid.
+        StateError
+            The cluster is not running.
+        """
+        from tfd_notebook.data.consume.stream import Stream
+
+        self._must_run()
+        with self._lock:
+            if name is None:
+                taken = self._streams
+                name = next(n for i in range(1, 10**6) if (n := f"stream-{i}") not in taken)
+            before = self._streams.pop(self._stream_names.pop(name, name), None)
+            if before is not None:
+                before.stop()
+            made = Stream(
+                dataset, self._consumers, name, buffer=buffer, sinks=sinks, discard=discard
+            )
+            self._stream_names[name] = made.name
+            self._streams[made.name] = made
+            return made
+
+    # What the data path asks of its cluster (`tfd_notebook.data.service.protocols.ServiceHost`)
+
+    @property
+    def service_target(self) -> str:
+        """``"grpc://host:port"`` of the dispatcher."""
+        self._must_serve()
+        return f"grpc://{self._fleet.row(DISPATCHER).address}"
+
+    @property
+    def journal(self) -> Journal | None:
+        """What the dispatcher writes down, None where it does not."""
+        work_dir = self._fleet.work_dir
+        if work_dir is None:
+            return None
+        if not self._fleet.on_this_host and not agent_work_dir.is_url(work_dir):
+            copy = self._fleet.journal_copy
+            if self._journal is None or self._journal.work_dir != copy.directory:
+                self._journal = Journal(copy.directory, copy.refresh)
+        elif self._journal is None or self._journal.work_dir != work_dir:
+            self._journal = Journal(work_dir)
+        return self._journal
+
+    @property
+    def registered(self) -> dict[str, Registered]:
+        """What is known of the datasets that this process registered, by their ids."""
+        return self._registered
+
+    @property
+    def service_in_process(self) -> bool:
+        """Whether the data workers live in this process."""
+        return self._fleet.in_process
+
+    @property
+    def service_on_this_host(self) -> bool:
+        """Whether the data workers live on this host."""
+        return self._fleet.on_this_host
+
+    @property
+    def surroundings(self) -> Surroundings | None:
+        """What the tasks know of this process; None where another one started them."""
+        return self._surroundings
+
+    @property
+    def removed_addresses(self) -> frozenset[str]:
+        """The addresses of tasks that `scale` removed."""
+        return self._fleet.removed_addresses()
+
+    @property
+    def reconnects(self) -> Mapping[str, int]:
+        """How often the connection to each host was lost and came back."""
+        return dict(self._monitor.reconnects)
+
+    def memory_cause(self) -> str:
+        """Return the largest buffer of the distributed datasets, as a sentence; empty without one.
+
+        The sentence begins with a space.
+        """
+        buffers = [buffer for known in list(self.registered.values()) for buffer in known.buffers]
+        if not buffers:
+            return ""
+        return f" The likely cause is {max(buffers, key=lambda one: one.bytes or 0).words}"
+
+    def inspect_tasks(self) -> dict[str, dict[str, list[str]]]:
+        """Return stale modules (``stale``) and loaded ops (``ops``) of each task that answers."""
+        try:
+            found: dict[str, dict[str, list[str]]] = self._fleet.ask(
+                "inspect", timeout=_INSPECT_SECONDS
+            )
+        except errors.TfdError:
+            return {}
+        return found
+
+    @property
+    def limit(self) -> Limit:
+        """What limits the consumer that reads now; of several, the one that was served last."""
+        from tfd_notebook.data.explain.live_limit import NOTHING
+
+        latest = self._consumers.latest()
+        return latest.live.limit if latest is not None else NOTHING
+
+    def data_workers(self) -> tuple[TaskRow, ...]:
+        """The data workers that have not ended, by index."""
+        rows = (row for row in self._monitor.rows() if row.role is Role.DATA_WORKER)
+        living = (row for row in rows if not row.state.ended)
+        return tuple(sorted(living, key=lambda row: row.index))
+
+    def check_room(self, needed: int) -> None:
+        """Raise WorkDirError unless so many bytes can be written beside the dispatcher's journal.
+
+        TensorFlow's dispatcher takes a definition that it could not write for an empty dataset.
+        """
+        free = self._fleet.room()
+        if free is not None and free < needed + _SPARE_BYTES:
+            raise errors.WorkDirError(
+                f"the disk with the dispatcher's journal ({self._fleet.work_dir} on "
+                f"{self._fleet.row(DISPATCHER).host}) has {free / 1e6:.1f} MB left",
+                task=DISPATCHER,
+                fix="make room there, or start the cluster with another Service(work_dir=...)",
+            )
+
+    def install_functions(
+        self, functions: Mapping[str, str], blob: bytes, dataset: Any = None
+    ) -> None:
+        """Send Python functions to every present and future data worker."""
+        gone = self._functions.gone(len(blob))
+        try:
+            self._fleet.install(functions, blob, gone)
+        except BaseException:
+            self._functions.gone_again(gone)
+            raise
+        self._functions.watch(functions, dataset)
+
+    def enable_static_sharding(self) -> None:
+        """Have the dispatcher know its workers by address, restarting it if that is news."""
+        with self._lock:
+            if self._fleet.knows_workers():
+                return
+            if not self._config.service.fault_tolerant and self._consumers.reading():
+                raise errors.StateError(
+                    "sharding by file or data needs the dispatcher restarted, which without "
+                    "fault_tolerant would end what is being read",
+                    fix="finish reading first, or use Service(fault_tolerant=True)",
+                )
+            self._fleet.enable_static_sharding()
+
+    def _must_run(self) -> None:
+        if self.state not in ("ready", "degraded", "starting"):
+            fix = {
+                "new": "cluster.start()",
+                "left": "tfd.attach(...) takes it up again",
+            }.get(self.state, "make a new one: tfd.Cluster(...)")
+            raise errors.StateError(f"cluster {self.name!r} is {self.state}", fix=fix)
+
+    def _must_serve(self) -> None:
+        """Raise StateError unless the cluster runs and has a dispatcher."""
+        self._must_run()
+        self._must_have_dispatcher()
+
+    def _must_have_dispatcher(self) -> None:
+        if not self._monitor.snapshot().planned.get(Role.DISPATCHER):
+            raise errors.StateError(
+                f"cluster {self.name!r} has no dispatcher, because it has no data worker",
+                fix="cluster.scale(data_workers=2) starts both",
+            )

@@ -1,0 +1,112 @@
+"""What a user reaches through a cluster: its tasks and its dispatcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tfd_notebook import errors
+from tfd_notebook.cluster.task_manager import DISPATCHER, Fleet
+from tfd_notebook.model.limit import Limit
+from tfd_notebook.model.spec import Role, TaskState
+from tfd_notebook.net import probe
+
+if TYPE_CHECKING:
+    from tfd_notebook.cluster.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of a cluster, as it was when ``Cluster.tasks`` was read."""
+
+    name: str
+    role: Role
+    state: TaskState
+    address: str
+    pid: int | None
+    _fleet: Fleet
+    _limit: Callable[[str], Limit]
+
+    @property
+    def limit(self) -> Limit:
+        """What limits this data worker now: itself, or nothing that it could help."""
+        return self._limit(self.name)
+
+    def logs(self, lines: int = 100) -> str:
+        """Return the last `lines` lines that the task wrote."""
+        return self._fleet.log(self.name, lines)
+
+
+class ClusterDispatcher:
+    """The dispatcher of a cluster, with the contract of ``DispatchServer``."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def target(self) -> str:
+        """Where it serves, or served: ``"grpc://host:port"``.
+
+        Raises
+        ------
+        StateError
+            The cluster was never started, so that it has no address yet.
+        """
+        row = self._cluster.snapshot().task(DISPATCHER)
+        if row is None or not row.address:
+            raise errors.StateError(
+                f"the dispatcher of cluster {self._cluster.name!r} was not started",
+                fix="cluster.start()",
+            )
+        return f"grpc://{row.address}"
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Addresses of the data workers that the dispatcher ever registered; none once it ended."""
+        return () if not self._runs else probe.dispatcher_workers(self.target)
+
+    def start(self) -> None:
+        """Start the cluster, or the dispatcher again on its own port if it has ended."""
+        if self._cluster.state == "new":
+            self._cluster.start()
+            return
+        row = self._cluster.snapshot().task(DISPATCHER)
+        if row is None or row.state.ended:
+            self._cluster.restart(DISPATCHER)
+
+    def stop(self) -> None:
+        """Stop it, and with it the cluster: nothing works without its dispatcher."""
+        if self._cluster.state != "new":
+            self._cluster.stop()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until it has ended; answers Ctrl-C.
+
+        Raises
+        ------
+        StateError
+            It was never started.
+        TimeLimit
+            It still runs after `timeout` seconds.
+        """
+        if self._cluster.state == "new":
+            raise errors.StateError(
+                f"the dispatcher of cluster {self._cluster.name!r} was not started",
+                fix="cluster.start()",
+            )
+        if not self._cluster.wait_ended(timeout):
+            raise errors.TimeLimit(
+                f"the dispatcher of cluster {self._cluster.name!r} still runs after {timeout:g} s",
+                fix="cluster.stop() ends it",
+            )
+        return True
+
+    @property
+    def _runs(self) -> bool:
+        return self._cluster.state != "new" and not self._cluster.ended
+
+    def __repr__(self) -> str:
+        where = f" at {self.target}" if self._cluster.state != "new" else ""
+        state = "" if self._runs else f", {self._cluster.state}"
+        return f"<dispatcher of cluster {self._cluster.name!r}{where}{state}>"

@@ -1,0 +1,112 @@
+"""A copy on this host of the journal that a dispatcher on another host keeps."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfd_notebook.errors import InvalidMessage, TfdError
+from tfd_notebook.net import messages, runtime_dir, validation
+
+#: Bytes that one refresh copies; the next one continues.
+_MAX_REFRESH = 256_000_000
+#: Bytes that the copy may have.
+_MAX_TOTAL = 4_000_000_000
+
+
+class JournalCopy:
+    """Fetches what is new before each read.
+
+    Parameters
+    ----------
+    fetch : callable
+        Takes the number of bytes that are here, by file. Returns, by file, that number and the
+        bytes that follow, in base64.
+
+    Attributes
+    ----------
+    directory : str
+    """
+
+    def __init__(self, fetch: Callable[[dict[str, int]], Mapping[str, Any]]) -> None:
+        self._fetch = fetch
+        # Named after this process, so that it is known as left over when that was killed.
+        self.directory = tempfile.mkdtemp(
+            prefix=runtime_dir.own_file(os.getpid(), "journal-").name, dir=runtime_dir.runtime_dir()
+        )
+        self._finalizer = weakref.finalize(self, _remove, self.directory, os.getpid())
+        self._have: dict[str, int] = {}
+
+    def refresh(self) -> None:
+        """Fetch what is new; if the host cannot be reached the copy stays as it is.
+
+        Raises
+        ------
+        InvalidMessage
+            The host sent something that is not part of a journal, or too much of it.
+        """
+        copied = 0
+        while copied < _MAX_REFRESH:
+            try:
+                new = self._fetch(dict(self._have))
+            except InvalidMessage:
+                raise
+            except TfdError:
+                return
+            size = self._store(messages.reply_value("journal", new))
+            if not size:
+                return
+            copied += size
+
+    def _store(self, new: Mapping[str, tuple[int, str]]) -> int:
+        """Append to the files; return the number of bytes."""
+        stored = 0
+        for name, (offset, packed) in new.items():
+            have = self._have.get(name, 0)
+            if offset != have:
+                raise validation.invalid(f"offset of {name}", offset, str(have))
+            try:
+                data = base64.b64decode(packed, validate=True)
+            except ValueError:
+                raise validation.invalid(f"content of {name}", packed, "base64") from None
+            if sum(self._have.values()) + len(data) > _MAX_TOTAL:
+                raise InvalidMessage(f"the journal has more than {_MAX_TOTAL / 1e9:g} GB")
+            self._append(name, data)
+            self._have[name] = have + len(data)
+            stored += len(data)
+        return stored
+
+    def _append(self, name: str, data: bytes) -> None:
+        """Append to a file; a link in its path is an error."""
+        folder, _, file = name.partition("/")
+        directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700, dir_fd=directory)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+            inner = os.open(folder, flags, dir_fd=directory)
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+                descriptor = os.open(file, flags, 0o600, dir_fd=inner)
+                with os.fdopen(descriptor, "wb") as opened:
+                    opened.write(data)
+            finally:
+                os.close(inner)
+        finally:
+            os.close(directory)
+
+    def close(self) -> None:
+        """Remove it."""
+        self._finalizer()
+
+
+def _remove(directory: str, owner: int) -> None:
+    # A forked child that ends calls this, too.
+    if os.getpid() == owner:
+        shutil.rmtree(directory, ignore_errors=True)

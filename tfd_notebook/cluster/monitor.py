@@ -1,0 +1,453 @@
+"""Folds what happens into what is: events and measurements in, an immutable snapshot out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tfd_notebook.agent import memory
+from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.model.events import Event, EventLog, Notice, TaskChanged, TaskMeasured
+from tfd_notebook.model.snapshot import CoordinatorRow, GpuRow, Snapshot, TaskRow
+from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
+from tfd_notebook.net.clock import Deadline
+
+log = logging.getLogger("tfd_notebook")
+
+_TICK_SECONDS = 0.5
+_RATE_SECONDS = 5.0
+#: Measurements of the working share that an average needs.
+_LEAST_SHARES = 3
+_MEASURED = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent")
+_ENDED = ("stopped", "failed", "lost", "left")
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+#: Why nothing is known of a task at the moment.
+_AWAY = "the connection to its host is lost"
+_ORDER = {role: position for position, role in enumerate(Role)}
+
+#: Tasks whose end matters to those who read an epoch just now.
+_OF_AN_EPOCH = (Role.DISPATCHER, Role.DATA_WORKER)
+#: What a task that dies takes with it.
+_LOST_WITH = {
+    Role.DISPATCHER: ". A split of the epoch being read that it was just handing out is lost "
+    "(dynamic)",
+    Role.DATA_WORKER: ". What it had prepared for the epoch being read is lost (dynamic) or comes "
+    "again (off, file, data)",
+    Role.PS: ". The variables that it held are lost: make a new strategy and restore a checkpoint",
+    Role.WORKER: ". What it was computing is done again by another, or by itself when it is back",
+}
+
+Subscriber = Callable[[Snapshot], None]
+
+
+class Monitor:
+    """The one place that knows how a cluster is.
+
+    Parameters
+    ----------
+    config : ClusterConfig
+    consumers : Consumers
+        What reads from the cluster in this process.
+    """
+
+    def __init__(self, config: ClusterConfig, consumers: Consumers) -> None:
+        self._config = config
+        self._consumers = consumers
+        self._on_tick: Callable[[], None] = lambda: None
+        #: Sees the coordinator; takes the tasks.
+        self.coordinator: Callable[[tuple[TaskRow, ...]], CoordinatorRow | None] = lambda _: None
+        #: Returns the largest buffer of the data workers, as a sentence with a leading space.
+        self.memory_cause: Callable[[], str] = lambda: ""
+        self._rows: dict[str, TaskRow] = {}
+        #: The GPUs of each host, the hosts in the order in which they are to be shown.
+        self._gpus: dict[str, tuple[GpuRow, ...]] = {}
+        self._sent: dict[str, deque[tuple[float, int]]] = {}
+        self._working: dict[str, deque[float]] = {}
+        self._changed = threading.Condition()
+        self._version = 0
+        self._state = "new"
+        self._planned: dict[Role, int] = {}
+        self._requested: dict[Role, int] = {}
+        self._subscribers: list[Subscriber] = []
+        self._commands: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self.events = EventLog()
+        self.journal_bytes: int | None = None
+        self.expires: Deadline | None = None
+        #: How often the connection to a host came back.
+        self.reconnects: Counter[str] = Counter()
+        self.lease: Deadline | None = None
+        #: Why the cluster has ended without this process; empty where it has not.
+        self.over = ""
+        #: Why its tasks are out of reach for good; empty while they are not.
+        self.why_lost = ""
+        self._thread: threading.Thread | None = None
+
+    # What comes in
+
+    def start(self, on_tick: Callable[[], None]) -> None:
+        """Start the thread that ticks, executes commands and tells subscribers."""
+        self._on_tick = on_tick
+        self._thread = threading.Thread(
+            target=self._work, name=f"tfd-monitor-{self._config.name}", daemon=True
+        )
+        self._thread.start()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End the thread, after the subscribers have seen the last snapshot."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._commands.put(None)
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+
+    def plan(self, role: Role, count: int) -> None:
+        """Note how many tasks of `role` the user wants."""
+        with self._changed:
+            self._planned[role] = count
+            self._touch()
+
+    @property
+    def planned(self) -> dict[Role, int]:
+        """How many tasks of each role the user wants."""
+        with self._changed:
+            return dict(self._planned)
+
+    def request(self, role: Role, count: int) -> None:
+        """Note how many tasks of `role` the launcher was asked for."""
+        with self._changed:
+            self._requested[role] = count
+            self._touch()
+
+    @property
+    def state(self) -> str:
+        """The state of the whole cluster, apart from ``degraded``."""
+        return self._state
+
+    def set_state(self, state: str) -> None:
+        """Enter a state of the whole cluster."""
+        with self._changed:
+            if self._state != state:
+                self._state = state
+                self._touch()
+
+    def take(self, body: dict[str, Any]) -> None:
+        """Take an event of a node, as JSON values."""
+        kind = body["event"]
+        if kind == "task":
+            self._task_changed(
+                TaskChanged(
+                    task=body["task"],
+                    state=TaskState(body["state"]),
+                    reason=body["reason"],
+                    address=body["address"],
+                    pid=body["pid"],
+                    restarts=body["restarts"],
+                    open_to=body["open_to"],
+                    log=tuple(body["log"]),
+                    host=body.get("host", ""),
+                )
+            )
+        elif kind == "measure":
+            known = ("task", *_MEASURED, "working")
+            self._measured(TaskMeasured(**{k: body[k] for k in known if k in body}))
+        elif kind == "gpus":
+            self.take_gpus(body.get("host") or "localhost", body["gpus"])
+        elif kind == "notice":
+            self.notice(body["severity"], body["what"], task=body["task"], fix=body["fix"])
+        elif kind == "lease":
+            with self._changed:
+                self.lease = None if body["left"] is None else Deadline(body["left"])
+                self._touch()
+        elif kind == "ended":
+            self.over = body["reason"]
+            self.notice("warning", f"it has ended: {self.over}")
+        elif kind == "away":
+            self._away(body["host"], body["grace"])
+        elif kind == "back":
+            self._back(body["host"], body["seconds"])
+        elif kind == "lost":
+            self._lost(body["reason"])
+
+    def notice(
+        self, severity: str, what: str, *, task: str | None = None, fix: str | None = None
+    ) -> None:
+        """Keep a sentence for the views, and write it to the log ``tfd_notebook``."""
+        notice = Notice(severity=severity, what=what, task=task, fix=fix)
+        self._append(notice)
+        log.log(_LEVELS[severity], "%s: %s", self._config.name, notice)
+
+    def take_gpus(self, host: str, found: Iterable[Mapping[str, Any]]) -> None:
+        """Note the GPUs of a host, as JSON values: the fields of `gpus.Gpu`, and what they do."""
+        rows = tuple(
+            GpuRow(
+                host,
+                one["index"],
+                one.get("name", ""),
+                one.get("task", ""),
+                one.get("use_percent"),
+                *(None if one.get(key) is None else one[key] / 1e6 for key in ("used", "memory")),
+            )
+            for one in found
+        )
+        with self._changed:
+            self._gpus[host] = rows
+            for name in {gpu.task for gpu in rows} & set(self._rows):
+                if self._rows[name].pid is not None:
+                    words = "; ".join(gpu.words for gpu in rows if gpu.task == name and gpu.words)
+                    self._rows[name] = replace(self._rows[name], gpu=words)
+            self._touch()
+
+    def forget(self, task: str) -> None:
+        """Drop the row of a task that shall not exist any more."""
+        with self._changed:
+            self._rows.pop(task, None)
+            self._sent.pop(task, None)
+            self._working.pop(task, None)
+            self._touch()
+
+    def command(self, work: Callable[[], Any]) -> None:
+        """Have the monitor's thread execute `work`; what it raises becomes a notice."""
+        self._commands.put(work)
+
+    # What goes out
+
+    def snapshot(self) -> Snapshot:
+        """Return the cluster as it is now."""
+        streams = self._consumers.rows()
+        # Not under the lock: it has locks of its own.
+        coordinator = self.coordinator(self.tasks())
+        with self._changed:
+            tasks = self.tasks()
+            observed: dict[Role, int] = {}
+            for row in tasks:
+                if row.state is TaskState.READY:
+                    observed[row.role] = observed.get(row.role, 0) + 1
+            state = self._state
+            if state == "ready" and any(
+                observed.get(role, 0) < wanted for role, wanted in self._planned.items()
+            ):
+                state = "degraded"
+            return Snapshot(
+                version=self._version,
+                time=time.time(),
+                name=self._config.name,
+                launcher=self._config.launcher,
+                state=state,
+                tasks=tasks,
+                streams=streams,
+                gpus=()
+                if state in _ENDED
+                else tuple(itertools.chain.from_iterable(self._gpus.values())),
+                planned=dict(self._planned),
+                requested=dict(self._requested),
+                observed=observed,
+                events=tuple(self.events),
+                journal_bytes=self.journal_bytes,
+                expires=None if self.expires is None else self.expires.wall,
+                lease=None if self.lease is None else self.lease.wall,
+                coordinator=coordinator,
+            )
+
+    def tasks(self) -> tuple[TaskRow, ...]:
+        """Return the tasks as they are now, in their order, with their rates."""
+        with self._changed:
+            return tuple(sorted(self._rows.values(), key=lambda r: (_ORDER[r.role], r.index)))
+
+    def rows(self) -> tuple[TaskRow, ...]:
+        """Return the tasks as they are now, in no order."""
+        with self._changed:
+            return tuple(self._rows.values())
+
+    def wait(self, predicate: Callable[[dict[str, TaskRow]], bool], timeout: float) -> bool:
+        """Wait until `predicate` holds of the rows by task name; False when time is up."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not predicate(self._rows):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(min(left, 0.5))
+            return True
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Call `subscriber` with a snapshot about twice a second; return what ends that."""
+        self._subscribers.append(subscriber)
+
+        def unsubscribe() -> None:
+            with contextlib.suppress(ValueError):
+                self._subscribers.remove(subscriber)
+
+        return unsubscribe
+
+    # How it is done
+
+    def _work(self) -> None:
+        open_ = True
+        while open_:
+            with contextlib.suppress(queue.Empty):
+                work = self._commands.get(timeout=_TICK_SECONDS)
+                if work is None:
+                    open_ = False
+                else:
+                    self._attempt(work)
+            self._attempt(self._on_tick)
+            if self._subscribers:
+                snapshot = self.snapshot()
+                for subscriber in tuple(self._subscribers):
+                    self._attempt(functools.partial(subscriber, snapshot))
+
+    def _attempt(self, work: Callable[[], Any]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self.notice("error", f"{type(error).__name__}: {error}")
+
+    def _task_changed(self, event: TaskChanged) -> None:
+        with self._changed:
+            row = self._rows.get(event.task)
+            if row is None:
+                role, _, index = event.task.partition(":")
+                row = TaskRow(event.task, Role(role), int(index))
+            before = row.state
+            gone = event.pid is None
+            self._rows[event.task] = replace(
+                row,
+                host=event.host or event.address.rpartition(":")[0],
+                address=event.address,
+                pid=event.pid,
+                state=event.state,
+                reason=event.reason,
+                restarts=event.restarts,
+                open_to=event.open_to,
+                cpu_percent=None if gone else row.cpu_percent,
+                rss_mb=None if gone else row.rss_mb,
+                pss_mb=None if gone else row.pss_mb,
+                gpu="" if gone else row.gpu,
+            )
+            self.events.append(event)
+            self._touch()
+        self._tell(event, before)
+
+    def _tell(self, event: TaskChanged, before: TaskState) -> None:
+        """Say what a person at a blocked cell must know."""
+        fix, cause = f"cluster.restart({event.task!r})", ""
+        memory_limit = memory.is_reason(event.reason)
+        if memory_limit:
+            fix = memory.FIX
+            cause = self.memory_cause() if event.task.startswith(Role.DATA_WORKER) else ""
+        if event.state is TaskState.FAILED:
+            last = f" Last output: {event.log[-1]!r}" if event.log else ""
+            last = cause if memory_limit else last
+            self.notice("error", f"failed: {event.reason}.{last}", task=event.task, fix=fix)
+        elif event.state is TaskState.RESTARTING and event.reason != "asked for":
+            what = f"{event.reason}; it is being restarted"
+            role = Role(event.task.partition(":")[0])
+            if role not in _OF_AN_EPOCH or self._consumers.reading():
+                what += _LOST_WITH.get(role, "")
+            what += f".{cause}" if cause else ""
+            self.notice("warning", what, task=event.task, fix=fix if memory_limit else None)
+        elif event.state is TaskState.HUNG:
+            self.notice("warning", f"hung, {event.reason}", task=event.task, fix=fix)
+        elif event.state is TaskState.READY and before is TaskState.HUNG:
+            self.notice("info", event.reason, task=event.task)
+
+    def _measured(self, event: TaskMeasured) -> None:
+        with self._changed:
+            row = self._rows.get(event.task)
+            if row is None or row.pid is None:
+                return
+            values = {
+                name: value for name in _MEASURED if (value := getattr(event, name)) is not None
+            }
+            if event.bytes_sent is not None:
+                history = self._sent.setdefault(event.task, deque(maxlen=60))
+                if history and event.bytes_sent < history[-1][1]:
+                    history.clear()
+                    self._working.pop(event.task, None)
+                history.append((time.monotonic(), event.bytes_sent))
+            # Computed here, because rows are read ten times as often.
+            self._rows[event.task] = replace(
+                row,
+                **values,
+                bytes_per_s=self._rate(event.task),
+                rates=self._rates(event.task),
+                working=self._share(event.task, event.working),
+            )
+            self._touch()
+
+    def _recent(self, task: str) -> list[tuple[float, int]]:
+        history = self._sent.get(task) or deque[tuple[float, int]]()
+        return [entry for entry in history if entry[0] >= history[-1][0] - _RATE_SECONDS]
+
+    def _rate(self, task: str) -> float | None:
+        recent = self._recent(task)
+        if len(recent) < 2:
+            return None
+        (began, first), (ended, last) = recent[0], recent[-1]
+        return (last - first) / (ended - began) if ended > began else None
+
+    def _rates(self, task: str) -> tuple[float, ...]:
+        return tuple(
+            (last - first) / (ended - began)
+            for (began, first), (ended, last) in itertools.pairwise(self._recent(task))
+            if ended > began
+        )
+
+    def _share(self, task: str, sampled: float | None) -> float | None:
+        """Return the share over the last measurements; None while there are too few."""
+        history = self._working.setdefault(task, deque(maxlen=round(_RATE_SECONDS)))
+        if sampled is not None:
+            history.append(sampled)
+        return sum(history) / len(history) if len(history) >= _LEAST_SHARES else None
+
+    def _away(self, host: str, grace: float) -> None:
+        tasks = self._mark(host, "", _AWAY)
+        self.notice(
+            "warning",
+            f"the connection to {host} is lost: its tasks ({', '.join(tasks)}) go on for "
+            f"{grace:g} s, and it is tried again",
+        )
+
+    def _back(self, host: str, seconds: float) -> None:
+        self.reconnects[host] += 1
+        tasks = self._mark(host, _AWAY, "")
+        self.notice(
+            "info", f"the connection to {host} is back after {seconds:.0f} s ({', '.join(tasks)})"
+        )
+
+    def _mark(self, host: str, before: str, reason: str) -> list[str]:
+        """Give the tasks of a host another reason, where it was `before`; return their names."""
+        with self._changed:
+            tasks = [row for row in self._rows.values() if row.host == host]
+            for row in tasks:
+                if row.reason == before and not row.state.ended:
+                    self._rows[row.task] = replace(row, reason=reason)
+            self._touch()
+        return [row.task for row in tasks]
+
+    def _lost(self, reason: str) -> None:
+        with self._changed:
+            for name, row in self._rows.items():
+                if not row.state.ended:
+                    self._rows[name] = replace(row, state=TaskState.LOST, reason=reason, pid=None)
+            self._state, self.why_lost = "lost", reason
+            self._touch()
+        self.notice("error", reason, fix="start the cluster again")
+
+    def _append(self, event: Event) -> None:
+        with self._changed:
+            self.events.append(event)
+            self._touch()
+
+    def _touch(self) -> None:
+        self._version += 1
+        self._changed.notify_all()

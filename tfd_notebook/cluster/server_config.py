@@ -1,0 +1,112 @@
+"""What the servers of a cluster's tasks are started with, as JSON values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from tfd_notebook.agent import work_dir as agent_work_dir
+from tfd_notebook.model.snapshot import TaskRow
+from tfd_notebook.model.spec import SERVER_ROLES, ClusterConfig, Role
+
+#: The jobs of a cluster that trains; an evaluator is a cluster of its own.
+JOBS = (Role.WORKER, Role.PS)
+
+_DISPATCHER_FIELDS = (
+    "job_gc_check_interval_ms",
+    "job_gc_timeout_ms",
+    "worker_timeout_ms",
+    "worker_max_concurrent_snapshots",
+)
+_WORKER_FIELDS = (
+    "heartbeat_interval_ms",
+    "dispatcher_timeout_ms",
+    "data_transfer_protocol",
+    "data_transfer_address",
+)
+
+
+def of_servers(held: dict[str, str], present: Iterable[TaskRow]) -> dict[str, dict[str, Any]]:
+    """Return the settings of those tasks in `held` that are a ``tf.distribute.Server``.
+
+    Parameters
+    ----------
+    held : dict of str to str
+        Addresses of the tasks that shall start, by name.
+    present : iterable of TaskRow
+        Those that there are already.
+    """
+    addresses: dict[Role, dict[int, str]] = {role: {} for role in SERVER_ROLES}
+    for row in present:
+        if row.role in addresses:
+            addresses[row.role][row.index] = row.address
+    for name, address in held.items():
+        role, index = _role_and_index(name)
+        if role in addresses:
+            addresses[role][index] = address
+    jobs = {role: [known[index] for index in sorted(known)] for role, known in addresses.items()}
+    training = {str(role): jobs[role] for role in JOBS if jobs[role]}
+    found: dict[str, dict[str, Any]] = {}
+    for name in held:
+        role, index = _role_and_index(name)
+        if role in SERVER_ROLES:
+            cluster = training if role in JOBS else {str(role): jobs[role]}
+            found[name] = {"cluster": cluster, "job": str(role), "index": index}
+    return found
+
+
+def of_dispatcher(
+    config: ClusterConfig, directory: str, here: bool, in_process: bool
+) -> tuple[dict[str, Any], str | None]:
+    """Return the dispatcher's settings, and where it keeps its journal, if it does.
+
+    Parameters
+    ----------
+    config : ClusterConfig
+    directory : str
+        The cluster's on the dispatcher's host.
+    here : bool
+        Whether that is this host.
+    in_process : bool
+        Whether the dispatcher runs in this process.
+
+    Raises
+    ------
+    WorkDirError
+        The directory that the user named cannot be used.
+    """
+    service = config.service
+    settings = _fields(service.dispatcher_config, _DISPATCHER_FIELDS)
+    if not service.fault_tolerant:
+        return settings, None
+    if service.work_dir is None:
+        work_dir = os.path.join(directory, "journal")
+    else:
+        # Each start keeps its own journal: an old one knows workers that are gone.
+        root = agent_work_dir.plain(service.work_dir)
+        if here and not agent_work_dir.is_url(root):
+            root = os.path.abspath(root)
+        if not in_process:
+            agent_work_dir.check_shared(root)
+        if here:
+            agent_work_dir.check_usable(root)
+        work_dir = f"{root}/{config.name}-{os.urandom(4).hex()}"
+    return {**settings, "work_dir": work_dir, "fault_tolerant_mode": True}, work_dir
+
+
+def of_worker(config: ClusterConfig) -> dict[str, Any]:
+    """Return those settings of data workers that the user has chosen."""
+    return _fields(config.service.worker_config, _WORKER_FIELDS)
+
+
+def _role_and_index(task: str) -> tuple[Role, int]:
+    role, _, index = task.partition(":")
+    return Role(role), int(index)
+
+
+def _fields(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of one of TensorFlow's configurations that a user has set, as JSON values."""
+    values = {name: getattr(config, name, None) for name in names}
+    # TensorFlow's classes write 0 for what was not set, and take an explicit 0 for 1 ms.
+    return {name: value for name, value in values.items() if value}

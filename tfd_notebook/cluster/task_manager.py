@@ -1,0 +1,501 @@
+"""A cluster's tasks as a whole: brought up, scaled, restarted and asked, through its launcher."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tfd_notebook import errors
+from tfd_notebook.agent import work_dir
+from tfd_notebook.agent.admin_policy import limits
+from tfd_notebook.cluster import gpu_allocation, server_config
+from tfd_notebook.cluster.journal_mirror import JournalCopy
+from tfd_notebook.cluster.monitor import Monitor
+from tfd_notebook.cluster.server_config import JOBS
+from tfd_notebook.launchers import base
+from tfd_notebook.model.snapshot import TaskRow
+from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
+from tfd_notebook.net import ports, proxies
+
+DISPATCHER = f"{Role.DISPATCHER}:0"
+#: TensorFlow's default of 30 s is how long a worker would take to begin, and end, a save.
+_HEARTBEAT_MS = 1000
+_BYTES_PER_LINE = 400
+_FOLLOW_SECONDS = 0.2
+_FOLLOW_BYTES = 65_536
+#: Seconds after which it is asked whether the hosts can talk.
+_TALK_SECONDS = 5.0
+
+
+class Fleet:
+    """The tasks of one cluster.
+
+    Parameters
+    ----------
+    config : ClusterConfig
+    launcher : Launcher
+    monitor : Monitor
+        Told what is planned and requested, asked what is.
+    """
+
+    def __init__(self, config: ClusterConfig, launcher: base.Launcher, monitor: Monitor) -> None:
+        self._config = config
+        self._launcher = launcher
+        self._monitor = monitor
+        self._node: base.Node | None = None
+        self._deal = gpu_allocation.Deal()
+        #: The worker addresses that the dispatcher was given for static sharding.
+        self._static: tuple[str, ...] = ()
+        #: Addresses of the tasks that a scale-in removed.
+        self._removed: set[str] = set()
+        self._journal_copy: JournalCopy | None = None
+        self.work_dir: str | None = None
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the tasks live in this process."""
+        return self._launcher.in_process
+
+    @property
+    def on_this_host(self) -> bool:
+        """Whether the tasks live on this host."""
+        return self._node is not None and self._node.here
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether somebody else runs the tasks."""
+        return self._launcher.name == "foreign"
+
+    @property
+    def gives_gpus(self) -> bool:
+        """Whether tasks of this cluster see GPUs."""
+        return self._deal.gives
+
+    @property
+    def journal_copy(self) -> JournalCopy:
+        """A copy on this host of the journal that a dispatcher on another one keeps."""
+        assert self._journal_copy is not None
+        return self._journal_copy
+
+    # As a whole
+
+    def bring_up(self) -> None:
+        """Start all tasks; return when they are ready."""
+        config = self._config
+        if note := proxies.bypass():
+            self._monitor.notice("info", note)
+        (self._node,) = self._launcher.connect(config, self._monitor.take)
+        self._keep_journal()
+        self._deal = self._deal_gpus(config.counts.get(Role.WORKER, 0))
+        for role, count in config.counts.items():
+            self._monitor.request(role, count)
+        self._add({role: range(n) for role, n in config.counts.items()}, config.policy.minimum)
+
+    def _keep_journal(self) -> None:
+        if not self.on_this_host:
+            self._journal_copy = JournalCopy(lambda have: self.ask("journal", have=have))
+
+    def scale(self, counts: Mapping[Role, int]) -> None:
+        """Have so many tasks of these roles; return when new ones are ready."""
+        if self.is_foreign:
+            raise errors.Unsupported(
+                f"cluster {self._config.name!r} is not ours to scale", fix="ask who runs it"
+            )
+        wanted = dict(counts)
+        limits().check_cluster(
+            self._config.launcher, sum({**self._monitor.planned, **wanted}.values()), 0, ()
+        )
+        if wanted.get(Role.DATA_WORKER) and not self.rows_of(Role.DISPATCHER):
+            wanted[Role.DISPATCHER] = 1
+        check_roles(self._launcher, wanted)
+        if Role.WORKER in wanted:
+            if self.rows_of(Role.WORKER):
+                self._check_gpus(wanted[Role.WORKER])
+            else:
+                self._deal = self._deal_gpus(wanted[Role.WORKER])
+        missing: dict[Role, list[int]] = {}
+        fewer_data_workers = False
+        for role, count in wanted.items():
+            present = self.rows_of(role)
+            self._monitor.plan(role, count)
+            surplus = [row.task for row in reversed(present) if row.index >= count]
+            if surplus:
+                self._remove(surplus)
+                fewer_data_workers |= role is Role.DATA_WORKER
+            self._monitor.request(role, count)
+            known = {row.index for row in present}
+            missing[role] = [index for index in range(count) if index not in known]
+            for row in present:
+                if row.index < count and row.state.ended:
+                    self.restart(row.task, {})
+        try:
+            self._add(missing)
+        except BaseException:
+            # No half-started task stays.
+            self._remove([f"{role}:{index}" for role in missing for index in missing[role]])
+            for role in wanted:
+                left = len(self.rows_of(role))
+                self._monitor.plan(role, left)
+                self._monitor.request(role, left)
+            raise
+        if fewer_data_workers and self._static:
+            self.enable_static_sharding()
+
+    def close(self, timeout: float) -> None:
+        """End all tasks; never raises."""
+        if self._journal_copy is not None:
+            self._journal_copy.close()
+        if self._node is not None:
+            rows = [row for role in JOBS for row in self.rows_of(role) if row.pid != os.getpid()]
+            self._node.close(timeout)
+            ports.hang_up(row.address for row in rows if row.address)
+
+    def leave(self) -> None:
+        """Have no more to do with the tasks, which go on; never raises."""
+        if self._journal_copy is not None:
+            self._journal_copy.close()
+        if self._node is not None:
+            self._node.leave()
+
+    def about(self) -> dict[str, Any]:
+        """Return what `adopt` needs besides the tasks, as JSON values."""
+        return {
+            "counts": {str(role): count for role, count in self._monitor.planned.items()},
+            "deal": self._deal.pack(),
+            "static": list(self._static),
+            "removed": sorted(self._removed),
+            "work_dir": self.work_dir,
+        }
+
+    def adopt(self, node: base.Node, about: Mapping[str, Any], tasks: list[dict[str, Any]]) -> None:
+        """Take over tasks that run already.
+
+        Parameters
+        ----------
+        node : Node
+        about : mapping
+            What `about` returned where they were started.
+        tasks : list of dict
+            The events that say how each of them is.
+        """
+        self._node = node
+        self._keep_journal()
+        self._deal = gpu_allocation.Deal.unpack(about["deal"])
+        self._static = tuple(about["static"])
+        self._removed = set(about["removed"])
+        self.work_dir = about["work_dir"]
+        for role, count in about["counts"].items():
+            self._monitor.plan(Role(role), count)
+            self._monitor.request(Role(role), count)
+        for event in tasks:
+            self._monitor.take(event)
+
+    def enable_static_sharding(self) -> None:
+        """Have the dispatcher know its workers' addresses, restarting it if that is news."""
+        addresses = self.worker_addresses()
+        if addresses != self._static:
+            self.restart(DISPATCHER, {"worker_addresses": list(addresses)})
+            self._static = addresses
+
+    def removed_addresses(self) -> frozenset[str]:
+        """Return the addresses of tasks that a scale-in removed and no scale-out restored."""
+        return frozenset(self._removed - {row.address for row in self._monitor.rows()})
+
+    def knows_workers(self) -> bool:
+        """Whether the dispatcher knows the addresses of all present workers."""
+        return self.worker_addresses() == self._static
+
+    def worker_addresses(self) -> tuple[str, ...]:
+        """Return the addresses of the data workers that have not ended, by index."""
+        return self._addresses(Role.DATA_WORKER)
+
+    def cluster_spec(self) -> dict[str, list[str]]:
+        """Return the addresses of the workers and parameter servers that have not ended, by index.
+
+        Returns
+        -------
+        dict of str to list of str
+            As ``tf.train.ClusterSpec`` takes it; a job without tasks is left out.
+        """
+        spec = {str(role): list(self._addresses(role)) for role in JOBS}
+        return {job: addresses for job, addresses in spec.items() if addresses}
+
+    def rows_of(self, role: Role) -> tuple[TaskRow, ...]:
+        """Return the tasks of `role`, by index."""
+        rows = (row for row in self._monitor.rows() if row.role is role)
+        return tuple(sorted(rows, key=lambda row: row.index))
+
+    def _addresses(self, role: Role) -> tuple[str, ...]:
+        return tuple(row.address for row in self.rows_of(role) if not row.state.ended)
+
+    # One by one
+
+    def row(self, task: str) -> TaskRow:
+        """Return the row of `task`, or raise UnknownName."""
+        rows = {row.task: row for row in self._monitor.rows()}
+        if task not in rows:
+            raise errors.UnknownName(
+                f"cluster {self._config.name!r} has no task {task!r}",
+                fix=f"its tasks are {', '.join(rows) or 'none'}",
+            )
+        return rows[task]
+
+    def restart(self, task: str, settings: Mapping[str, Any]) -> None:
+        """Start a fresh process for `task`, and return when it is ready."""
+        self.row(task)  # raises UnknownName
+        # The task is restarting when the answer arrives, so that ready means the fresh process.
+        self.ask("restart", task=task, settings=dict(settings))
+        self._await_ready([task])
+
+    def restart_all(self, tasks: Sequence[str]) -> None:
+        """Start fresh processes for `tasks`, beside each other, and return when all are ready."""
+        for task in tasks:
+            self.ask("restart", task=task, settings={})
+        self._await_ready(list(tasks))
+
+    def await_servers(self) -> None:
+        """Return when all workers and parameter servers are ready, those given up started anew."""
+        rows = [row for role in JOBS for row in self.rows_of(role)]
+        for row in rows:
+            if row.state.ended:
+                self.restart(row.task, {})
+        self._await_ready([row.task for row in rows])
+
+    def bury_lost(self) -> None:
+        """Have the addresses of workers that were given up answer that they are gone."""
+        lost = [row.task for row in self.rows_of(Role.WORKER) if row.state.ended]
+        if lost:
+            self.ask("bury", tasks=lost)
+
+    def install(self, tokens: Iterable[str], blob: bytes, gone: Iterable[str]) -> None:
+        """Send functions to present and future data workers; `gone` are not used any more."""
+        packed = base64.b64encode(blob).decode()
+        self.ask("install", blob=packed, tokens=list(tokens), gone=list(gone), timeout=60.0)
+
+    def log(self, task: str, lines: int) -> str:
+        """Return the last `lines` lines of a task's log."""
+        return self.log_from(task, None, lines)[0]
+
+    def log_from(self, task: str, offset: int | None, lines: int = 100) -> tuple[str, int]:
+        """Return what a task's log has from `offset` on, and the offset to go on from.
+
+        Without `offset` these are the last `lines` lines.
+        """
+        if offset is None:
+            text, after = self.ask("logs", task=task, size=lines * _BYTES_PER_LINE)
+            return "\n".join(text.splitlines()[-lines:]), after
+        text, after = self.ask("logs", task=task, size=_FOLLOW_BYTES, offset=offset)
+        return text.removesuffix("\n"), after
+
+    def follow(self, task: str, lines: int) -> Iterator[str]:
+        """Yield the last `lines` lines of a task's log and then what comes, until it ends."""
+        text, offset = self.log_from(task, None, lines)
+        yield from text.splitlines()
+        while not self.row(task).state.ended:
+            text, offset = self.log_from(task, offset)
+            yield from text.splitlines()
+            if not text:
+                time.sleep(_FOLLOW_SECONDS)
+
+    def ask(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
+        """Have the agent do something; see `tfd_notebook.launchers.base.Node.request`."""
+        if self._node is None:
+            raise errors.StateError(
+                f"cluster {self._config.name!r} was not started", fix="cluster.start()"
+            )
+        return self._node.request(do, timeout=timeout, **arguments)
+
+    # How it is done
+
+    def _add(self, wanted: Mapping[Role, Iterable[int]], minimum: int | None = None) -> None:
+        """Start tasks, by role and index; return when they are ready.
+
+        Data workers wait for their dispatcher, all others start beside each other.
+        """
+        packed = [self._packed(role, index) for role, some in wanted.items() for index in some]
+        if not packed or self._node is None:
+            return
+        held: dict[str, str] = self.ask("hold", tasks=packed)
+        starting = server_config.of_servers(held, self._monitor.rows())
+        if DISPATCHER in held:
+            starting[DISPATCHER], self.work_dir = server_config.of_dispatcher(
+                self._config, self._node.directory, self._node.here, self.in_process
+            )
+        if starting:
+            self.ask("start", tasks=starting)
+        if starting.pop(DISPATCHER, None) is not None:
+            self._await_ready([DISPATCHER])
+        data_workers = {
+            name: address
+            for name, address in held.items()
+            if name.startswith(f"{Role.DATA_WORKER}:")
+        }
+        if data_workers:
+            self._add_data_workers(data_workers, minimum)
+        self._await_ready(list(starting))
+
+    def _add_data_workers(self, held: Mapping[str, str], minimum: int | None) -> None:
+        if self._static:
+            # A dispatcher with a list of workers turns away those that are not in it.
+            addresses = (*self._static, *held.values())
+            self.restart(DISPATCHER, {"worker_addresses": list(addresses)})
+            self._static = addresses
+        each = {
+            "heartbeat_interval_ms": _HEARTBEAT_MS,
+            **server_config.of_worker(self._config),
+            "dispatcher_address": self.row(DISPATCHER).address,
+        }
+        tasks = {name: dict(each, worker_address=address) for name, address in held.items()}
+        self.ask("start", tasks=tasks)
+        self._await_ready(list(tasks), minimum)
+
+    def _remove(self, tasks: list[str]) -> None:
+        rows = {row.task: row.address for row in self._monitor.rows()}
+        self._removed.update(rows[task] for task in tasks if task in rows)
+        with contextlib.suppress(errors.UnknownName):
+            self.ask("stop", tasks=tasks, timeout=30.0)
+        for task in tasks:
+            self._monitor.forget(task)
+
+    def _packed(self, role: Role, index: int) -> dict[str, Any]:
+        return {
+            "role": str(role),
+            "index": index,
+            "host": self._launcher.host_of(role),
+            "port": self._config.service.port if role is Role.DISPATCHER else 0,
+            "settings": {},
+            "gpus": list(self._deal.of(role, index, self._place_of)),
+        }
+
+    def _place_of(self, role: str, index: int) -> int:
+        assert self._node is not None
+        return self._node.place_of(role, index)
+
+    def _deal_gpus(self, workers: int) -> gpu_allocation.Deal:
+        """Deal out the GPUs of the tasks' hosts to so many workers."""
+        wish, evaluators = self._config.gpus, self._config.counts.get(Role.EVALUATOR, 0)
+        if wish == () or (wish == "auto" and (not workers or self.in_process)):
+            return gpu_allocation.Deal()
+        if self.in_process:
+            raise errors.Unsupported(
+                "tasks inside this process cannot be given GPUs: it has one view of them",
+                fix='leave gpus out, or use launcher="local"',
+            )
+        assert self._node is not None
+        there = self._node.gpus()
+        for one in there:
+            # In the order of the hosts; who sees which, and what they do, their agents tell.
+            self._monitor.take_gpus(one["host"], one["gpus"])
+        found = [
+            gpu_allocation.Found(
+                one["host"],
+                tuple(gpu["index"] for gpu in one["gpus"]),
+                one["why"],
+                one["hidden"],
+                tuple(gpu["uuid"] for gpu in one["gpus"]),
+            )
+            for one in there
+        ]
+        dealt = gpu_allocation.deal(wish, workers, evaluators, found, self._place_of)
+        limits().check_gpus(dealt.count(workers, evaluators, self._place_of))
+        for host, share in zip(
+            found, dealt.shares or [gpu_allocation.Share()] * len(found), strict=True
+        ):
+            if host.hidden and wish == "auto":
+                self._monitor.notice(
+                    "warning",
+                    f"there seem to be GPUs{share.on}, but the workers get none: {host.why}",
+                    fix="mend that, or write gpus=0 if it is meant",
+                )
+            if share.left:
+                self._monitor.notice(
+                    "info",
+                    f"each worker gets {dealt.each} of the {share.count} GPUs{share.on}, all "
+                    f"alike: nobody gets {', '.join(map(str, share.left))}",
+                )
+        return dealt
+
+    def _check_gpus(self, workers: int) -> None:
+        """Raise an error unless there are GPUs for so many workers beside those that run."""
+        self._deal.check(workers, self._place_of)
+        evaluators = self._config.counts.get(Role.EVALUATOR, 0)
+        limits().check_gpus(self._deal.count(workers, evaluators, self._place_of))
+
+    def _await_ready(self, tasks: list[str], minimum: int | None = None) -> None:
+        """Wait until `minimum` (default: all) of `tasks` are ready, or that is hopeless."""
+        enough = len(tasks) if minimum is None else min(minimum, len(tasks))
+
+        def settled(rows: dict[str, TaskRow]) -> bool:
+            states = [rows[task].state for task in tasks if task in rows]
+            hopeless = len(tasks) - sum(state.ended for state in states) < enough
+            return hopeless or states.count(TaskState.READY) >= enough
+
+        limit = self._config.policy.start_timeout
+        in_time = self._wait_settled(settled, limit)
+        rows = {row.task: row for row in self._monitor.rows() if row.task in tasks}
+        waiting = [t for t in tasks if t not in rows or rows[t].state is not TaskState.READY]
+        if len(tasks) - len(waiting) >= enough:
+            return
+        if not in_time:
+            raise errors.StartTimeout(
+                f"{len(tasks) - len(waiting)} of {len(tasks)} tasks were ready after {limit:g} s; "
+                f"missing: {', '.join(waiting[:5])}",
+                fix="raise Policy(start_timeout=...), or see %tfd_cluster logs",
+            )
+        task = next(t for t in waiting if t in rows and rows[t].state.ended)
+        raise errors.LaunchError(
+            f"{task} did not come up: {rows[task].reason}{self._last_words(task)}",
+            task=task,
+            fix="mend that and start again",
+        )
+
+    def _wait_settled(self, settled: Callable[[dict[str, TaskRow]], bool], limit: float) -> bool:
+        """Wait until tasks have settled, or it is clear that hosts cannot talk to each other."""
+        assert self._node is not None
+        deadline, before = time.monotonic() + limit, ""
+        while not self._monitor.wait(settled, min(_TALK_SECONDS, deadline - time.monotonic())):
+            if time.monotonic() >= deadline:
+                return False
+            # Once is a task that ends just now, twice the same is a fact.
+            said = "; ".join(self.cut_off())
+            if said and said == before:
+                raise errors.LaunchError(said, fix="let these hosts talk, then start again")
+            before = said
+        return True
+
+    def room(self) -> int | None:
+        """Return how many bytes are free for the dispatcher's journal; None if it has no limit."""
+        if self.work_dir is None or work_dir.is_url(self.work_dir):
+            return None
+        if self.on_this_host:
+            return shutil.disk_usage(self.work_dir).free
+        return int(self.ask("room"))
+
+    def cut_off(self) -> list[str]:
+        """Say which hosts cannot reach which tasks that are ready; takes some seconds."""
+        ready = {
+            row.task: row.address for row in self._monitor.rows() if row.state is TaskState.READY
+        }
+        return [] if self._node is None else self._node.cut_off(ready)
+
+    def _last_words(self, task: str) -> str:
+        with contextlib.suppress(errors.TfdError):
+            if said := self.log(task, 5):
+                return "\n  It wrote:" + "".join(f"\n    {line}" for line in said.splitlines())
+        return ""
+
+
+def check_roles(launcher: base.Launcher, counts: Mapping[Role, int]) -> None:
+    """Raise Unsupported if the launcher cannot run one of the roles."""
+    for role, count in counts.items():
+        if count and role not in launcher.roles:
+            able = ", ".join(str(known) for known in Role if known in launcher.roles)
+            raise errors.Unsupported(
+                f"launcher {launcher.name!r} cannot run a {role}, only {able}",
+                fix='use launcher="local"',
+            )

@@ -1,0 +1,124 @@
+"""What a cluster watches over by itself: its time limit, its journal, those who wait long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from tfd_notebook.agent import work_dir as agent_work_dir
+from tfd_notebook.cluster.monitor import Monitor
+from tfd_notebook.cluster.task_manager import Fleet
+from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.data.service.usage import workers_of
+
+_JOURNAL_EVERY_SECONDS = 5.0
+_LIMITS_EVERY_SECONDS = 1.0
+_JOURNAL_WARN_BYTES = 1_000_000_000
+
+
+class Upkeep:
+    """Looks after a running cluster; called twice a second by the monitor's thread.
+
+    Parameters
+    ----------
+    fleet : Fleet
+    monitor : Monitor
+    consumers : Consumers
+    hang_seconds : float
+        A consumer that waits longer for data than this is spoken of.
+    end : callable
+        Ends the cluster; takes the state that it shall be in then.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        monitor: Monitor,
+        consumers: Consumers,
+        hang_seconds: float,
+        end: Callable[[str], None],
+    ) -> None:
+        self._fleet = fleet
+        self._monitor = monitor
+        self._consumers = consumers
+        self._hang_seconds = hang_seconds
+        self._end = end
+        self._journal_due = 0.0
+        self._limits_due = 0.0
+        self._stuck: set[str] = set()
+
+    def __call__(self) -> None:
+        expires = self._monitor.expires
+        if expires is not None and expires.over:
+            self._monitor.expires = None
+            self._monitor.notice("warning", "its time limit is over: it stops now")
+            self._end_beside("stopped")
+        if self._monitor.state == "lost":
+            # Whoever still reads would wait for ever.
+            self._end_beside("lost")
+        elif self._monitor.over:
+            self._end_beside("stopped")
+        self._look_at_journal()
+        self._look_for_stuck()
+        if time.monotonic() >= self._limits_due:
+            self._limits_due = time.monotonic() + _LIMITS_EVERY_SECONDS
+            self._consumers.look(workers_of(self._monitor.tasks()))
+
+    def _end_beside(self, state: str) -> None:
+        """End the cluster from a thread of its own: ending waits for this one."""
+        threading.Thread(target=self._end, args=(state,), name="tfd-end", daemon=True).start()
+
+    def _look_at_journal(self) -> None:
+        work_dir = self._fleet.work_dir
+        if work_dir is None or not (self._fleet.on_this_host or agent_work_dir.is_url(work_dir)):
+            return
+        if time.monotonic() < self._journal_due:
+            return
+        self._journal_due = time.monotonic() + _JOURNAL_EVERY_SECONDS
+        if agent_work_dir.is_url(work_dir):
+            # A remote file system may respond slowly, and this thread monitors all tasks.
+            threading.Thread(
+                target=self._measure_journal, args=(work_dir,), name="tfd-journal", daemon=True
+            ).start()
+        else:
+            self._measure_journal(work_dir)
+
+    def _measure_journal(self, work_dir: str) -> None:
+        try:
+            size = agent_work_dir.total_bytes(work_dir)
+        except OSError:  # the directory is removed when the cluster stops
+            return
+        before, self._monitor.journal_bytes = self._monitor.journal_bytes or 0, size
+        if before <= _JOURNAL_WARN_BYTES < size:
+            self._monitor.notice(
+                "warning",
+                f"the dispatcher's journal in {work_dir} has {size / 1e9:.1f} GB",
+                fix='with "dynamic" each element of the source is one record: make the source '
+                "coarser (files, batches), or use Service(fault_tolerant=False)",
+            )
+
+    def _look_for_stuck(self) -> None:
+        """Say a word when somebody waits long for data, once for each wait."""
+        stuck = set(self._consumers.stuck(self._hang_seconds))
+        for name in stuck - self._stuck:
+            if self._fleet.on_this_host:
+                self._say_stuck(name)
+            else:
+                # Hosts that are asked may take their time, and this thread has none.
+                threading.Thread(
+                    target=self._say_stuck, args=(name,), name="tfd-stuck", daemon=True
+                ).start()
+        self._stuck = stuck
+
+    def _say_stuck(self, name: str) -> None:
+        why = "; ".join(self._fleet.cut_off())
+        if name not in self._consumers.stuck(self._hang_seconds):
+            return
+        states = ", ".join(f"{row.task} {row.state}" for row in self._monitor.rows())
+        self._monitor.notice(
+            "warning",
+            f"{name!r} has waited {self._hang_seconds:g} s for data "
+            + (f"({states}): {why}" if why else f"({states})"),
+            fix="%tfd_cluster status shows why; Ctrl-C or cluster.interrupt() ends the wait",
+        )

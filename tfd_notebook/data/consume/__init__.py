@@ -1,0 +1,1 @@
+"""Reading: streams, observed datasets and their figures."""

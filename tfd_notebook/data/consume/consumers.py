@@ -1,0 +1,399 @@
+"""Everything in this process that reads a cluster's data, with its figures."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from tfd_notebook._compat.tf_data.meter import Meter, Reading
+from tfd_notebook.data.explain.classification import is_busy
+from tfd_notebook.data.explain.live_limit import Live, Pulse
+from tfd_notebook.data.service.usage import WorkerUse, processors
+from tfd_notebook.errors import Interrupted, TfdError, TimeLimit, UnknownName
+from tfd_notebook.model.snapshot import StreamRow
+
+#: Seconds over which rates and the waiting share are taken.
+WINDOW = 5.0
+
+#: Seconds without an element after which a consumer that nobody blocks counts as idle.
+_QUIET = 2.0
+
+#: Consumers that ended and are still listed.
+_ENDED_LISTED = 20
+
+
+class Second(NamedTuple):
+    """What happened in one second: totals at its end, and what it waited."""
+
+    second: int
+    elements: int
+    bytes: int
+    elements_per_s: float
+    bytes_per_s: float
+    wait_fraction: float
+
+
+class Series:
+    """Rates and a history by the second, from readings taken at any time.
+
+    Parameters
+    ----------
+    keep : int
+        How many seconds of history are kept.
+    """
+
+    def __init__(self, keep: int = 60) -> None:
+        self._start = time.perf_counter()
+        self._recent: deque[tuple[float, Reading]] = deque([(self._start, Reading())])
+        self._last_second = (self._start, Reading())
+        self._seconds: deque[Second] = deque(maxlen=keep)
+        self._keep = keep
+        self._lock = threading.Lock()
+
+    def add(self, reading: Reading, now: float) -> None:
+        """Take in the totals `reading` as of `now` (`time.perf_counter`)."""
+        with self._lock:
+            self._add(reading, now)
+
+    def _add(self, reading: Reading, now: float) -> None:
+        self._recent.append((now, reading))
+        while len(self._recent) > 2 and self._recent[1][0] < now - WINDOW:
+            self._recent.popleft()
+        began, before = self._last_second
+        if now - began >= 1.0:
+            self._close_seconds(began, before, reading, now)
+
+    def _close_seconds(self, began: float, before: Reading, reading: Reading, now: float) -> None:
+        """Spread what came since `began` evenly over the seconds that passed."""
+        count = int(now - began)
+        share = 1.0 / (now - began)
+        rates = [(after - old) * share for after, old in zip(reading, before, strict=True)]
+        for step in range(max(1, count - self._keep + 1), count + 1):
+            self._seconds.append(
+                Second(
+                    second=round(began + step - self._start),
+                    elements=round(before.elements + rates[0] * step),
+                    bytes=round(before.bytes + rates[1] * step),
+                    elements_per_s=rates[0],
+                    bytes_per_s=rates[1],
+                    wait_fraction=min(1.0, rates[2]),
+                )
+            )
+        ahead = [old + rate * count for old, rate in zip(before, rates, strict=True)]
+        self._last_second = (began + count, Reading(round(ahead[0]), round(ahead[1]), ahead[2]))
+
+    def rates(self) -> tuple[float, float, float | None]:
+        """Return elements/s, bytes/s and the waiting share of the last seconds."""
+        with self._lock:
+            (begin, first), (end, last) = self._recent[0], self._recent[-1]
+        if end <= begin:
+            return 0.0, 0.0, None
+        elements, size, waited = (
+            (new - old) / (end - begin) for new, old in zip(last, first, strict=True)
+        )
+        return elements, size, min(1.0, max(0.0, waited))
+
+    def history(self) -> tuple[Second, ...]:
+        """Return what happened in each whole second, the latest last."""
+        with self._lock:
+            return tuple(self._seconds)
+
+
+class Source(Protocol):
+    """A consumer as the registry sees it."""
+
+    series: Series
+    live: Live
+
+    @property
+    def kind(self) -> str:
+        """``"stream"`` or ``"dataset"``."""
+
+    @property
+    def used(self) -> bool:
+        """Whether somebody takes the elements, who may be the limit."""
+
+    @property
+    def meter(self) -> Meter | None:
+        """The account of the latest iterator."""
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def error(self) -> object:
+        """What ended it: an exception or its text, None where there is nothing to say."""
+
+    @property
+    def ended(self) -> float | None:
+        """When it ended (`time.perf_counter`), None while it has not."""
+
+    def reading(self) -> Reading: ...
+
+    def waiting_since(self) -> float | None: ...
+
+    def cancel(self, error: TfdError) -> None: ...
+
+
+class DatasetSource:
+    """A watched dataset: all its iterators, one epoch after the other, make one consumer."""
+
+    kind = "dataset"
+    used = True
+
+    def __init__(self) -> None:
+        self._done = Reading()
+        self._meters: list[Meter] = []
+        self._latest: Meter | None = None
+        self.series = Series()
+        self.live = Live()
+        self._lock = threading.Lock()
+
+    @property
+    def meter(self) -> Meter | None:
+        return self._latest
+
+    def add(self, meter: Meter) -> None:
+        """Take in the account of another iterator."""
+        self.reading()  # folds the ended ones, so that a thousand epochs do not pile up
+        with self._lock:
+            self._meters.append(meter)
+            self._latest = meter
+
+    def reading(self) -> Reading:
+        with self._lock:
+            total, live = self._done, []
+            for meter in self._meters:
+                ended = meter.ended is not None
+                total = total.plus(reading := meter.read())
+                if ended:
+                    self._done = self._done.plus(reading)
+                else:
+                    live.append(meter)
+            self._meters = live
+            return total
+
+    @property
+    def state(self) -> str:
+        with self._lock:
+            if any(meter.ended is None for meter in self._meters):
+                return "running"
+            latest = self._latest
+        if latest is None:
+            return "new"
+        if latest.finished:
+            return "finished"
+        if latest.failure is not None:
+            return "failed"
+        if latest.error is None or latest.interrupted or isinstance(latest.error, Interrupted):
+            return "stopped"
+        return "failed"
+
+    @property
+    def error(self) -> object:
+        latest = self._latest
+        if latest is None or latest.finished:
+            return None
+        return latest.failure or latest.error
+
+    @property
+    def ended(self) -> float | None:
+        latest = self._latest
+        return latest.ended if latest is not None else None
+
+    def waiting_since(self) -> float | None:
+        with self._lock:
+            waits = [meter.waiting_since() for meter in self._meters]
+        return min((since for since in waits if since is not None), default=None)
+
+    def cancel(self, error: TfdError) -> None:
+        with self._lock:
+            meters = list(self._meters)
+        for meter in meters:
+            meter.cancel(error)
+
+
+@dataclass
+class _Entry:
+    source: Source
+    elements: int = 0
+    moved: float = field(default_factory=time.perf_counter)
+    final: StreamRow | None = None
+
+
+class Consumers:
+    """Who reads, how fast, and who waits; safe to use from any thread.
+
+    Parameters
+    ----------
+    task_of : callable, optional
+        Returns the name of the task at an address such as ``"localhost:4711"``, or None.
+    """
+
+    def __init__(self, task_of: Callable[[str], str | None] | None = None) -> None:
+        self.task_of = task_of or (lambda address: None)
+        self._entries: dict[str, _Entry] = {}
+        self._lock = threading.RLock()
+        self._pulse = Pulse()
+
+    def add(self, source: Source, name: str) -> str:
+        """List `source`; return its name, made unique among those that have not ended."""
+        with self._lock:
+            for known, entry in self._entries.items():
+                if entry.source is source:
+                    return known
+            unique, number = name, 1
+            while unique in self._entries and not _over(self._entries[unique].source.state):
+                number += 1
+                unique = f"{name}-{number}"
+            self._entries.pop(unique, None)
+            self._entries[unique] = _Entry(source)
+            self._forget_oldest()
+            return unique
+
+    def rows(self) -> tuple[StreamRow, ...]:
+        """Return a row for each consumer, in the order in which they started."""
+        with self._lock:
+            now = time.perf_counter()
+            return tuple(self._row(name, entry, now) for name, entry in self._entries.items())
+
+    def look(self, workers: Sequence[WorkerUse] = ()) -> None:
+        """See what limits each of them; to be called about once a second.
+
+        Raises
+        ------
+        Exception
+            Once for a consumer whose pipeline cannot be read; it is not looked at from then on.
+        """
+        running = [
+            entry.source
+            for _, entry in self._living()
+            if entry.source.state == "running" and not entry.source.live.blind
+        ]
+        if not running:
+            return
+        self._pulse.feel()
+        for source in running:
+            iterator = source.meter.iterator() if source.meter is not None else None
+            try:
+                source.live.look(iterator, source.reading(), self._pulse, workers, source.used)
+            except Exception:
+                source.live.blind = True
+                raise
+
+    def machine_is_busy(self) -> bool:
+        """Return True if the cores of this machine were busy in the last second."""
+        return is_busy(self._pulse.machine, processors())
+
+    def latest(self) -> Source | None:
+        """Return the consumer, among those that have not ended, that was served last."""
+        self.rows()
+        with self._lock:
+            living = [entry for entry in self._entries.values() if entry.final is None]
+        entry = max(living, key=lambda entry: entry.moved, default=None)
+        return entry.source if entry is not None else None
+
+    def named(self, name: str) -> Source:
+        """Return the consumer of that name, or raise UnknownName."""
+        with self._lock:
+            if name in self._entries:
+                return self._entries[name].source
+            known = ", ".join(self._entries) or "nothing was read yet"
+        raise UnknownName(f"nothing is read as {name!r}", fix=f"known are: {known}")
+
+    def cancel_all(self, error: TfdError) -> None:
+        """End every iteration; consumers that are blocked, and later calls, raise `error`."""
+        for _, entry in self._living():
+            entry.source.cancel(error)
+
+    def stuck(self, seconds: float) -> tuple[str, ...]:
+        """Return the names of the consumers that have waited for one element that long."""
+        now = time.perf_counter()
+        return tuple(
+            name
+            for name, entry in self._living()
+            if (since := entry.source.waiting_since()) is not None and now - since >= seconds
+        )
+
+    def idle(self) -> bool:
+        """Whether no stream runs and no dataset is being read."""
+        self.rows()
+        now = time.perf_counter()
+        return not any(
+            entry.source.kind == "stream"
+            or now - entry.moved < _QUIET
+            or entry.source.waiting_since() is not None
+            for _, entry in self._living()
+            if entry.source.state == "running"
+        )
+
+    def reading(self) -> bool:
+        """Whether anybody is in the middle of its data, however slowly it takes it."""
+        return any(entry.source.state == "running" for _, entry in self._living())
+
+    def wait_idle(self, timeout: float | None = None) -> None:
+        """Wait until `idle`; raises TimeLimit after `timeout` seconds, and answers Ctrl-C."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self.idle():
+            if deadline is not None and time.monotonic() >= deadline:
+                names = ", ".join(name for name, entry in self._living() if entry.final is None)
+                raise TimeLimit(
+                    f"after {timeout:g} s these still read: {names}",
+                    fix="wait longer, or stop them",
+                )
+            time.sleep(0.05)
+
+    def _living(self) -> list[tuple[str, _Entry]]:
+        with self._lock:
+            return [
+                (name, entry)
+                for name, entry in self._entries.items()
+                if not _over(entry.source.state)
+            ]
+
+    def _row(self, name: str, entry: _Entry, now: float) -> StreamRow:
+        source = entry.source
+        state = source.state
+        reading = source.reading()
+        final = entry.final
+        if final is not None and (final.state, final.elements) == (state, reading.elements):
+            return final
+        entry.final = None  # a dataset may run again: another epoch
+        if reading.elements != entry.elements:
+            entry.elements, entry.moved = reading.elements, now
+        over = _over(state)
+        source.series.add(reading, min(now, source.ended or now) if over else now)
+        elements, size, waiting = source.series.rates()
+        error, meter = source.error, source.meter
+        use = meter.use if meter is not None else None
+        row = StreamRow(
+            name=name,
+            kind=source.kind,
+            state=state,
+            elements=reading.elements,
+            bytes=reading.bytes,
+            elements_per_s=elements,
+            bytes_per_s=size,
+            wait_fraction=waiting,
+            history=tuple(second.elements_per_s for second in source.series.history()[-60:]),
+            error=str(error) if error is not None else "",
+            limit="" if over or not source.live.history else source.live.limit.sentence(),
+            epoch=use.account(meter.read().elements) if use and meter and meter.complete else "",
+            job=(use.job_name or "") if use else "",
+        )
+        if over:
+            entry.final = row
+        return row
+
+    def _forget_oldest(self) -> None:
+        over = [name for name, entry in self._entries.items() if _over(entry.source.state)]
+        for name in over[:-_ENDED_LISTED]:
+            del self._entries[name]
+
+
+def _over(state: str) -> bool:
+    return state in ("finished", "failed", "stopped")

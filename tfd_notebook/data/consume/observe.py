@@ -1,0 +1,267 @@
+"""Datasets that stay ``tf.data.Dataset`` and are watched while this process iterates them."""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from tfd_notebook import errors
+from tfd_notebook._compat.tf_data.meter import Meter, again
+from tfd_notebook.data.consume.consumers import Consumers, DatasetSource
+from tfd_notebook.data.op_errors import combine
+from tfd_notebook.data.service.memory_datasets import check_transfer
+
+
+def watch(
+    dataset: Any,
+    consumers: Consumers,
+    name: str | None = None,
+    before: Callable[[], object] | None = None,
+) -> Any:
+    """Return `dataset`, watched by `consumers` whenever Python or Keras iterates it.
+
+    Every iterator is counted, can be cancelled while it blocks (Ctrl-C, the end of the cluster),
+    and raises errors that say what failed. What is made from the result by its methods is watched
+    too. Loops inside a ``tf.function`` stay TensorFlow's own; an iterator that is passed into one,
+    as Keras does, is watched. A Python function that the pipeline calls in this process has to
+    return before a cancellation ends the wait for it.
+
+    Parameters
+    ----------
+    dataset : tf.data.Dataset
+    consumers : Consumers
+    name : str, optional
+        Its name in the views. Default ``"dataset"``.
+    before : callable, optional
+        Called before each iterator is opened; what it raises, the consumer gets. Default: what
+        `dataset` was watched with.
+
+    Returns
+    -------
+    tf.data.Dataset
+        Elements, options, cardinality and ``element_spec`` are those of `dataset`. With a
+        TensorFlow whose internals are unknown it is `dataset` itself, and a warning says so.
+    """
+    check_dataset(dataset)
+    compat = load_compat()
+    if compat is None:
+        return dataset
+    if isinstance(dataset, compat.WatchedDataset):
+        before, dataset = dataset.watcher.before, dataset.bare
+    check_transfer(dataset)
+    return compat.WatchedDataset(dataset, _Watcher(consumers, name or "dataset", before))
+
+
+def check_dataset(dataset: Any) -> None:
+    """Raise UsageError unless `dataset` is a ``tf.data.Dataset``."""
+    import tensorflow as tf
+
+    if not isinstance(dataset, tf.data.Dataset):
+        raise errors.UsageError(
+            f"a {type(dataset).__name__} is no tf.data.Dataset",
+            fix="make one, for example by tf.data.Dataset.from_tensor_slices",
+        )
+
+
+def load_compat() -> ModuleType | None:
+    """Return the module that knows TensorFlow's internals, None where they are unknown."""
+    try:
+        from tfd_notebook._compat.tf_data import iterator as tf_data_iterator
+    except (ImportError, AttributeError) as error:
+        import tensorflow as tf
+
+        warnings.warn(
+            f"TensorFlow {tf.__version__} is not known here ({error}): datasets are not watched "
+            "and Ctrl-C waits for the next element",
+            UserWarning,
+            stacklevel=3,
+        )
+        return None
+    return tf_data_iterator
+
+
+def open_iterator(dataset: Any, consumers: Consumers) -> tuple[Any, Meter]:
+    """Return an iterator of `dataset` that `consumers` does not list, and its account."""
+    check_dataset(dataset)
+    compat = load_compat()
+    if compat is None:
+        plain = _PlainIterator(dataset)
+        return plain, plain.meter
+    before = None
+    if isinstance(dataset, compat.WatchedDataset):
+        before, dataset = dataset.watcher.before, dataset.bare
+    check_transfer(dataset)
+    iterator = compat.WatchedIterator(dataset, _Unlisted(consumers, before))
+    return iterator, iterator.meter
+
+
+class _PlainIterator:
+    """What is left of a watched iterator with a TensorFlow whose internals are unknown."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.meter = Meter()
+        self.element_spec = dataset.element_spec
+        self._dataset = dataset
+        self._iterator: Any = None
+
+    def __iter__(self) -> _PlainIterator:
+        return self
+
+    def __next__(self) -> Any:
+        if self.meter.error is not None:
+            raise again(self.meter.error)
+        start = time.perf_counter()
+        if self._iterator is None:
+            self._iterator = iter(self._dataset)
+        element = next(self._iterator)
+        self.meter.waited += time.perf_counter() - start
+        self.meter.elements += 1
+        return element
+
+
+class _Unlisted:
+    """Translates errors for an iterator that somebody else lists."""
+
+    def __init__(self, consumers: Consumers, before: Callable[[], object] | None = None) -> None:
+        self._consumers = consumers
+        self.before = before
+
+    def opened(self, meter: Meter) -> None:
+        if self.before is not None:
+            self.before()
+
+    def failure(self, error: Any) -> BaseException:
+        return translate(error, self._consumers)
+
+
+class _Watcher(_Unlisted):
+    """Lists the iterators of one dataset as one consumer."""
+
+    def __init__(
+        self, consumers: Consumers, name: str, before: Callable[[], object] | None
+    ) -> None:
+        super().__init__(consumers, before)
+        self._name = name
+        self._source = DatasetSource()
+
+    def opened(self, meter: Meter) -> None:
+        super().opened(meter)
+        self._source.add(meter)
+        self._consumers.add(self._source, self._name)
+
+
+_BY_CODE = {
+    kind.code: kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.TfdError)
+}
+
+_MARKER = re.compile(r"\[(TFD\d{3})\]\s*(.*?)(?:\nNext: ([^\n]*?))?\s*(?=\[Op:|\[\[|$)", re.S)
+_WORKER = re.compile(r"Failed to get element from worker (\S+?):? ")
+_STAGE = re.compile(
+    r"Error in user-defined function passed to (\w+?)(?:Dataset)?(?:V\d)?:\d+ transformation "
+    r"with iterator: \S+?: "
+)
+_STRAY = re.compile(r"Worker (\S+) is not in the workers list")
+_FULL = re.compile(r"[^\s;]*; No space left on device")
+_SHORT = re.compile(r"expected to contain (\d+) elements but contained only (\d+)")
+_NODE = re.compile(r"\{\{node ([^}]+)\}\}")
+_PYTHON_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+#: Files that are not the user's, on this host or a worker's: frozen modules, the standard library,
+#: installed packages, and the code that AutoGraph generates.
+_NOT_USERS = re.compile(
+    r"<frozen |/python3\.\d+t?/|[/\\](?:site|dist)-packages[/\\]|__autograph_generated_file"
+)
+_PLUMBING = re.compile(
+    r"\{\{function_node [^}]*\}\}\s*|Failed to get element from worker \S+ "
+    r"|Failed to get an element, with a nonretryable error: |Failed to get (?:element|tasks): "
+    r"|\[\[.*?\]\]|\[Op:\w+\](?: name:.*)?|Traceback \(most recent call last\):.*",
+    re.S,
+)
+
+
+def translate(error: Any, consumers: Consumers) -> BaseException:
+    """Return the TfdError for TensorFlow's `error`.
+
+    It is an instance of the class of `error` too, so that code which catches TensorFlow's
+    errors goes on to work. A text that carries a code of ours (``[TFD302] ...``), which is how a
+    task that is gone for good answers, becomes the error of that code.
+    """
+    message = str(error.message)
+    # An error of a tf.function begins with where the function's own ops were made.
+    message = message[max(0, message.find("Failed to get element")) :]
+    worker = _WORKER.search(message)
+    task = consumers.task_of(worker[1]) if worker else None
+    marked = _MARKER.search(message)
+    if marked and marked[1] in _BY_CODE:
+        return _both(_BY_CODE[marked[1]], error, marked[2], task, marked[3])
+    where = "this process"
+    if worker:
+        where = f"{task} ({worker[1]})" if task else f"data worker {worker[1]}"
+    text = " ".join(_PLUMBING.sub("", _STAGE.sub("", message)).split())
+    missing_op = re.search(r"Op type not registered '(\w+)'", message)
+    if missing_op:
+        what = f"{where} does not know the op {missing_op[1]}, which a library adds"
+        fix = "start the cluster with preload=[the module or *.so that has the op]"
+        return _both(errors.PipelineError, error, what, task, fix)
+    if "Could not find callback with key=" in message:
+        what = f"{where} does not have a Python function of the pipeline ({text})"
+        fix = "run the cell that makes the dataset again, so that cluster.distribute() sends it"
+        return _both(errors.NotSerializable, error, what, task, fix)
+    full = _FULL.search(message)
+    if full:
+        what = f"a disk is full, most likely the one with the dispatcher's journal ({full[0]})"
+        fix = "make room there, or start the cluster with another Service(work_dir=...)"
+        return _both(errors.WorkDirError, error, what, "dispatcher:0", fix)
+    stray = _STRAY.search(message)
+    if stray:
+        gone = consumers.task_of(stray[1]) or "a data worker that has left"
+        what = f"the dispatcher counts on {gone} ({stray[1]}), which has no share of the data"
+        fix = 'use processing_mode="dynamic", bring that worker back, or make a new cluster'
+        return _both(errors.DataError, error, what, None, fix)
+    short = _SHORT.search(message)
+    if worker is None and short:
+        what = (
+            f"{short[2]} of {short[1]} elements came: a data worker that went, or was restarted, "
+            "took what it had prepared with it"
+        )
+        fix = "iterate again for a whole epoch"
+        return _both(errors.DataLoss, error, what, None, fix)
+    forgotten = "Failed to get split: Iteration id" in message
+    if forgotten or (worker is None and "dispatcher" in message):
+        what = f"the dispatcher does not know this iteration any more ({text})"
+        fix = "start a new loop; with Service(fault_tolerant=True) a restart would go unnoticed"
+        return _both(errors.DispatcherLost, error, what, "dispatcher:0", fix)
+    what = f"the pipeline failed in {where}{_stage(message)}: {text}"
+    return _both(errors.PipelineError, error, what, task, None)
+
+
+def _stage(message: str) -> str:
+    """Return the stage of the pipeline that `message` names, in words."""
+    parts = []
+    stage = _STAGE.search(message)
+    if stage:
+        parts.append(f"stage {re.sub(r'(?<=[a-z])(?=[A-Z])', '_', stage[1]).lower()}")
+    nodes = [node for node in _NODE.findall(message) if "IteratorGetNext" not in node]
+    if nodes:
+        parts.append(f"op {nodes[-1]}")
+    lines = [
+        f"{name} ({file}:{line})"
+        for file, line, name in _PYTHON_LINE.findall(message)
+        if "/tensorflow/python/" not in file
+    ]
+    users = [line for line in lines if not _NOT_USERS.search(line)]
+    if lines:
+        parts.append(f"in {(users or lines)[-1]}")
+    return ", " + ", ".join(parts) if parts else ""
+
+
+def _both(
+    kind: type[errors.TfdError], error: Any, what: str, task: str | None, fix: str | None
+) -> BaseException:
+    """Return an error of class `kind` that is also of TensorFlow's class of `error`."""
+    return combine(kind(what, task=task, fix=fix), error)

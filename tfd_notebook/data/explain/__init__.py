@@ -1,0 +1,1 @@
+"""Measurements that find the bottleneck of an input pipeline."""

@@ -1,0 +1,114 @@
+"""Changes to a pipeline that can be tried without the user's code: its graph is rewritten."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfd_notebook._compat.tf_data import graph
+from tfd_notebook._compat.tf_data.pipeline_model import READERS, Stage, kind_of, stages_of
+
+_AUTOTUNE = -1
+#: Bytes of a graph above which the data is part of it, and copies of it cost too much.
+_LARGEST = 50_000_000
+
+#: Gets a graph and the name of the node to change.
+_Change = Callable[[Any, str], object]
+
+
+def parallel(dataset: Any, stage: Stage) -> Any:
+    """Return `dataset` with `stage` in several threads; None where that cannot be done."""
+    change = {
+        "MapDataset": _parallel_map,
+        "InterleaveDataset": _parallel_interleave,
+        "FlatMapDataset": _parallel_interleave,
+    }
+    return _rewritten(dataset, stage, change)
+
+
+def smaller_buffer(dataset: Any, stage: Stage, size: int) -> Any:
+    """Return `dataset` with a shuffle stage whose buffer holds `size` elements."""
+
+    def change(definition: Any, name: str) -> None:
+        node = _with_constants(definition, name, buffer_size=size)
+        node.input[1] = node.input.pop()
+
+    return _rewritten(dataset, stage, {"ShuffleDatasetV3": change, "ShuffleDataset": change})
+
+
+def _rewritten(dataset: Any, stage: Stage, changes: Mapping[str, _Change]) -> Any:
+    import tensorflow as tf
+
+    serialized = graph.serialized(dataset)
+    if not 0 < len(serialized) < _LARGEST:
+        return None
+    definition = tf.compat.v1.GraphDef.FromString(serialized)
+    node = _find(definition, stages_of(dataset), stage)
+    if node is None or node.op not in changes:
+        return None
+    changes[node.op](definition, node.name)
+    variant = tf.raw_ops.DatasetFromGraph(graph_def=definition.SerializeToString())
+    made = tf.data.experimental.from_variant(variant, dataset.element_spec)
+    return made.with_options(dataset.options())
+
+
+def _find(definition: Any, last: Stage, wanted: Stage) -> Any:
+    """Return the node of a graph that is the stage `wanted` of the pipeline that ends in `last`."""
+    nodes = {node.name: node for node in definition.node}
+
+    def before(node: Any) -> list[Any]:
+        names = (name.split(":")[0] for name in node.input if not name.startswith("^"))
+        return [nodes[name] for name in names if "Dataset" in nodes[name].op]
+
+    end = next(node for node in definition.node if node.op == "_Retval")
+    todo = [(nodes[end.input[0].split(":")[0]], last)]
+    while todo:
+        node, stage = todo.pop()
+        kind = kind_of(node.op)
+        reads = kind in ("FlatMap", "Interleave") and stage.kind in READERS
+        if kind != stage.kind and not reads:
+            todo += [(each, stage) for each in before(node)[:1]]  # options and the like
+        elif stage.dataset is wanted.dataset:
+            return node
+        else:
+            todo += list(zip(before(node), stage.inputs, strict=False))
+    return None
+
+
+def _with_constants(definition: Any, name: str, **values: int) -> Any:
+    """Give the node `name` further inputs with those values; return it."""
+    import tensorflow as tf
+
+    kept = [copy.deepcopy(node) for node in definition.node]
+    del definition.node[:]
+    for word, value in values.items():
+        node = definition.node.add(name=f"{name}/tfd_{word}", op="Const")
+        node.attr["dtype"].type = tf.int64.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64, ()))
+    definition.node.extend(kept)
+    found = next(node for node in definition.node if node.name == name)
+    found.input.extend(f"{name}/tfd_{word}" for word in values)
+    return found
+
+
+def _parallel_map(definition: Any, name: str) -> None:
+    node = _with_constants(definition, name, num_parallel_calls=_AUTOTUNE)
+    node.op = "ParallelMapDatasetV2"
+    node.attr["deterministic"].s = b"default"
+    node.attr.pop("force_synchronous", None)
+
+
+def _parallel_interleave(definition: Any, name: str) -> None:
+    node = next(node for node in definition.node if node.name == name)
+    cycle = {} if node.op == "InterleaveDataset" else {"cycle_length": _AUTOTUNE, "block_length": 1}
+    node.op = "ParallelInterleaveDatasetV4"
+    node.attr["deterministic"].s = b"default"
+    _with_constants(
+        definition,
+        name,
+        **cycle,
+        buffer_output_elements=_AUTOTUNE,
+        prefetch_input_elements=_AUTOTUNE,
+        num_parallel_calls=_AUTOTUNE,
+    )

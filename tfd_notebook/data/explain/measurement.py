@@ -1,0 +1,238 @@
+"""Runs a pipeline for some seconds and writes down all that tells where the time goes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tfd_notebook._compat.tf_data.pipeline_model import Stage, model_of, stages_of
+from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.data.consume.observe import open_iterator
+from tfd_notebook.data.explain.cost_model import Costs, Lane
+from tfd_notebook.errors import TimeLimit
+
+#: Seconds between two readings of the model; less for passes so short that they would be missed.
+_MODEL_EVERY = 0.1
+_MODEL_EVERY_SHORT = 0.02
+_PROBE = 0.002
+#: A thread that wakes up later than that had to wait for the interpreter's lock, or, where all of
+#: them are in use, for a processor.
+_LATE = 0.0005
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was seen while a pipeline ran.
+
+    Parameters
+    ----------
+    seconds : float
+        How long, without the warm-up.
+    elements, bytes : int
+        What came in that time.
+    waited : float
+        Seconds that the consumer waited for data.
+    first : float
+        Seconds from the start of the first pass to its first element.
+    cpu : float
+        Processors that this process used, on average.
+    locked : float
+        Share of the time that the interpreter's lock was held by somebody who computes.
+    lanes : tuple of Lane
+    empty : bool
+        Whether the data ended without an element.
+    """
+
+    seconds: float
+    elements: int
+    bytes: int
+    waited: float
+    first: float
+    cpu: float
+    locked: float
+    lanes: tuple[Lane, ...]
+    empty: bool = False
+
+    @property
+    def rate(self) -> float:
+        """Elements per second."""
+        return self.elements / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def wait_fraction(self) -> float:
+        """Share of the time that the consumer waited."""
+        return min(1.0, self.waited / self.seconds) if self.seconds > 0 else 1.0
+
+    def figures(self) -> dict[str, float]:
+        """Return what a `Limit` says of it."""
+        return {
+            "elements_per_s": self.rate,
+            "bytes_per_s": self.bytes / self.seconds if self.seconds > 0 else 0.0,
+            "wait_fraction": self.wait_fraction,
+            "cpu_cores": self.cpu,
+            "first_element_s": self.first,
+        }
+
+
+def measure(
+    dataset: Any,
+    seconds: float,
+    consume: Callable[[Any], object] | None = None,
+    warm_up: float = 1.0,
+    last: Stage | None = None,
+    ended: Callable[[], object] | None = None,
+) -> Measured:
+    """Iterate `dataset` for about that long, again from the start where it ends.
+
+    Parameters
+    ----------
+    dataset : tf.data.Dataset
+    seconds : float
+        Time to measure, after `warm_up`.
+    consume : callable, optional
+        Called with each element.
+    warm_up : float
+        Seconds that do not count. Default 1.
+    last : Stage, optional
+        What the time is accounted to. Default: the stages of `dataset`.
+    ended : callable, optional
+        Called when the time is over, before the iterator is let go of: with a tf.data service
+        that can take a second.
+
+    Raises
+    ------
+    Exception
+        The pipeline's error, or the consumer's.
+    """
+    return _Run(last or stages_of(dataset), ended).measure(dataset, seconds, consume, warm_up)
+
+
+class _Run:
+    def __init__(self, last: Stage, ended: Callable[[], object] | None) -> None:
+        self._last = last
+        self._ended = ended
+        self._costs = Costs(last)
+        self._lags: list[float] = []
+        self._over = threading.Event()
+        self._iterator: Any = None
+        self._meter: Any = None
+        self._lock = threading.Lock()
+        self._counting = False
+        self._passes = 0
+        self._read = 0.0
+        self._end = 0.0
+
+    def measure(
+        self,
+        dataset: Any,
+        seconds: float,
+        consume: Callable[[Any], object] | None,
+        warm_up: float,
+    ) -> Measured:
+        begin = time.perf_counter()
+        warm = begin + warm_up
+        end = self._end = warm + seconds
+        elements = size = 0
+        waited, first, started, cpu = 0.0, 0.0, begin, _cpu()
+        look = threading.Thread(target=self._look, name="tfd-explain", daemon=True)
+        look.start()
+        try:
+            while True:
+                self._passes += 1
+                iterator, meter = open_iterator(dataset, Consumers())
+                with self._lock:
+                    self._meter, self._iterator = meter, iterator
+                    self._costs.restart()
+                    self._read = time.perf_counter()
+                any_came = False
+                base = (0, 0, 0.0)
+                now = time.perf_counter()
+                try:
+                    for element in iterator:
+                        now = time.perf_counter()
+                        if not any_came:
+                            any_came = True
+                            first = first or now - begin
+                        if consume is not None:
+                            consume(element)
+                            now = time.perf_counter()
+                        if consume is not None and meter.elements == 1 and self._passes == 1:
+                            # A first step may compile for long, and is none that counts.
+                            warm, end = now + warm_up, now + warm_up + seconds
+                            self._end = end
+                        if not self._counting and now >= warm:
+                            # From here on it counts.
+                            self._counting, started, cpu = True, now, _cpu()
+                            with self._lock:
+                                self._costs = Costs(self._last)
+                                self._read = now
+                            base = (meter.elements, meter.bytes, meter.waited)
+                        if now >= end:
+                            break
+                except TimeLimit:
+                    now = time.perf_counter()
+                reading = meter.read()
+                if self._counting:
+                    elements += reading.elements - base[0]
+                    size += reading.bytes - base[1]
+                    waited += reading.waited - base[2]
+                used = _cpu() - cpu
+                over = now >= end or self._over.is_set() or not any_came
+                if over and self._ended is not None:
+                    self._ended()
+                with self._lock:
+                    self._iterator = None
+                del iterator
+                if over:
+                    break
+        finally:
+            self._over.set()
+            look.join(5)
+            self._iterator = None
+        if not self._counting:  # nothing came before the time was up, or all of it at once
+            reading = meter.read()
+            started, elements, size = begin, reading.elements, reading.bytes
+            waited = reading.waited
+        return Measured(
+            seconds=now - started,
+            elements=elements,
+            bytes=size,
+            waited=waited,
+            first=first or now - begin,
+            cpu=used / max(now - started, 1e-9),
+            locked=sum(lag > _LATE for lag in self._lags) / max(1, len(self._lags)),
+            lanes=tuple(self._costs.lanes()),
+            empty=self._passes == 1 and meter.complete and not meter.elements,
+        )
+
+    def _look(self) -> None:
+        """Read the model now and then, feel for the interpreter's lock, and end what hangs."""
+        while not self._over.is_set():
+            began = time.perf_counter()
+            time.sleep(_PROBE)
+            now = time.perf_counter()
+            if self._counting:
+                self._lags.append(now - began - _PROBE)
+            self._read_model(now)
+            if now > self._end + 0.1 and self._meter is not None:
+                self._meter.cancel(TimeLimit("the time for measuring is over"))
+
+    def _read_model(self, now: float) -> None:
+        every = _MODEL_EVERY_SHORT if self._passes > 1 else _MODEL_EVERY
+        with self._lock:
+            resource = getattr(self._iterator, "opened", None)
+            if now - self._read < every or resource is None:
+                return
+            model = model_of(resource)
+            if model is not None:
+                self._costs.add(model, now - self._read)
+            self._read = now
+
+
+def _cpu() -> float:
+    times = os.times()
+    return times.user + times.system

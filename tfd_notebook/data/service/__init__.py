@@ -1,0 +1,1 @@
+"""TensorFlow's tf.data service: its servers, and datasets that read from them."""

@@ -1,0 +1,341 @@
+"""What a fault-tolerant dispatcher knows, read from the journal that it keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from tfd_notebook.agent import work_dir as agent_work_dir
+from tfd_notebook.errors import DataError
+from tfd_notebook.net import tf_messages
+
+#: Name of the journal's directory inside the dispatcher's ``work_dir``.
+JOURNAL_DIR = "tf_data_dispatcher_journal"
+
+_HEADER = struct.Struct("<QI")  # TFRecord: length, its checksum; then the data and its checksum
+_TRAILER = 4
+_BLOCK = 1 << 22
+_LONGEST = 1 << 30
+_PRODUCE_SPLIT = 0x42  # first byte of an Update that holds a produce_split, field 8
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job: a dataset, how it is shared out, and under which name consumers join it.
+
+    Parameters
+    ----------
+    id : int
+    name : str
+        The user's ``job_name``, or one that TensorFlow made up.
+    dataset_id : str
+    mode : str
+        One of `wire.SHARDING_POLICIES`.
+    num_consumers : int, optional
+        Consumers of a coordinated read; None for other jobs.
+    """
+
+    id: int
+    name: str
+    dataset_id: str
+    mode: str
+    num_consumers: int | None = None
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One pass of a job over its data.
+
+    Parameters
+    ----------
+    id, job_id : int
+    repetition : int
+        Which pass: 1 for the first time that a consumer iterates, 2 for the second.
+    finished : bool
+        Whether every task of it has delivered its last element.
+    collected : bool
+        Whether the dispatcher has forgotten it; a consumer then starts it afresh.
+    clients : int
+        Consumers that read it now.
+    splits : int
+        Splits of the source handed to workers so far; with ``"dynamic"`` over single elements,
+        one for each element.
+    """
+
+    id: int
+    job_id: int
+    repetition: int
+    finished: bool = False
+    collected: bool = False
+    clients: int = 0
+    splits: int = 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one data worker does for one iteration."""
+
+    id: int
+    iteration_id: int
+    worker_address: str
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class JournalState:
+    """Everything that the journal says, up to its last complete record.
+
+    Parameters
+    ----------
+    workers : tuple of str
+        Addresses of all workers that ever registered.
+    datasets : tuple of str
+        Ids of the registered datasets.
+    jobs : tuple of Job
+    iterations : tuple of Iteration
+    tasks : tuple of Task
+        Without those that were removed.
+    size_bytes : int
+        Size of the journal's files.
+    """
+
+    workers: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    iterations: tuple[Iteration, ...] = ()
+    tasks: tuple[Task, ...] = ()
+    size_bytes: int = 0
+
+    @property
+    def clients(self) -> int:
+        """Consumers that read now."""
+        return sum(iteration.clients for iteration in self.iterations)
+
+    def job(self, name: str) -> Job | None:
+        """Return the job of that name, or None."""
+        return next((job for job in reversed(self.jobs) if job.name == name), None)
+
+    def iteration(self, job_name: str, repetition: int = 1) -> Iteration | None:
+        """Return the latest such pass of a job, or None."""
+        job = self.job(job_name)
+        for iteration in reversed(self.iterations):
+            if job and (iteration.job_id, iteration.repetition) == (job.id, repetition):
+                return iteration
+        return None
+
+    def finished(self, job_name: str, repetition: int = 1) -> bool:
+        """Whether a consumer that joins this pass of the job would get nothing any more."""
+        iteration = self.iteration(job_name, repetition)
+        return iteration is not None and iteration.finished and not iteration.collected
+
+    def tasks_of(self, worker_address: str) -> tuple[Task, ...]:
+        """Return the tasks of a worker that are not finished."""
+        return tuple(
+            task
+            for task in self.tasks
+            if task.worker_address == worker_address and not task.finished
+        )
+
+
+class Journal:
+    """Reads a dispatcher's journal, each time only what is new; safe to use from any thread.
+
+    Parameters
+    ----------
+    work_dir : str
+        The dispatcher's ``work_dir``, a path or a URL; it need not exist yet.
+    refresh : callable, optional
+        Called before each reading, where `work_dir` is a copy of what another host has.
+    """
+
+    def __init__(
+        self, work_dir: str | os.PathLike[str], refresh: Callable[[], None] | None = None
+    ) -> None:
+        self._refresh = refresh
+        self.work_dir = os.fspath(work_dir)
+        self._directory = f"{self.work_dir}/{JOURNAL_DIR}"
+        self._lock = threading.Lock()
+        self._file, self._offset = -1, 0
+        self._tables = _Tables()
+        self._state = JournalState()
+
+    def read(self) -> JournalState:
+        """Return the present state.
+
+        A record that the dispatcher is still writing is left for the next time.
+
+        Raises
+        ------
+        DataError
+            The journal is damaged.
+        """
+        with self._lock:
+            if self._refresh is not None:
+                self._refresh()
+            files = _journal_files(self._directory)
+            try:
+                sizes = {number: agent_work_dir.size_of(path) for number, path in files.items()}
+            except FileNotFoundError:  # the cluster stopped at this moment
+                return self._state
+            if self._file >= 0 and sizes.get(self._file, -1) < self._offset:
+                # Another journal has taken its place.
+                self._file, self._offset = -1, 0
+                self._tables = _Tables()
+            before = self._file, self._offset
+            for number, path in files.items():
+                if number > self._file:
+                    # A dispatcher that starts again opens a new file and leaves the old one.
+                    self._file, self._offset = number, 0
+                if number == self._file and sizes[number] > self._offset:
+                    self._read_file(path)
+            size = sum(sizes.values())
+            if before != (self._file, self._offset) or size != self._state.size_bytes:
+                self._state = self._tables.summary(size)
+            return self._state
+
+    def _read_file(self, path: str) -> None:
+        """Apply the complete records after the last position, and advance it."""
+        rest, at = b"", self._offset
+        while block := agent_work_dir.read_from(path, at, _BLOCK):
+            at += len(block)
+            data, position = rest + block, 0
+            while len(data) - position >= _HEADER.size:
+                length, _ = _HEADER.unpack_from(data, position)
+                start = position + _HEADER.size
+                end = start + length + _TRAILER
+                if length > _LONGEST:
+                    raise _damaged(path, self._offset)
+                if end > len(data):
+                    break
+                try:
+                    self._tables.apply(data[start : start + length])
+                except (DecodeError, LookupError):
+                    raise _damaged(path, self._offset) from None
+                self._offset += end - position
+                position = end
+            rest = data[position:]
+
+
+class _Tables:
+    """What the records add up to, as the dispatcher itself would; one method for each kind."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, None] = {}
+        self._datasets: dict[str, None] = {}
+        self._jobs: dict[int, Job] = {}
+        self._iterations: dict[int, Iteration] = {}
+        self._tasks: dict[int, Task] = {}
+        self._open_tasks: dict[int, set[int]] = {}
+        self._clients: dict[int, int] = {}
+        self._splits: Counter[int] = Counter()
+        self._split_records: Counter[bytes] = Counter()
+
+    def apply(self, record: bytes) -> None:
+        """Take one ``Update`` into account; raises DecodeError when it is none."""
+        if record and record[0] == _PRODUCE_SPLIT:
+            # By far the commonest, and the same bytes again and again: counted, parsed later.
+            self._split_records[record] += 1
+            return
+        kinds = tf_messages.Update.FromString(record).ListFields()
+        if kinds and (handler := getattr(self, f"_{kinds[0][0].name}", None)):
+            handler(kinds[0][1])
+
+    def _register_worker(self, update: Any) -> None:
+        self._workers[update.worker_address] = None
+
+    def _register_dataset(self, update: Any) -> None:
+        self._datasets[update.dataset_id] = None
+
+    def _create_job(self, update: Any) -> None:
+        self._jobs[update.job_id] = Job(
+            update.job_id,
+            update.job_name,
+            update.dataset_id,
+            tf_messages.SHARDING_POLICIES[update.processing_mode_def.sharding_policy],
+            update.num_consumers or None,
+        )
+
+    def _create_iteration(self, update: Any) -> None:
+        self._iterations[update.iteration_id] = Iteration(
+            update.iteration_id, update.job_id, update.repetition
+        )
+
+    def _create_task(self, update: Any) -> None:
+        self._tasks[update.task_id] = Task(
+            update.task_id, update.iteration_id, update.worker_address
+        )
+        self._open_tasks.setdefault(update.iteration_id, set()).add(update.task_id)
+
+    _create_pending_task = _create_task
+
+    def _finish_task(self, update: Any) -> None:
+        if task := self._tasks.get(update.task_id):
+            self._tasks[task.id] = dataclasses.replace(task, finished=True)
+            still_open = self._open_tasks[task.iteration_id]
+            still_open.discard(task.id)
+            if not still_open:
+                self._change_iteration(task.iteration_id, finished=True)
+
+    def _remove_task(self, update: Any) -> None:
+        if task := self._tasks.pop(update.task_id, None):
+            self._open_tasks[task.iteration_id].discard(task.id)
+
+    def _garbage_collect_iteration(self, update: Any) -> None:
+        self._change_iteration(update.iteration_id, finished=True, collected=True)
+        for task_id in self._open_tasks.pop(update.iteration_id, ()):
+            self._tasks[task_id] = dataclasses.replace(self._tasks[task_id], finished=True)
+
+    def _acquire_iteration_client(self, update: Any) -> None:
+        self._clients[update.iteration_client_id] = update.iteration_id
+
+    def _release_iteration_client(self, update: Any) -> None:
+        self._clients.pop(update.iteration_client_id, None)
+
+    def _change_iteration(self, iteration_id: int, **changes: bool) -> None:
+        if iteration := self._iterations.get(iteration_id):
+            self._iterations[iteration_id] = dataclasses.replace(iteration, **changes)
+
+    def summary(self, size: int) -> JournalState:
+        """Return the tables as they are now."""
+        for record, count in self._split_records.items():
+            split = tf_messages.Update.FromString(record).produce_split
+            if not split.finished:
+                self._splits[split.iteration_id] += count
+        self._split_records.clear()
+        clients = Counter(self._clients.values())
+        return JournalState(
+            workers=tuple(self._workers),
+            datasets=tuple(self._datasets),
+            jobs=tuple(self._jobs.values()),
+            iterations=tuple(
+                dataclasses.replace(i, clients=clients[i.id], splits=self._splits[i.id])
+                for i in self._iterations.values()
+            ),
+            tasks=tuple(self._tasks.values()),
+            size_bytes=size,
+        )
+
+
+def _journal_files(directory: str) -> dict[int, str]:
+    try:
+        names = agent_work_dir.names_in(directory)
+    except OSError:
+        return {}
+    numbers = sorted(int(m[1]) for name in names if (m := re.fullmatch(r"journal_(\d+)", name)))
+    return {number: f"{directory}/journal_{number}" for number in numbers}
+
+
+def _damaged(path: str, offset: int) -> DataError:
+    return DataError(
+        f"the dispatcher's journal {path} is damaged at byte {offset}",
+        fix="stop the cluster and start it with another work_dir",
+    )

@@ -1,0 +1,222 @@
+"""Python functions of a pipeline, on their way to the data workers.
+
+A dataset's graph names its Python functions by tokens; the functions themselves are pickled by
+`pack` where the dataset is defined, and known to a worker after `install`.
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import inspect
+import types
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from tfd_notebook._compat.tf_data import py_functions
+from tfd_notebook._compat.tf_data.py_functions import install
+from tfd_notebook.errors import NotSerializable
+
+__all__ = ["FunctionWatch", "find_functions", "install", "pack"]
+
+#: Bytes of pickled functions that can be sent to the agents at a time: base64 adds a third, and
+#: an agent takes 2**28 bytes (`tfd_notebook.net.agent_protocol.LARGEST`).
+LARGEST = 200_000_000
+
+#: Bytes above which garbage is collected before functions are sent.
+_LARGE = 1_000_000
+
+_DEPTH = 6
+
+
+def find_functions(graph_def: Any) -> list[str]:
+    """Return the tokens of the Python functions in a graph and its function library.
+
+    Parameters
+    ----------
+    graph_def : tf.compat.v1.GraphDef
+
+    Returns
+    -------
+    list of str
+        Each token once, in the order of the graph.
+    """
+    bodies = [graph_def.node, *(function.node_def for function in graph_def.library.function)]
+    callers = (node for body in bodies for node in body if node.op in py_functions.OPS)
+    return list(dict.fromkeys(node.attr["token"].s.decode() for node in callers))
+
+
+def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
+    """Pickle the functions that this process runs for `tokens`, all together.
+
+    Functions of importable modules travel by their name, all others (notebook cells, lambdas,
+    closures) by value, with what they refer to. Functions that share an object, as the three of
+    ``from_generator`` do, share it in the worker, too.
+
+    Parameters
+    ----------
+    tokens : iterable of str
+
+    Returns
+    -------
+    names : dict of str to str
+        The function behind each token, as the user called it.
+    blob : bytes
+        What `install` takes.
+
+    Raises
+    ------
+    NotSerializable
+        A function cannot be pickled, no longer exists, or was traced before tfd_notebook was
+        imported; or all together are larger than `LARGEST`.
+    """
+    functions: dict[str, Any] = {}
+    for token in tokens:
+        function = py_functions.lookup(token)
+        if function is None:
+            raise NotSerializable(
+                f"the Python function {token} of the dataset is gone",
+                fix="run the cell that defines the dataset again",
+            )
+        if not py_functions.is_unique(token):
+            raise NotSerializable(
+                f"{_where(py_functions.user_function(function))} entered the dataset before "
+                "tfd_notebook was imported, and a worker could take it for another function",
+                fix="run the cell that defines the dataset again",
+            )
+        functions[token] = function
+    names = {
+        token: _name(py_functions.user_function(function)) for token, function in functions.items()
+    }
+    try:
+        blob = py_functions.dumps(functions)
+    except Exception as error:
+        raise _explained(functions, error) from error
+    if len(blob) > LARGEST:
+        called = ", ".join(dict.fromkeys(names.values()))
+        raise NotSerializable(
+            f"the dataset's Python functions ({called}) have {len(blob) / 1e6:.0f} MB with the "
+            f"data that they refer to, and at most {LARGEST / 1e6:.0f} MB can be sent to data "
+            "workers",
+            fix="save the data to a file and load it inside the function (np.load), or make it "
+            "part of the dataset (tf.data.TFRecordDataset, Dataset.load)",
+        )
+    return names, blob
+
+
+class FunctionWatch:
+    """Notes which functions that the data workers have are not used by any dataset any more.
+
+    Datasets are watched and not the functions: TensorFlow's global graph refers to each function
+    until the process ends. A distributed dataset refers to the one that it was made of,
+    and an iterator to its dataset.
+    """
+
+    def __init__(self) -> None:
+        self._lasting: set[str] = set()
+        self._users: dict[int, tuple[weakref.ref[Any], tuple[str, ...]]] = {}
+        # Filled by the garbage collector, in any thread.
+        self._ended: collections.deque[tuple[str, ...]] = collections.deque()
+
+    def watch(self, tokens: Iterable[str], dataset: Any) -> None:
+        """Note that `dataset` uses functions; None means that they are never released."""
+        if dataset is None:
+            self._lasting.update(tokens)
+            return
+        key, used = id(dataset), tuple(tokens)
+
+        def end(_: object) -> None:
+            self._users.pop(key, None)
+            self._ended.append(used)
+
+        self._users[key] = weakref.ref(dataset, end), used
+
+    def gone(self, size: int) -> list[str]:
+        """Return the tokens that are not used any more since the last call.
+
+        Parameters
+        ----------
+        size : int
+            Bytes that are sent next. If this is large, garbage is collected first.
+        """
+        if size > _LARGE:
+            gc.collect()
+        ended: set[str] = set()
+        while self._ended:
+            ended.update(self._ended.popleft())
+        for _, tokens in tuple(self._users.values()):
+            ended.difference_update(tokens)
+        return sorted(ended - self._lasting)
+
+    def gone_again(self, tokens: Iterable[str]) -> None:
+        """Return tokens that could not be sent."""
+        self._ended.append(tuple(tokens))
+
+
+def _explained(functions: dict[str, Any], error: Exception) -> NotSerializable:
+    for registered in functions.values():
+        if _failure(registered) is not None:
+            function = py_functions.user_function(registered)
+            path, thing = _culprit(function)
+            kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
+            uses = f"uses {path} ({kind})" if path else f"({kind})"
+            return NotSerializable(
+                f"{_where(function)} {uses}, which cannot be sent to a data worker: "
+                f"{_failure(thing) or error}",
+                fix="create it inside the function, or import it from a module",
+            )
+    return NotSerializable(f"the dataset's Python functions cannot be pickled: {error}")
+
+
+def _failure(value: Any) -> Exception | None:
+    try:
+        py_functions.dumps(value)
+    except Exception as error:
+        return error
+    return None
+
+
+def _culprit(value: Any, depth: int = _DEPTH) -> tuple[str, Any]:
+    """Return the innermost thing that fails, and how `value` refers to it."""
+    if depth:
+        for name, inner in _referred(value):
+            if _failure(inner) is not None:
+                further, culprit = _culprit(inner, depth - 1)
+                return f"{name}.{further}" if further else name, culprit
+    return "", value
+
+
+def _referred(value: Any) -> Iterator[tuple[str, Any]]:
+    if inspect.ismethod(value):
+        yield "self", value.__self__
+    elif inspect.isfunction(value):
+        yield from py_functions.closed_over(value).items()
+        for name in _names(value.__code__):
+            if name in value.__globals__:
+                yield name, value.__globals__[name]
+        defaults = value.__defaults__ or ()
+        yield from zip(reversed(_arguments(value)), reversed(defaults), strict=False)
+    elif not isinstance(value, type):
+        yield from getattr(value, "__dict__", {}).items()
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _arguments(function: Any) -> tuple[str, ...]:
+    return tuple(function.__code__.co_varnames[: function.__code__.co_argcount])
+
+
+def _name(function: Any) -> str:
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return str(name).rpartition("<locals>.")[2]
+
+
+def _where(function: Any) -> str:
+    called = function if hasattr(function, "__code__") else vars(type(function)).get("__call__")
+    code = getattr(called, "__code__", None)
+    place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+    return f"the Python function {_name(function)}{place}"

@@ -1,0 +1,361 @@
+"""A dispatcher and data workers in this process, with TensorFlow's contract and without its traps.
+
+`Dispatcher` does what ``tf.data.experimental.service.DispatchServer`` does, `DataWorker` what
+``WorkerServer`` does. Each method works in each state or raises an error that names the fix. Each
+error is also a ``tf.errors.OpError``. A port is never shared with another server. Every wait ends.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from tfd_notebook.agent.work_dir import check_usable
+from tfd_notebook.data.op_errors import as_op_errors
+from tfd_notebook.errors import (
+    FilterFailed,
+    LaunchError,
+    StateError,
+    TfdError,
+    TimeLimit,
+    UsageError,
+)
+from tfd_notebook.model.spec import check_protocol
+from tfd_notebook.net.ports import close_to_strangers, hold_port
+from tfd_notebook.net.probe import dispatcher_workers, probe
+
+_STOP_SECONDS = 10.0
+_FORGOTTEN_SECONDS = 2.0
+_PROBE_SECONDS = 5.0
+
+
+class _Running:
+    """What has to be ended, apart from the object whose end may cause it."""
+
+    def __init__(self, holder: socket.socket) -> None:
+        self.holder = holder
+        self.server: Any = None
+        self.ended = threading.Event()
+        self._stopping: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def stop(self, timeout: float) -> bool:
+        """End the server; False if it is not at its end within `timeout` seconds."""
+        if os.getpid() != self._pid:
+            return True  # in a forked child, which has none of the server's threads
+        with self._lock:
+            if self._stopping is None:
+                self._stopping = threading.Thread(
+                    target=self._stop, name="tfd-server-stop", daemon=True
+                )
+                self._stopping.start()
+        limit = time.monotonic() + timeout
+        self._stopping.join(timeout)
+        return self.ended.wait(max(0.0, limit - time.monotonic()))
+
+    def _stop(self) -> None:
+        server, self.server = self.server, None
+        if server is not None:
+            from tfd_notebook._compat.tf_data import servers
+
+            servers.stop(server)
+        # TensorFlow's finaliser of a worker unregisters its address: it has to run before another
+        # server can take the port.
+        del server
+        self.holder.close()
+        self.ended.set()
+
+
+class _Server(ABC):
+    """What both servers have in common.
+
+    Attributes
+    ----------
+    open_to : str
+        Peers that can connect: ``"loopback"``, a list of networks, ``"everyone"`` or
+        ``"unknown: why"``; empty unless the server runs.
+    """
+
+    _role: ClassVar[str]
+
+    def __init__(self, config: Any, start: bool, allow: Iterable[str]) -> None:
+        port = config.port or 0
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
+            raise UsageError(f"port={port!r} is out of range", fix="use 0 to 65535")
+        check_protocol(config)
+        self._allow = tuple(allow)
+        self._running = _Running(hold_port(port))
+        self._port = self._running.holder.getsockname()[1]
+        self._config = config._replace(port=self._port)
+        self._lock = threading.Lock()
+        self.open_to = ""
+        # Also at the interpreter's exit, while its threads can still run Python functions.
+        self._finalizer = weakref.finalize(self, self._running.stop, _FORGOTTEN_SECONDS)
+        if start:
+            try:
+                self.start()
+            except BaseException:
+                self._finalizer()
+                raise
+
+    @property
+    def target(self) -> str:
+        """The address with its protocol, ``"grpc://localhost:port"``; known before the start."""
+        return f"{self._config.protocol}://{self.address}"
+
+    @property
+    def address(self) -> str:
+        """The address, ``"localhost:port"``."""
+        return f"localhost:{self._port}"
+
+    @property
+    def state(self) -> str:
+        """``"planned"`` before the start, ``"ready"``, or ``"stopped"``."""
+        if not self._finalizer.alive:
+            return "stopped"
+        return "planned" if self._running.server is None else "ready"
+
+    @as_op_errors()
+    def start(self) -> None:
+        """Start the server; does nothing if it runs.
+
+        Raises
+        ------
+        StateError
+            It was stopped: TensorFlow's servers start once.
+        WorkDirError
+            The dispatcher's ``work_dir`` cannot be used.
+        FilterFailed
+            Its port cannot be closed to other hosts; the server was stopped.
+        LaunchError
+            The server did not come up, or a worker's dispatcher does not answer.
+        """
+        with self._lock:
+            if self.state == "stopped":
+                raise StateError(
+                    f"the {self._role} at {self.address} was stopped",
+                    fix=f"make a new {type(self).__name__}",
+                )
+            if self.state == "ready":
+                return
+            self._check()
+            try:
+                self._running.server = self._make()
+            except TfdError:
+                raise
+            except Exception as error:
+                raise LaunchError(
+                    f"TensorFlow could not start the {self._role} at {self.address}: {error}",
+                    fix="check the config",
+                ) from error
+            try:
+                self.open_to = close_to_strangers(self._port, self._allow, "localhost")
+            except FilterFailed:
+                self._finalizer()
+                raise
+
+    @as_op_errors()
+    def stop(self, timeout: float = _STOP_SECONDS) -> None:
+        """Stop the server and let go of its port; does nothing if it is stopped.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds to wait for the end. Default 10.
+
+        Raises
+        ------
+        TimeLimit
+            It has not ended by then; it ends by itself when the element in work is done.
+        """
+        with self._lock:
+            self._finalizer.detach()
+            self.open_to = ""
+        if not self._running.stop(timeout):
+            raise TimeLimit(
+                f"the {self._role} at {self.address} is still working on an element after "
+                f"{timeout:g} s",
+                fix="it ends when that element is done; join() waits for it",
+            )
+
+    @as_op_errors()
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the server has stopped; Ctrl-C ends the wait, not the server.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds. Default: no limit.
+
+        Raises
+        ------
+        StateError
+            It was never started.
+        TimeLimit
+            It runs longer than `timeout`.
+        """
+        if self.state == "planned":
+            raise StateError(f"the {self._role} was not started", fix="call start() first")
+        if not self._running.ended.wait(timeout):
+            raise TimeLimit(
+                f"the {self._role} at {self.address} still runs after {timeout:g} s",
+                fix="call stop() to end it",
+            )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.target} {self.state}>"
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Raise an error for what TensorFlow would hang on or say nothing about."""
+
+    @abstractmethod
+    def _make(self) -> Any:
+        """Return TensorFlow's server, started."""
+
+
+class Dispatcher(_Server):
+    """A tf.data service dispatcher in this process.
+
+    It stops with `stop`, when the last reference to it goes, and when the interpreter ends. Its
+    port is closed to other hosts.
+
+    Parameters
+    ----------
+    config : tf.data.experimental.service.DispatcherConfig, optional
+        Default: a free port, no journal.
+    start : bool
+        Whether to start it at once. Default true. The port is taken and `target` is known in
+        either case.
+    allow : iterable of str
+        Networks in CIDR form that may connect besides this host. Default: none.
+
+    Raises
+    ------
+    PortInUse
+        Somebody has the port; the error names who.
+    UsageError
+        ``fault_tolerant_mode`` without ``work_dir``, or a port that is none.
+    WorkDirError, LaunchError
+        See `start`.
+
+    See Also
+    --------
+    tf.data.experimental.service.DispatchServer
+    """
+
+    _role = "dispatcher"
+
+    @as_op_errors()
+    def __init__(
+        self, config: Any = None, start: bool = True, *, allow: Iterable[str] = ()
+    ) -> None:
+        from tensorflow.data.experimental.service import DispatcherConfig
+
+        config = DispatcherConfig() if config is None else config
+        if not isinstance(config, DispatcherConfig):
+            raise UsageError(
+                f"config={config!r} is no DispatcherConfig",
+                fix="use tf.data.experimental.service.DispatcherConfig",
+            )
+        if config.fault_tolerant_mode and not config.work_dir:
+            raise UsageError(
+                "fault_tolerant_mode needs a directory for the journal", fix="set work_dir, too"
+            )
+        super().__init__(config, start, allow)
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Addresses of the data workers that ever registered; empty unless the server runs."""
+        if self.state != "ready":
+            return ()
+        return dispatcher_workers(self.address, timeout=_PROBE_SECONDS)
+
+    def _check(self) -> None:
+        if self._config.work_dir:
+            check_usable(self._config.work_dir)
+
+    def _make(self) -> Any:
+        from tensorflow.data.experimental.service import DispatchServer
+
+        from tfd_notebook._compat.tf_data import servers
+
+        return servers.start(DispatchServer(self._config, start=False))
+
+
+class DataWorker(_Server):
+    """A tf.data service worker in this process.
+
+    Parameters
+    ----------
+    config : tf.data.experimental.service.WorkerConfig
+        ``dispatcher_address`` is ``"host:port"``, as in TensorFlow.
+    start : bool
+        Whether to start it at once. Default true.
+    allow : iterable of str
+        Networks in CIDR form that may connect besides this host. Default: none.
+
+    Raises
+    ------
+    PortInUse
+        Somebody has the port; the error names who.
+    UsageError
+        No ``dispatcher_address``, or a port that is none.
+    LaunchError
+        See `start`.
+
+    See Also
+    --------
+    tf.data.experimental.service.WorkerServer
+    """
+
+    _role = "data worker"
+
+    @as_op_errors()
+    def __init__(self, config: Any, start: bool = True, *, allow: Iterable[str] = ()) -> None:
+        from tensorflow.data.experimental.service import WorkerConfig
+
+        if not isinstance(config, WorkerConfig):
+            raise UsageError(
+                f"config={config!r} is no WorkerConfig",
+                fix="use tf.data.experimental.service.WorkerConfig",
+            )
+        if not config.dispatcher_address:
+            raise UsageError(
+                "a data worker needs a dispatcher",
+                fix="set dispatcher_address to dispatcher.address",
+            )
+        super().__init__(config, start, allow)
+
+    def _check(self) -> None:
+        # TensorFlow would wait for it inside the constructor, and freeze the interpreter.
+        address = self._config.dispatcher_address
+        found = probe(address, _PROBE_SECONDS, via_proxy=True, expect="dispatcher")
+        if found.alive and found.kind == "dispatcher":
+            return
+        direct = probe(address, _PROBE_SECONDS, expect="dispatcher")
+        if direct.alive and direct.kind == "dispatcher":
+            raise LaunchError(
+                f"the dispatcher at {address} answers, but not through the proxy that "
+                f"TensorFlow takes from http_proxy: {found.reason}",
+                fix=f"add {address.rpartition(':')[0]} to the environment variable no_proxy",
+            )
+        what = found.reason or f"a {(found.kind or 'server').replace('_', ' ')} answers there"
+        raise LaunchError(
+            f"there is no dispatcher at {address}: {what}",
+            fix="start the dispatcher first, and pass its address",
+        )
+
+    def _make(self) -> Any:
+        from tensorflow.data.experimental.service import WorkerServer
+
+        from tfd_notebook._compat.tf_data import servers
+
+        return servers.start(WorkerServer(self._config, start=False))

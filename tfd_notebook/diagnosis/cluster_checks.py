@@ -1,0 +1,229 @@
+"""What can be wrong with a cluster that lives."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tfd_notebook.agent import memory
+from tfd_notebook.agent.admin_policy import limits
+from tfd_notebook.cluster.training import KERAS_2, NO_KERAS
+from tfd_notebook.errors import TfdError
+from tfd_notebook.launchers.diagnostics import MEMORY, NEAR, PROXY
+from tfd_notebook.model.diagnostics import Finding, check, kind, listed
+from tfd_notebook.model.snapshot import Snapshot
+from tfd_notebook.model.spec import Endpoint, Role, TaskState
+from tfd_notebook.net import proxies
+
+if TYPE_CHECKING:
+    from tfd_notebook.cluster.cluster import Cluster
+
+#: Restarts of a task, or of a connection to a host, that are too many.
+_OFTEN = 3
+#: What changes in a kernel by itself, and concerns no task.
+_OWN = re.compile(
+    r"(_|COLUMNS|LINES|OLDPWD|PWD|SHLVL|TERM|TF2_BEHAVIOR|no_grpc_proxy"
+    # ParameterServerStrategy sets these two in the process of its coordinator.
+    r"|TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE|TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY)$"
+    r"|CUDA_|ENABLE_RUNTIME_|HDF5_|IPY|JPY_|JUPYTER|KMP_|MPL|PYDEVD|PYTEST|TFD_|TPU_"
+)
+
+DOUBLE = kind(
+    "TFD843",
+    "warning",
+    "GPU that two tasks share",
+    "each takes all of its memory, or both are slower than one alone",
+)
+LATE = kind(
+    "TFD832",
+    "warning",
+    "environment that came too late for the tasks",
+    "tasks have the environment of the moment at which their cluster started",
+)
+STALE = kind(
+    "TFD833",
+    "warning",
+    "stale modules",
+    "a process keeps the version of a module that it imported",
+)
+KERAS = kind(
+    "TFD851",
+    "warning",
+    "Keras 3 with parameter servers",
+    "fit, evaluate and predict raise an error under ParameterServerStrategy",
+)
+OPEN = kind(
+    "TFD852",
+    "warning",
+    "tasks open to others",
+    "whoever reaches such a port can run graphs, which read and write files",
+)
+OFTEN = kind(
+    "TFD853",
+    "warning",
+    "too many restarts or reconnects",
+    "each one loses what was under way, and something causes them",
+)
+BAD = kind("TFD854", "error", "task that does not work", "what it should do is not done")
+
+
+@check("cluster")
+def bad_tasks(cluster: Cluster) -> Iterator[Finding]:
+    """Find tasks that failed, are lost, or hang."""
+    for row in cluster.snapshot().tasks:
+        if row.state in (TaskState.FAILED, TaskState.LOST, TaskState.HUNG):
+            fix = f"see cluster.logs({row.task!r}), then cluster.restart({row.task!r})"
+            what = f"{row.task} is {row.state}: {row.reason or 'no reason is known'}"
+            if memory.is_reason(row.reason):
+                fix = memory.FIX
+                if row.role is Role.DATA_WORKER:
+                    what += f".{cluster.memory_cause()}"
+            yield BAD.found(what, fix, cluster.name)
+
+
+@check("cluster")
+def proxy(cluster: Cluster) -> Iterator[Finding]:
+    """Find a proxy that was set after the cluster started."""
+    rows = [row for row in cluster.snapshot().tasks if row.address and not row.state.ended]
+    hosts = [Endpoint.parse(row.address).host for row in rows]
+    if rows and (found := proxies.in_the_way(hosts)) is not None:
+        variable, missing = found
+        yield PROXY.found(
+            f"{variable} was set after the start, and has no exception for {listed(missing)}",
+            f'del os.environ["{variable}"], or add these hosts to os.environ["no_grpc_proxy"]',
+            cluster.name,
+        )
+
+
+@check("cluster")
+def open_tasks(cluster: Cluster) -> Iterator[Finding]:
+    """Find ports that everybody reaches, or for which that is not known."""
+    by_peers: dict[str, list[str]] = {}
+    for row in cluster.snapshot().tasks:
+        if row.open_to == "everyone" or row.open_to.startswith("unknown"):
+            by_peers.setdefault(row.open_to, []).append(row.task)
+    for peers, tasks in by_peers.items():
+        yield OPEN.found(
+            f"{listed(tasks)} are open to {peers}",
+            'name the networks that need them: allow=("10.0.0.0/8",) at the launcher',
+            cluster.name,
+        )
+
+
+@check("cluster")
+def often(cluster: Cluster) -> Iterator[Finding]:
+    """Find tasks that are restarted again and again, and hosts that come and go."""
+    for row in cluster.snapshot().tasks:
+        if row.restarts >= _OFTEN:
+            yield OFTEN.found(
+                f"{row.task} was restarted {row.restarts} times",
+                f"see cluster.logs({row.task!r}) for what ends it",
+                cluster.name,
+            )
+    for host, count in cluster.reconnects.items():
+        if count >= _OFTEN:
+            yield OFTEN.found(
+                f"the connection to {host} was lost and made again {count} times",
+                "see whether the network, the host or a firewall ends it",
+                cluster.name,
+            )
+
+
+@check("cluster")
+def near_memory_limit(cluster: Cluster) -> Iterator[Finding]:
+    """Find tasks that the administrator's policy will soon end."""
+    policy = limits()
+    if policy.memory_gb is None:
+        return
+    for row in cluster.snapshot().tasks:
+        if row.rss_mb is not None and row.rss_mb > NEAR * policy.memory_gb * 1e3:
+            yield MEMORY.found(
+                f"{row.task} holds {row.rss_mb / 1e3:.2f} GB of memory, and a task is ended above "
+                f"{policy.memory_gb:g} GB ({policy.quote('memory_gb')})",
+                "give each task less to hold, or ask who administers this host",
+                cluster.name,
+            )
+
+
+@check("cluster")
+def keras_3(cluster: Cluster) -> Iterator[Finding]:
+    """Find models of a Keras that does not support the strategy of this cluster."""
+    keras = sys.modules.get("keras")  # TensorFlow's own import may have loaded it
+    version = str(getattr(keras, "__version__", ""))
+    if version.startswith("3.") and cluster.snapshot().planned.get(Role.PS) and _has_model(keras):
+        yield KERAS.found(
+            f"{NO_KERAS}, and this process has a model of Keras {version}", KERAS_2, cluster.name
+        )
+
+
+def _has_model(keras: Any) -> bool:
+    """Return True if this process holds a Keras model."""
+    # isinstance() would call the code of objects that define __class__.
+    kinds = {type(one) for one in gc.get_objects()}
+    return any(keras.Model in kind.__mro__ and kind is not keras.Model for kind in kinds)
+
+
+@check("cluster")
+def late_environment(cluster: Cluster) -> Iterator[Finding]:
+    """Find variables that were set, changed or removed after the tasks had got theirs."""
+    began = cluster.surroundings
+    if began is None or cluster.service_in_process:
+        return
+    names = sorted(
+        name
+        for name in began.environment.keys() | os.environ.keys()
+        if began.environment.get(name) != os.environ.get(name)
+        and name not in cluster.config.env
+        and not _OWN.match(name)
+    )
+    if names:
+        yield LATE.found(
+            f"{listed(names)} changed after the cluster had started",
+            "set them before the cluster starts, or pass env={...}, and start it anew",
+            cluster.name,
+        )
+
+
+@check("cluster")
+def stale_modules(cluster: Cluster) -> Iterator[Finding]:
+    """Find the user's modules that were edited after a task had imported them."""
+    if cluster.surroundings is None or cluster.service_in_process:
+        return
+    tasks: dict[str, list[str]] = {}
+    for task, found in sorted(cluster.inspect_tasks().items()):
+        for name in found["stale"]:
+            tasks.setdefault(name, []).append(task)
+    for name, stale in sorted(tasks.items()):
+        yield STALE.found(
+            f"{name} was edited after {listed(stale)} had imported it",
+            f"importlib.reload({name}) in this process, then "
+            + "; ".join(f"cluster.restart({task!r})" for task in stale),
+            cluster.name,
+        )
+
+
+def double_booked(snapshots: Mapping[str, Snapshot]) -> Iterator[Finding]:
+    """Find GPUs that several tasks see, of one cluster or of several."""
+    seen: dict[tuple[str, int], list[str]] = {}
+    for name, snapshot in snapshots.items():
+        for gpu in snapshot.gpus:
+            if gpu.task:
+                seen.setdefault((gpu.host, gpu.index), []).append(f"{name}/{gpu.task}")
+    for (host, index), tasks in seen.items():
+        if len(tasks) > 1:
+            yield DOUBLE.found(
+                f"GPU {index} of {host} is seen by {', '.join(tasks)}",
+                "give each cluster GPUs of its own: gpus=[0], gpus=[1]",
+            )
+
+
+def target_of(cluster: Cluster) -> str | None:
+    """Return the address of a cluster's dispatcher; None where it has none."""
+    try:
+        return cluster.service_target.partition("://")[2]
+    except TfdError:
+        return None

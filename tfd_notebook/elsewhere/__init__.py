@@ -1,6 +1,0 @@
-"""Kernels elsewhere that run this notebook's source, and their clusters as they are seen here."""
-
-from tfd_notebook.elsewhere.clusters import RemoteCluster, RemoteCoordinator
-from tfd_notebook.elsewhere.kernel import RemoteKernel
-
-__all__ = ["RemoteCluster", "RemoteCoordinator", "RemoteKernel"]

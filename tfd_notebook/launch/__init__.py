@@ -1,1 +1,0 @@
-"""Where tasks run, and what looks after them there."""

@@ -1,0 +1,61 @@
+"""Where a cluster's tasks can run: the objects that ``Cluster(launcher=...)`` takes.
+
+`Launcher` and `Node`, or `RemoteLauncher` and `RemoteHost`, are for those who write one of their
+own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tfd_notebook._lazy import exports
+
+if TYPE_CHECKING:
+    from tfd_notebook.launchers.base import Launcher as Launcher
+    from tfd_notebook.launchers.base import Node as Node
+    from tfd_notebook.launchers.client.session import Channel as Channel
+    from tfd_notebook.launchers.client.session import SocketChannel as SocketChannel
+    from tfd_notebook.launchers.fake import Fake as Fake
+    from tfd_notebook.launchers.inprocess import InProcess as InProcess
+    from tfd_notebook.launchers.jupyter import Jupyter as Jupyter
+    from tfd_notebook.launchers.local import Local as Local
+    from tfd_notebook.launchers.remote import RemoteHost as RemoteHost
+    from tfd_notebook.launchers.remote import RemoteLauncher as RemoteLauncher
+    from tfd_notebook.launchers.remote import join_agent as join_agent
+    from tfd_notebook.launchers.spark import Spark as Spark
+    from tfd_notebook.launchers.ssh import SSH as SSH
+
+__all__ = [
+    "SSH",
+    "Channel",
+    "Fake",
+    "InProcess",
+    "Jupyter",
+    "Launcher",
+    "Local",
+    "Node",
+    "RemoteHost",
+    "RemoteLauncher",
+    "SocketChannel",
+    "Spark",
+    "join_agent",
+]
+
+__getattr__, __dir__ = exports(
+    __name__,
+    {
+        "Channel": "client.session",
+        "Fake": "fake",
+        "InProcess": "inprocess",
+        "Jupyter": "jupyter",
+        "Launcher": "base",
+        "Local": "local",
+        "Node": "base",
+        "RemoteHost": "remote",
+        "RemoteLauncher": "remote",
+        "SSH": "ssh",
+        "SocketChannel": "client.session",
+        "Spark": "spark",
+        "join_agent": "remote",
+    },
+)

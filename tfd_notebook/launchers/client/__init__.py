@@ -1,0 +1,1 @@
+"""Connections from the kernel to agents."""

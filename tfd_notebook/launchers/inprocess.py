@@ -1,0 +1,310 @@
+"""``launcher="inprocess"``: tasks live in the calling process, next to their consumer.
+
+The cheapest way to start and to move data, and the one where a task cannot be killed, restarted
+or measured apart from the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from tfd_notebook.agent import tf_servers
+from tfd_notebook.agent.error_server import Tombstone
+from tfd_notebook.errors import FilterFailed, StateError, TfdError, UnknownName, Unsupported
+from tfd_notebook.launchers.base import ALL_ROLES, Launcher, Node, OnEvent
+from tfd_notebook.model.spec import (
+    SERVER_ROLES,
+    STOP_ORDER,
+    ClusterConfig,
+    Endpoint,
+    Role,
+    TaskState,
+)
+from tfd_notebook.net import ports, runtime_dir
+
+_STOP_SECONDS = 3.0
+
+#: Up to here it is heartbeats: consumers in this process take their batches in memory.
+_CHATTER_BYTES = 1 << 16
+
+
+class InProcess(Launcher):
+    """Servers in the calling process."""
+
+    name: ClassVar[str] = "inprocess"
+    summary: ClassVar[str] = "inside this kernel: cheapest transfer, but no isolation and no kill"
+    roles: ClassVar[frozenset[Role]] = ALL_ROLES
+    in_process: ClassVar[bool] = True
+
+    def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
+        count = sum(config.counts.get(role, 0) for role in SERVER_ROLES)
+        tf_servers.check_room(count)
+        if tf_servers.endless() and count:
+            on_event(
+                {
+                    "event": "notice",
+                    "severity": "warning",
+                    "what": f"{tf_servers.endless()} servers of earlier clusters run on in this "
+                    "process, about 40 MB and 85 threads each: TensorFlow cannot stop them",
+                    "task": None,
+                    "fix": 'restart the kernel to be rid of them; launcher="local" has no such '
+                    "limit",
+                }
+            )
+        return (InProcessNode(config, on_event),)
+
+
+@dataclass
+class _Hosted:
+    """A task of this process."""
+
+    role: Role
+    settings: dict[str, Any]
+    holder: socket.socket
+    port: int
+    address: str
+    server: tf_servers.Server | None = None
+    sent: ports.SentBytes | None = None
+    open_to: str = ""
+    restarts: int = field(default=0)
+    tombstone: Tombstone | None = None
+
+    def close(self) -> None:
+        """Let go of its port."""
+        if self.tombstone is not None:
+            self.tombstone.close()
+            self.tombstone = None
+        self.holder.close()
+
+
+class InProcessNode(Node):
+    """The calling process as a host; answers the requests that an agent answers."""
+
+    host = "localhost"
+
+    def __init__(self, config: ClusterConfig, on_event: OnEvent) -> None:
+        self._cluster = config.name
+        self._allow = config.allow
+        self._on_event = on_event
+        self._tasks: dict[str, _Hosted] = {}
+        #: Data workers that left: the dispatcher goes on giving work to their addresses.
+        #: There are several of one name where a first one has not stopped yet.
+        self._retired: list[tuple[str, _Hosted]] = []
+        self._lock = threading.RLock()
+        self._closing = threading.Event()
+        self._measuring = threading.Thread(
+            target=self._measure, name=f"tfd-inprocess-{config.name}", daemon=True
+        )
+        self._measuring.start()
+        agent_id = uuid.uuid4().hex[:12]
+        self._directory, self._directory_lock = runtime_dir.new_agent_dir(agent_id)
+        self.directory = str(self._directory)
+        pid = os.getpid()
+        this = runtime_dir.process_identity(pid)
+        runtime_dir.write_state(
+            self._directory,
+            {"agent": agent_id, "pid": pid, "process": this, "owner_pid": pid, "owner": this},
+        )
+
+    def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
+        with self._lock:
+            return getattr(self, f"_do_{do}")(**arguments)
+
+    def close(self, timeout: float = 10.0) -> None:
+        self._closing.set()
+        with self._lock:
+            ending = [[n for n, t in self._tasks.items() if t.role in r] for r in STOP_ORDER]
+            for name in itertools.chain(*ending):
+                with contextlib.suppress(TfdError):
+                    self._do_stop([name])
+            for _, task in self._retired:
+                task.close()
+            self._retired.clear()
+        self._measuring.join(timeout)
+        runtime_dir.remove(self._directory)
+        self._directory_lock.close()
+
+    def leave(self) -> None:
+        """Does nothing: its tasks cannot outlive this process."""
+
+    def _do_lease(self, seconds: float, renew: bool = False) -> float:
+        raise Unsupported(
+            "tasks inside this process cannot outlive it", fix='start them with launcher="local"'
+        )
+
+    def _do_hold(self, tasks: list[dict[str, Any]]) -> dict[str, str]:
+        held: dict[str, str] = {}
+        for packed in tasks:
+            name = f"{packed['role']}:{packed['index']}"
+            for index, (retired, task) in enumerate(self._retired):
+                if retired == name and task.tombstone is not None:
+                    task.tombstone.close()
+                    task.tombstone = None
+                    self._tasks[name] = task
+                    del self._retired[index]
+                    break
+            else:
+                holder = ports.hold_port(packed["port"])
+                port = holder.getsockname()[1]
+                address = f"{packed['host']}:{port}"
+                role, settings = Role(packed["role"]), dict(packed["settings"])
+                self._tasks[name] = _Hosted(role, settings, holder, port, address)
+            held[name] = self._tasks[name].address
+        return held
+
+    def _do_start(self, tasks: dict[str, dict[str, Any]]) -> None:
+        for name, settings in tasks.items():
+            task = self._task(name)
+            task.settings.update(settings)
+            if task.role in SERVER_ROLES:
+                # The GPUs are the kernel's. All servers of a process share the threads that the
+                # first one made; a worker whose ps finds none free waits for ever.
+                task.settings.update(gpus=False, threads=tf_servers.MOST_ENDLESS + 1)
+            self._serve(name, task)
+
+    def _serve(self, name: str, task: _Hosted) -> None:
+        self._tell(name, task, TaskState.STARTING)
+        try:
+            task.server = tf_servers.start(task.role, task.port, task.settings)
+        except TfdError as error:
+            self._tell(name, task, TaskState.FAILED, error.what)
+            return
+        try:
+            host = Endpoint.parse(task.address).host
+            task.open_to = ports.close_to_strangers(task.port, self._allow, host)
+        except FilterFailed as error:
+            server, task.server = task.server, None
+            kept = "" if server.stop(_STOP_SECONDS) else f". Its server: {server.kept}"
+            self._tell(name, task, TaskState.FAILED, f"{error.what}; next: {error.fix}{kept}")
+            return
+        task.sent = ports.SentBytes(task.port)
+        self._tell(name, task, TaskState.READY)
+
+    def _do_stop(self, tasks: list[str]) -> None:
+        for name in tasks:
+            task = self._task(name)
+            stopped = task.server is None or task.server.stop(_STOP_SECONDS)
+            server, task.server, task.sent = task.server, None, None
+            reason = "" if stopped or server is None else server.kept
+            if stopped:
+                server = None  # finalised before its address can be used again
+            del self._tasks[name]
+            if task.role is Role.DATA_WORKER and not self._closing.is_set():
+                self._retired.append((name, task))
+                if stopped:
+                    self._bury(name, task)
+                else:
+                    threading.Thread(
+                        target=self._bury_later, args=(name, task, server), daemon=True
+                    ).start()
+            else:
+                task.close()
+            self._tell(name, task, TaskState.STOPPED, reason)
+
+    def _bury(self, name: str, task: _Hosted) -> None:
+        """Have somebody answer for a data worker that has left."""
+        text = f"[TFD302] {name} has left the cluster"
+        dispatcher = task.settings.get("dispatcher_address")
+        workers = {task.port: task.address}
+        tombstone = Tombstone(
+            {task.port: text}, dispatcher=dispatcher, on_loss="warn", workers=workers
+        )
+        with contextlib.suppress(TfdError):
+            tombstone.start()
+            task.tombstone = tombstone
+
+    def _bury_later(self, name: str, task: _Hosted, server: tf_servers.Server) -> None:
+        server.stop(None)
+        with self._lock:
+            if not self._closing.is_set():
+                self._bury(name, task)
+
+    def _do_restart(self, task: str, settings: Mapping[str, Any]) -> None:
+        hosted = self._task(task)
+        if hosted.server is not None and hosted.server.endless:
+            raise StateError(
+                f"{task} cannot be restarted in this process: {hosted.server.kept}",
+                task=task,
+                fix='restart the kernel, or use launcher="local"',
+            )
+        hosted.settings.update(settings)
+        hosted.restarts += 1
+        self._tell(task, hosted, TaskState.RESTARTING, "asked for")
+        if hosted.server is not None and not hosted.server.stop(_STOP_SECONDS):
+            why = "it cannot stop while a consumer of this process iterates"
+            self._tell(task, hosted, TaskState.FAILED, why)
+            raise StateError(
+                why,
+                task=task,
+                fix="stop the stream or leave the loop first",
+            )
+        # TensorFlow's finaliser of a worker unregisters its address: it has to run before the next
+        # server registers the same one.
+        hosted.server = None
+        self._serve(task, hosted)
+
+    def _do_kill(self, task: str) -> None:
+        self._task(task)
+        raise StateError(
+            "a task in this process cannot be killed without the kernel",
+            task=task,
+            fix='use launcher="local" to try failures',
+        )
+
+    def _do_install(self, blob: str, tokens: list[str], gone: list[str]) -> None:
+        """Python functions of this process are here already."""
+
+    def _do_logs(self, task: str, size: int, offset: int | None = None) -> list[Any]:
+        self._task(task)
+        text = "Tasks in this process write to the kernel's own output.\n"
+        return [text if not offset else "", len(text)]
+
+    def _task(self, name: str) -> _Hosted:
+        if name not in self._tasks:
+            raise UnknownName(
+                f"cluster {self._cluster!r} has no task {name!r}",
+                fix=f"its tasks are {', '.join(self._tasks) or 'none'}",
+            )
+        return self._tasks[name]
+
+    def _tell(self, name: str, task: _Hosted, state: TaskState, reason: str = "") -> None:
+        self._on_event(
+            {
+                "event": "task",
+                "cluster": self._cluster,
+                "task": name,
+                "state": str(state),
+                "reason": reason,
+                "address": task.address,
+                "pid": os.getpid() if not state.ended else None,
+                "restarts": task.restarts,
+                "open_to": task.open_to if state is TaskState.READY else "",
+                "log": [],
+            }
+        )
+
+    def _measure(self) -> None:
+        while not self._closing.wait(1.0):
+            with self._lock:
+                measured = {
+                    name: task.sent.read() for name, task in self._tasks.items() if task.sent
+                }
+            for name, sent in measured.items():
+                if sent < _CHATTER_BYTES:
+                    continue
+                self._on_event(
+                    {
+                        "event": "measure",
+                        "cluster": self._cluster,
+                        "task": name,
+                        "bytes_sent": sent,
+                    }
+                )

@@ -1,0 +1,289 @@
+"""``launcher="jupyter"``: tasks under kernels of Jupyter servers elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from tfd_notebook.agent.bridges import kernel as bridges_kernel
+from tfd_notebook.agent.bridges import stdio
+from tfd_notebook.errors import UsageError
+from tfd_notebook.launchers import profiles
+from tfd_notebook.launchers.client.handshake import read_greeting
+from tfd_notebook.launchers.client.jupyter_server import (
+    ENDING,
+    TOKEN,
+    Connection,
+    JupyterServer,
+    split,
+)
+from tfd_notebook.launchers.client.session import Channel
+from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
+from tfd_notebook.net import validation
+from tfd_notebook.net.host import address_towards
+
+_GREETING_SECONDS = 60.0
+#: Characters of a message: Tornado's server closes the websocket for one above 10 MiB.
+_CHUNK = 1_000_000
+
+
+class Jupyter(RemoteLauncher):
+    """Kernels of Jupyter servers or gateways: each starts an agent, which outlives the kernel.
+
+    What the agent and this process say to each other goes over the kernel's channels; no port is
+    opened for it. Needs the extra ``jupyter``.
+
+    Parameters
+    ----------
+    servers : str or sequence of str
+        Addresses, as Jupyter prints them: ``"https://host:8888/?token=..."``.
+    token : str or mapping of str to str or None, optional
+        For all, or by address; None stands for the variable ``TFD_JUPYTER_TOKEN``. Default: the
+        one in the address. The variable is also used for a single server, and where no address
+        has a token. Otherwise a server's token is searched for in the user's profiles.
+    ca : str, optional
+        File with the certificates to trust, where the servers have some of their own.
+    kernel : str
+        Name of the kernel that has tfd-notebook and TensorFlow. Default ``"python3"``.
+    kernels : int
+        How many on each server: more than one where it is a gateway that puts each on another
+        host. Default 1.
+    grace, place, secure, host, allow
+        See `RemoteLauncher` and `Launcher`.
+    """
+
+    name: ClassVar[str] = "jupyter"
+    summary: ClassVar[str] = "kernels of Jupyter servers elsewhere (extra: jupyter)"
+
+    def __init__(
+        self,
+        servers: str | Sequence[str] = (),
+        *,
+        token: str | Mapping[str, str] | None = None,
+        ca: str | None = None,
+        kernel: str = "python3",
+        kernels: int = 1,
+        grace: float = 600.0,
+        place: Mapping[str, str | Sequence[str]] | None = None,
+        secure: bool = False,
+        host: str | Mapping[str, str] = "",
+        allow: Iterable[str] = (),
+    ) -> None:
+        super().__init__(grace=grace, place=place, secure=secure, host=host, allow=allow)
+        self._servers = tuple(servers.split(",")) if isinstance(servers, str) else tuple(servers)
+        if not self._servers or not all(self._servers):
+            raise UsageError(
+                'launcher "jupyter" needs servers',
+                fix='tfd.launchers.Jupyter(["https://host:8888/?token=..."])',
+            )
+        in_addresses = dict(split(server) for server in self._servers)
+        addresses = [split(server)[0] for server in self._servers]
+        if len(set(addresses)) < len(addresses):
+            raise UsageError(
+                f"servers={addresses!r} names one twice", fix="kernels=2 has two on each"
+            )
+        if isinstance(kernels, bool) or not isinstance(kernels, int) or kernels < 1:
+            raise UsageError(f"kernels={kernels!r} must be 1 or more")
+        self._servers = tuple(addresses)
+        #: Tokens by address, None for the variable's. They stay in this object.
+        self._tokens: dict[str, str | None] = {a: t for a, t in in_addresses.items() if t}
+        if isinstance(token, Mapping):
+            self._tokens.update({split(known)[0]: one for known, one in token.items()})
+        elif token is not None or not self._tokens:
+            self._tokens = dict.fromkeys(addresses, token)
+        if len(addresses) == 1:
+            self._tokens.setdefault(addresses[0], None)
+        self._ca = ca
+        self._kernel = kernel
+        self._kernels = kernels
+
+    @property
+    def options(self) -> dict[str, Any]:
+        # Without tokens: options are described to agents, written to files, and shown.
+        single = len(self._servers) == 1
+        by_variable = [one for one in self._servers if single or self._tokens.get(one, "") is None]
+        return {
+            **super().options,
+            "servers": list(self._servers),
+            "token": dict.fromkeys(by_variable),
+            "ca": self._ca,
+            "kernel": self._kernel,
+            "kernels": self._kernels,
+        }
+
+    def hosts(self) -> list[RemoteHost]:
+        servers = [JupyterServer(one, self.token_of(one), self._ca) for one in self._servers]
+        for server in servers:
+            if self._secure and server.is_open:
+                raise UsageError(
+                    f"secure=True needs https, and {server.url} has none: the environment and the "
+                    "functions of the tasks would be sent in plain text",
+                    fix="start that server with a certificate, or reach it through a tunnel of ssh",
+                )
+        return [
+            JupyterHost(server, self._kernel, f"#{number}" if number > 1 else "")
+            for server in servers
+            for number in range(1, self._kernels + 1)
+        ]
+
+    def token_of(self, address: str) -> str:
+        """Return the token for the server at `address`, empty if none is known."""
+        token = self._tokens.get(address)
+        if token is None:
+            token = _token_in_profiles(address)
+        if token is None and address in self._tokens:
+            token = os.environ.get(TOKEN)
+        return token or ""
+
+
+def _token_in_profiles(address: str) -> str | None:
+    """Return the token that a profile has for exactly this address."""
+    for profile in profiles.profiles().values():
+        if isinstance(profile, profiles.Profile) and profile.launcher == Jupyter.name:
+            with contextlib.suppress(UsageError, TypeError, AttributeError):
+                token = Jupyter(**profile.options)._tokens.get(address)
+                if token is not None:
+                    return token
+    return None
+
+
+class JupyterHost(RemoteHost):
+    """A kernel of a server; a new one for each channel.
+
+    Parameters
+    ----------
+    server : JupyterServer
+    kernel : str
+        Kind of the kernel.
+    number : str
+        What tells it from others on the same server.
+    """
+
+    def __init__(self, server: JupyterServer, kernel: str, number: str = "") -> None:
+        super().__init__(server.label + number)
+        self._server = server
+        self._kind = kernel
+        self._kernels: list[str] = []
+
+    def connect(self, agent: str, start: bool) -> Channel:
+        here = address_towards(self._server.host)
+        kernel = self._server.start_kernel(self._kind)
+        self._kernels.append(kernel)
+        try:
+            channel = KernelChannel(self._server.connect(kernel))
+        except BaseException:
+            self._end(kernel)
+            raise
+        # A kernel that never says anything is not waited for.
+        watch = threading.Timer(_GREETING_SECONDS, channel.close)
+        watch.start()
+        try:
+            code = stdio.bootstrap("kernelend", agent, "start" if start else "again", here)
+            self.greeting = read_greeting(self.label, channel.said(code), again=not start)
+            channel.join(self._server.farewell(kernel))
+        except BaseException:
+            channel.close()
+            self._end(kernel)
+            raise
+        finally:
+            watch.cancel()
+        return channel
+
+    def warnings(self, grace: float) -> list[str]:
+        assert self.greeting is not None
+        said = [
+            f"{self.label} is spoken to over http: its token, and all that this kernel and its "
+            "agent say to each other, can be read on the way; https:// is what a server has that "
+            "was started with a certificate"
+            for _ in range(self._server.is_open)
+        ]
+        if self.greeting.culls is None:
+            return said
+        return [
+            *said,
+            f"{self.label} ends kernels that are idle for {self.greeting.culls:g} s: this cluster "
+            "keeps its own in use; after a longer absence another kernel takes its place, and "
+            f"the tasks go on meanwhile, for {grace:g} s",
+        ]
+
+    def _end(self, kernel: str) -> None:
+        if self._server.end_kernel(kernel):
+            self._kernels.remove(kernel)
+
+    def close(self) -> None:
+        # Each ends itself with its agent's session; this is for those that cannot.
+        for kernel in self._kernels:
+            self._server.end_kernel(kernel)
+        self._kernels.clear()
+
+
+class KernelChannel:
+    """A way to an agent over the channels of a kernel."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._comm = ""
+        self._unread = 0
+        self._messages = connection.messages()
+
+    def said(self, code: str) -> Iterator[bytes]:
+        """Yield the lines that `code` prints in the kernel, until it has ended."""
+        asked = self._connection.execute(code)
+        text = ""
+        for message in self._messages:
+            kind, content = message["header"]["msg_type"], message["content"]
+            if kind == "comm_open" and content.get("target_name") == bridges_kernel.TARGET:
+                self._comm = content["comm_id"]
+            if message["parent_header"].get("msg_id") != asked:
+                continue
+            if kind == "stream":
+                *lines, text = (text + content["text"]).split("\n")
+                yield from (line.encode() for line in lines)
+            elif kind == "error":
+                yield f"{content.get('ename')}: {content.get('evalue')}".encode()
+            elif content.get("execution_state") == "idle":
+                return  # unlike the reply it comes after all output
+        raise OSError("its kernel ended before it answered")
+
+    def join(self, farewell: dict[str, Any]) -> None:
+        """Begin to carry: the kernel learns how it can end itself."""
+        if not self._comm:
+            raise OSError("its kernel opened no comm")
+        self._tell({"farewell": farewell})
+
+    def send(self, data: bytes) -> None:
+        text = data.decode()
+        with self._sending:
+            for start in range(0, len(text), _CHUNK):
+                self._tell({"text": text[start : start + _CHUNK]})
+
+    def lines(self) -> Iterator[bytes]:
+        for message in self._messages:
+            kind, content = message["header"]["msg_type"], message["content"]
+            if kind == "shutdown_reply" or content.get("execution_state") in ENDING:
+                return
+            if content.get("comm_id") != self._comm:
+                continue
+            if kind == "comm_close":
+                return
+            text = validation.output(content["data"].get("text", ""), "text")
+            yield from text.encode().splitlines(keepends=True)
+            self._count(len(text))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _count(self, size: int) -> None:
+        """Say how much was read, now and then."""
+        self._unread += size
+        if self._unread > bridges_kernel.WINDOW_BYTES // 4:
+            with contextlib.suppress(OSError):  # what arrives next, or nothing, tells of it
+                self._tell({"read": self._unread})
+            self._unread = 0
+
+    def _tell(self, data: dict[str, Any]) -> None:
+        self._connection.send("shell", "comm_msg", {"comm_id": self._comm, "data": data})

@@ -1,0 +1,1 @@
+"""Immutable values that every process shares, and the store of closures."""

@@ -1,0 +1,376 @@
+"""What a cluster shall be: frozen descriptions, checked when they are made."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections import namedtuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from tfd_notebook.errors import UnknownName, UsageError
+
+#: More tasks of one role than this are taken for a slip of the finger.
+MAX_TASKS_PER_ROLE = 1024
+#: The only protocol of tf.data servers in TensorFlow's packages.
+PROTOCOL = "grpc"
+
+
+class Role(str, Enum):
+    """What a task does; the values are TensorFlow's own words."""
+
+    DISPATCHER = "dispatcher"
+    DATA_WORKER = "data_worker"
+    PS = "ps"
+    WORKER = "worker"
+    CHIEF = "chief"
+    EVALUATOR = "evaluator"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+#: In which order tasks end: those that use others before those that they use.
+STOP_ORDER = (
+    (Role.CHIEF, Role.WORKER, Role.EVALUATOR),
+    (Role.PS,),
+    (Role.DATA_WORKER,),
+    (Role.DISPATCHER,),
+)
+#: The tasks that are a ``tf.distribute.Server``.
+SERVER_ROLES = (Role.PS, Role.WORKER, Role.EVALUATOR)
+
+
+class TaskState(str, Enum):
+    """Where a task is in its life."""
+
+    PLANNED = "planned"
+    STARTING = "starting"
+    READY = "ready"
+    HUNG = "hung"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    LOST = "lost"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def ended(self) -> bool:
+        """Whether no process of the task is left and none will come back by itself."""
+        return self in (TaskState.STOPPED, TaskState.FAILED, TaskState.LOST)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An address that a task listens at.
+
+    Parameters
+    ----------
+    host : str
+        Name or address that its peers use.
+    port : int
+        TCP port, 1 to 65535.
+    """
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @classmethod
+    def parse(cls, address: str) -> Endpoint:
+        """Read ``"host:port"`` or ``"grpc://host:port"``."""
+        match = re.fullmatch(r"(?:grpc://)?(\[[^\]]+\]|[^:/]+):(\d{1,5})/?", address.strip())
+        if not match or not 1 <= int(match[2]) <= 65535:
+            raise UsageError(
+                f"{address!r} is no address", fix='write it as "host:port" or "grpc://host:port"'
+            )
+        return cls(match[1].strip("[]"), int(match[2]))
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """One task that shall run.
+
+    Parameters
+    ----------
+    role : Role
+    index : int
+        Position among the tasks of the role, from 0.
+    host : str
+        Name or address its peers use.
+    port : int
+        The TCP port; 0 lets the agent choose one and hold it for the cluster's life.
+    settings : mapping
+        JSON values for the server that the task runs, such as ``dispatcher_address``.
+    gpus : tuple of int
+        The GPUs of its host that the task sees, by the numbers of ``nvidia-smi``.
+    """
+
+    role: Role
+    index: int
+    host: str = "localhost"
+    port: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    gpus: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the task, such as ``"data_worker:1"``."""
+        return f"{self.role}:{self.index}"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How the tasks of a cluster are looked after.
+
+    Parameters
+    ----------
+    on_hang : {"warn", "restart"}
+        What to do with a task that does not answer for `hang_seconds`.
+    hang_seconds : float
+        Seconds without an answer before a task counts as hung. Default 30.
+    on_loss : {"raise", "warn"}
+        What a consumer sees when a data worker is gone for good and part of its data with it:
+        an error that names the worker, or the rest of the data and a warning.
+    restarts : int
+        How often a task that dies is restarted in a row, on its own port, before it counts as
+        failed. A task that has been ready for a minute starts at zero again. Default 3.
+    start_timeout : float
+        Seconds that a task may take from its start to the first good probe. Default 180.
+    time_limit : float, optional
+        Seconds after which the cluster stops by itself. Default: none.
+    minimum : int, optional
+        Fewest data workers that must be ready for a start to count as a success. Default: all.
+    recycle : bool
+        Whether parameter servers and workers are started afresh when a new coordinator attaches,
+        because TensorFlow keeps the variables of a dead one. Default true.
+    """
+
+    on_hang: str = "warn"
+    hang_seconds: float = 30.0
+    on_loss: str = "raise"
+    restarts: int = 3
+    start_timeout: float = 180.0
+    time_limit: float | None = None
+    minimum: int | None = None
+    recycle: bool = True
+
+    def __post_init__(self) -> None:
+        _one_of("on_hang", self.on_hang, ("warn", "restart"))
+        _one_of("on_loss", self.on_loss, ("raise", "warn"))
+        for name in ("hang_seconds", "start_timeout", "time_limit"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                raise UsageError(f"{name}={value!r} must be more than 0 seconds")
+        check_count("restarts", self.restarts, most=1000)
+        if self.minimum is not None:
+            check_count("minimum", self.minimum)
+
+
+@dataclass(frozen=True)
+class Service:
+    """How the tf.data service of a cluster is set up.
+
+    Parameters
+    ----------
+    port : int
+        TCP port of the dispatcher; 0 (the default) takes a free one.
+    fault_tolerant : bool
+        Whether the dispatcher keeps a journal, from which it goes on after a restart. Default
+        true; it costs nothing except with ``processing_mode="dynamic"`` over single elements.
+    work_dir : str, optional
+        Directory for journals, in which each start creates one named after the cluster: a path, or
+        a URL of a file system of TensorFlow's, such as ``"gs://bucket/journals"``. ``ram://`` needs
+        ``launcher="inprocess"``. Default: a temporary one, removed when the cluster stops.
+    dispatcher_config, worker_config : tuple, optional
+        A ``tf.data.experimental.service.DispatcherConfig`` or ``WorkerConfig`` whose other fields
+        are used; port, addresses, ``work_dir`` and ``fault_tolerant_mode`` stay the cluster's.
+        ``protocol`` must be ``"grpc"``.
+    """
+
+    port: int = 0
+    fault_tolerant: bool = True
+    work_dir: str | None = None
+    dispatcher_config: Any = None
+    worker_config: Any = None
+
+    def __post_init__(self) -> None:
+        if (
+            isinstance(self.port, bool)
+            or not isinstance(self.port, int)
+            or not 0 <= self.port <= 65535
+        ):
+            raise UsageError(f"port={self.port!r} is out of range", fix="use 0 to 65535")
+        if self.work_dir is not None and not isinstance(self.work_dir, (str, os.PathLike)):
+            raise UsageError(f"work_dir={self.work_dir!r} is no path")
+        for name, kind in (
+            ("dispatcher_config", "DispatcherConfig"),
+            ("worker_config", "WorkerConfig"),
+        ):
+            value = getattr(self, name)
+            if value is not None and type(value).__name__ != kind:
+                raise UsageError(
+                    f"{name}={value!r} is no {kind}",
+                    fix=f"make one: tf.data.experimental.service.{kind}(...)",
+                )
+            if value is not None:
+                check_protocol(value)
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """Everything that decides what a cluster is; two equal ones are the same cluster.
+
+    Parameters
+    ----------
+    name : str
+    launcher : str
+        Name of the launcher.
+    counts : mapping of Role to int
+        How many tasks of each role are planned.
+    policy : Policy
+    service : Service
+    env : mapping of str to str
+        Variables added to the environment of each task.
+    preload : tuple of str
+        Modules and op libraries (``*.so``) that each task imports before its server starts.
+    allow : tuple of str
+        Networks in CIDR form that may connect besides this host.
+    options : mapping of str to JSON values
+        Arguments of the launcher, without secrets.
+    gpus : "auto", tuple of int or mapping of str to int
+        Who sees which GPUs, as `tfd_notebook.cluster.gpu_allocation.check` returns it.
+    """
+
+    name: str
+    launcher: str = "local"
+    counts: Mapping[Role, int] = field(default_factory=dict)
+    policy: Policy = field(default_factory=Policy)
+    service: Service = field(default_factory=Service)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    preload: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    gpus: str | tuple[int, ...] | Mapping[str, int] = "auto"
+
+    def __post_init__(self) -> None:
+        for field_name, kind in (("policy", Policy), ("service", Service)):
+            value = getattr(self, field_name)
+            if not isinstance(value, kind):
+                raise UsageError(
+                    f"{field_name}={value!r} is no tfd.{kind.__name__}",
+                    fix=f"write {field_name}=tfd.{kind.__name__}(...)",
+                )
+        for module in self.preload:
+            if not isinstance(module, str):
+                raise UsageError(f"preload: {module!r} is no name of a module or library")
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,63}", self.name):
+            raise UsageError(
+                f"{self.name!r} is no name for a cluster",
+                fix="use up to 64 letters, digits, '.', '_' and '-', a letter or digit first",
+            )
+        for role, count in self.counts.items():
+            check_count(count_name(role), count)
+        for network in self.allow:
+            try:
+                ipaddress.ip_network(network, strict=False)
+            except ValueError as error:
+                raise UsageError(
+                    f"allow={network!r} is no network: {error}", fix='write it as "10.0.0.0/8"'
+                ) from None
+        for key, value in self.env.items():
+            if not isinstance(key, str) or not isinstance(value, str) or "=" in key:
+                raise UsageError(f"env: {key!r}={value!r} must be a name and a string")
+
+
+def pack(config: ClusterConfig) -> dict[str, Any]:
+    """Return `config` as JSON values."""
+    service = vars(config.service).copy()
+    for name in ("dispatcher_config", "worker_config"):
+        if service[name] is not None:
+            service[name] = dict(service[name]._asdict())
+    gpus = config.gpus
+    return {
+        **vars(config),
+        "counts": {str(role): count for role, count in config.counts.items()},
+        "policy": vars(config.policy),
+        "service": {**service, "work_dir": service["work_dir"] and str(service["work_dir"])},
+        "env": dict(config.env),
+        "options": dict(config.options),
+        "gpus": gpus
+        if isinstance(gpus, str)
+        else dict(gpus)
+        if isinstance(gpus, Mapping)
+        else list(gpus),
+    }
+
+
+def without_values(config: ClusterConfig) -> ClusterConfig:
+    """Return `config` with the names of its environment variables only."""
+    return replace(config, env=dict.fromkeys(config.env, ""))
+
+
+def is_same(known: ClusterConfig, config: ClusterConfig) -> bool:
+    """Return True if both describe the same cluster; `known` may lack the values of `env`."""
+    return known in (config, without_values(config))
+
+
+def unpack(packed: Mapping[str, Any]) -> ClusterConfig:
+    """Return what `pack` packed."""
+    service = dict(packed["service"])
+    for name, kind in (
+        ("dispatcher_config", "DispatcherConfig"),
+        ("worker_config", "WorkerConfig"),
+    ):
+        if service[name] is not None:
+            service[name] = namedtuple(kind, service[name])(**service[name])
+    gpus = packed["gpus"]
+    return ClusterConfig(
+        **{
+            **packed,
+            "counts": {Role(role): count for role, count in packed["counts"].items()},
+            "policy": Policy(**packed["policy"]),
+            "service": Service(**service),
+            "preload": tuple(packed["preload"]),
+            "allow": tuple(packed["allow"]),
+            "gpus": tuple(gpus) if isinstance(gpus, list) else gpus,
+        }
+    )
+
+
+def check_protocol(config: Any) -> None:
+    """Raise UnknownName unless TensorFlow has the protocol of a dispatcher's or worker's config."""
+    if config.protocol != PROTOCOL:
+        raise UnknownName(
+            f"protocol={config.protocol!r} is not supported by TensorFlow's tf.data servers",
+            fix=f"use protocol={PROTOCOL!r}",
+        )
+
+
+def count_name(role: Role) -> str:
+    """Return the argument that says how many tasks of `role` there are."""
+    return {Role.DATA_WORKER: "data_workers", Role.WORKER: "workers"}.get(role, str(role))
+
+
+def check_count(name: str, value: object, most: int = MAX_TASKS_PER_ROLE) -> int:
+    """Return `value` if it is a sensible number of things, else raise UsageError."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{name}={value!r} must be a whole number")
+    if not 0 <= value <= most:
+        raise UsageError(f"{name}={value} is out of range", fix=f"use 0 to {most}")
+    return value
+
+
+def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name}={value!r} is not known", fix=f"use one of {', '.join(choices)}")

@@ -1,0 +1,1 @@
+"""Sockets, wire formats and facts about this host, for every process."""

@@ -1,0 +1,121 @@
+"""The words between the kernel and an agent: JSON in lines that say where they come from.
+
+A frame is one line::
+
+    TFD1 <host> <agent> <sequence number> <length> <JSON of that many bytes>
+
+Lines that do not start so (a banner, a stray print) are not frames and are passed over. Bodies are
+requests ``{"id", "do", ...}``, replies ``{"re", "ok", "value" | "error"}`` and events
+``{"event", "cluster", ...}``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tfd_notebook import errors
+from tfd_notebook.net import validation
+
+#: Grows with each change of what is said; how a frame looks stays, so that two versions can tell.
+VERSION = 3
+#: Bytes of a frame.
+LARGEST = validation.MAX_MESSAGE_BYTES
+_MAGIC = b"TFD1 "
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One message.
+
+    Parameters
+    ----------
+    host : str
+        The host that the agent runs on; spaces in it become underscores on the way.
+    agent : str
+        Id of the agent.
+    seq : int
+        Grows by one with each frame of a sender.
+    body : dict
+        JSON values.
+    """
+
+    host: str
+    agent: str
+    seq: int
+    body: dict[str, Any]
+
+
+def encode(frame: Frame) -> bytes:
+    """Return `frame` as one line.
+
+    Raises
+    ------
+    UsageError
+        The line is larger than `LARGEST`.
+    """
+    body = json.dumps(frame.body, separators=(",", ":")).encode()
+    host = "_".join(frame.host.split()) or "_"
+    head = f"{host} {frame.agent} {frame.seq} {len(body)} ".encode()
+    line = _MAGIC + head + body + b"\n"
+    if len(line) > LARGEST:
+        raise too_large(len(line))
+    return line
+
+
+def too_large(size: int) -> errors.UsageError:
+    """Return the error of a frame that exceeds `LARGEST`."""
+    return errors.UsageError(
+        f"invalid message of {size / 1e6:.1f} MB: an agent and its clients exchange at most "
+        f"{LARGEST / 1e6:.0f} MB at a time",
+        fix="send less data, such as the name of a file",
+    )
+
+
+def decode(line: bytes) -> Frame | None:
+    """Return the frame in `line`, or None if it is not one or not whole."""
+    if not line.startswith(_MAGIC):
+        return None
+    try:
+        _, host, agent, seq, length, body = line.rstrip(b"\n").split(b" ", 5)
+        if len(body) != int(length):
+            return None
+        decoded = json.loads(body)
+        if not isinstance(decoded, dict):
+            return None
+        return Frame(host.decode(), agent.decode(), int(seq), decoded)
+    except (ValueError, RecursionError):
+        return None
+
+
+def decode_head(line: bytes) -> tuple[int, int] | None:
+    """Return sequence number and length from the start of a frame, None if it is not one."""
+    if not line.startswith(_MAGIC):
+        return None
+    try:
+        _, _, _, seq, length, _ = line.split(b" ", 5)
+        return int(seq), int(length)
+    except ValueError:
+        return None
+
+
+def pack_error(error: BaseException) -> dict[str, Any]:
+    """Return `error` as JSON values."""
+    if isinstance(error, errors.TfdError):
+        return {
+            "kind": type(error).__name__,
+            "what": error.what,
+            "task": error.task,
+            "fix": error.fix,
+        }
+    return {"kind": "LaunchError", "what": f"{type(error).__name__}: {error}"}
+
+
+def unpack_error(packed: dict[str, Any]) -> errors.TfdError:
+    """Return the error that `pack_error` described."""
+    name = packed.get("kind")
+    kind = getattr(errors, name) if name in errors.__all__ else errors.LaunchError
+    error = kind(packed["what"], task=packed.get("task"), fix=packed.get("fix"))
+    assert isinstance(error, errors.TfdError)
+    return error

@@ -1,0 +1,443 @@
+"""The messages that come from other hosts: each field has one check, and no other is accepted."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tfd_notebook.errors import UsageError
+from tfd_notebook.model import spec
+from tfd_notebook.model.snapshot import SPARK_PHASES
+from tfd_notebook.model.spec import MAX_TASKS_PER_ROLE, Policy, Role, TaskState
+from tfd_notebook.net.validation import (
+    Check,
+    address,
+    boolean,
+    cluster_name,
+    either,
+    file_path,
+    from_json,
+    integer,
+    invalid,
+    ip_address,
+    journal_file,
+    json_value,
+    listing,
+    mapping,
+    matching,
+    nothing,
+    number,
+    one_of,
+    optional,
+    output,
+    pair,
+    pid,
+    port,
+    record,
+    record_with,
+    task_name,
+    text,
+    tunnel_name,
+)
+
+# Messages of agents
+
+_memory = optional(integer())
+_task_event = {
+    "event": one_of("task"),
+    "cluster": cluster_name,
+    "task": task_name,
+    "state": one_of(*(str(state) for state in TaskState)),
+    "reason": text,
+    "address": either(one_of(""), address),
+    "pid": optional(pid),
+    "restarts": integer(0, 10**9),
+    "open_to": text,
+    "log": listing(text, 100),
+}
+_gpu = {"index": integer(0, 1023), "name": text, "memory": _memory}
+#: The names of the errors that an agent may raise are those of `tfd_notebook.errors`.
+error = record({"kind": text, "what": text}, task=optional(text), fix=optional(text))
+
+#: The events of an agent, by name.
+EVENTS: dict[str, Check] = {
+    "task": record(_task_event),
+    "measure": record(
+        {"event": one_of("measure"), "cluster": cluster_name, "task": task_name},
+        cpu_percent=optional(number),
+        rss_mb=optional(number),
+        pss_mb=optional(number),
+        bytes_sent=_memory,
+        working=optional(number),
+    ),
+    "gpus": record(
+        {
+            "event": one_of("gpus"),
+            "cluster": cluster_name,
+            "gpus": listing(
+                record(
+                    {**_gpu, "task": either(one_of(""), task_name)},
+                    used=_memory,
+                    use_percent=optional(number),
+                ),
+                1024,
+            ),
+        }
+    ),
+    "notice": record(
+        {
+            "event": one_of("notice"),
+            "cluster": cluster_name,
+            "severity": one_of("info", "warning", "error"),
+            "what": text,
+            "task": optional(task_name),
+            "fix": optional(text),
+        }
+    ),
+    "lease": record({"event": one_of("lease"), "cluster": cluster_name, "left": optional(number)}),
+    "ended": record({"event": one_of("ended"), "cluster": cluster_name, "reason": text}),
+    "hello": record(
+        {"event": one_of("hello"), "version": integer(), "whole": boolean}, package=text, pid=pid
+    ),
+    "failed": record({"event": one_of("failed"), "reason": text}),
+    "stays": record({"event": one_of("stays")}),
+}
+
+# The description of a detached cluster, which an agent stores for the next attach
+
+_role = one_of(*(str(role) for role in Role))
+_role_counts = mapping(_role, integer(0, MAX_TASKS_PER_ROLE))
+_gpu_indices = listing(integer(0, 1023), 1024)
+_launcher_name = matching(re.compile(r"[A-Za-z][\w.-]{0,63}", re.ASCII), "the name of a launcher")
+_field_name = matching(re.compile(r"[a-z][a-z0-9_]{0,99}", re.ASCII), "the name of a field")
+_server_fields = mapping(_field_name, either(boolean, number, listing(text), optional(text)), 100)
+
+
+def _server_config(value: Any, path: str) -> dict[str, Any]:
+    """Return the fields of a ``DispatcherConfig`` or ``WorkerConfig``."""
+    made: dict[str, Any] = _server_fields(value, path)
+    one_of(spec.PROTOCOL)(made.get("protocol"), f"{path}.protocol")
+    return made
+
+
+_config_fields = record(
+    {
+        "name": cluster_name,
+        "launcher": _launcher_name,
+        "counts": _role_counts,
+        "policy": lambda value, path: vars(from_json(Policy, value, path)),
+        "service": record(
+            {
+                "port": integer(0, 65535),
+                "fault_tolerant": boolean,
+                "work_dir": optional(text),
+                "dispatcher_config": optional(_server_config),
+                "worker_config": optional(_server_config),
+            }
+        ),
+        "env": mapping(text, one_of("")),
+        "preload": listing(text),
+        "allow": listing(text),
+        "options": mapping(text, json_value),
+        "gpus": either(
+            one_of("auto"),
+            _gpu_indices,
+            mapping(one_of("worker", "evaluator"), integer(0, MAX_TASKS_PER_ROLE)),
+        ),
+    }
+)
+
+
+def _config(value: Any, path: str) -> dict[str, Any]:
+    """Return a cluster's packed specification, which `spec.unpack` accepts."""
+    try:
+        made: dict[str, Any] = _config_fields(value, path)
+        spec.unpack(made)
+    except (UsageError, ValueError) as error:
+        # A value out of its range, or a keyword of Python as the name of a field.
+        raise invalid(path, str(error), "the specification of a cluster") from None
+    return made
+
+
+_task_address = either(one_of(""), address)
+_description = record(
+    {
+        "config": _config,
+        "fleet": record(
+            {
+                "counts": _role_counts,
+                "deal": record(
+                    {
+                        "each": integer(0, 1024),
+                        "shares": listing(
+                            record(
+                                {
+                                    "on": text,
+                                    "workers": _gpu_indices,
+                                    "evaluator": _gpu_indices,
+                                    "left": _gpu_indices,
+                                }
+                            )
+                        ),
+                    }
+                ),
+                "static": listing(_task_address),
+                "removed": listing(_task_address),
+                "work_dir": optional(text),
+            }
+        ),
+        "used": boolean,
+        "pid": pid,
+        "since": number,
+    }
+)
+
+
+def description(value: Any, path: str) -> dict[str, Any]:
+    """Return the description of a detached cluster; it is empty before the cluster is detached."""
+    made: dict[str, Any] = {} if value == {} else _description(value, path)
+    return made
+
+
+_listed_fields = record(
+    {
+        "name": cluster_name,
+        "lease": optional(number),
+        "about": description,
+        "tasks": listing(one_of(*(str(state) for state in TaskState))),
+        "heard": boolean,
+    }
+)
+
+
+def _listed(value: Any, path: str) -> dict[str, Any]:
+    """Return a cluster as an agent lists it."""
+    made: dict[str, Any] = _listed_fields(value, path)
+    if made["about"]:
+        one_of(made["name"])(made["about"]["config"]["name"], f"{path}.about.config.name")
+    return made
+
+
+_tunnels = record({"port": port, "name": tunnel_name, "trust": listing(output, 100)})
+#: The value of each reply of an agent, or of the process of ssh, by the request's name.
+REPLIES: dict[str, Check] = {
+    **dict.fromkeys(
+        (
+            "bury",
+            "close",
+            "close_tunnel",
+            "describe",
+            "install",
+            "lead_tunnel",
+            "leave",
+            "let_go",
+            "release",
+            "reopened",
+            "restart",
+            "serve_tunnel",
+            "start",
+            "stop",
+            "tunnel",
+        ),
+        nothing,
+    ),
+    "adopt": record(
+        {
+            "about": description,
+            "directory": file_path,
+            "lease": optional(number),
+            "left": optional(number),
+            "tasks": listing(EVENTS["task"]),
+        }
+    ),
+    "certify_tunnels": _tunnels,
+    "clusters": listing(_listed),
+    "connect": text,
+    "gpus": record(
+        {"gpus": listing(record({**_gpu, "uuid": text}), 1024), "why": text, "hidden": boolean}
+    ),
+    "hold": mapping(task_name, address),
+    "inspect": mapping(task_name, record({"stale": listing(text), "ops": listing(text)})),
+    "journal": mapping(journal_file, pair(integer(), output)),
+    "kill": optional(pid),
+    "lease": number,
+    "listeners": listing(either(one_of("0.0.0.0", "::"), ip_address), 1000),
+    "logs": pair(output, integer()),
+    "open": file_path,
+    "open_tunnels": either(record({"request": output}), _tunnels),
+    "preload": listing(text),
+    "reach": mapping(task_name, pair(text, either(one_of(""), ip_address))),
+    "room": integer(),
+}
+
+#: What a host reports before anything else; see `tfd_notebook.agent.bridges.stdio`.
+_greeting = record(
+    {"package": optional(text), "python": text, "executable": text},
+    tensorflow=optional(text),
+    identity=text,
+    way=lambda value, path: _connection(value, path),
+    culls=optional(number),
+    missing=text,
+    error=error,
+)
+
+
+def greeting(said: Any) -> dict[str, Any]:
+    """Return the greeting of a host, or raise InvalidMessage."""
+    made: dict[str, Any] = _greeting(said, "greeting")
+    if "missing" not in made and "error" not in made:
+        for name in ("package", "tensorflow", "identity", "way"):
+            if name not in made or (made[name] is None and name != "tensorflow"):
+                raise invalid(f"greeting.{name}", None, "a value")
+    return made
+
+
+def _connection(value: Any, path: str) -> str:
+    """Return the two ends of a connection as sshd writes them, or an empty string."""
+    words = text(value, path).split()
+    if not words:
+        return ""
+    if len(words) != 4:
+        raise invalid(path, value, "two addresses and ports")
+    for name in words[::2]:
+        ip_address(name, path)
+    for number_ in words[1::2]:
+        if not re.fullmatch(r"\d{1,5}", number_, re.ASCII):
+            raise invalid(path, value, "two addresses and ports")
+    return " ".join(words)
+
+
+_kernel_message = record_with(
+    {
+        "header": record_with({"msg_type": text}),
+        "parent_header": record_with({}),
+        "content": record_with({}),
+    }
+)
+_display = record_with({"data": record_with({})})
+#: The contents of a Jupyter kernel's messages that are used, by the type of the message.
+_KERNEL_CONTENTS: dict[str, Check] = {
+    "stream": record_with({"name": one_of("stdout", "stderr"), "text": output}),
+    "status": record_with({"execution_state": text}),
+    "display_data": _display,
+    "execute_result": _display,
+    "update_display_data": _display,
+    "error": record_with(
+        {"ename": output, "evalue": output, "traceback": optional(listing(output))}
+    ),
+    "comm_open": record_with({"comm_id": text, "target_name": text}),
+    "comm_msg": record_with({"comm_id": text, "data": record_with({})}),
+    "comm_close": record_with({"comm_id": text}),
+}
+
+
+_kernel_id = matching(re.compile(r"[A-Za-z0-9_-]{1,100}", re.ASCII), "the id of a kernel")
+
+
+def kernel_id(model: Any) -> str:
+    """Return the id in a Jupyter server's description of a kernel, or raise InvalidMessage."""
+    return str(_kernel_id(record_with({})(model, "kernel").get("id"), "kernel.id"))
+
+
+def kernel_message(message: Any) -> dict[str, Any]:
+    """Return a message of a Jupyter kernel, or raise InvalidMessage."""
+    made: dict[str, Any] = _kernel_message(message, "message")
+    kind = made["header"]["msg_type"]
+    _KERNEL_CONTENTS.get(kind, record_with({}))(made["content"], kind)
+    return made
+
+
+def event(body: Any) -> dict[str, Any]:
+    """Return an event of an agent, or raise InvalidMessage."""
+    name = body.get("event")
+    if not isinstance(name, str) or name not in EVENTS:
+        raise invalid("event", name, "the name of an event")
+    made: dict[str, Any] = EVENTS[name](body, name)
+    return made
+
+
+_sequence = {"seq": integer(), "whole": boolean}
+_BUS: dict[str, Check] = {
+    "state": record_with({**_sequence, "state": record_with({})}),
+    "values": record_with(
+        {
+            **_sequence,
+            "cluster": cluster_name,
+            "columns": listing(pair(text, text), 100),
+            "functions": listing(text),
+            "errors": mapping(text, text),
+            "lost": listing(listing(number, 4)),
+            "paused": boolean,
+        }
+    ),
+    "reply": record_with({"error": optional(record_with({}))}),
+}
+
+
+def bus_message(message: Any) -> dict[str, Any]:
+    """Return a message of the bus of another kernel, or raise InvalidMessage."""
+    made: dict[str, Any] = record_with({"kind": text})(message, "message")
+    kind = made["kind"]
+    _BUS.get(kind, record_with({}))(made, kind)
+    return made
+
+
+def clusters(tree: Any) -> dict[str, Any]:
+    """Return the clusters of a bus's tree, by name, or raise InvalidMessage."""
+    made: dict[str, Any] = mapping(cluster_name, record_with({}), 256)(tree, "clusters")
+    return made
+
+
+_rows = optional(mapping(text, record_with({})))
+_order = optional(listing(text))
+_counts = optional(mapping(one_of(*(str(role) for role in Role)), integer(0, 10**6)))
+_snapshot = record_with(
+    {
+        "name": text,
+        "launcher": optional(text),
+        "state": text,
+        "tasks": _rows,
+        "order": _order,
+        "streams": _rows,
+        "planned": _counts,
+        "requested": _counts,
+        "observed": _counts,
+        "notices": optional(listing(record_with({}))),
+        "expires": optional(number),
+        "lease": optional(number),
+        "coordinator": optional(
+            record_with(
+                {
+                    "workers": optional(
+                        mapping(matching(re.compile(r"\d{1,6}", re.ASCII), "an index"), json_value)
+                    )
+                }
+            )
+        ),
+        "spark": optional(
+            record_with({"nodes": _rows, "order": _order, "phase": one_of(*SPARK_PHASES)})
+        ),
+    }
+)
+
+
+def snapshot_tree(tree: Any) -> dict[str, Any]:
+    """Return the description of a cluster of another kernel, or raise InvalidMessage."""
+    made = _given(_snapshot(tree, "cluster"))
+    for name in ("coordinator", "spark"):
+        if name in made:
+            made[name] = _given(made[name])
+    for name in ("name", "launcher", "state"):
+        if name in made:
+            made[name] = text(made[name], name)
+    return made
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    """Return an object without its fields that are null, which is as if they were not there."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def reply_value(request: str, value: Any) -> Any:
+    """Return the value of a reply to a request, or raise InvalidMessage."""
+    return REPLIES.get(request, json_value)(value, f"reply to {request!r}")

@@ -1,0 +1,373 @@
+"""Checks of JSON values that come from another host: types, ranges, names, addresses and sizes.
+
+A check takes a value and the path at which it stands in its message. It returns the value to use,
+or raises `InvalidMessage`. Fields that a message does not have by its definition are rejected.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from enum import Enum
+from typing import Any, TypeVar
+
+from tfd_notebook.errors import InvalidMessage
+from tfd_notebook.model.spec import MAX_TASKS_PER_ROLE, Role
+
+#: Takes a value and its path; returns the value to use, or raises InvalidMessage.
+Check = Callable[[Any, str], Any]
+T = TypeVar("T")
+
+#: Bytes of a message. Its reader holds all of it in memory.
+MAX_MESSAGE_BYTES = 1 << 28
+#: Characters of a free text that are kept, and entries that a list or mapping may have.
+_MAX_TEXT = 20_000
+_MAX_LONG_TEXT = 200_000
+_MAX_ENTRIES = 10_000
+_MAX_DEPTH = 50
+_MAX_INTEGER = 2**63 - 1
+_MAX_PID = 2**31 - 1
+
+_TASK = re.compile(r"(\w+):(0|[1-9]\d{0,3})", re.ASCII)
+_CLUSTER = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
+_HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?", re.ASCII)
+_SCOPE = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
+_TUNNEL_NAME = re.compile(r"[0-9a-f]{12}\.tfd", re.ASCII)
+_JOURNAL_FILE = re.compile(r"tf_data_dispatcher_journal/journal_\d{1,18}", re.ASCII)
+#: Everything that can move a terminal's cursor or break out of a line, but for tab and newline.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def invalid(path: str, value: Any, expected: str) -> InvalidMessage:
+    """Return the error of a value that is not valid; the value is quoted up to 60 characters."""
+    shown = ascii(value if not isinstance(value, (str, bytes)) else value[:60])
+    return InvalidMessage(f"invalid {path} {shown[:60]}: expected {expected}")
+
+
+# Single values
+
+
+def text(value: Any, path: str) -> str:
+    """Return a text for people: cut to 20,000 characters, without control characters."""
+    return _printable(value, path, _MAX_TEXT)
+
+
+def long_text(value: Any, path: str) -> str:
+    """Return a text with a traceback: cut to 200,000 characters, without control characters."""
+    return _printable(value, path, _MAX_LONG_TEXT)
+
+
+def _printable(value: Any, path: str, most: int) -> str:
+    if not isinstance(value, str):
+        raise invalid(path, value, "a string")
+    cut = value if len(value) <= most else value[: most - 1] + "…"
+    return _CONTROL.sub("\ufffd", cut.encode("utf-8", "replace").decode())
+
+
+def output(value: Any, path: str) -> str:
+    """Return the output of a process, which may have the length of a message."""
+    if not isinstance(value, str):
+        raise invalid(path, value, "a string")
+    return value.encode("utf-8", "replace").decode()
+
+
+def boolean(value: Any, path: str) -> bool:
+    """Return true or false."""
+    if not isinstance(value, bool):
+        raise invalid(path, value, "true or false")
+    return value
+
+
+def integer(least: int = 0, most: int = _MAX_INTEGER) -> Check:
+    """Return the check of a whole number between two others."""
+
+    def check(value: Any, path: str) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise invalid(path, value, f"a whole number from {least} to {most}")
+        return value
+
+    return check
+
+
+def number(value: Any, path: str) -> float:
+    """Return a finite number; a whole one stays one."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise invalid(path, value, "a number")
+    if (isinstance(value, int) and abs(value) > _MAX_INTEGER) or not math.isfinite(value):
+        raise invalid(path, value, "a finite number")
+    return value
+
+
+def nothing(value: Any, path: str) -> None:
+    """Return None, which is the value of a request that is only acknowledged."""
+    if value is not None:
+        raise invalid(path, value, "null")
+
+
+port = integer(1, 65535)
+pid = integer(1, _MAX_PID)
+
+
+def matching(pattern: re.Pattern[str], expected: str) -> Check:
+    """Return the check of a string that matches a pattern as a whole."""
+
+    def check(value: Any, path: str) -> str:
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise invalid(path, value, expected)
+        return value
+
+    return check
+
+
+cluster_name = matching(_CLUSTER, "the name of a cluster")
+tunnel_name = matching(_TUNNEL_NAME, "12 hexadecimal digits and .tfd")
+journal_file = matching(_JOURNAL_FILE, "a file of the dispatcher's journal")
+
+
+def is_journal_file(name: str) -> bool:
+    """Return True if a dispatcher's journal has files of this name."""
+    return _JOURNAL_FILE.fullmatch(name) is not None
+
+
+def task_name(value: Any, path: str) -> str:
+    """Return the name of a task, such as ``worker:0``."""
+    found = _TASK.fullmatch(value) if isinstance(value, str) else None
+    if found is None or found[1] not in set(Role) or int(found[2]) >= MAX_TASKS_PER_ROLE:
+        raise invalid(path, value, "the name of a task")
+    return found[0]
+
+
+def ip_address(value: Any, path: str) -> str:
+    """Return the address of one host; neither unspecified nor multicast."""
+    try:
+        if not isinstance(value, str):
+            raise ValueError
+        found = ipaddress.ip_address(value)
+    except ValueError:
+        raise invalid(path, value, "an IP address") from None
+    mapped = getattr(found, "ipv4_mapped", None) or found
+    # The scope of an IPv6 address may hold anything, also a line break.
+    scope = getattr(found, "scope_id", None)
+    if scope is not None and not _SCOPE.fullmatch(scope):
+        raise invalid(path, value, "an IP address")
+    if mapped.is_unspecified or mapped.is_multicast or str(mapped) == "255.255.255.255":
+        raise invalid(path, value, "the address of one host")
+    return str(found)
+
+
+def host(value: Any, path: str) -> str:
+    """Return the name or IP address of a host."""
+    if isinstance(value, str) and ":" not in value and _HOST_NAME.fullmatch(value):
+        return value if not re.fullmatch(r"[\d.]+", value) else ip_address(value, path)
+    return ip_address(value, path)
+
+
+def address(value: Any, path: str) -> str:
+    """Return ``"host:port"``, with brackets around an IPv6 address."""
+    if not isinstance(value, str):
+        raise invalid(path, value, "host:port")
+    name, _, number_ = value.rpartition(":")
+    if not re.fullmatch(r"[1-9]\d{0,4}", number_, re.ASCII) or int(number_) > 65535:
+        raise invalid(path, value, "host:port")
+    bracketed = name.startswith("[") and name.endswith("]")
+    host(name[1:-1] if bracketed else name, path)
+    if (":" in name) is not bracketed:
+        raise invalid(path, value, "host:port")
+    return value
+
+
+def file_path(value: Any, path: str) -> str:
+    """Return an absolute path of the other host."""
+    if not isinstance(value, str) or not value.startswith("/") or len(value) > 4096:
+        raise invalid(path, value, "an absolute path")
+    if _CONTROL.search(value):
+        raise invalid(path, value, "an absolute path")
+    return value
+
+
+def json_value(value: Any, path: str, depth: int = 0) -> Any:
+    """Return any JSON value whose numbers are finite and that is not nested too deeply."""
+    if depth > _MAX_DEPTH:
+        raise invalid(path, "...", f"at most {_MAX_DEPTH} levels")
+    if isinstance(value, dict):
+        return {output(k, path): json_value(v, f"{path}.{k}", depth + 1) for k, v in value.items()}
+    if isinstance(value, list):
+        return [json_value(one, f"{path}[]", depth + 1) for one in value]
+    if isinstance(value, str):
+        return output(value, path)
+    return value if value is None or isinstance(value, bool) else number(value, path)
+
+
+# Values made of others
+
+
+def optional(check: Check) -> Check:
+    """Return the check of a value that may be null."""
+    return lambda value, path: None if value is None else check(value, path)
+
+
+def either(*checks: Check) -> Check:
+    """Return the check of a value that one of several accepts; the last one's error is raised."""
+
+    def check(value: Any, path: str) -> Any:
+        for one in checks[:-1]:
+            try:
+                return one(value, path)
+            except InvalidMessage:
+                continue
+        return checks[-1](value, path)
+
+    return check
+
+
+def one_of(*values: Any) -> Check:
+    """Return the check of a value that is one of several strings."""
+
+    def check(value: Any, path: str) -> Any:
+        if not isinstance(value, str) or value not in values:
+            raise invalid(path, value, " or ".join(map(str, values)))
+        return value
+
+    return check
+
+
+def listing(check: Check, most: int = _MAX_ENTRIES) -> Check:
+    """Return the check of a list."""
+
+    def whole(value: Any, path: str) -> list[Any]:
+        if not isinstance(value, list) or len(value) > most:
+            raise invalid(path, value, f"a list of at most {most} entries")
+        return [check(one, f"{path}[{position}]") for position, one in enumerate(value)]
+
+    return whole
+
+
+def pair(first: Check, second: Check) -> Check:
+    """Return the check of a list of two."""
+
+    def check(value: Any, path: str) -> list[Any]:
+        if not isinstance(value, list) or len(value) != 2:
+            raise invalid(path, value, "a list of two")
+        return [first(value[0], f"{path}[0]"), second(value[1], f"{path}[1]")]
+
+    return check
+
+
+def mapping(key: Check, check: Check, most: int = _MAX_ENTRIES) -> Check:
+    """Return the check of an object whose keys are no fixed names."""
+
+    def whole(value: Any, path: str) -> dict[Any, Any]:
+        if not isinstance(value, dict) or len(value) > most:
+            raise invalid(path, value, f"an object of at most {most} entries")
+        return {key(k, f"{path} key"): check(v, f"{path}[{k!r:.60}]") for k, v in value.items()}
+
+    return whole
+
+
+def record(checks: Mapping[str, Check], **optional_: Check) -> Check:
+    """Return the check of an object with these fields, and perhaps the optional ones."""
+
+    def whole(value: Any, path: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise invalid(path, value, "an object")
+        for name in value:
+            if name not in checks and name not in optional_:
+                raise invalid(f"{path}.{name!r:.60}", value[name], "no such field")
+        made = {}
+        for name, check in checks.items():
+            if name not in value:
+                raise invalid(f"{path}.{name}", None, "a value")
+            made[name] = check(value[name], f"{path}.{name}")
+        for name, check in optional_.items():
+            if name in value:
+                made[name] = check(value[name], f"{path}.{name}")
+        return made
+
+    return whole
+
+
+def record_with(checks: Mapping[str, Check]) -> Check:
+    """Return the check of an object that has these fields; other fields are not checked."""
+
+    def whole(value: Any, path: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise invalid(path, value, "an object")
+        for name, check in checks.items():
+            check(value.get(name), f"{path}.{name}")
+        return value
+
+    return whole
+
+
+# Dataclasses, from their annotations
+
+
+def from_json(kind: type[T], values: Any, path: str) -> T:
+    """Return an instance of a dataclass made of JSON values; other fields are rejected.
+
+    Fields that are not there have their default. Texts are for people, unless the dataclass
+    itself checks them.
+    """
+    key: Any = kind
+    checks, needed = _checks_of(key)
+    made = record({}, **checks)(values, path)
+    for name in needed - made.keys():
+        raise invalid(f"{path}.{name}", None, "a value")
+    return kind(**made)
+
+
+@functools.cache
+def _checks_of(kind: Any) -> tuple[dict[str, Check], frozenset[str]]:
+    hints = typing.get_type_hints(kind)
+    checks = {field.name: _check_of(hints[field.name]) for field in fields(kind)}
+    needed = frozenset(
+        field.name
+        for field in fields(kind)
+        if field.default is MISSING and field.default_factory is MISSING
+    )
+    return checks, needed
+
+
+def _check_of(hint: Any) -> Check:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        (inner,) = (one for one in arguments if one is not type(None))
+        return optional(_check_of(inner))
+    if origin is tuple:
+        inner = _check_of(arguments[0])
+        size = None if arguments[-1] is Ellipsis else len(arguments)
+        return lambda value, path: _tuple_of(inner, size, value, path)
+    if origin is not None and issubclass(origin, Mapping):
+        return mapping(_check_of(arguments[0]), _check_of(arguments[1]))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        values = one_of(*(member.value for member in hint))
+        return lambda value, path: hint(values(value, path))
+    known: dict[Any, Check] = {str: text, bool: boolean, int: integer(-1), float: number}
+    if hint in known:
+        return known[hint]
+    return lambda value, path: from_json(hint, value, path)
+
+
+def _tuple_of(inner: Check, size: int | None, value: Any, path: str) -> tuple[Any, ...]:
+    made = tuple(listing(inner)(value, path))
+    if size is not None and len(made) != size:
+        raise invalid(path, value, f"a list of {size}")
+    return made
+
+
+def members(values: Any) -> dict[str, Any]:
+    """Return an object, or raise InvalidMessage."""
+    made: dict[str, Any] = record_with({})(values, "row")
+    return made
+
+
+def check_size(size: int) -> None:
+    """Raise InvalidMessage if a message has more bytes than one may have."""
+    if size > MAX_MESSAGE_BYTES:
+        raise InvalidMessage(f"invalid message: longer than {MAX_MESSAGE_BYTES} bytes")

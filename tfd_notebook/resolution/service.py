@@ -1,0 +1,100 @@
+"""Resolving by request: for lines, whose values are words, and for forms in a browser."""
+
+from __future__ import annotations
+
+import json
+import keyword
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tfd_notebook.errors import UsageError
+from tfd_notebook.resolution import factory
+from tfd_notebook.resolution.resolution import Resolution, resolve
+from tfd_notebook.resolution.task_table_delta import Told
+
+#: Resolutions that are kept for forms: each has open connections, and a history.
+_MOST_KEPT = 4
+
+
+def read_options(pairs: Iterable[str]) -> dict[str, Any]:
+    """Return what ``NAME=VALUE`` says; a value is JSON where it can be read so, else text.
+
+    Raises
+    ------
+    UsageError
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        name, sign, value = pair.partition("=")
+        if not sign or not _is_name(name):
+            raise UsageError(f"{pair!r} sets nothing", fix="write NAME=VALUE, such as port=8470")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
+
+
+class Desk:
+    """Answers forms: the same question again is the same resolution, with its history."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[Resolution, Told]] = {}
+
+    def choices(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what can be chosen, as JSON values."""
+        return {
+            "choices": [{"name": name, "summary": said} for name, said in factory.CHOICES.items()]
+        }
+
+    def resolve(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is seen, as JSON values.
+
+        Parameters
+        ----------
+        request : mapping
+            ``resolver``, ``options``, ``again``: whether to look at what was found before, and
+            ``since``: the ``number`` of the answer that is known, to be told only of tasks that
+            changed (the answer has the same ``since`` then, and else None).
+        """
+        again = request.get("again") is True
+        found, told = self._entry(request, fresh=not again)
+        look = found.glance() if again and found.resolver is not None else found.last
+        return {**told.tell(look, request.get("since")), "found": found.resolver is not None}
+
+    def found(self, request: Mapping[str, Any], fresh: bool = False) -> Resolution:
+        """Return the resolution that `request` means, anew if `fresh`."""
+        return self._entry(request, fresh)[0]
+
+    def _entry(self, request: Mapping[str, Any], fresh: bool) -> tuple[Resolution, Told]:
+        resolver, options = request.get("resolver", "auto"), request.get("options") or {}
+        if not isinstance(resolver, str) or len(resolver) > 1000:
+            raise UsageError(f"{str(resolver)[:100]!r} is no name of a resolver")
+        if not isinstance(options, Mapping) or not all(map(_is_name, options)):
+            raise UsageError(f"{str(options)[:100]!r} are no options", fix='write {"port": 8470}')
+        key = json.dumps([resolver, options], sort_keys=True)
+        if fresh or key not in self._kept:
+            self._forget(key)
+            self._kept[key] = resolve(resolver, **options), Told()
+            for oldest in list(self._kept)[:-_MOST_KEPT]:
+                self._forget(oldest)
+        return self._kept[key]
+
+    def close(self) -> None:
+        """Keep nothing, and close all connections."""
+        for key in list(self._kept):
+            self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        known = self._kept.pop(key, None)
+        if known is not None:
+            known[0].close()
+
+
+def _is_name(name: Any) -> bool:
+    return (
+        isinstance(name, str)
+        and name.isidentifier()
+        and not keyword.iskeyword(name)
+        and name != "resolver"
+    )

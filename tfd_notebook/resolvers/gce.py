@@ -1,0 +1,153 @@
+"""The instance groups of Google's Compute Engine, by Google's client."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from tfd_notebook.errors import AccessDenied, Malformed, NoAnswer, NoTasks, ResolveError, UsageError
+from tfd_notebook.model.spec import Endpoint
+from tfd_notebook.resolvers import http_errors
+from tfd_notebook.resolvers.base import Resolver
+from tfd_notebook.resolvers.validation import Found, check_port, natural
+
+#: Seconds for one answer of the API.
+_ASK_SECONDS = 20.0
+_RENEW = "gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS=<key file>"
+_ALLOW = "the account needs roles/compute.viewer in that project"
+#: The TPUs' API knows no smaller one.
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+
+
+class GCEResolver(Resolver):
+    """The running instances of an instance group, in the order of their names.
+
+    Parameters
+    ----------
+    project, zone, instance_group : str
+    port : int
+        Where the tasks listen. Default 8470.
+    job : str
+        The job of TensorFlow that the instances are. Default ``"worker"``.
+    task_type, task_id : optional
+        Which task this process is. Default: none of them.
+    rpc_layer : str
+        Default ``"grpc"``.
+    credentials : google.auth.credentials.Credentials, optional
+        Default: the application's default credentials.
+    service : googleapiclient.discovery.Resource, optional
+        To be used instead of a client with these credentials.
+
+    See Also
+    --------
+    tf.distribute.cluster_resolver.GCEClusterResolver
+    """
+
+    def __init__(
+        self,
+        project: str,
+        zone: str,
+        instance_group: str,
+        port: int = 8470,
+        job: str = "worker",
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = "grpc",
+        credentials: Any = None,
+        service: Any = None,
+    ) -> None:
+        super().__init__(task_type, task_id, rpc_layer)
+        for name, value in (
+            ("project", project),
+            ("zone", zone),
+            ("instance_group", instance_group),
+        ):
+            if not isinstance(value, str) or not value:
+                raise UsageError(f"{name}={value!r} is no name")
+        self._where = {"project": project, "zone": zone}
+        self._group = instance_group
+        self._port = check_port("port", port)
+        self._job = job
+        self._credentials = credentials
+        self._service = service
+
+    @property
+    def place(self) -> str:
+        where = "/".join(self._where.values())
+        return f"Compute Engine's instance group {where}/{self._group}"
+
+    def _find(self) -> Found:
+        with google_api("compute", "v1", self.place, self._credentials, self._service) as service:
+            names = sorted(self._names(service), key=natural)
+            if not names:
+                raise NoTasks(f"{self.place} has no running instance", fix="start or resize it")
+            return {self._job: [self._address_of(service, name) for name in names]}
+
+    def _names(self, service: Any) -> Iterator[str]:
+        groups = service.instanceGroups()
+        request = groups.listInstances(
+            **self._where, instanceGroup=self._group, body={"instanceState": "RUNNING"}
+        )
+        while request is not None:
+            answer = request.execute()
+            for item in answer.get("items", ()):
+                yield item["instance"].rpartition("/")[2]
+            request = groups.listInstances_next(request, answer)
+
+    def _address_of(self, service: Any, name: str) -> str:
+        instance = service.instances().get(**self._where, instance=name).execute()
+        network = instance["networkInterfaces"][0]
+        return str(Endpoint(network.get("networkIP") or network["ipv6Address"], self._port))
+
+
+@contextlib.contextmanager
+def google_api(
+    name: str, version: str, place: str, credentials: Any = None, service: Any = None
+) -> Iterator[Any]:
+    """Yield an API of Google's; what its client raises becomes an error of ours.
+
+    Parameters
+    ----------
+    name, version : str
+        Of the API.
+    place : str
+        What is asked for.
+    credentials, service : optional
+        See `GCEResolver`.
+    """
+    client = http_errors.library("googleapiclient.discovery", "a resolver of Google's", "gce")
+    wrong = http_errors.library("googleapiclient.errors", "a resolver of Google's", "gce")
+    auth = http_errors.library("google.auth", "a resolver of Google's", "gce")
+    http = http_errors.library("httplib2", "a resolver of Google's", "gce")
+    authorized = http_errors.library("google_auth_httplib2", "a resolver of Google's", "gce")
+    try:
+        if service is not None:
+            yield service
+            return
+        if credentials is None:
+            credentials, _ = auth.default(scopes=[_SCOPE])
+        sender = authorized.AuthorizedHttp(credentials, http.Http(timeout=_ASK_SECONDS))
+        with client.build(name, version, http=sender, static_discovery=True) as made:
+            yield made
+    except ResolveError:
+        raise
+    except auth.exceptions.TransportError as error:
+        raise NoAnswer(
+            f"{place}: who gives out tokens does not answer: {error}", fix="look at the network"
+        ) from error
+    except auth.exceptions.GoogleAuthError as error:
+        raise AccessDenied(
+            f"{place}: the credentials are missing, wrong or expired: {error}", fix=_RENEW
+        ) from error
+    except wrong.HttpError as error:
+        raise http_errors.of_status(
+            int(error.resp.status), error.reason or "", place, _RENEW, _ALLOW
+        ) from error
+    except (OSError, http.HttpLib2Error) as error:
+        raise NoAnswer(f"{place} does not answer: {error}", fix="look at the network") from error
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, wrong.Error) as error:
+        raise Malformed(
+            f"{place}: the API answers what cannot be read: {error!r}",
+            fix="something between may change or cut answers; try again",
+        ) from error

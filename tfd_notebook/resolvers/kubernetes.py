@@ -1,0 +1,306 @@
+"""The pods that Kubernetes runs, by the official client."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfd_notebook.errors import AccessDenied, Malformed, NoAnswer, NoTasks, ResolveError, UsageError
+from tfd_notebook.model.spec import Endpoint
+from tfd_notebook.resolvers import http_errors, kubernetes_watch
+from tfd_notebook.resolvers.base import Resolver
+from tfd_notebook.resolvers.validation import Found, check_port, natural
+
+#: Seconds for one answer of the API.
+_ASK_SECONDS = 10.0
+#: How often a list that expired between two of its pages is begun again.
+_LISTS = 3
+#: Labels that number pods, in the order in which they are believed.
+_INDEXES = (
+    "batch.kubernetes.io/job-completion-index",
+    "apps.kubernetes.io/pod-index",
+    "training.kubeflow.org/replica-index",
+)
+_RENEW = "renew the credentials of the kubeconfig or service account; kubectl auth whoami tells"
+_ALLOW = "a Role in this namespace has to allow list and watch of pods to this account"
+
+
+class KubernetesResolver(Resolver):
+    """The pods of a namespace that are ready, at addresses of their own.
+
+    A pod is numbered by its index in an indexed Job, a StatefulSet or a Kubeflow job, so that a
+    task keeps its number while another one is away; other pods by the order of their names,
+    ``pod-2`` before ``pod-10``. Pods that have ended, or are about to, do not count.
+
+    Parameters
+    ----------
+    jobs : mapping of str to str, or to sequence of str
+        The label selector of each job, or several: ``{"worker": "app=train,role=worker"}``.
+    port : int or str
+        Where the tasks listen: a number, or the name of a port in the pods. Default 8470.
+    namespace : str, optional
+        Default: that of the service account, or of the kubeconfig's context.
+    field_selector : str, optional
+        Which of the pods besides, such as ``"spec.nodeName=n1"``.
+    kubeconfig : str, optional
+        A file. Default: in a pod its service account, elsewhere ``$KUBECONFIG`` or
+        ``~/.kube/config``.
+    context : str, optional
+        A context of the kubeconfig. Default: its current one.
+    client : kubernetes.client.CoreV1Api, optional
+        To be used instead; then `namespace` is ``"default"`` if not said. Default: one with fresh
+        credentials for each call.
+    task_type, task_id : optional
+        Which task this process is.
+    rpc_layer : str
+        Default ``"grpc"``.
+
+    See Also
+    --------
+    tf.distribute.cluster_resolver.KubernetesClusterResolver
+    """
+
+    def __init__(
+        self,
+        jobs: Mapping[str, str | Sequence[str]],
+        port: int | str = 8470,
+        namespace: str | None = None,
+        field_selector: str | None = None,
+        kubeconfig: str | None = None,
+        context: str | None = None,
+        client: Any = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = "grpc",
+    ) -> None:
+        super().__init__(task_type, task_id, rpc_layer)
+        if not isinstance(jobs, Mapping) or not jobs:
+            raise UsageError(
+                f"jobs={jobs!r} names no job", fix='write {"worker": "app=train,role=worker"}'
+            )
+        self._selectors = {job: _selectors(job, wanted) for job, wanted in jobs.items()}
+        self._port = port if isinstance(port, str) and port else check_port("port", port)
+        self._namespace = namespace
+        self._fields = field_selector
+        self._kubeconfig = kubeconfig
+        self._context = context
+        self._client = client
+
+    @property
+    def place(self) -> str:
+        where = f"namespace {self._namespace!r}" if self._namespace else "the default namespace"
+        return f"Kubernetes, {where}"
+
+    def _find(self) -> Found:
+        with self._api() as (api, namespace):
+            pods = {
+                job: [_list(api, namespace, selector, self._fields) for selector in selectors]
+                for job, selectors in self._selectors.items()
+            }
+        return {job: self._addresses(job, groups) for job, groups in pods.items()}
+
+    def _looks(self, end: float | None, every: float) -> Iterator[None]:
+        selectors = sorted({one for several in self._selectors.values() for one in several})
+        with self._api() as (api, namespace):
+            options = {"namespace": namespace, **_given(field_selector=self._fields)}
+            watched = [{"label_selector": selector, **options} for selector in selectors]
+            yield from kubernetes_watch.rings(api.list_namespaced_pod, watched, end)
+
+    def _addresses(self, job: str, groups: list[list[Any]]) -> dict[int, str]:
+        usable = [[pod for pod in pods if _usable(pod)] for pods in groups]
+        if not any(usable):
+            raise self._none(job, [pod for pods in groups for pod in pods])
+        pods = [pod for group in usable for pod in sorted(group, key=_by_name)]
+        pods = list({pod.metadata.uid or pod.metadata.name: pod for pod in pods}.values())
+        return {index: self._address_of(pod) for index, pod in _numbered(pods).items()}
+
+    def _none(self, job: str, pods: list[Any]) -> NoTasks:
+        selector = " or ".join(self._selectors[job])
+        states = [f"{pod.metadata.name} is {_state(pod)}" for pod in pods]
+        if states:
+            more = ", ..." if len(states) > 4 else ""
+            return NoTasks(
+                f"{self.place}: no pod of {selector} is ready: {', '.join(states[:4])}{more}",
+                fix="wait until they are; kubectl describe pod tells what holds them up",
+            )
+        return NoTasks(
+            f"{self.place}: there is no pod of {selector}",
+            fix=f"see kubectl get pods --selector '{self._selectors[job][0]}'",
+        )
+
+    def _address_of(self, pod: Any) -> str:
+        return str(Endpoint(pod.status.pod_ip, self._port_of(pod)))
+
+    def _port_of(self, pod: Any) -> int:
+        if isinstance(self._port, int):
+            return self._port
+        for container in pod.spec.containers:
+            for port in container.ports or ():
+                if port.name == self._port:
+                    return int(port.container_port)
+        raise Malformed(
+            f"{self.place}: the pod {pod.metadata.name} has no port named {self._port!r}",
+            fix="name the port in the pod's containers, or give its number",
+        )
+
+    @contextlib.contextmanager
+    def _api(self) -> Iterator[tuple[Any, str]]:
+        """Yield the API and the namespace; what the client raises becomes an error of ours."""
+        kubernetes = http_errors.library("kubernetes", "KubernetesResolver", "kubernetes")
+        urllib3 = http_errors.library("urllib3", "KubernetesResolver", "kubernetes")
+        with contextlib.ExitStack() as stack:
+            if self._client is None:
+                configuration, found = self._configure(kubernetes)
+                api = stack.enter_context(kubernetes.client.ApiClient(configuration))
+                core, namespace = kubernetes.client.CoreV1Api(api), self._namespace or found
+            else:
+                core, namespace = self._client, self._namespace or "default"
+            place = f"Kubernetes at {core.api_client.configuration.host}, namespace {namespace!r}"
+            try:
+                yield core, namespace
+            except ResolveError:
+                raise
+            except kubernetes.client.ApiException as error:
+                raise http_errors.of_status(
+                    error.status or 0, _message(error), place, _RENEW, _ALLOW
+                ) from error
+            except urllib3.exceptions.HTTPError as error:
+                raise NoAnswer(
+                    f"{place} does not answer: {error}", fix="see kubectl cluster-info"
+                ) from error
+            except (ValueError, TypeError, AttributeError) as error:
+                raise Malformed(
+                    f"{place} answers what the client cannot read: {error}",
+                    fix="see kubectl get pods: something between may change or cut answers",
+                ) from error
+
+    def _configure(self, kubernetes: Any) -> tuple[Any, str]:
+        """Return a configuration with the credentials of now, and the namespace that it names."""
+        configuration = kubernetes.client.Configuration()
+        # Ours is the limit in time; retries would go past it.
+        configuration.retries = False
+        inside = not (self._kubeconfig or self._context) and "KUBERNETES_SERVICE_HOST" in os.environ
+        try:
+            if inside:
+                kubernetes.config.load_incluster_config(client_configuration=configuration)
+                return configuration, _own_namespace(kubernetes)
+            # The client itself looks at the variable once, when it is imported.
+            path = self._kubeconfig or os.environ.get("KUBECONFIG")
+            kubernetes.config.load_kube_config(
+                path, self._context, client_configuration=configuration
+            )
+            contexts, active = kubernetes.config.list_kube_config_contexts(path)
+        except Exception as error:  # of many libraries: YAML, base64, certificates, files
+            where = "the pod's service account" if inside else self._kubeconfig or "the kubeconfig"
+            raise AccessDenied(
+                f"Kubernetes: {where} gives no credentials: {error}",
+                fix="mount the service account's token" if inside else "see kubectl config view",
+            ) from error
+        if self._context:
+            active = next(one for one in contexts if one["name"] == self._context)
+        return configuration, active["context"].get("namespace") or "default"
+
+
+def _list(api: Any, namespace: str, selector: str, fields: str | None) -> list[Any]:
+    """Return all pods, page by page; a list that expires meanwhile is begun again."""
+    from kubernetes.client import ApiException
+
+    options = {"label_selector": selector, "limit": 500, "_request_timeout": _ASK_SECONDS}
+    options |= _given(field_selector=fields)
+    for again in reversed(range(_LISTS)):
+        pods: list[Any] = []
+        token: str | None = None
+        try:
+            while token is None or token:
+                page = api.list_namespaced_pod(namespace, **options, **_given(_continue=token))
+                pods += page.items
+                token = page.metadata._continue or ""
+            return pods
+        except ApiException as error:
+            if error.status != 410 or not again:
+                raise
+    raise AssertionError("the last round returns or raises")
+
+
+def _message(error: Any) -> str:
+    """Return what the API says of an error; its answer is a Status, if it comes from there."""
+    try:
+        return str(json.loads(error.body)["message"])
+    except (ValueError, TypeError, KeyError):
+        return str(error.body or error.reason or "")
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value}
+
+
+def _selectors(job: str, wanted: Any) -> tuple[str, ...]:
+    selectors = (wanted,) if isinstance(wanted, str) else tuple(wanted or ())
+    if not selectors or not all(isinstance(one, str) and one.strip() for one in selectors):
+        raise UsageError(
+            f"jobs[{job!r}]={wanted!r} is no label selector", fix='write "app=train,role=worker"'
+        )
+    return selectors
+
+
+def _usable(pod: Any) -> bool:
+    return _state(pod) == "ready"
+
+
+def _state(pod: Any) -> str:
+    """Return what keeps a pod from being used, in a word, or ``"ready"``."""
+    status = pod.status
+    if pod.metadata.deletion_timestamp is not None:
+        return "ending"
+    if status.phase != "Running":
+        return str(status.phase)
+    ready = {condition.type: condition.status for condition in status.conditions or ()}
+    return "ready" if ready.get("Ready") == "True" and status.pod_ip else "not ready"
+
+
+def _by_name(pod: Any) -> tuple[Any, ...]:
+    return natural(pod.metadata.name)
+
+
+def _numbered(pods: list[Any]) -> dict[int, Any]:
+    """Return the pods by index: their own where all have one, else their order."""
+    indexes = [_index(pod) for pod in pods]
+    owners = {_owner(pod) for pod in pods}
+    if None in indexes or len(owners) > 1:
+        return dict(enumerate(pods))
+    # Of two with one index, the younger one took the other's place.
+    young = sorted(zip(indexes, pods, strict=True), key=lambda one: _age(one[1]))
+    return dict(sorted({index: pod for index, pod in young if index is not None}.items()))
+
+
+def _index(pod: Any) -> int | None:
+    marks = {**(pod.metadata.annotations or {}), **(pod.metadata.labels or {})}
+    for name in _INDEXES:
+        if str(marks.get(name, "")).isdecimal():
+            return int(marks[name])
+    if any(owner.kind == "StatefulSet" for owner in pod.metadata.owner_references or ()):
+        match = re.search(r"-(\d+)$", pod.metadata.name)
+        return int(match[1]) if match else None
+    return None
+
+
+def _owner(pod: Any) -> tuple[str, ...]:
+    return tuple(owner.uid for owner in pod.metadata.owner_references or ())
+
+
+def _age(pod: Any) -> Any:
+    return pod.metadata.creation_timestamp.timestamp() if pod.metadata.creation_timestamp else 0
+
+
+def _own_namespace(kubernetes: Any) -> str:
+    """Return the namespace of the pod that this process is in."""
+    token = Path(kubernetes.config.incluster_config.SERVICE_TOKEN_FILENAME)
+    try:
+        return token.with_name("namespace").read_text(encoding="utf-8").strip()
+    except OSError:
+        return "default"

@@ -1,0 +1,236 @@
+"""Clusters that a text describes: TF_CONFIG, SageMaker's variables, a file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfd_notebook.errors import Malformed, NotThere, UsageError
+from tfd_notebook.model.spec import Endpoint
+from tfd_notebook.resolvers.base import Resolver
+from tfd_notebook.resolvers.validation import TF_CONFIG_FORM, Found, check_port, parsed
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_TASK = 'write "task": {"type": "worker", "index": 0}'
+
+
+class TFConfigResolver(Resolver):
+    """What the environment variable TF_CONFIG says, each time it is asked.
+
+    Without the variable, or without a ``"cluster"`` in it, the cluster is empty, as TensorFlow has
+    it: strategies take that for training on this host alone.
+
+    Parameters
+    ----------
+    task_type, task_id, rpc_layer : optional
+        Instead of what the variable says.
+    environment : str
+        Default empty.
+
+    See Also
+    --------
+    tf.distribute.cluster_resolver.TFConfigClusterResolver
+    """
+
+    def __init__(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+        environment: str = "",
+    ) -> None:
+        super().__init__(task_type, task_id, rpc_layer, environment)
+
+    @property
+    def place(self) -> str:
+        return "TF_CONFIG"
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The protocol between tasks: given, of the variable, or ``"grpc"``."""
+        return self._rpc_layer or self._read().get("rpc_layer") or "grpc"
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Return ``"grpc://host:port"`` of a task, or what ``"session_master"`` says.
+
+        Empty for a cluster of one task, as TensorFlow has it.
+        """
+        master = self._read().get("session_master")
+        if master is not None:
+            return str(master)
+        if sum(map(len, self.tasks().values())) < 2:
+            return ""
+        return super().master(task_type, task_id, rpc_layer)
+
+    def _find(self) -> Found:
+        found: Found = self._read().get("cluster") or {}
+        return found
+
+    def _identity(self) -> tuple[str, int] | None:
+        return _task(self._read().get("task"), self.place)
+
+    def _read(self) -> Mapping[str, Any]:
+        text = os.environ.get("TF_CONFIG", "")
+        said = parsed(text, self.place, TF_CONFIG_FORM) if text.strip() else {}
+        return _mapping(said, self.place)
+
+
+class SageMakerResolver(Resolver):
+    """The hosts of a SageMaker training job, each of which is a worker.
+
+    They are numbered as TensorFlow numbers them: sorted by name, letter by letter.
+
+    Parameters
+    ----------
+    port : int
+        Where each host's worker listens. Default 2223.
+    task_type, task_id : optional
+        Instead of the place of this host.
+    rpc_layer : str
+        Default ``"grpc"``.
+    environment : str
+        Default empty.
+    """
+
+    def __init__(
+        self,
+        port: int = 2223,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = "grpc",
+        environment: str = "",
+    ) -> None:
+        super().__init__(task_type, task_id, rpc_layer, environment)
+        self._port = check_port("port", port)
+
+    @property
+    def place(self) -> str:
+        return "SageMaker's SM_HOSTS"
+
+    def _find(self) -> Found:
+        hosts = self._hosts()
+        self._index(hosts)
+        return {"worker": [str(Endpoint(host, self._port)) for host in hosts]}
+
+    def _identity(self) -> tuple[str, int] | None:
+        return "worker", self._index(self._hosts())
+
+    def _hosts(self) -> list[str]:
+        hosts = parsed(self._variable("SM_HOSTS"), self.place, "leave it as SageMaker sets it")
+        if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+            raise Malformed(f"{self.place}: {hosts!r} is no list of names", fix="it is SageMaker's")
+        return sorted(hosts)
+
+    def _index(self, hosts: list[str]) -> int:
+        current = self._variable("SM_CURRENT_HOST")
+        if hosts and current not in hosts:
+            raise Malformed(
+                f"{self.place}: SM_CURRENT_HOST={current!r} is none of {', '.join(hosts)}",
+                fix="leave both variables as SageMaker sets them",
+            )
+        return hosts.index(current) if hosts else 0
+
+    def _variable(self, name: str) -> str:
+        try:
+            return os.environ[name]
+        except KeyError:
+            raise NotThere(
+                f"{name} is not set: this is no SageMaker training job",
+                fix="use it in the job's own script, or take another resolver",
+            ) from None
+
+
+class ClusterFileResolver(Resolver):
+    """What a file says, each time it is asked: JSON, or TOML if its name ends so.
+
+    Parameters
+    ----------
+    path : str or path
+        A file with ``{"worker": ["host:port", ...], "ps": [...]}``, or with the form of TF_CONFIG.
+    task_type, task_id : optional
+        Which task this process is. Default: the file's ``"task"``.
+    rpc_layer : str
+        Default ``"grpc"``.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = "grpc",
+    ) -> None:
+        if not isinstance(path, (str, os.PathLike)):
+            raise UsageError(f"path={path!r} is no path")
+        super().__init__(task_type, task_id, rpc_layer)
+        self._path = Path(path).expanduser()
+
+    @property
+    def place(self) -> str:
+        return str(self._path)
+
+    def _find(self) -> Found:
+        found = self._read()
+        cluster: Found = found.get("cluster", found)
+        return cluster
+
+    def _identity(self) -> tuple[str, int] | None:
+        found = self._read()
+        return _task(found.get("task"), self.place) if "cluster" in found else None
+
+    def _read(self) -> Mapping[str, Any]:
+        try:
+            text = self._path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise NotThere(
+                f"there is no file {self.place}", fix="write it, or correct the path"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise Malformed(
+                f"{self.place} cannot be read: {error}", fix="make it readable"
+            ) from error
+        if self._path.suffix != ".toml":
+            return _mapping(parsed(text, self.place), self.place)
+        try:
+            return dict(tomllib.loads(text))
+        except tomllib.TOMLDecodeError as error:
+            raise Malformed(
+                f"{self.place} is no TOML: {error}", fix='write worker = ["host:port"]'
+            ) from error
+
+
+def _mapping(found: Any, place: str) -> Mapping[str, Any]:
+    if isinstance(found, Mapping):
+        return found
+    raise Malformed(f"{place} holds a {type(found).__name__}", fix=TF_CONFIG_FORM)
+
+
+def _task(task: Any, place: str) -> tuple[str, int] | None:
+    """Return what a ``"task"`` says; TensorFlow takes a number in quotes, too."""
+    if not task:
+        return None
+    if not isinstance(task, Mapping) or not isinstance(task.get("type"), str):
+        raise Malformed(f"{place}: the task {task!r} has no type", fix=_TASK)
+    try:
+        index = int(task["index"])
+    except (KeyError, TypeError, ValueError):
+        index = -1
+    if index < 0:
+        raise Malformed(f"{place}: the task {task!r} has no index", fix=_TASK)
+    return task["type"], index

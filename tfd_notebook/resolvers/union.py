@@ -1,0 +1,125 @@
+"""Several resolvers as one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import tensorflow as tf
+
+from tfd_notebook.errors import Malformed, UsageError
+from tfd_notebook.resolvers.base import Resolver
+from tfd_notebook.resolvers.validation import Found, tasks_of
+
+_Any = tf.distribute.cluster_resolver.ClusterResolver
+
+
+class UnionResolver(Resolver):
+    """The tasks of several resolvers.
+
+    Lists of a job are joined in the order of the resolvers, a task that several know counts once;
+    where one of them numbers its tasks with gaps, the numbers stay, and must not be in conflict.
+
+    Parameters
+    ----------
+    *resolvers : tf.distribute.cluster_resolver.ClusterResolver
+        Ours or TensorFlow's. What this process is, the protocol and the environment come from the
+        first one that says so.
+    task_type, task_id, rpc_layer : optional
+        Instead of what the resolvers say. Index 0 counts.
+
+    See Also
+    --------
+    tf.distribute.cluster_resolver.UnionResolver
+    """
+
+    _numbers_are_theirs = False
+
+    def __init__(
+        self,
+        *resolvers: Any,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> None:
+        if not resolvers:
+            raise UsageError("a union of no resolver", fix="name one at least")
+        for resolver in resolvers:
+            if not isinstance(resolver, _Any):
+                raise UsageError(
+                    f"{resolver!r} is no ClusterResolver",
+                    fix="use one of tfd.resolvers, or of tf.distribute.cluster_resolver",
+                )
+        super().__init__(task_type, task_id, rpc_layer)
+        self._resolvers = resolvers
+
+    @property
+    def place(self) -> str:
+        return "the union of " + " and ".join(_name(resolver) for resolver in self._resolvers)
+
+    @property
+    def environment(self) -> str:
+        return next(filter(None, (r.environment for r in self._resolvers)), "")
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The protocol between tasks: given, or of the first resolver that names one."""
+        layers = (getattr(resolver, "rpc_layer", None) for resolver in self._resolvers)
+        return self._rpc_layer or next(filter(None, layers), "grpc")
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Any = None,
+    ) -> dict[str, int]:
+        """Return what a ``SimpleClusterResolver`` among the resolvers declares, or ask the tasks.
+
+        Raises like `Resolver.num_accelerators`.
+        """
+        for resolver in self._resolvers:
+            if isinstance(resolver, tf.distribute.cluster_resolver.SimpleClusterResolver):
+                declared = resolver.num_accelerators(task_type, task_id, config_proto)
+                if declared:
+                    return Counter(declared)
+        return super().num_accelerators(task_type, task_id, config_proto)
+
+    def _identity(self) -> tuple[str, int] | None:
+        for resolver in self._resolvers:
+            if resolver.task_type is not None and resolver.task_id is not None:
+                return resolver.task_type, resolver.task_id
+        return None
+
+    def _find(self) -> Found:
+        parts = [tasks_of(resolver.cluster_spec()) for resolver in self._resolvers]
+        union: dict[str, dict[int, str]] = {}
+        for job in dict.fromkeys(job for part in parts for job in part):
+            listed = [part[job] for part in parts if job in part]
+            gaps = any(list(tasks) != list(range(len(tasks))) for tasks in listed)
+            union[job] = self._numbered(job, listed) if gaps else _joined(listed)
+        return union
+
+    def _numbered(self, job: str, listed: list[dict[int, str]]) -> dict[int, str]:
+        merged: dict[int, str] = {}
+        for tasks in listed:
+            for index, address in tasks.items():
+                if merged.setdefault(index, address) != address:
+                    raise Malformed(
+                        f"{self.place}: {job}:{index} is at {merged[index]} and at {address}",
+                        task=f"{job}:{index}",
+                        fix="number the tasks of a job differently in each of them",
+                    )
+        return dict(sorted(merged.items()))
+
+
+def _joined(listed: list[dict[int, str]]) -> dict[int, str]:
+    addresses = dict.fromkeys(address for tasks in listed for address in tasks.values())
+    return dict(enumerate(addresses))
+
+
+def _name(resolver: Any) -> str:
+    return resolver.place if isinstance(resolver, Resolver) else type(resolver).__name__

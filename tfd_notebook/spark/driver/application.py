@@ -1,0 +1,150 @@
+"""What a cluster needs of Spark, whether it has a SparkContext or is reached by Spark Connect."""
+
+from __future__ import annotations
+
+import functools
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from tfd_notebook import errors
+from tfd_notebook._compat import pyspark as private
+from tfd_notebook._compat import spark_context
+
+#: A function of a barrier stage: from a partition's numbers to what it answers.
+Stage: TypeAlias = Callable[[Iterable[int]], Iterable[int]]
+
+
+class Application:
+    """A Spark whose SparkContext is in this process.
+
+    Parameters
+    ----------
+    sc : pyspark.SparkContext
+
+    Attributes
+    ----------
+    sc : pyspark.SparkContext or None
+        None with Spark Connect.
+    id : str
+    default_fs : str
+        The file system of paths without a scheme.
+    """
+
+    def __init__(self, sc: Any) -> None:
+        self.sc = sc
+        self.id = str(sc.applicationId)
+        self.default_fs = spark_context.default_fs(sc)
+
+    def addresses(self) -> tuple[str, str]:
+        """Return the name by which executors reach this process, and the address to listen at."""
+        conf = self.sc.getConf()
+        host = conf.get("spark.driver.host") or "127.0.0.1"
+        return str(host), str(conf.get("spark.driver.bindAddress") or host)
+
+    def executor_slots(self) -> dict[str, tuple[str, int]]:
+        """Return host and slots of each executor, as far as Spark tells."""
+        return private.executor_slots(self.sc)
+
+    def numbers(self, numbers: Sequence[int]) -> Any:
+        """Return consecutive numbers, each in a partition of its own."""
+        return self.sc.parallelize(numbers, len(numbers))
+
+    def in_barrier(self, numbers: Any, stage: Stage) -> Callable[[], Any]:
+        """Return the action that has all partitions of `numbers` run at the same time."""
+        action: Callable[[], Any] = numbers.barrier().mapPartitions(stage).collect
+        return action
+
+    def begin_group(self, group: str, description: str) -> None:
+        """Have all that this thread runs from now on belong to a group."""
+        self.sc.setJobGroup(group, description, interruptOnCancel=True)
+
+    def cancel_group(self, group: str) -> None:
+        """End the jobs of a group, those that are still to come among them."""
+        spark_context.cancel_group(self.sc, group)
+
+    def cancel_stage(self, stage: int, reason: str) -> None:
+        """End the jobs that need a stage; who waits for them gets an error with `reason`."""
+        spark_context.cancel_stage(self.sc, stage, reason)
+
+
+class Connected(Application):
+    """A Spark that is reached by Spark Connect.
+
+    Parameters
+    ----------
+    session : pyspark.sql.connect.session.SparkSession
+    """
+
+    def __init__(self, session: Any) -> None:
+        self.sc = None
+        self._session = session
+        self.id = str(session.conf.get("spark.app.id"))
+        # The slash belongs to the path.
+        local = Path("/").as_uri()[:-1]
+        self.default_fs = str(session.conf.get("spark.hadoop.fs.defaultFS", local))
+
+    def addresses(self) -> tuple[str, str]:
+        # That of the interface towards the server: nothing is sent.
+        server = self._session.client.host
+        family, kind, protocol, _, address = socket.getaddrinfo(server, 9, type=socket.SOCK_DGRAM)[
+            0
+        ]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            host = str(probe.getsockname()[0])
+        return host, host
+
+    def executor_slots(self) -> dict[str, tuple[str, int]]:
+        return {}
+
+    def numbers(self, numbers: Sequence[int]) -> Any:
+        return self._session.range(numbers[0], numbers[-1] + 1, 1, len(numbers))
+
+    def in_barrier(self, numbers: Any, stage: Stage) -> Callable[[], Any]:
+        answers = functools.partial(_by_arrow, stage)
+        action: Callable[[], Any] = numbers.mapInArrow(answers, "answer long", barrier=True).collect
+        return action
+
+    def begin_group(self, group: str, description: str) -> None:
+        self._session.addTag(group)
+
+    def cancel_group(self, group: str) -> None:
+        self._session.interruptTag(group)
+
+    def cancel_stage(self, stage: int, reason: str) -> None:
+        """Leave it: Spark tries again, and is told that it is in vain."""
+
+
+def of(spark: Any) -> Application:
+    """Return what a SparkSession, classic or connected, or a SparkContext belongs to."""
+    return Connected(spark) if is_connect(spark) else Application(context_of(spark))
+
+
+def is_connect(spark: Any) -> bool:
+    """Whether a session, or a DataFrame, is one of Spark Connect, which has no SparkContext."""
+    return any(kind.__module__.startswith("pyspark.sql.connect") for kind in type(spark).__mro__)
+
+
+def context_of(spark: Any, what: str = "this") -> Any:
+    """Return the SparkContext of a session, or what is one, for what does not do without.
+
+    Raises
+    ------
+    Unsupported
+        A session of Spark Connect, which has none.
+    """
+    if is_connect(spark):
+        raise errors.Unsupported(
+            f"{what} needs a SparkContext, which Spark Connect does not have",
+            fix="use a SparkSession of this process",
+        )
+    return spark if hasattr(spark, "parallelize") else spark.sparkContext
+
+
+def _by_arrow(stage: Stage, batches: Iterator[Any]) -> Iterator[Any]:
+    import pyarrow as pa
+
+    numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+    yield pa.RecordBatch.from_pydict({"answer": pa.array(stage(numbers), pa.int64())})

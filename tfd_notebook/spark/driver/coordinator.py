@@ -1,0 +1,191 @@
+"""A coordinator in the notebook whose workers and parameter servers are nodes on Spark."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tfd_notebook import errors
+from tfd_notebook.model.snapshot import TaskRow
+from tfd_notebook.model.spec import Role, TaskState
+from tfd_notebook.spark.driver import launch_plan
+from tfd_notebook.spark.driver.cluster import Life
+from tfd_notebook.spark.driver.node_registry import Node
+
+if TYPE_CHECKING:
+    from tfd_notebook.coordinator.coordinator import Coordinator
+
+#: Seconds for the nodes' functions to have TensorFlow listen.
+_LISTEN_SECONDS = 60.0
+
+
+def serve(args: Any, ctx: Any) -> None:
+    """Run TensorFlow's server in a node, for a coordinator in the notebook; a ``map_fun``.
+
+    Parameters
+    ----------
+    args
+        Not used.
+    ctx : TFNodeContext
+
+    See Also
+    --------
+    tf.distribute.Server
+    """
+    from tfd_notebook.agent import tf_servers
+
+    cluster = {job: tasks for job, tasks in ctx.cluster_spec.items() if job != "evaluator"}
+    settings = {"cluster": cluster, "job": ctx.job_name, "index": ctx.task_index}
+    running = tf_servers.start(Role(ctx.job_name), ctx.port, settings)
+    threading.Event().wait()
+    del running
+
+
+class Coordinating(Life):
+    """The part of `TFCluster` that coordinates its nodes from the notebook."""
+
+    _coordinator: Coordinator | None = None
+    _strategy: Any = None
+
+    @property
+    def resolver(self) -> Any:
+        """A ClusterResolver of the workers and parameter servers, whose answers are always fresh.
+
+        See Also
+        --------
+        tf.distribute.cluster_resolver.ClusterResolver
+        """
+        from tfd_notebook.coordinator import connection
+
+        connection.require()
+        from tfd_notebook.resolvers.cluster import OwnResolver
+
+        return OwnResolver(self._servers, self._connected, self.name)
+
+    def strategy(self, *args: Any, **options: Any) -> Any:
+        """Return a ``ParameterServerStrategy`` on the nodes, which have to run `serve`.
+
+        Parameters
+        ----------
+        *args, **options
+            What ``tf.distribute.ParameterServerStrategy`` takes after the resolver.
+
+        Raises
+        ------
+        StateError
+            There is no worker or no parameter server, the cluster has ended, or a thread of this
+            process runs a TensorFlow operation that does not end.
+        TasksMissing
+            A node does not listen; TensorFlow would wait for it for ever.
+
+        See Also
+        --------
+        tf.distribute.ParameterServerStrategy
+        """
+        import tensorflow as tf
+
+        from tfd_notebook.coordinator import connection
+
+        connection.require()
+        from tfd_notebook.coordinator.coordinator import Coordinator
+
+        self._must_listen()
+        connection.await_readers()
+        self.let_go()
+        connection.prepare(self._servers())
+        strategy = tf.distribute.ParameterServerStrategy(self.resolver, *args, **options)
+        coordinator = Coordinator(strategy)
+        coordinator.belongs_to(
+            self._task_rows, dict, lambda tasks: None, lambda severity, what: None, lambda: None
+        )
+        self._strategy, self._coordinator = strategy, coordinator
+        self.serves = True
+        return strategy
+
+    def coordinator(self, strategy: Any = None) -> Coordinator:
+        """Return the coordinator of the nodes: TensorFlow's, with more.
+
+        Parameters
+        ----------
+        strategy : tf.distribute.ParameterServerStrategy, optional
+            From `strategy`. Default: the present one, or a fresh one.
+
+        Raises
+        ------
+        UsageError
+            The strategy is none of this cluster's.
+
+        See Also
+        --------
+        tf.distribute.coordinator.ClusterCoordinator
+        """
+        if self._coordinator is None or self._coordinator.stopped:
+            self.strategy()
+        elif strategy is not None and strategy is not self._strategy:
+            raise errors.UsageError(
+                "that strategy is not this cluster's present one",
+                fix="cluster.strategy() makes one",
+            )
+        assert self._coordinator is not None
+        return self._coordinator
+
+    def let_go(self) -> None:
+        """Stop the coordinator that is there."""
+        coordinator, self._coordinator, self._strategy = self._coordinator, None, None
+        if coordinator is not None:
+            coordinator.stop()
+
+    def _connected(self) -> None:
+        from tfd_notebook._compat.tf_coordinator import connection as tf_coordinator_connection
+        from tfd_notebook.coordinator import connection
+
+        with connection.arrival() as is_new:
+            if is_new:
+                known = (node.address for node in self.nodes if node.address)
+                connection.close(launch_plan.networks(known))
+                tf_coordinator_connection.send_functions()
+
+    def _servers(self) -> dict[str, list[str]]:
+        return {job: tasks for job, tasks in self.cluster_spec.items() if job in ("ps", "worker")}
+
+    def _must_listen(self) -> None:
+        if self.error is not None:
+            raise self.error
+        missing = {"ps", "worker"} - self._servers().keys()
+        if missing or self.phase.is_end:
+            raise errors.StateError(
+                f"the cluster {self.name!r} is {self.phase} and has no {' and no '.join(missing)}"
+                if missing
+                else f"the cluster {self.name!r} is {self.phase}",
+                fix="TFCluster.run(sc, TFCluster.serve, None, 3, num_ps=1) starts one with both",
+            )
+        self.wait_until(lambda: self.phase.is_end or not self._silent(), _LISTEN_SECONDS)
+        if self.error is not None:
+            raise self.error
+        if silent := self._silent():
+            names = ", ".join(node.assignment.name for node in silent)
+            raise errors.TasksMissing(
+                f"{names}: TensorFlow does not listen there",
+                fix="have the nodes run TFCluster.serve, or a function that makes a "
+                "tf.distribute.Server",
+            )
+
+    def _silent(self) -> list[Node]:
+        return [n for n in self.nodes if n.assignment.role in ("ps", "worker") and not n.open_to]
+
+    def _task_rows(self) -> tuple[TaskRow, ...]:
+        with self.server.lock:
+            return tuple(
+                TaskRow(
+                    task=node.assignment.name,
+                    role=Role(node.assignment.role),
+                    index=node.assignment.index,
+                    host=node.host,
+                    address=node.address,
+                    pid=node.pid,
+                    state=TaskState.READY if node.state == "running" else TaskState.LOST,
+                    open_to=node.open_to,
+                )
+                for node in self.nodes
+                if node.assignment.role in ("ps", "worker")
+            )

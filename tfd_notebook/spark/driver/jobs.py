@@ -1,0 +1,78 @@
+"""Spark's jobs in threads of their own, each in a job group, so that one can be cancelled alone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from tfd_notebook.spark.driver.application import Application
+
+Result = TypeVar("Result")
+
+
+def in_background(work: Callable[[], Result], name: str) -> Future[Result]:
+    """Have a thread do `work`; return the future of its result."""
+    future: Future[Result] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name=f"tfd-spark-{name}", daemon=True).start()
+    return future
+
+
+class Job:
+    """A job of Spark that runs in a thread of its own.
+
+    Parameters
+    ----------
+    application : Application
+    description : str
+        What Spark's own pages show.
+    work : callable
+        Calls actions and returns a result.
+    """
+
+    def __init__(self, application: Application, description: str, work: Callable[[], Any]) -> None:
+        self._application = application
+        self._group = f"tfd-{uuid.uuid4().hex[:12]}"
+        self._cancelled = False
+
+        def run() -> Any:
+            application.begin_group(self._group, description)
+            return work()
+
+        self.future = in_background(run, "job")
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._cancelled
+
+    def cancel(self) -> None:
+        """Have Spark end it, with all actions that are still to come; returns at once."""
+        self._cancelled = True
+        if self.future.done():
+            return
+        # Where Spark has ended, or its Java is gone, nothing is left to cancel.
+        with contextlib.suppress(Exception):
+            self._application.cancel_group(self._group)
+
+
+def wait(future: Future[Result], interrupted: Callable[[], None]) -> Result:
+    """Return the result of `future`; on Ctrl-C call `interrupted` and raise at once."""
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        interrupted()
+        raise

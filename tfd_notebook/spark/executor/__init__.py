@@ -1,0 +1,1 @@
+"""The part of a TFCluster that runs in executors."""

@@ -1,0 +1,1 @@
+"""A Spark session on this machine."""

@@ -1,0 +1,128 @@
+"""The directory of a Spark of one's own: made for a process, and removed when that has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import psutil
+
+from tfd_notebook.net import runtime_dir
+
+_PREFIX = "tfd-spark-"
+_JAVA = "java.pid"
+
+#: What Spark says of itself goes to standard error, which is the notebook's: errors only.
+_LOG = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = console
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+#: Waits for the end of its pipe, then for Java's, which writes until then. In a shell a command
+#: in the background reads nothing, unless from a descriptor of another number.
+_GUARD = """
+exec 3<&0
+(
+    read -r _
+    tries=0
+    while [ -e "$1" ] && [ $tries -lt 120 ]; do
+        java=$(cat "$1/java.pid" 2>/dev/null)
+        [ -n "$java" ] && kill -0 "$java" 2>/dev/null || rm -rf "$1"
+        [ -e "$1" ] && sleep 0.5
+        tries=$((tries + 1))
+    done
+) <&3 3<&- &
+"""
+
+
+class Home:
+    """A SPARK_HOME that can be written to: executors have their directories in it.
+
+    It is removed when this process has ended, in whatever way: a Jupyter server gives a kernel
+    that it shuts down less time than Spark takes for its end.
+
+    Parameters
+    ----------
+    original : Path
+        That of the package.
+
+    Attributes
+    ----------
+    path : Path
+    """
+
+    def __init__(self, original: Path) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        runtime_dir.write_state(self.path, {"process": runtime_dir.process_identity(os.getpid())})
+        self._guard = _guard(self.path)
+        for entry in original.iterdir():
+            if entry.name not in ("work", "conf", "logs", "tmp"):
+                (self.path / entry.name).symlink_to(entry)
+        for name in ("conf", "tmp", "work"):
+            (self.path / name).mkdir()
+        if (original / "conf").is_dir():
+            for entry in (original / "conf").iterdir():
+                (self.path / "conf" / entry.name).symlink_to(entry)
+        if not (self.path / "conf" / "log4j2.properties").exists():
+            (self.path / "conf" / "log4j2.properties").write_text(_LOG)
+
+    def note_java(self, pid: int) -> None:
+        """Note the process that writes into it."""
+        (self.path / _JAVA).write_text(str(pid))
+
+    def remove(self) -> None:
+        """Remove it, when nobody writes into it any more."""
+        runtime_dir.remove(self.path)
+        os.close(self._guard)
+
+
+def _guard(path: Path) -> int:
+    """Start what removes a directory after the end of this process; return what keeps it waiting.
+
+    It is no child of this process, and in no group of it: those end with a kernel.
+    """
+    read, write = os.pipe()
+    try:
+        subprocess.run(
+            ["sh", "-c", _GUARD, "tfd-spark-guard", str(path)],
+            stdin=read,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+            check=True,
+        )
+    except BaseException:
+        os.close(write)
+        raise
+    finally:
+        os.close(read)
+    return write
+
+
+def remove_leftovers() -> None:
+    """Remove the directories of this user's processes that have ended, as after a power cut."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError, ValueError):
+            if directory.stat().st_uid == os.getuid() and not _is_used(directory):
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_used(directory: Path) -> bool:
+    state = json.loads((directory / runtime_dir.STATE_FILE).read_text())
+    java = directory / _JAVA
+    return not runtime_dir.is_over(state.get("process")) or (
+        java.exists() and psutil.pid_exists(int(java.read_text()))
+    )

@@ -1,0 +1,1 @@
+"""Checks of a Spark application before a TFCluster starts."""

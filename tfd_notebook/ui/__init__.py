@@ -1,0 +1,1 @@
+"""User interfaces: magics, the command line, widgets and the server extension."""

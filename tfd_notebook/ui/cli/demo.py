@@ -1,0 +1,224 @@
+"""``tfd demo``: the main job without a browser.
+
+Two photographs are cropped, augmented and batched by data workers; a small network learns from
+which one a crop comes; a stream runs while workers are added and one is killed; the same once more
+with the servers inside this process. Live progress and the final tables go to the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import tfd_notebook as tfd
+from tfd_notebook import views
+from tfd_notebook.errors import TfdError, TimeLimit, Unsupported
+from tfd_notebook.model.snapshot import Snapshot
+
+CROP = 64
+BATCH = 32
+
+#: Seconds that the killed worker has to come back.
+_BACK_SECONDS = 60
+
+
+def main(batches: int = 24) -> int:
+    """Run the demonstration; return the exit status.
+
+    Parameters
+    ----------
+    batches : int
+        How many batches of 32 crops the network is trained on.
+
+    Raises
+    ------
+    Unsupported
+        scikit-learn, which ships the photographs, or Pillow, which it needs, is missing.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    began = time.monotonic()
+    photographs = _photographs()
+    _say("Starting a dispatcher and one data worker (child processes) ...")
+    with tfd.Cluster(data_workers=1, name="demo") as cluster:
+        _say(f"ready after {time.monotonic() - began:.1f} s\n")
+        with _quiet_stderr():
+            import keras  # noqa: F401 - brings TensorFlow
+        _train(cluster, crops(photographs), batches)
+        _stream(cluster, crops(photographs))
+        _say(f"\n{views.text(cluster.snapshot())}")
+    _say("\nThe same with the servers inside this process:")
+    with tfd.Cluster(data_workers=2, name="demo-inprocess", launcher="inprocess") as cluster:
+        _train(cluster, crops(photographs), batches)
+        _say(f"\n{views.text(cluster.snapshot())}")
+    _say(f"\nDone in {time.monotonic() - began:.0f} s; nothing is left running.")
+    return 0
+
+
+def crops(photographs: tuple[str, ...]) -> Any:
+    """Return an endless dataset of random crops and the index of the photograph they come from.
+
+    Parameters
+    ----------
+    photographs : tuple of str
+        Paths of JPEG files.
+
+    Returns
+    -------
+    tf.data.Dataset
+        Pairs of float32 ``(32, 64, 64, 3)`` in 0 to 1 and int64 ``(32,)``.
+    """
+    import tensorflow as tf
+
+    paths = tf.constant(photographs)
+
+    def crop(number: Any) -> tuple[Any, Any]:
+        label = number % len(photographs)
+        image = tf.io.decode_jpeg(tf.io.read_file(paths[label]))
+        image = tf.image.random_crop(image, (CROP, CROP, 3))
+        image = tf.image.random_flip_left_right(tf.image.convert_image_dtype(image, tf.float32))
+        image = tf.image.random_brightness(image, 0.2)
+        return tf.clip_by_value(image, 0.0, 1.0), label
+
+    return tf.data.Dataset.counter().map(crop, num_parallel_calls=2).batch(BATCH)
+
+
+def _photographs() -> tuple[str, ...]:
+    try:
+        from sklearn.datasets import load_sample_images
+
+        return tuple(load_sample_images().filenames)
+    except ImportError:
+        raise Unsupported(
+            "the demonstration takes its photographs from scikit-learn, which reads them by Pillow",
+            fix='pip install "tfd-notebook[demo]"',
+        ) from None
+
+
+@contextlib.contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Keep TensorFlow's greetings, which no setting hides, off the terminal; errors show them."""
+    with tempfile.TemporaryFile() as said:
+        stderr = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            said.seek(0)
+            os.write(stderr, said.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+
+
+def _network() -> Any:
+    import keras
+
+    network = keras.Sequential(
+        [
+            keras.layers.Input((CROP, CROP, 3)),
+            keras.layers.Conv2D(8, 5, strides=3, activation="relu"),
+            keras.layers.Conv2D(16, 3, strides=2, activation="relu"),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(2),
+        ]
+    )
+    network.compile(
+        optimizer=keras.optimizers.Adam(0.01),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return network
+
+
+def _train(cluster: tfd.Cluster, dataset: Any, batches: int) -> None:
+    epoch = dataset.apply(cluster.distribute(processing_mode="dynamic")).take(batches)
+    with _progress(cluster, "train"):
+        history = _network().fit(cluster.observe(epoch, name="train"), verbose=0, shuffle=False)
+    accuracy = history.history["accuracy"][-1]
+    _say(f"one epoch of model.fit: accuracy {accuracy:.2f}")
+
+
+def _stream(cluster: tfd.Cluster, dataset: Any) -> None:
+    # Endless random crops: each worker makes its own, and nothing has to be divided.
+    dataset = dataset.apply(cluster.distribute(processing_mode="off"))
+    with cluster.stream(dataset, name="background").start() as stream:
+        with _progress(cluster, "background"):
+            stream.wait(elements=20, timeout=60)
+        estimate = cluster.what_if(4).records()[-1]
+        _say("scaling from 1 to 4 data workers ...")
+        cluster.scale(data_workers=4)
+        with _progress(cluster, "background"):
+            stream.wait(elements=stream.elements + 60, timeout=60)
+        _say(
+            f"from what a batch costs, {estimate['low']:.0f} to {estimate['high']:.0f} batches/s "
+            f"were to be expected ({estimate['because']})"
+        )
+        victim = "data_worker:0"
+        killed = cluster.kill(victim)
+        _say(f"killing {victim} (pid {killed}) ...")
+        with _progress(cluster, "background"):
+            stream.wait(elements=stream.elements + 60, timeout=60)
+            pid = _back(cluster, stream, victim, killed)
+    _say(f"{victim} is ready again (pid {pid}); the stream went on")
+
+
+def _back(cluster: tfd.Cluster, stream: Any, task: str, killed: int | None) -> int | None:
+    """Read the stream until the killed `task` is ready again; return its new pid."""
+    deadline = time.monotonic() + _BACK_SECONDS
+    while time.monotonic() < deadline:
+        row = cluster.snapshot().task(task)
+        if row is not None and row.state == "ready" and row.pid != killed:
+            return row.pid
+        stream.wait(elements=stream.elements + 1, timeout=_BACK_SECONDS)
+    raise TimeLimit(
+        f"it is not back {_BACK_SECONDS} s after it was killed",
+        task=task,
+        fix="see its log: tfd logs",
+    )
+
+
+@contextlib.contextmanager
+def _progress(cluster: tfd.Cluster, consumer: str) -> Iterator[None]:
+    """Show how a consumer gets on, in one line; redrawn on a terminal."""
+
+    def line(snapshot: Snapshot) -> str:
+        row = next((row for row in snapshot.streams if row.name == consumer), None)
+        if row is None:
+            return ""
+        waits = "" if row.wait_fraction is None else f", waits {row.wait_fraction:.0%} of the time"
+        return f"  {row.name}: {row.elements} batches, {row.elements_per_s:.0f}/s{waits}"
+
+    def show(snapshot: Snapshot) -> None:
+        sys.stdout.write(_line_start() + line(snapshot))
+        sys.stdout.flush()
+
+    unsubscribe = cluster.subscribe(show) if _line_start() else lambda: None
+    try:
+        yield
+    finally:
+        unsubscribe()
+        _say(line(cluster.snapshot()))
+
+
+def _line_start() -> str:
+    """Return what clears the line of a terminal, where there is one."""
+    return "\r\x1b[K" if sys.stdout.isatty() else ""
+
+
+def _say(text: str) -> None:
+    print(_line_start() + text, flush=True)
+
+
+__all__ = ["crops", "main"]
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except TfdError as error:
+        sys.exit(f"tfd demo: {error}")

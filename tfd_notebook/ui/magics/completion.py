@@ -1,0 +1,152 @@
+"""Tab completion of the magics: subcommands, options, and the names that live now."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from IPython.core.completer import SimpleCompletion
+
+from tfd_notebook.resolution import factory
+from tfd_notebook.ui.argparsing import CommandLine, SingleCommand
+from tfd_notebook.ui.magics import lookup
+
+
+def complete(line: CommandLine, shell: Any, text: str) -> dict[str, Any]:
+    """Return what can stand at the end of `text`.
+
+    Parameters
+    ----------
+    line : CommandLine
+        The magic's subcommands.
+    shell : InteractiveShell
+        Whose variables count.
+    text : str
+        What stands between the magic's name and the cursor.
+
+    Returns
+    -------
+    dict
+        A ``SimpleMatcherResult`` of IPython's completer.
+    """
+    before, _, fragment = text.rpartition(" ")
+    words = _candidates(line, before.split(), fragment, _sources(shell))
+    return {
+        "completions": [
+            SimpleCompletion(text=word, type="argument")
+            for word in words
+            if word.startswith(fragment)
+        ],
+        # A task's name has a colon, where IPython would begin a new word.
+        "matched_fragment": fragment,
+        "suppress": True,
+    }
+
+
+def _candidates(
+    line: CommandLine,
+    words: list[str],
+    fragment: str,
+    sources: Mapping[str, Callable[[], Iterable[str]]],
+) -> list[str]:
+    single = isinstance(line, SingleCommand)
+    if not words and not single:
+        return list(line.commands)
+    if not single and words[0] not in line.commands:
+        return []
+
+    def values(action: argparse.Action) -> list[str]:
+        return sorted(sources[action.dest]()) if action.dest in sources else []
+
+    parser = line.parser(words[0] if words else "")
+    last = next((a for a in parser._actions if words and words[-1] in a.option_strings), None)
+    if last is not None and last.nargs != 0:
+        return values(last)
+    if fragment.startswith("-"):
+        return list(parser.options)
+    positional = [a for a in parser._actions if not a.option_strings]
+    return [
+        *(value for action in positional for value in values(action)),
+        *(option for option in parser.options if option not in words),
+    ]
+
+
+def _sources(shell: Any) -> dict[str, Callable[[], Iterable[str]]]:
+    """What can stand for an argument, by the argument's name in its parser."""
+    return {
+        "name": lookup.living,
+        "cluster": lookup.living,
+        "words": _clusters_and_tasks,
+        "stream": lookup.streams,
+        "dataset": lambda: _datasets(shell.user_ns),
+        "launcher": _launchers,
+        "number": lookup.living,
+        "function": lambda: _functions(shell.user_ns),
+        "state": _states,
+        "id": _unfinished,
+        "resolver": lambda: factory.CHOICES,
+        "onspark": _on_spark,
+        "rows": lambda: _rows(shell.user_ns),
+    }
+
+
+def _clusters_and_tasks() -> list[str]:
+    clusters = lookup.living()
+    tasks = [row.task for cluster in clusters.values() for row in cluster.snapshot().tasks]
+    return [*clusters, *tasks]
+
+
+def _datasets(namespace: Mapping[str, Any]) -> list[str]:
+    return [
+        name
+        for name, value in list(namespace.items())
+        if not name.startswith("_") and hasattr(type(value), "element_spec")
+    ]
+
+
+def _functions(namespace: Mapping[str, Any]) -> list[str]:
+    return [
+        name
+        for name, value in list(namespace.items())
+        if not name.startswith("_") and hasattr(type(value), "get_concrete_function")
+    ]
+
+
+def _states() -> Iterable[str]:
+    from tfd_notebook.coordinator.values import VALUE_STATES
+
+    return VALUE_STATES
+
+
+def _on_spark() -> list[str]:
+    if "tfd_notebook.spark.driver.registry" not in sys.modules:
+        return []
+    from tfd_notebook.ui.magics.spark import on_spark
+
+    return list(on_spark())
+
+
+def _rows(namespace: Mapping[str, Any]) -> list[str]:
+    return [
+        name
+        for name, value in list(namespace.items())
+        if not name.startswith("_") and hasattr(value, "toDF")
+    ]
+
+
+def _unfinished() -> list[str]:
+    return [
+        str(one["id"])
+        for cluster in lookup.coordinated().values()
+        for state in ("running", "queued", "paused")
+        for one in cluster.present_coordinator().values.records(10, state)
+    ]
+
+
+def _launchers() -> list[str]:
+    from tfd_notebook.launchers import base
+
+    return [point.name for point in entry_points(group=base.ENTRY_POINTS)]

@@ -1,0 +1,42 @@
+"""``%tfd_explain``: where the time of a pipeline goes."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tfd_notebook.model.limit import Limit
+from tfd_notebook.ui.argparsing import Command, CommandLine, Parser, SingleCommand
+from tfd_notebook.ui.magics import lookup
+from tfd_notebook.ui.magics.stream import dataset_argument
+
+
+def command_line(shell: Any) -> CommandLine:
+    """Return ``%tfd_explain`` for `shell`."""
+
+    def run(options: argparse.Namespace) -> Limit:
+        from tfd_notebook.data.explain.explain import explain
+
+        step = None if options.step is None else lookup.evaluate(shell, options.step)
+        return explain(
+            lookup.evaluate(shell, options.dataset),
+            options.seconds,
+            step=step,
+            step_time=options.step_time,
+        )
+
+    summary = "Run a pipeline for some seconds and say what limits it."
+    return SingleCommand(Command("%tfd_explain", summary, run, _arguments))
+
+
+def _arguments(parser: Parser) -> None:
+    dataset_argument(parser)
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, metavar="S", help="how long to run it (default 10)"
+    )
+    parser.add_argument(
+        "--step", metavar="FUNCTION", help="what consumes an element, such as a training step"
+    )
+    parser.add_argument(
+        "--step-time", type=float, metavar="S", help="seconds that a consumer takes for an element"
+    )

@@ -1,0 +1,68 @@
+"""``%%tfd_kernel``: a cell that runs in a kernel elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from tfd_notebook.errors import UsageError
+from tfd_notebook.ui.argparsing import Command, CommandLine, Parser, SingleCommand
+from tfd_notebook.ui.magics import lookup
+
+
+def command_line(shell: Any, cell: str | None = None) -> CommandLine:
+    """Return ``%tfd_kernel`` for `shell`, or ``%%tfd_kernel`` over `cell`."""
+    if cell is None:
+        about = "Show a kernel elsewhere, and its clusters. %%tfd_kernel over a cell runs it there."
+        return SingleCommand(Command("%tfd_kernel", about, _Line(shell), _arguments))
+    about = (
+        "Run the cell in a kernel elsewhere. What it prints and displays is shown here; names that "
+        "it assigns stay there."
+    )
+    run = Command("%%tfd_kernel", about, _Cell(shell, cell), _cell_arguments)
+    return SingleCommand(run, bare=True)
+
+
+def _arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "kernel", metavar="KERNEL", help="variable that holds a tfd.RemoteKernel, or an expression"
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", help="interrupt it after so many seconds"
+    )
+
+
+def _cell_arguments(parser: Parser) -> None:
+    _arguments(parser)
+    parser.add_argument(
+        "--plain", action="store_true", help="show text and images only, no HTML and no JavaScript"
+    )
+
+
+class _Line:
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+
+    def __call__(self, options: argparse.Namespace) -> Any:
+        return _kernel(self._shell, options)
+
+
+class _Cell:
+    def __init__(self, shell: Any, cell: str) -> None:
+        self._shell = shell
+        self._cell = cell
+
+    def __call__(self, options: argparse.Namespace) -> None:
+        _kernel(self._shell, options).run(self._cell, options.timeout, plain=options.plain)
+
+
+def _kernel(shell: Any, options: argparse.Namespace) -> Any:
+    from tfd_notebook.remote_kernel import RemoteKernel
+
+    found = lookup.evaluate(shell, options.kernel, "a tfd.RemoteKernel")
+    if not isinstance(found, RemoteKernel):
+        raise UsageError(
+            f"{options.kernel} is a {type(found).__name__}, and not a kernel elsewhere",
+            fix='kernel = tfd.RemoteKernel("https://host:8888/?token=...")',
+        )
+    return found

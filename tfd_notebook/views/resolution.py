@@ -1,0 +1,186 @@
+"""The tasks of a cluster that was found, the rule that found it, and what to run next."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Sequence
+from html import escape
+
+from tfd_notebook.model.resolution import COLUMNS, Considered, Look, Sighting, records
+from tfd_notebook.views import formatting as figures
+from tfd_notebook.views.style import wrap
+from tfd_notebook.views.table import Cell, Column, Table, html_table, state_cell, text_table
+
+#: Rows that are shown; those that need a look come first.
+MOST_ROWS = 100
+_MOST_CHANGES = 10
+
+_TASKS = (
+    Column("task"),
+    Column("state"),
+    Column("address", drop=1),
+    Column("identity", drop=3),
+    Column("accelerators", drop=2),
+    Column("latency", right=True, drop=4),
+    Column("reason", note=True),
+)
+_RULES = (Column("rule"), Column("outcome"), Column("why", note=True))
+_CHANGES = (
+    Column("time"),
+    Column("task"),
+    Column("before"),
+    Column("after"),
+    Column("reason", note=True),
+)
+
+
+def sightings_table(look: Look, most: int | None = None) -> Table:
+    """Return the tasks as a table, of at most so many rows; its records are all of them."""
+    shown = look.tasks
+    if most is not None and len(shown) > most:
+        urgent = [task for task in shown if task.state != "alive"]
+        fine = [task for task in shown if task.state == "alive"]
+        shown = (*urgent, *fine)[:most]
+    left = len(look.tasks) - len(shown)
+    return Table(
+        _TASKS,
+        [_row(task) for task in shown],
+        label="tasks",
+        empty="no tasks",
+        records=records(look.tasks),
+        foot=f"and {left:,} more tasks; to_frame() has all of them" if left else "",
+        names=COLUMNS,
+    )
+
+
+def rules_table(considered: Sequence[Considered]) -> Table:
+    """Return what became of the rules."""
+    rows = [(Cell(one.rule), Cell(one.outcome, _tone(one)), Cell(one.why)) for one in considered]
+    return Table(_RULES, rows, label="rules", empty="no rule")
+
+
+def changes_table(look: Look, most: int | None = None) -> Table:
+    """Return the ups and downs that were seen, the latest first."""
+    rows = [
+        (
+            Cell(time.strftime("%H:%M:%S", time.localtime(one.time))),
+            Cell(one.task),
+            state_cell(one.before) if one.before else Cell("new", "quiet"),
+            state_cell(one.after) if one.after else Cell("gone", "quiet"),
+            Cell(one.reason),
+        )
+        for one in look.changes[::-1][:most]
+    ]
+    data = [vars(one) for one in look.changes]
+    names = ("time", "task", "before", "after", "reason")
+    return Table(
+        _CHANGES, rows, label="changes", empty="nothing changed", records=data, names=names
+    )
+
+
+def look_text(look: Look, width: int = 110) -> str:
+    """Return the text view of `look`, at most `width` columns wide where that is possible."""
+    lines = textwrap.wrap(_head(look), width)
+    lines += [
+        line for why in _close(look) for line in textwrap.wrap(why, width, subsequent_indent="  ")
+    ]
+    if look.trouble:
+        lines += textwrap.wrap(f"{figures.sign('error')} {figures.clean(look.trouble)}", width)
+    if look.tasks:
+        lines += sightings_table(look, MOST_ROWS).text(width).splitlines()
+    if look.changes:
+        table = changes_table(look, _MOST_CHANGES)
+        lines += ["", "changes, the latest first", *text_table(table.columns, table.rows, width)]
+    if look.cell:
+        lines += ["", "the next cell:", *map(_code, look.cell.splitlines())]
+    return "\n".join(lines)
+
+
+def look_html(look: Look) -> str:
+    """Return the HTML view of `look`."""
+    parts = [
+        f'<div class="tfd-head"><span class="tfd-name">{escape(_what(look))}</span>'
+        f"<span>{escape(_counts(look))}</span></div>"
+    ]
+    if look.considered:
+        fired = look.considered[-1]
+        table = rules_table(look.considered)
+        parts.append(
+            f'<details><summary class="tfd-quiet">rule {escape(fired.rule)}: {escape(fired.why)}'
+            f"</summary>{html_table(table.columns, table.rows, table.label)}</details>"
+        )
+    parts += [f'<div class="tfd-quiet">{escape(why)}</div>' for why in _close(look)]
+    if look.trouble:
+        parts.append(f'<div class="tfd-bad">{escape(look.trouble)}</div>')
+    tasks = sightings_table(look, MOST_ROWS)
+    parts.append(html_table(tasks.columns, tasks.rows, tasks.label))
+    if tasks.foot:
+        parts.append(f'<div class="tfd-quiet">{escape(tasks.foot)}</div>')
+    if look.changes:
+        changed = changes_table(look, _MOST_CHANGES)
+        parts.append('<div class="tfd-quiet">changes, the latest first</div>')
+        parts.append(html_table(changed.columns, changed.rows, changed.label))
+    if look.cell:
+        parts.append(
+            '<div class="tfd-quiet">the next cell:</div>'
+            f"<pre><code>{escape(look.cell)}</code></pre>"
+        )
+    return wrap("".join(parts))
+
+
+def look_bundle(look: Look) -> dict[str, str]:
+    """Return both views by MIME type."""
+    return {"text/plain": look_text(look), "text/html": look_html(look)}
+
+
+def look_gist(look: Look) -> object:
+    """Return what in `look` is worth another printing."""
+    return look.trouble, [(task.name, task.address, task.state) for task in look.tasks]
+
+
+def _row(task: Sighting) -> tuple[Cell, ...]:
+    expected = task.identity in ("", task.name, task.job)
+    return (
+        Cell(task.name),
+        state_cell(task.state),
+        Cell(task.address),
+        Cell(task.identity, "" if expected else "bad"),
+        Cell(task.accelerators),
+        Cell(figures.brief(task.latency_ms / 1e3)),
+        Cell(task.reason),
+    )
+
+
+def _tone(one: Considered) -> str:
+    return {"fired": "good", "close": "warn"}.get(one.outcome, "quiet")
+
+
+def _what(look: Look) -> str:
+    return look.place or "no cluster yet"
+
+
+def _counts(look: Look) -> str:
+    if not look.place:
+        return ""
+    if not look.tasks:
+        return "no tasks"
+    said = ", ".join(f"{count:,} {state}" for state, count in look.counts.items())
+    many = "task" if len(look.tasks) == 1 else "tasks"
+    return f"{len(look.tasks):,} {many}: {said}; seen in {figures.brief(look.seconds)}"
+
+
+def _head(look: Look) -> str:
+    fired = look.considered[-1] if look.considered else Considered(look.rule, "fired", "")
+    what = f"{_what(look)}, {_counts(look)}" if look.place else _what(look)
+    return figures.clean(f"{what} (rule {fired.rule}: {fired.why})")
+
+
+def _code(line: str) -> str:
+    """Return a line of source as text: its spaces stay."""
+    return "    " + "".join(char if char.isprintable() else "\ufffd" for char in line)
+
+
+def _close(look: Look) -> list[str]:
+    found = [one for one in look.considered if one.outcome == "close"]
+    return [figures.clean(f"close: {one.rule}: {one.why}") for one in found]

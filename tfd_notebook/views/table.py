@@ -1,0 +1,252 @@
+"""One small table for all views: as text of a given width, as HTML, as records."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from tfd_notebook.views import formatting as figures
+from tfd_notebook.views.style import wrap
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_GAP = "  "
+#: Text that may be cut is left at least this wide.
+_LEAST = 8
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Parameters
+    ----------
+    title : str
+    right : bool
+        Whether its cells are figures, set flush right.
+    drop : int
+        In text that is too wide, columns with the highest `drop` go first; 0 (the default) never.
+    note : bool
+        Whether its words go below their row where text would be too wide.
+    """
+
+    title: str
+    right: bool = False
+    drop: int = 0
+    note: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Parameters
+    ----------
+    text : str
+    tone : str
+        ``"good"``, ``"warn"``, ``"bad"`` or ``"quiet"``; colours the cell in HTML.
+    history : tuple of float
+        Drawn instead of the text: blocks in text, a line in HTML.
+    """
+
+    text: str = ""
+    tone: str = ""
+    history: tuple[float, ...] = ()
+
+
+Row = Sequence[Cell]
+
+
+def state_cell(state: str) -> Cell:
+    """Return the cell of a state: sign, word and colour."""
+    return Cell(figures.signed(state), tone=figures.tone(state))
+
+
+def text_table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[str]:
+    """Return the lines of a table that is at most `width` columns wide where that is possible."""
+    if not rows:
+        return []
+    words = [[_words(cell) for cell in row] for row in rows]
+    kept = [i for i in range(len(columns)) if any(row[i] for row in words)]
+
+    def natural(i: int) -> int:
+        return max(
+            figures.columns_of(columns[i].title), *(figures.columns_of(row[i]) for row in words)
+        )
+
+    widths = {i: natural(i) for i in kept}
+
+    def excess() -> int:
+        return sum(widths[i] for i in kept) + len(_GAP) * (len(kept) - 1) - width
+
+    notes = []
+    if excess() > 0:
+        notes = [i for i in kept if columns[i].note]
+        kept = [i for i in kept if i not in notes]
+    # Long words are cut before a column goes, down to a width at which they can still be read.
+    elastic = [i for i in kept if not columns[i].right]
+    _shrink(widths, elastic, excess, 3 * _LEAST)
+    while excess() > 0 and (droppable := [i for i in kept if columns[i].drop]):
+        kept.remove(max(droppable, key=lambda i: columns[i].drop))
+    _shrink(widths, [i for i in elastic if i in kept], excess, _LEAST)
+
+    def line(texts: Sequence[str]) -> str:
+        cells = (
+            figures.pad(figures.fit(texts[i], widths[i]), widths[i], columns[i].right) for i in kept
+        )
+        return _GAP.join(cells).rstrip()
+
+    lines = [line([column.title for column in columns])]
+    for row in words:
+        lines.append(line(row))
+        for i in notes:
+            lines += textwrap.wrap(
+                row[i], max(width, 20), initial_indent="  └ ", subsequent_indent="    "
+            )
+    return lines
+
+
+def _shrink(widths: dict[int, int], among: list[int], excess: Any, least: int) -> None:
+    while (over := excess()) > 0 and among:
+        widest = max(among, key=widths.__getitem__)
+        if widths[widest] <= least:
+            return
+        widths[widest] = max(least, widths[widest] - over)
+
+
+def _words(cell: Cell) -> str:
+    return figures.sparkline(cell.history) if cell.history else figures.clean(cell.text)
+
+
+def html_table(columns: Sequence[Column], rows: Sequence[Row], label: str) -> str:
+    """Return a table element; `label` names it for screen readers."""
+    if not rows:
+        return ""
+    kept = [
+        i for i in range(len(columns)) if any(row[i].text.strip() or row[i].history for row in rows)
+    ]
+    head = "".join(
+        f'<th scope="col"{_right(columns[i])}>{escape(columns[i].title)}</th>' for i in kept
+    )
+    body = "".join(f"<tr>{''.join(_td(columns[i], row[i]) for i in kept)}</tr>" for row in rows)
+    return (
+        f'<div class="tfd-scroll"><table aria-label="{escape(label)}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _right(column: Column) -> str:
+    return ' class="tfd-r"' if column.right else ""
+
+
+def _td(column: Column, cell: Cell) -> str:
+    if cell.history:
+        return f"<td>{sparkline_svg(cell.history)}</td>"
+    classes = [
+        *(["tfd-r"] if column.right else []),
+        *(["tfd-note"] if column.note else []),
+        *([f"tfd-{cell.tone}"] if cell.tone else []),
+    ]
+    text = escape(cell.text)
+    # The title gives the whole text where the style cuts it.
+    title = f' title="{text}"' if len(cell.text) > 16 and not column.note else ""
+    kind = f' class="{" ".join(classes)}"' if classes else ""
+    return f"<td{kind}{title}>{text}</td>"
+
+
+def sparkline_svg(values: Sequence[float], width: int = 96, height: int = 16) -> str:
+    """Return a line of the last 60 values as SVG, with its figures in words beside it."""
+    shown = [max(value, 0.0) for value in values[-60:]]
+    top = max(shown, default=0.0) or 1.0
+    step = width / max(len(shown) - 1, 1)
+    points = [(i * step, height - 1 - value / top * (height - 2)) for i, value in enumerate(shown)]
+    if len(points) == 1:
+        points.append((float(width), points[0][1]))
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    words = (
+        f"elements per second over the last {len(shown)} s: "
+        f"now {figures.count(shown[-1])}, at most {figures.count(max(shown))}"
+    )
+    return (
+        f'<svg role="img" aria-label="{words}" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}"><title>{words}</title><polyline points="{path}" '
+        'fill="none" stroke="currentColor" stroke-width="1.5" stroke-linejoin="round"/></svg>'
+    )
+
+
+class Table:
+    """Rows that show themselves as text, as HTML, as JSON values and as a DataFrame.
+
+    Parameters
+    ----------
+    columns : sequence of Column
+    rows : sequence of sequence of Cell
+        One cell for each column.
+    label : str
+        What the rows are, such as ``"clusters"``.
+    empty : str
+        What is shown where there are no rows.
+    records : list of dict, optional
+        The rows as JSON values; their words by default.
+    foot : str
+        A sentence below the rows.
+    names : sequence of str
+        The names in `records`, for a DataFrame without a row to have columns, too.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        rows: Sequence[Row],
+        *,
+        label: str,
+        empty: str,
+        records: list[dict[str, Any]] | None = None,
+        foot: str = "",
+        names: Sequence[str] = (),
+    ) -> None:
+        self.columns = tuple(columns)
+        self.rows = tuple(tuple(row) for row in rows)
+        self.label = label
+        self.empty = empty
+        self.foot = foot
+        self._records = records
+        self._names = list(names) or None
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the rows as dictionaries of JSON values."""
+        if self._records is not None:
+            return self._records
+        titles = [column.title for column in self.columns]
+        return [dict(zip(titles, map(_words, row), strict=True)) for row in self.rows]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the rows as a DataFrame."""
+        import pandas as pd
+
+        return pd.DataFrame.from_records(self.records(), columns=self._names)
+
+    def text(self, width: int = 110) -> str:
+        """Return the table as text, at most `width` columns wide where that is possible."""
+        lines = text_table(self.columns, self.rows, width) or [self.empty]
+        return "\n".join([*lines, *textwrap.wrap(figures.clean(self.foot), max(width, 20))])
+
+    def html(self) -> str:
+        """Return the table as HTML."""
+        return wrap(
+            (html_table(self.columns, self.rows, self.label) or f"<div>{escape(self.empty)}</div>")
+            + (f'<div class="tfd-quiet">{escape(self.foot)}</div>' if self.foot else "")
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": self.text(), "text/html": self.html()}
