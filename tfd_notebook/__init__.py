@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook._compat import import_hooks
 from tfd_notebook._compat.tf_data import py_functions, source_locations
 from tfd_notebook._lazy import exports
 from tfd_notebook._version import VERSION
@@ -98,58 +97,25 @@ __getattr__, __dir__ = exports(
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """Called by ``%load_ext tfd_notebook``."""
-    from tfd_notebook.launchers import local
-    from tfd_notebook.ui import magics
+    """Load the extension; called by ``%load_ext tfd_notebook``."""
+    # Import time: programs without IPython do without it.
+    from tfd_notebook.ui import extension
 
-    py_functions.make_tokens_unique()
-    source_locations.record()
-    magics.load_ipython_extension(ipython)
-    _show_to_panels(ipython)
-    local.preload()
+    extension.load(ipython)
 
 
 def unload_ipython_extension(ipython: Any) -> None:
-    """Called by ``%unload_ext tfd_notebook``: stops everything and undoes what loading did."""
-    from tfd_notebook._compat import sigint
-    from tfd_notebook.bus import comm
-    from tfd_notebook.cluster.cluster import clusters
-    from tfd_notebook.launchers import local
-    from tfd_notebook.ui import magics
+    """Stop everything and undo what loading did; called by ``%unload_ext tfd_notebook``."""
+    from tfd_notebook.ui import extension
 
-    comm.detach()
-    if "tfd_notebook.ui.widgets" in sys.modules:
-        sys.modules["tfd_notebook.ui.widgets"].close_all()
-    if "tfd_notebook.bus.hub" in sys.modules:
-        sys.modules["tfd_notebook.bus.hub"].await_end(2.0)
-    magics.unload_ipython_extension(ipython)
-    if "tfd_notebook.ui.magics.resolve" in sys.modules:
-        sys.modules["tfd_notebook.ui.magics.resolve"].close()
-    for living in clusters().values():
-        living.leave()
-    local.shutdown()
-    # A traceback that IPython keeps may keep an iterator, too.
-    sigint.undo()
-    py_functions.restore_tokens()
-    source_locations.undo()
-    import_hooks.forget_all()
-
-
-def _show_to_panels(shell: Any) -> None:
-    """Let the panels of a front end see the clusters of `shell`'s kernel."""
-    from tfd_notebook.bus import comm
-
-    def commands() -> Any:
-        from tfd_notebook.ui.magics import resolve, start_form
-
-        return {**start_form.commands(shell), **resolve.commands(shell)}
-
-    comm.attach(shell, commands)
+    extension.unload(ipython)
 
 
 # A notebook that imports this package without loading the extension is seen by panels, too.
 if "ipykernel" in sys.modules and "IPython" in sys.modules:
-    _show_to_panels(sys.modules["IPython"].get_ipython())
+    from tfd_notebook.ui import extension
+
+    extension.attach_panels(sys.modules["IPython"].get_ipython())
 
 # Before the user's first pipeline is traced: a Python function in it must not share its name
 # with another kernel's on a worker that both use, and its stages are known by their place.

@@ -374,3 +374,11 @@ class Unsupported(TfdError):
     """What was asked cannot be done on this platform or with this version of a library."""
 
     code = "TFD500"
+
+
+def no_lease(cluster: str) -> StateError:
+    """Return the error of a lease that is renewed and does not exist."""
+    return StateError(
+        f"cluster {cluster!r} ends with its kernel, and has no lease to renew",
+        fix="cluster.detach(hours=8) lets it stay",
+    )

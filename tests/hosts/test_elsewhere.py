@@ -13,7 +13,7 @@ from tests._waiting import until
 from tests.hosts._hosts import Hosts
 from tests.hosts._jupyter import Jupyter, Jupyters
 from tfd_notebook import errors
-from tfd_notebook.cluster import commands, control_socket
+from tfd_notebook.cluster import control_socket, registry
 from tfd_notebook.ui.magics import lookup
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
@@ -141,7 +141,7 @@ def test_it_can_be_paused_while_its_source_runs(
 
 
 def test_the_command_line_and_panels_reach_it(kernel: tfd.RemoteKernel, train: tfd.Cluster) -> None:
-    assert commands.living()["train"] is train
+    assert registry.running_clusters()["train"] is train
     me = os.getpid()
     assert [one["name"] for one in control_socket.call(me, {"command": "list"})] == ["train"]
     control_socket.call(me, {"command": "pause", "name": "train", "who": "a terminal"})

@@ -16,12 +16,13 @@ import pytest
 
 import tfd_notebook as tfd
 from tests._waiting import until
-from tfd_notebook import diagnosis, errors
+from tfd_notebook import errors
 from tfd_notebook.model import diagnostics
 from tfd_notebook.spark import TFCluster
 from tfd_notebook.spark.driver import registry
 from tfd_notebook.spark.preflight import check, executor_probe, facts, fixes
 from tfd_notebook.spark.preflight.facts import Asked
+from tfd_notebook.views.diagnostics import Findings
 
 pytestmark = pytest.mark.integration
 
@@ -222,7 +223,7 @@ def test_what_executors_elsewhere_need_is_printed_line_by_line(seen: Asked) -> N
     far = dataclasses.replace(
         with_executor(far, package=None, tensorflow=None), master="spark://host:7077"
     )
-    found = diagnosis.Findings(diagnostics.look("spark", far), [])
+    found = Findings(diagnostics.look("spark", far), [])
     assert found.codes == ("TFD874", "TFD875")
     printed = list(check.said(far, found))
     assert printed[-8:] == [

@@ -14,7 +14,7 @@ from tests._waiting import until
 from tfd_notebook import errors, views
 from tfd_notebook.bus import hub
 from tfd_notebook.bus.session import Session
-from tfd_notebook.cluster import commands
+from tfd_notebook.cluster import commands, registry
 from tfd_notebook.spark.driver import jobs
 from tfd_notebook.spark.driver.registry import living
 from tfd_notebook.ui import magics
@@ -136,7 +136,8 @@ def test_it_stands_among_all_clusters(shell: Any, capsys: Any) -> None:
     try:
         hub.receive(session, {"kind": "hello", "client": "me"})
         cluster = spark(shell, "run takes --executors 2")
-        assert commands.living()[cluster.name] is commands.living()[cluster.name]
+        first = registry.running_clusters()[cluster.name]
+        assert registry.running_clusters()[cluster.name] is first
         (one,) = commands.perform({"command": "list"})
         assert one | {"name": ""} == {
             **{"name": "", "state": "ready", "launcher": "spark", "planned": 2},
@@ -161,7 +162,7 @@ def test_it_stands_among_all_clusters(shell: Any, capsys: Any) -> None:
         assert commands.perform({"command": "stop", "name": cluster.name}) == "stopped"
         until(lambda: "stopped" in phases(), LONG)
         assert "stopped" in phases()
-        assert not commands.living()
+        assert not registry.running_clusters()
     finally:
         hub.leave(session)
         hub.await_end(LONG)

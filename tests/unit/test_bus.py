@@ -31,7 +31,7 @@ from tfd_notebook.bus.closure_feed import COLUMNS, ColumnFeed
 from tfd_notebook.bus.presence import Presences
 from tfd_notebook.bus.session import Session
 from tfd_notebook.bus.snapshot_feed import Feed, difference
-from tfd_notebook.cluster import commands
+from tfd_notebook.cluster import commands, registry
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.model.closure_store import CANCELLED, EPOCH, FAILED, READY, STATES, Store
 from tfd_notebook.model.events import Notice
@@ -480,12 +480,12 @@ class BlockedCluster:
 @pytest.fixture
 def blocked() -> Iterator[BlockedCluster]:
     made = BlockedCluster("blocked")
-    commands.see_elsewhere("blocked", lambda: {made.name: made})
+    registry.register_provider("blocked", lambda: {made.name: made})
     try:
         yield made
     finally:
         made.release.set()
-        commands.see_elsewhere("blocked", dict)
+        registry.register_provider("blocked", dict)
 
 
 def test_a_blocked_command_delays_no_other_cluster_and_no_front_end(
@@ -626,7 +626,7 @@ def test_a_cluster_without_a_snapshot_stops_no_other(
 ) -> None:
     broken = BrokenCluster("broken")
     broken.broken = at_first
-    commands.see_elsewhere("broken", lambda: {broken.name: broken})
+    registry.register_provider("broken", lambda: {broken.name: broken})
     widget = Browser(cluster=cluster)
     try:
         panel.says("hello")
@@ -642,7 +642,7 @@ def test_a_cluster_without_a_snapshot_stops_no_other(
         assert len([r for r in caplog.records if "not a number" in r.message]) == 1
     finally:
         hub.leave(widget.session)
-        commands.see_elsewhere("broken", dict)
+        registry.register_provider("broken", dict)
 
 
 def test_a_broken_cluster_does_not_stop_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -650,18 +650,18 @@ def test_a_broken_cluster_does_not_stop_signs_of_life(monkeypatch: pytest.Monkey
     monkeypatch.setattr(hub, "ALIVE_SECONDS", 0.05)
     broken, other = BrokenCluster("broken"), BlockedCluster("other")
     broken.broken = True
-    commands.see_elsewhere("broken", lambda: {broken.name: broken, other.name: other})
+    registry.register_provider("broken", lambda: {broken.name: broken, other.name: other})
     try:
         with browser(everything=True) as panel:
             until(lambda: panel.got("alive"))
     finally:
-        commands.see_elsewhere("broken", dict)
+        registry.register_provider("broken", dict)
 
 
 def test_clusters_are_listed_while_another_thread_imports() -> None:
     program = """
 import importlib.util, sys, threading
-from tfd_notebook.cluster import commands
+from tfd_notebook.cluster import registry
 
 entered, release = threading.Event(), threading.Event()
 spec = importlib.util.find_spec("tfd_notebook.cluster.cluster")
@@ -682,7 +682,7 @@ importing = threading.Thread(target=__import__, args=(spec.name,))
 importing.start()
 assert entered.wait(60)
 listed = []
-listing = threading.Thread(target=lambda: listed.append(commands.living()))
+listing = threading.Thread(target=lambda: listed.append(registry.running_clusters()))
 listing.start()
 listing.join(20)
 print(listed)

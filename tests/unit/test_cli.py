@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tfd_notebook.cluster import control_socket
-from tfd_notebook.cluster.cluster import Cluster, clusters
+from tfd_notebook.cluster.cluster import Cluster
+from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.ui.cli import main
 
 

@@ -24,7 +24,8 @@ from tests._programs import program
 from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.cluster import control_socket as cluster_control_socket
-from tfd_notebook.cluster.cluster import Cluster, clusters
+from tfd_notebook.cluster.cluster import Cluster
+from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.net import unix_socket
 from tfd_notebook.net.runtime_dir import control_socket
 

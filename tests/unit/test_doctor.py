@@ -20,14 +20,14 @@ from tests._doctor import DOCTOR, in_child
 from tests.unit._grpc import Server, status
 from tfd_notebook import diagnosis, errors
 from tfd_notebook.agent import memory
-from tfd_notebook.cluster.cluster import clusters
+from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.diagnosis import data_service_checks
 from tfd_notebook.diagnosis.data_service_checks import Service
-from tfd_notebook.launchers import Fake, profiles
+from tfd_notebook.launchers import Fake
 from tfd_notebook.model import diagnostics
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Role, TaskState
-from tfd_notebook.net import probe, tf_messages
+from tfd_notebook.net import config_files, probe, tf_messages
 from tfd_notebook.net.probe import Probe
 
 #: An address of which nobody is the owner (RFC 5737).
@@ -397,9 +397,9 @@ def test_a_control_group_that_is_nearly_full() -> None:
 def test_a_policy_that_will_soon_end_a_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiles, "SYSTEM", tmp_path)
-    (tmp_path / profiles.POLICY).write_text("memory_gb = 1\n")
-    (tmp_path / profiles.POLICY).chmod(0o644)
+    monkeypatch.setattr(config_files, "SYSTEM", tmp_path)
+    (tmp_path / config_files.POLICY).write_text("memory_gb = 1\n")
+    (tmp_path / config_files.POLICY).chmod(0o644)
     launcher = Fake()
     cluster = tfd.Cluster(data_workers=1, launcher=launcher, name="near")
     launcher.nodes[0].measure("data_worker:0", rss_mb=500.0)

@@ -12,9 +12,8 @@ import pytest
 from tfd_notebook._compat.tf_data.pipeline_model import Model, Node, Stage
 from tfd_notebook.data.explain.advice import advise
 from tfd_notebook.data.explain.classification import Verdict, judge, judge_service, odd_worker
-from tfd_notebook.data.explain.cost_model import Costs
+from tfd_notebook.data.explain.cost_model import Costs, Measured
 from tfd_notebook.data.explain.live_limit import worker_limit
-from tfd_notebook.data.explain.measurement import Measured
 from tfd_notebook.data.explain.scaling_estimate import forecast
 from tfd_notebook.data.service.usage import Delivery, WorkerUse
 from tfd_notebook.model.limit import DATA_KINDS, Limit, compare

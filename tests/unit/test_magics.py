@@ -13,7 +13,8 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
 from tfd_notebook import errors, views
-from tfd_notebook.cluster.cluster import Cluster, clusters
+from tfd_notebook.cluster.cluster import Cluster
+from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.ui import magics
 from tfd_notebook.ui.argument_types import read_gpus
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import tfd_notebook as tfd
-from tfd_notebook.cluster.cluster import Cluster, clusters
+from tfd_notebook.cluster.cluster import Cluster
+from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.errors import UnknownName
 from tfd_notebook.resolution import detection
 

@@ -20,7 +20,7 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.cluster import control_socket
-from tfd_notebook.cluster.cluster import clusters
+from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.diagnosis import code_reference, redaction
 from tfd_notebook.launchers import Fake
 from tfd_notebook.model.spec import TaskState

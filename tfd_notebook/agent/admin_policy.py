@@ -27,7 +27,7 @@ from typing import Any
 
 from tfd_notebook.agent import memory
 from tfd_notebook.errors import Refused, UsageError
-from tfd_notebook.launchers import profiles
+from tfd_notebook.net import config_files
 
 _NUMBERS = ("tasks", "memory_gb", "gpus", "lease_hours")
 _LISTS = ("launchers", "allow")
@@ -127,7 +127,7 @@ def limits(path: Path | None = None) -> Limits:
     UsageError
         The file cannot be understood: nothing is started then.
     """
-    path = path or profiles.SYSTEM / profiles.POLICY
+    path = path or config_files.SYSTEM / config_files.POLICY
     try:
         info = path.stat()
     except OSError:
@@ -139,7 +139,7 @@ def limits(path: Path | None = None) -> Limits:
             stacklevel=3,
         )
         return Limits()
-    said = profiles.read_toml(path, "policy", _ASK)
+    said = config_files.read_toml(path, "policy", _ASK)
     for key, value in said.items():
         if not _is_good(key, value):
             raise UsageError(f"the policy {path} says {key} = {value!r}", fix=_ASK)

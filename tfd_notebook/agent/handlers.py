@@ -15,8 +15,7 @@ from tfd_notebook.agent import gpu_discovery, interpreter, processes
 from tfd_notebook.agent.admin_policy import limits
 from tfd_notebook.agent.cluster import HostedCluster
 from tfd_notebook.agent.task_supervisor import Supervised, read_log
-from tfd_notebook.errors import NameTaken, StateError
-from tfd_notebook.launchers.base import no_lease
+from tfd_notebook.errors import NameTaken, StateError, no_lease
 from tfd_notebook.model.spec import Role, TaskSpec
 from tfd_notebook.net import clock, ports, runtime_dir, validation
 from tfd_notebook.net.host import reach

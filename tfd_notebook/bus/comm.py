@@ -88,7 +88,7 @@ def attach(shell: Any, extra: Callable[[], Mapping[str, Any]]) -> bool:
         manager.register_comm(comm)
         running_cell.follow(shell)
         _attached = manager, comm
-        registry.when_one_starts(comm.serve)
+        registry.on_cluster_start(comm.serve)
         comm.send(greeting(), [])
     return True
 
@@ -100,6 +100,6 @@ def detach() -> None:
         manager, comm = _attached
         _attached = None
         running_cell.unfollow()
-        registry.forget(comm.serve)
+        registry.remove_on_cluster_start(comm.serve)
         manager.unregister_comm(comm)
         comm.close()

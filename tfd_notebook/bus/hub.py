@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tfd_notebook.bus.command_queues import CommandQueues
 from tfd_notebook.bus.presence import Presences
 from tfd_notebook.bus.session import Session, is_message
-from tfd_notebook.cluster import commands
+from tfd_notebook.cluster import commands, registry
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
@@ -146,7 +146,7 @@ class Hub:
             self._attempt(lambda: self._commands.put(queue_name, work))
 
     def _tick(self) -> None:
-        living = commands.living()
+        living = registry.running_clusters()
         for session in self._sessions:
             session.forget_silent()
         self._presences.renew(living, [session.steers for session in self._sessions])

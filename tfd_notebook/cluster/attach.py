@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tfd_notebook import errors, views
-from tfd_notebook.cluster import cluster as here
-from tfd_notebook.cluster import commands, control_socket
+from tfd_notebook.cluster import control_socket, registry
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.config import configure
 from tfd_notebook.cluster.gpu_allocation import Deal
@@ -32,7 +31,7 @@ class Clusters(Mapping[str, Cluster]):
         self._held = held
 
     def __getitem__(self, name: str) -> Cluster:
-        held: Cluster = {**commands.living(), **self._held}[name]
+        held: Cluster = {**registry.running_clusters(), **self._held}[name]
         return held
 
     def __iter__(self) -> Iterator[str]:
@@ -65,7 +64,7 @@ def clusters() -> Clusters:
     Clusters
         A mapping of str to `Cluster`, whose ``everywhere`` is the table of all.
     """
-    return Clusters(here.clusters())
+    return Clusters(registry.clusters())
 
 
 def everywhere() -> list[dict[str, Any]]:
@@ -130,7 +129,7 @@ def attach(
     if not isinstance(target, str) or "://" in target or ":" in target:
         return _foreign(target, name or "foreign", connect)
     name = target
-    living = here.clusters().get(name)
+    living = registry.clusters().get(name)
     if living is not None and living.detached and agent is None:
         return living
     where = find(name, agent)
@@ -191,7 +190,7 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
         about = {"fleet": fleet, "used": True}
         return node, {"about": about, "lease": None, "left": None, "tasks": node.first}
 
-    living = here.clusters().get(name)
+    living = registry.clusters().get(name)
     if living is not None and living.config == config:
         return living
     made = Cluster._attached(config, launcher, adopt)
@@ -214,7 +213,7 @@ def start(hours: float | None, **options: Any) -> Cluster:
         return Cluster(**options)
     check_hours(hours)
     config, _ = configure(options.get("name"), {k: v for k, v in options.items() if k != "name"})
-    living = here.clusters()
+    living = registry.clusters()
     if config.name in living or not is_detached(config.name):
         made = Cluster(**options)
         try:
@@ -264,7 +263,7 @@ def find(name: str, agent: int | None = None) -> detached.Detached | Away:
             if pids
             else "stop one in the process that holds it",
         )
-    if name in commands.living():
+    if name in registry.running_clusters():
         raise errors.UnknownName(
             f"no detached cluster is called {name!r}",
             fix=f"this process has it already: tfd.clusters()[{name!r}]",

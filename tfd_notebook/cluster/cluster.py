@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
-from tfd_notebook.cluster import commands, control_socket, registry
+from tfd_notebook.cluster import control_socket, registry
 from tfd_notebook.cluster.config import configure
 from tfd_notebook.cluster.handles import ClusterDispatcher, Task
 from tfd_notebook.cluster.lease import Lasting
@@ -35,15 +35,6 @@ if TYPE_CHECKING:
     pass
 
 _STOP_SECONDS = 10.0
-
-_clusters: dict[str, Cluster] = {}
-_clusters_lock = threading.RLock()
-
-
-def clusters() -> dict[str, Cluster]:
-    """Return the clusters of this process that have not ended, by name."""
-    with _clusters_lock:
-        return {name: c for name, c in _clusters.items() if not c.ended}
 
 
 class Cluster(Lasting):
@@ -114,12 +105,12 @@ class Cluster(Lasting):
         config, launcher = configure(name, options)
         stopped: Cluster | None = None
         while True:
-            with _clusters_lock:
-                living = clusters().get(config.name)
+            with registry.locked() as known:
+                living = registry.clusters().get(config.name)
                 if living is None or living is stopped:
                     made = super().__new__(cls)
                     made._make(config, launcher)
-                    _clusters[config.name] = made
+                    known[config.name] = made
                     return made
                 if not living._ending and if_exists != "replace":
                     same = is_same(living._config, config)
@@ -221,7 +212,7 @@ class Cluster(Lasting):
     def _begin(self) -> None:
         """Be seen, and look after what there is."""
         control_socket.ensure_started()
-        registry.one_starts()
+        registry.notify_cluster_start()
         self._monitor.set_state("starting")
         upkeep = Upkeep(
             self._fleet, self._monitor, self._consumers, self.policy.hang_seconds, self._end
@@ -236,15 +227,15 @@ class Cluster(Lasting):
         adopt: Callable[[Cluster], tuple[base.Node, Mapping[str, Any]]],
     ) -> Cluster:
         """Return a cluster whose tasks run already; `adopt` finds them, and has it told of them."""
-        with _clusters_lock:
-            if config.name in clusters():
+        with registry.locked() as known:
+            if config.name in registry.clusters():
                 raise errors.NameTaken(
                     f"another cluster {config.name!r} lives in this process",
                     fix="stop or leave that one first",
                 )
             made = object.__new__(cls)
             made._make(config, launcher)
-            _clusters[config.name] = made
+            known[config.name] = made
         with made._lock:
             made._begin()
             try:
@@ -455,7 +446,7 @@ class Cluster(Lasting):
     # How it is done
 
     def _end(self, state: str) -> None:
-        with _clusters_lock:
+        with registry.locked():
             if self._ending:
                 return
             self._ending, self._ender = True, threading.current_thread()
@@ -478,24 +469,16 @@ class Cluster(Lasting):
             self._fleet.close(_STOP_SECONDS)
         self._monitor.set_state(state)
         self._monitor.close()
-        with _clusters_lock:
-            if _clusters.get(self.name) is self:
-                del _clusters[self.name]
-            last = not commands.living()
+        with registry.locked() as known:
+            if known.get(self.name) is self:
+                del known[self.name]
+            last = not registry.running_clusters()
         if last:
             control_socket.stop()
         self._has_ended.set()
 
 
-def _after_fork() -> None:
-    global _clusters, _clusters_lock
-    _clusters, _clusters_lock = {}, threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
 def _stop_all() -> None:
-    for cluster in clusters().values():
+    for cluster in registry.clusters().values():
         with contextlib.suppress(Exception):
             cluster.leave()

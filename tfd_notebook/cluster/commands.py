@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import weakref
 from collections.abc import Callable, Hashable, Mapping
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
+from tfd_notebook.cluster import registry
 
 if TYPE_CHECKING:
-    from tfd_notebook.cluster.cluster import Cluster
     from tfd_notebook.model.snapshot import Snapshot
 
-__all__ = ["COMMANDS", "answer", "error_from", "living", "perform", "queue_of", "snapshots"]
+__all__ = ["COMMANDS", "answer", "cluster_of", "error_from", "perform", "queue_of", "snapshots"]
 
 log = logging.getLogger("tfd_notebook")
 
@@ -31,32 +31,10 @@ _ASK_SECONDS = 300.0
 #: What belongs to how a request came, and not to the request.
 _ENVELOPE = ("kind", "client", "ask", "command", "name")
 
+#: The group of entry points that add commands: functions of a request.
+ENTRY_POINTS = "tfd_notebook.commands"
+
 Request = Mapping[str, Any]
-
-
-#: What has clusters of other kernels to show, by kind.
-_elsewhere: dict[str, Callable[[], Mapping[str, Any]]] = {}
-
-
-def living() -> dict[str, Cluster]:
-    """Return the clusters that have not ended, by name: of this process, and seen through it.
-
-    Those on Spark are among them.
-    """
-    found: dict[str, Any] = {}
-    for seen in tuple(_elsewhere.values()):
-        found.update(seen())
-    # An import statement would wait for a thread that is importing the module. A module that does
-    # not have its function yet has no clusters either.
-    on_spark = getattr(sys.modules.get("tfd_notebook.spark.driver.registry"), "living", None)
-    if on_spark is not None:
-        from tfd_notebook.spark.driver.cluster_adapter import shown
-
-        found.update(shown())
-    of_process = getattr(sys.modules.get("tfd_notebook.cluster.cluster"), "clusters", None)
-    if of_process is not None:
-        found.update(of_process())
-    return found
 
 
 #: The latest snapshot of each cluster, and what its last attempt to take one raised.
@@ -84,20 +62,6 @@ def snapshots(clusters: Mapping[str, Any]) -> dict[str, Snapshot]:
     return found
 
 
-def see_elsewhere(kind: str, clusters: Callable[[], Mapping[str, Any]]) -> None:
-    """Have clusters of other kernels be seen, too; they are asked where they are.
-
-    Parameters
-    ----------
-    kind : str
-    clusters : callable
-        Returns them by name. Each has ``snapshot()``, ``has_coordinator``,
-        ``present_coordinator()``, and ``ask(command, timeout, **arguments)``, which performs a
-        request there.
-    """
-    _elsewhere[kind] = clusters
-
-
 def perform(request: Any) -> Any:
     """Do what `request` asks and return the result, as JSON values.
 
@@ -118,14 +82,25 @@ def perform(request: Any) -> Any:
         It cannot be meant, or could not be done.
     """
     command = request.get("command") if isinstance(request, Mapping) else None
-    if not isinstance(command, str) or command not in COMMANDS:
-        raise errors.UsageError(f"the request has none of the commands {', '.join(COMMANDS)}")
+    handler = _handler(command) if isinstance(command, str) else None
+    if handler is None:
+        names = [*COMMANDS, *sorted(entry_points(group=ENTRY_POINTS).names)]
+        raise errors.UsageError(f"the request has none of the commands {', '.join(names)}")
     if command not in ("list", "snapshot", "support"):
-        there = living().get(str(request.get("name")))
+        there = registry.running_clusters().get(str(request.get("name")))
         if there is not None and hasattr(there, "ask"):
             arguments = {k: v for k, v in request.items() if k not in _ENVELOPE}
             return there.ask(command, _ASK_SECONDS, **arguments)
-    return COMMANDS[command](request)
+    return handler(request)
+
+
+def _handler(command: str) -> Callable[[Request], Any] | None:
+    if command in COMMANDS:
+        return COMMANDS[command]
+    for point in entry_points(group=ENTRY_POINTS, name=command):
+        handler: Callable[[Request], Any] = point.load()
+        return handler
+    return None
 
 
 def answer(work: Callable[[], Any]) -> dict[str, Any]:
@@ -157,7 +132,7 @@ def queue_of(request: Mapping[str, Any]) -> Hashable | None:
     """
     command, name = str(request.get("command")), request.get("name")
     if command in _IMMEDIATE and not (
-        command in _CONTROLS and hasattr(living().get(str(name)), "ask")
+        command in _CONTROLS and hasattr(registry.running_clusters().get(str(name)), "ask")
     ):
         return None
     if command == "start" and isinstance(options := request.get("options"), Mapping):
@@ -175,14 +150,14 @@ def _packed(error: errors.TfdError) -> dict[str, Any]:
 def _list(request: Request) -> Any:
     from tfd_notebook import views
 
-    return [views.brief(seen) for seen in snapshots(living()).values()]
+    return [views.brief(seen) for seen in snapshots(registry.running_clusters()).values()]
 
 
 def _snapshot(request: Request) -> Any:
     from tfd_notebook import views
     from tfd_notebook.model.snapshot import as_dict
 
-    cluster = _cluster(request)
+    cluster = cluster_of(request)
     width = _number(request, "width", 110, least=20, most=1000)
     hold = _number(request, "hold", 0, least=0, most=3600)
     if hold and cluster.has_coordinator:
@@ -193,7 +168,7 @@ def _snapshot(request: Request) -> Any:
 
 
 def _logs(request: Request) -> Any:
-    cluster = _cluster(request)
+    cluster = cluster_of(request)
     lines = _number(request, "lines", 100, least=1, most=100_000)
     if request.get("task") is None:
         return {"text": cluster.logs(None, lines), "offset": None}
@@ -205,7 +180,7 @@ def _logs(request: Request) -> Any:
 
 
 def _stop(request: Request) -> Any:
-    cluster = _cluster(request)
+    cluster = cluster_of(request)
     cluster.stop()
     return cluster.state
 
@@ -216,52 +191,38 @@ def _scale(request: Request) -> Any:
         for name in ("data_workers", "workers")
         if request.get(name) is not None
     }
-    cluster = _cluster(request)
+    cluster = cluster_of(request)
     cluster.scale(**wishes)
     return {str(role): count for role, count in cluster.snapshot().observed.items()}
 
 
 def _restart(request: Request) -> Any:
-    cluster = _cluster(request)
+    cluster = cluster_of(request)
     cluster.restart(_word(request, "task"))
     return cluster.state
 
 
 def _kill(request: Request) -> Any:
-    return _cluster(request).kill(_word(request, "task"))
+    return cluster_of(request).kill(_word(request, "task"))
 
 
 def _detach(request: Request) -> Any:
-    return _cluster(request).detach(_hours(request))
+    return cluster_of(request).detach(_hours(request))
 
 
 def _renew(request: Request) -> Any:
-    return _cluster(request).renew(_hours(request))
+    return cluster_of(request).renew(_hours(request))
 
 
 def _interrupt(request: Request) -> Any:
-    _cluster(request).interrupt()
-
-
-def _doctor(request: Request) -> Any:
-    from tfd_notebook import diagnosis
-
-    if request.get("name") is None:
-        return diagnosis.everything().records()
-    return diagnosis.doctor(_cluster(request)).records()
-
-
-def _support(request: Request) -> Any:
-    from tfd_notebook.diagnosis import support_bundle
-
-    return support_bundle.of_process()
+    cluster_of(request).interrupt()
 
 
 # Coordinators
 
 
 def _pause(request: Request) -> Any:
-    coordinator = _cluster(request).present_coordinator()
+    coordinator = cluster_of(request).present_coordinator()
     # Whoever pauses from outside can resume from there: a join must not give up meanwhile.
     coordinator.control_for(float("inf"))
     coordinator.pause(f"from {_word(request, 'who', 'a terminal')}")
@@ -269,13 +230,13 @@ def _pause(request: Request) -> Any:
 
 
 def _resume(request: Request) -> Any:
-    coordinator = _cluster(request).present_coordinator()
+    coordinator = cluster_of(request).present_coordinator()
     coordinator.resume()
     return coordinator.values.counts()
 
 
 def _step(request: Request) -> Any:
-    coordinator = _cluster(request).present_coordinator()
+    coordinator = cluster_of(request).present_coordinator()
     count = _number(request, "count", 1, least=1, most=2**31)
     wait = 0.0 if request.get("wait") is False else _STEP_SECONDS
     ended = coordinator.step(count, timeout=wait)
@@ -283,25 +244,25 @@ def _step(request: Request) -> Any:
 
 
 def _cancel(request: Request) -> Any:
-    return _cluster(request).present_coordinator().cancel(_key(request))
+    return cluster_of(request).present_coordinator().cancel(_key(request))
 
 
 def _break_on(request: Request) -> Any:
     """Pause at failures, or not; other breakpoints stay."""
-    coordinator = _cluster(request).present_coordinator()
+    coordinator = cluster_of(request).present_coordinator()
     _, workers, functions = coordinator.breakpoints
     coordinator.break_on(_truth(request, "failure"), workers, functions)
 
 
 def _hold(request: Request) -> Any:
-    coordinator = _cluster(request).present_coordinator()
+    coordinator = cluster_of(request).present_coordinator()
     worker = _number(request, "worker", -1, least=0, most=100_000)
     (coordinator.pause_worker if _truth(request, "held") else coordinator.resume_worker)(worker)
     return list(coordinator.paused_workers)
 
 
 def _value(request: Request) -> Any:
-    return _cluster(request).present_coordinator().values.record(_key(request))
+    return cluster_of(request).present_coordinator().values.record(_key(request))
 
 
 COMMANDS: dict[str, Callable[[Request], Any]] = {
@@ -313,8 +274,6 @@ COMMANDS: dict[str, Callable[[Request], Any]] = {
     "restart": _restart,
     "kill": _kill,
     "interrupt": _interrupt,
-    "doctor": _doctor,
-    "support": _support,
     "detach": _detach,
     "renew": _renew,
     "pause": _pause,
@@ -336,8 +295,9 @@ _CHANGES = frozenset({"start", "stop", "scale", "restart", "detach", "renew"})
 # What a request says
 
 
-def _cluster(request: Request) -> Any:
-    known = living()
+def cluster_of(request: Request) -> Any:
+    """Return the running cluster that a request names, or raise UnknownName."""
+    known = registry.running_clusters()
     name = request.get("name")
     if not isinstance(name, str) or name not in known:
         raise errors.UnknownName(f"there is no cluster {name!r} in process {os.getpid()}")

@@ -1,24 +1,80 @@
-"""What others want to be told of clusters, without knowing more of them."""
+"""The clusters of this process, and those of other processes that are seen through it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-_starting: list[Callable[[], object]] = []
+if TYPE_CHECKING:
+    from tfd_notebook.cluster.cluster import Cluster
+
+_clusters: dict[str, Cluster] = {}
+_lock = threading.RLock()
+#: Return clusters that are not in `_clusters`, by name; by the kind of cluster.
+_providers: dict[str, Callable[[], Mapping[str, Any]]] = {}
+_on_start: list[Callable[[], object]] = []
 
 
-def when_one_starts(told: Callable[[], object]) -> None:
-    """Have `told` called whenever a cluster of this process starts."""
-    _starting.append(told)
+def clusters() -> dict[str, Cluster]:
+    """Return the clusters of this process that have not ended, by name."""
+    with _lock:
+        return {name: cluster for name, cluster in _clusters.items() if not cluster.ended}
 
 
-def forget(told: Callable[[], object]) -> None:
-    """Call it no more."""
-    if told in _starting:
-        _starting.remove(told)
+def running_clusters() -> dict[str, Any]:
+    """Return all clusters that have not ended, by name: of this process, and of providers."""
+    running: dict[str, Any] = {}
+    for provider in tuple(_providers.values()):
+        running.update(provider())
+    return {**running, **clusters()}
 
 
-def one_starts() -> None:
-    """Tell all who asked."""
-    for told in tuple(_starting):
-        told()
+def register_provider(kind: str, provider: Callable[[], Mapping[str, Any]]) -> None:
+    """Add clusters that are no `Cluster` of this process to `running_clusters`.
+
+    Parameters
+    ----------
+    kind : str
+        A provider replaces an earlier one of the same kind.
+    provider : callable
+        Returns the running clusters by name. Each has ``snapshot()``, ``has_coordinator`` and
+        ``present_coordinator()``. If it has ``ask(command, timeout, **arguments)``, it performs
+        commands itself.
+    """
+    _providers[kind] = provider
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[dict[str, Cluster]]:
+    """Lock the registry, and return its clusters by name, to add or remove one."""
+    with _lock:
+        yield _clusters
+
+
+def on_cluster_start(callback: Callable[[], object]) -> None:
+    """Call `callback` whenever a cluster starts in this process."""
+    _on_start.append(callback)
+
+
+def remove_on_cluster_start(callback: Callable[[], object]) -> None:
+    """Stop calling `callback`."""
+    if callback in _on_start:
+        _on_start.remove(callback)
+
+
+def notify_cluster_start() -> None:
+    """Call the callbacks of `on_cluster_start`."""
+    for callback in tuple(_on_start):
+        callback()
+
+
+def _after_fork_in_child() -> None:
+    # The child neither owns the clusters of its parent nor may wait for a lock of its threads.
+    global _clusters, _lock
+    _clusters, _lock = {}, threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from tfd_notebook.cluster import cluster as here
+from tfd_notebook.cluster import registry
+from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.errors import UnknownName, UsageError
 from tfd_notebook.model import diagnostics
-from tfd_notebook.model.diagnostics import FIELDS, Finding
+from tfd_notebook.model.diagnostics import Finding
 from tfd_notebook.model.spec import SERVER_ROLES, Role, TaskState
 from tfd_notebook.net import probe
+from tfd_notebook.views.diagnostics import Findings
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from tfd_notebook.cluster.cluster import Cluster
-    from tfd_notebook.views import Table
-
-__all__ = ["Findings", "doctor", "load"]
+__all__ = ["doctor", "load"]
 
 #: The modules that register what they look for.
 _OWNERS = (
@@ -37,64 +33,6 @@ def load() -> None:
     """Have all owners register what they look for."""
     for owner in _OWNERS:
         importlib.import_module(owner)
-
-
-class Findings(Sequence[Finding]):
-    """What was found, the worst first; it shows itself as a table.
-
-    Parameters
-    ----------
-    found : iterable of Finding
-    looked_at : sequence of str
-        In a few words each.
-    """
-
-    def __init__(self, found: Iterable[Finding], looked_at: Sequence[str]) -> None:
-        self._found = diagnostics.ordered(found)
-        self.looked_at = tuple(looked_at)
-
-    @property
-    def codes(self) -> tuple[str, ...]:
-        """The codes, each once."""
-        return tuple(dict.fromkeys(one.code for one in self))
-
-    @property
-    def errors(self) -> tuple[Finding, ...]:
-        """Those that keep something from working."""
-        return tuple(one for one in self if one.severity == "error")
-
-    @property
-    def table(self) -> Table:
-        """The table of them."""
-        from tfd_notebook import views
-
-        return views.findings_table(self.records(), self.looked_at)
-
-    def records(self) -> list[dict[str, str]]:
-        """Return them as JSON values: dictionaries of code, severity, where, what, why and fix."""
-        return [one.as_dict() for one in self]
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return them as a DataFrame with the columns code, severity, where, what, why and fix."""
-        import pandas as pd
-
-        return pd.DataFrame.from_records(self.records(), columns=list(FIELDS))
-
-    @overload
-    def __getitem__(self, index: int) -> Finding: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Finding, ...]: ...
-    def __getitem__(self, index: int | slice) -> Finding | tuple[Finding, ...]:
-        return self._found[index]
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def __repr__(self) -> str:
-        return self.table.text()
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": self.table.text(), "text/html": self.table.html()}
 
 
 def doctor(target: Any = None) -> Findings:
@@ -129,7 +67,7 @@ def doctor(target: Any = None) -> Findings:
         return everything()
     if isinstance(target, str) and ":" in target:
         return _address(target)
-    if isinstance(target, (str, here.Cluster)):
+    if isinstance(target, (str, Cluster)):
         cluster = _named(target) if isinstance(target, str) else target
         return Findings(of_cluster(cluster), [f"cluster {cluster.name!r}"])
     if type(target).__module__.startswith("pyspark."):
@@ -154,7 +92,7 @@ def everything() -> Findings:
     if described is not None:
         found += diagnostics.look("tasks", described)
         looked_at.append("TF_CONFIG")
-    clusters = here.clusters()
+    clusters = registry.clusters()
     for name, cluster in clusters.items():
         found += of_cluster(cluster)
         looked_at.append(f"cluster {name!r}")
@@ -208,7 +146,7 @@ def _together(clusters: Mapping[str, Cluster]) -> Iterator[Finding]:
 
 
 def _named(name: str) -> Cluster:
-    known = here.clusters()
+    known = registry.clusters()
     if name not in known:
         raise UnknownName(
             f"there is no cluster {name!r} in this process",

@@ -18,14 +18,16 @@ from typing import Any
 from tfd_notebook import diagnosis
 from tfd_notebook._version import VERSION
 from tfd_notebook.agent.task_supervisor import last_lines
-from tfd_notebook.cluster import cluster as here
+from tfd_notebook.cluster import registry
+from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.diagnosis.redaction import Redactor, is_secret
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launchers import profiles
 from tfd_notebook.model.snapshot import as_dict
 from tfd_notebook.model.spec import pack
-from tfd_notebook.net import runtime_dir
+from tfd_notebook.net import config_files, runtime_dir
 from tfd_notebook.views import text
+from tfd_notebook.views.diagnostics import Findings
 
 _LINES = 200
 #: Of all variables only these matter here.
@@ -49,10 +51,10 @@ Read it before you give it to anybody.
 
 def of_process() -> dict[str, str]:
     """Return what there is to tell of this process: texts by file name, without secrets."""
-    clusters = here.clusters()
+    clusters = registry.clusters()
     redactor = Redactor(os.environ, *(one.config.env for one in clusters.values()))
     seen = diagnosis.everything()
-    found = diagnosis.Findings(map(redactor.value, seen), redactor.value(seen.looked_at))
+    found = Findings(map(redactor.value, seen), redactor.value(seen.looked_at))
     texts = {
         "versions.json": _json(versions()),
         "environment.json": _json(redactor.value(_environment())),
@@ -75,7 +77,7 @@ def of_host() -> dict[str, str]:
     """Return what there is to tell of this user on this host: profiles and agents."""
     redactor = Redactor()
     texts = {}
-    for place in (profiles.SYSTEM, profiles.user_directory()):
+    for place in (config_files.SYSTEM, profiles.user_directory()):
         for path in sorted(place.glob("*.toml")):
             texts[f"profiles/{path.name}"] = redactor.text(_read(path))
     for directory, state in runtime_dir.agent_states():
@@ -140,7 +142,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _log(one: here.Cluster, task: str) -> str:
+def _log(one: Cluster, task: str) -> str:
     try:
         return str(one.logs(task, _LINES))
     except Exception as error:  # a task that is just gone must not keep the rest from being told

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
-from tfd_notebook.errors import StateError, UnknownName, Unsupported, UsageError
+from tfd_notebook.errors import UnknownName, Unsupported, UsageError
 from tfd_notebook.launchers import profiles
 from tfd_notebook.model.spec import SERVER_ROLES, ClusterConfig, Role
 
@@ -242,14 +242,6 @@ def launcher(kind: str | Launcher, options: Mapping[str, Any] | None = None) -> 
     loaded = found[kind].load()(**(options or {}))
     assert isinstance(loaded, Launcher)
     return loaded
-
-
-def no_lease(cluster: str) -> StateError:
-    """Return the error of who renews what a cluster does not have."""
-    return StateError(
-        f"cluster {cluster!r} ends with its kernel, and has no lease to renew",
-        fix="cluster.detach(hours=8) lets it stay",
-    )
 
 
 def kinds() -> dict[str, type[Launcher]]:

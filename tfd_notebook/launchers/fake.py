@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from tfd_notebook.errors import UnknownName
-from tfd_notebook.launchers.base import Launcher, Node, OnEvent, no_lease
+from tfd_notebook.errors import UnknownName, no_lease
+from tfd_notebook.launchers.base import Launcher, Node, OnEvent
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
 
 _GPU = "Imaginary 80GB"

@@ -11,23 +11,13 @@ mean a launcher with options::
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tfd_notebook.errors import UsageError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-#: Where an administrator's files are.
-SYSTEM = Path("/etc/tfd_notebook")
-#: The file there that limits what may be started; it is no profile.
-POLICY = "policy.toml"
+from tfd_notebook.net.config_files import POLICY, SYSTEM, read_toml
 
 
 @dataclass(frozen=True)
@@ -93,15 +83,6 @@ def read(path: Path) -> Profile:
     if not isinstance(launcher, str):
         raise UsageError(f"the profile {path} names no launcher", fix=fix)
     return Profile(path.stem, launcher, said, path)
-
-
-def read_toml(path: Path, what: str, fix: str) -> dict[str, Any]:
-    """Return what a file in TOML says, or raise UsageError, which names the file."""
-    try:
-        said: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"the {what} {path} cannot be read: {error}", fix=fix) from None
-    return said
 
 
 def _files() -> Iterator[Path]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tfd_notebook.agent.bridges import kernel as bridges_kernel
 from tfd_notebook.bus import comm
-from tfd_notebook.cluster import commands, control_socket, registry
+from tfd_notebook.cluster import control_socket, registry
 from tfd_notebook.errors import (
     InvalidMessage,
     LaunchError,
@@ -30,6 +30,7 @@ from tfd_notebook.launchers.client.jupyter_server import ENDING, JupyterServer, 
 from tfd_notebook.remote_kernel.bus_client import Reader
 from tfd_notebook.remote_kernel.clusters import Clusters, RemoteCluster
 from tfd_notebook.remote_kernel.display import failure, show, show_plain, silent
+from tfd_notebook.resolvers import providers
 
 log = logging.getLogger("tfd_notebook")
 
@@ -123,9 +124,9 @@ class RemoteKernel:
             raise
         threading.Thread(target=self._ping, name="tfd-elsewhere-ping", daemon=True).start()
         _kernels.add(self)
-        commands.see_elsewhere("kernels", _clusters_elsewhere)
+        registry.register_provider("kernels", _clusters_elsewhere)
         control_socket.ensure_started()
-        registry.one_starts()
+        registry.notify_cluster_start()
 
     def _prepare(self) -> None:
         try:
@@ -317,7 +318,7 @@ class RemoteKernel:
         self._connection.close()
         self._server.end_kernel(self._kernel)
         self._end_runs()
-        if not commands.living() and not _kernels:
+        if not registry.running_clusters() and not _kernels:
             control_socket.stop()
 
     def __enter__(self) -> RemoteKernel:
@@ -466,3 +467,6 @@ def _close_all() -> None:
     for kernel in tuple(_kernels):
         with contextlib.suppress(Exception):
             kernel.close()
+
+
+providers.register_remote_kernels(open_kernels)

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from tfd_notebook._compat import pyspark as private
-from tfd_notebook.cluster import control_socket
+from tfd_notebook.cluster import control_socket, registry
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launchers import profiles
 from tfd_notebook.launchers.client import detached
 from tfd_notebook.model.resolution import Considered
 from tfd_notebook.resolution import suggestions
+from tfd_notebook.resolvers import providers
 from tfd_notebook.resolvers.slurm_queue import partitions
 
 #: Where Kubernetes puts the credentials of a pod.
@@ -168,8 +169,7 @@ def _kubernetes(options: dict[str, Any]) -> Verdict:
 def _spark(options: dict[str, Any]) -> Verdict:
     if "pyspark" not in sys.modules:
         return _no("pyspark is not imported")
-    living = sys.modules.get("tfd_notebook.spark.driver.registry")
-    if living is not None and living.living():
+    if providers.spark_clusters():
         return Verdict("fired", "a TFCluster of this process runs on Spark", "spark")
     if private.active_context() is None:
         return _close("pyspark is imported, and no SparkContext lives here")
@@ -188,8 +188,7 @@ def _ray(options: dict[str, Any]) -> Verdict:
 
 
 def _jupyter(options: dict[str, Any]) -> Verdict:
-    elsewhere = sys.modules.get("tfd_notebook.remote_kernel.kernel")
-    kernels = elsewhere.open_kernels() if elsewhere else ()
+    kernels = providers.remote_kernels()
     if any(kernel.clusters for kernel in kernels):
         return Verdict("fired", "kernels elsewhere have clusters", "jupyter")
     read = profiles.profiles().values()
@@ -229,12 +228,6 @@ def _slurm_reached(options: dict[str, Any]) -> Verdict:
     return Verdict("fired", "Slurm's controller answers: jobs can be submitted", "", cell)
 
 
-def own_clusters() -> dict[str, Any]:
-    """Return the clusters of this process by name; none where nobody can have made one."""
-    module = sys.modules.get("tfd_notebook.cluster.cluster")
-    return dict(module.clusters()) if module else {}
-
-
 def others() -> dict[str, int]:
     """Return the clusters of this user's other processes on this host: their pids by name."""
     known = control_socket.clusters(_OTHERS_SECONDS, but=os.getpid())
@@ -242,7 +235,7 @@ def others() -> dict[str, int]:
 
 
 def _local(options: dict[str, Any]) -> Verdict:
-    found = list(own_clusters())
+    found = list(registry.clusters())
     if len(found) == 1 or options.get("name") in found:
         name = options.get("name", found[0])
         return Verdict("fired", f"nothing else: the cluster {name!r} of this process", "local")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tfd_notebook.cluster import registry
 from tfd_notebook.errors import NoTasks, NotThere, UnknownName, UsageError
 from tfd_notebook.model.spec import Role
-from tfd_notebook.resolution.detection import others, own_clusters
+from tfd_notebook.resolution.detection import others
+from tfd_notebook.resolvers import providers
 
 #: What can be chosen, in words; the first is chosen by rules.
 CHOICES = {
@@ -97,8 +98,7 @@ def _checked(kind: Callable[..., Any], name: str, options: Mapping[str, Any]) ->
 
 
 def _kernels(task_type: str | None = None, task_id: int | None = None) -> Any:
-    elsewhere = sys.modules.get("tfd_notebook.remote_kernel.kernel")
-    kernels = elsewhere.open_kernels() if elsewhere else ()
+    kernels = providers.remote_kernels()
     if not kernels:
         raise NotThere(
             "no kernel elsewhere is open here",
@@ -111,7 +111,7 @@ def _kernels(task_type: str | None = None, task_id: int | None = None) -> Any:
 
 def _local(name: str | None = None) -> Any:
     """Return the resolver of a cluster on this host, of this process before those of others."""
-    known = own_clusters()
+    known = registry.clusters()
     theirs = others() if name not in known and (name or not known) else {}
     if name is None and len(known or theirs) == 1:
         name = next(iter(known or theirs))

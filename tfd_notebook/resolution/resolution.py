@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import views
+from tfd_notebook.cluster import registry
 from tfd_notebook.errors import NotThere, ResolveError, TfdError, UsageError
 from tfd_notebook.model.resolution import MOST_CHANGES, Considered, Look, changes
 from tfd_notebook.resolution import detection, factory, suggestions
@@ -155,7 +156,7 @@ class Resolution:
 
         spec = self.cluster_spec()
         if own := self._own():
-            known: Cluster = detection.own_clusters()[own]
+            known: Cluster = registry.clusters()[own]
             return known
         return attach(spec, name, connect=connect)
 
@@ -277,7 +278,7 @@ class Resolution:
         """Return the name of the cluster of this process that this is; empty where it is none."""
         from tfd_notebook.resolvers.cluster import OwnResolver
 
-        known = detection.own_clusters()
+        known = registry.clusters()
         own = isinstance(self.resolver, OwnResolver) and self.resolver.name in known
         return self.resolver.name if own else ""
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from tfd_notebook.errors import NoTasks, NotThere, UsageError
+from tfd_notebook.resolvers import providers
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import Found
 
 #: States of a node of which nothing answers any more.
 _OVER = ("finished", "failed", "lost", "stopped")
-_LIVING = "tfd_notebook.spark.driver.registry"
 
 
 class SparkResolver(Resolver):
@@ -92,6 +91,4 @@ def _addresses(cluster: Any) -> Iterator[tuple[str, int, str]]:
 
 def _newest() -> Any:
     """Return the newest TFCluster of this process that has not ended; None without one."""
-    # It stands above this module, and is there only where something of Spark was used.
-    module = sys.modules.get(_LIVING)
-    return next(reversed(module.living().values()), None) if module else None
+    return next(reversed(list(providers.spark_clusters().values())), None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook._compat.tf_data.pipeline_model import READERS, Splits
@@ -50,9 +49,12 @@ _FINER = "make the source finer, such as one element for each file or range of r
 
 def dataset_variable(dataset: Any, default: str = "") -> str:
     """Return the name of the user's variable that holds a dataset, watched or not."""
-    compat = sys.modules.get("tfd_notebook._compat.tf_data.iterator")
-    watched = getattr(compat, "WatchedDataset", None)
-    return variable_of(dataset, default, lambda one: one.bare if type(one) is watched else one)
+    # Imports TensorFlow, which magics that import this module do without.
+    from tfd_notebook._compat.tf_data.iterator import WatchedDataset
+
+    return variable_of(
+        dataset, default, lambda one: one.bare if type(one) is WatchedDataset else one
+    )
 
 
 def batch(origin: Any) -> str:

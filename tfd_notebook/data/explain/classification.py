@@ -11,7 +11,7 @@ from tfd_notebook._compat.tf_data.pipeline_model import Stage
 from tfd_notebook.data.explain.cost_model import Lane
 
 if TYPE_CHECKING:
-    from tfd_notebook.data.explain.measurement import Measured
+    from tfd_notebook.data.explain.cost_model import Measured
     from tfd_notebook.data.service.usage import WorkerUse
 
 #: Below this share of waiting the consumer has what it needs.

@@ -225,3 +225,57 @@ def _same(kind: str, stage: Stage) -> bool:
     if kind in ("FlatMap", "Interleave"):  # how TensorFlow reads files, one or several at a time
         return stage.kind in (*READERS, "Generator")
     return _ALIASES.get(kind) == stage.kind
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was seen while a pipeline ran.
+
+    Parameters
+    ----------
+    seconds : float
+        How long, without the warm-up.
+    elements, bytes : int
+        What came in that time.
+    waited : float
+        Seconds that the consumer waited for data.
+    first : float
+        Seconds from the start of the first pass to its first element.
+    cpu : float
+        Processors that this process used, on average.
+    locked : float
+        Share of the time that the interpreter's lock was held by somebody who computes.
+    lanes : tuple of Lane
+    empty : bool
+        Whether the data ended without an element.
+    """
+
+    seconds: float
+    elements: int
+    bytes: int
+    waited: float
+    first: float
+    cpu: float
+    locked: float
+    lanes: tuple[Lane, ...]
+    empty: bool = False
+
+    @property
+    def rate(self) -> float:
+        """Elements per second."""
+        return self.elements / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def wait_fraction(self) -> float:
+        """Share of the time that the consumer waited."""
+        return min(1.0, self.waited / self.seconds) if self.seconds > 0 else 1.0
+
+    def figures(self) -> dict[str, float]:
+        """Return what a `Limit` says of it."""
+        return {
+            "elements_per_s": self.rate,
+            "bytes_per_s": self.bytes / self.seconds if self.seconds > 0 else 0.0,
+            "wait_fraction": self.wait_fraction,
+            "cpu_cores": self.cpu,
+            "first_element_s": self.first,
+        }

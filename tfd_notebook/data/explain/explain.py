@@ -11,7 +11,8 @@ from tfd_notebook._compat.tf_data.pipeline_model import READERS, Stage, stages_o
 from tfd_notebook.data.consume.observe import check_dataset
 from tfd_notebook.data.explain import advice, experiments
 from tfd_notebook.data.explain.classification import Verdict, judge, judge_service
-from tfd_notebook.data.explain.measurement import Measured, measure
+from tfd_notebook.data.explain.cost_model import Measured
+from tfd_notebook.data.explain.measurement import measure
 from tfd_notebook.data.service.usage import Machine, Workers, WorkerUse, processors
 from tfd_notebook.errors import UsageError
 from tfd_notebook.model.limit import Limit

@@ -161,7 +161,7 @@ class Live:
         machine: float,
     ) -> Limit:
         from tfd_notebook.data.explain.classification import judge, judge_service
-        from tfd_notebook.data.explain.measurement import Measured
+        from tfd_notebook.data.explain.cost_model import Measured
 
         base, cores = self._base, processors()
         seen = Measured(

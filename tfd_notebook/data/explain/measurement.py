@@ -6,13 +6,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from tfd_notebook._compat.tf_data.pipeline_model import Stage, model_of, stages_of
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.consume.observe import open_iterator
-from tfd_notebook.data.explain.cost_model import Costs, Lane
+from tfd_notebook.data.explain.cost_model import Costs, Measured
 from tfd_notebook.errors import TimeLimit
 
 #: Seconds between two readings of the model; less for passes so short that they would be missed.
@@ -22,60 +21,6 @@ _PROBE = 0.002
 #: A thread that wakes up later than that had to wait for the interpreter's lock, or, where all of
 #: them are in use, for a processor.
 _LATE = 0.0005
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What was seen while a pipeline ran.
-
-    Parameters
-    ----------
-    seconds : float
-        How long, without the warm-up.
-    elements, bytes : int
-        What came in that time.
-    waited : float
-        Seconds that the consumer waited for data.
-    first : float
-        Seconds from the start of the first pass to its first element.
-    cpu : float
-        Processors that this process used, on average.
-    locked : float
-        Share of the time that the interpreter's lock was held by somebody who computes.
-    lanes : tuple of Lane
-    empty : bool
-        Whether the data ended without an element.
-    """
-
-    seconds: float
-    elements: int
-    bytes: int
-    waited: float
-    first: float
-    cpu: float
-    locked: float
-    lanes: tuple[Lane, ...]
-    empty: bool = False
-
-    @property
-    def rate(self) -> float:
-        """Elements per second."""
-        return self.elements / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def wait_fraction(self) -> float:
-        """Share of the time that the consumer waited."""
-        return min(1.0, self.waited / self.seconds) if self.seconds > 0 else 1.0
-
-    def figures(self) -> dict[str, float]:
-        """Return what a `Limit` says of it."""
-        return {
-            "elements_per_s": self.rate,
-            "bytes_per_s": self.bytes / self.seconds if self.seconds > 0 else 0.0,
-            "wait_fraction": self.wait_fraction,
-            "cpu_cores": self.cpu,
-            "first_element_s": self.first,
-        }
 
 
 def measure(

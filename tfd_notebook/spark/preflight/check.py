@@ -7,9 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tfd_notebook import diagnosis
 from tfd_notebook._compat import pyspark as private
-from tfd_notebook.diagnosis import Findings
 from tfd_notebook.errors import NotEnoughSlots, StateError, Unsupported, UsageError
 from tfd_notebook.launchers import executor_arrival
 from tfd_notebook.model import diagnostics
@@ -17,6 +15,7 @@ from tfd_notebook.spark.driver import application, jobs
 from tfd_notebook.spark.preflight import facts, fixes
 from tfd_notebook.spark.preflight.diagnostics import DYNAMIC, SLOTS, SPECULATION
 from tfd_notebook.spark.preflight.facts import Asked
+from tfd_notebook.views.diagnostics import Findings
 
 
 def check(
@@ -58,7 +57,6 @@ def looked(
     spark: Any, num_executors: int | None = None, timeout: float = 60.0
 ) -> tuple[Asked, Findings]:
     """Return what a Spark says of itself and what is wrong with it; see `check`."""
-    diagnosis.load()
     _alive(spark)
     seen = facts.of(spark, num_executors)
     if not seen.connect and not seen.dynamic and seen.free:
@@ -125,7 +123,6 @@ def needed(sc: Any, num: int, *, is_fed: bool = False) -> None:
     if isinstance(num, bool) or not isinstance(num, int) or num < 1:
         raise UsageError(f"num_executors={num!r} must be 1 or more")
     _alive(sc)
-    diagnosis.load()
     seen = facts.of(sc, num)
     # Where executors come and go it is refused, however many there are.
     if not application.is_connect(sc) and not seen.dynamic:

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import tfd_notebook as tfd
 from tfd_notebook import views
+from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.errors import TfdError, TimeLimit, Unsupported
 from tfd_notebook.model.snapshot import Snapshot
 
@@ -44,7 +44,7 @@ def main(batches: int = 24) -> int:
     began = time.monotonic()
     photographs = _photographs()
     _say("Starting a dispatcher and one data worker (child processes) ...")
-    with tfd.Cluster(data_workers=1, name="demo") as cluster:
+    with Cluster(data_workers=1, name="demo") as cluster:
         _say(f"ready after {time.monotonic() - began:.1f} s\n")
         with _quiet_stderr():
             import keras  # noqa: F401 - brings TensorFlow
@@ -52,7 +52,7 @@ def main(batches: int = 24) -> int:
         _stream(cluster, crops(photographs))
         _say(f"\n{views.text(cluster.snapshot())}")
     _say("\nThe same with the servers inside this process:")
-    with tfd.Cluster(data_workers=2, name="demo-inprocess", launcher="inprocess") as cluster:
+    with Cluster(data_workers=2, name="demo-inprocess", launcher="inprocess") as cluster:
         _train(cluster, crops(photographs), batches)
         _say(f"\n{views.text(cluster.snapshot())}")
     _say(f"\nDone in {time.monotonic() - began:.0f} s; nothing is left running.")
@@ -136,7 +136,7 @@ def _network() -> Any:
     return network
 
 
-def _train(cluster: tfd.Cluster, dataset: Any, batches: int) -> None:
+def _train(cluster: Cluster, dataset: Any, batches: int) -> None:
     epoch = dataset.apply(cluster.distribute(processing_mode="dynamic")).take(batches)
     with _progress(cluster, "train"):
         history = _network().fit(cluster.observe(epoch, name="train"), verbose=0, shuffle=False)
@@ -144,7 +144,7 @@ def _train(cluster: tfd.Cluster, dataset: Any, batches: int) -> None:
     _say(f"one epoch of model.fit: accuracy {accuracy:.2f}")
 
 
-def _stream(cluster: tfd.Cluster, dataset: Any) -> None:
+def _stream(cluster: Cluster, dataset: Any) -> None:
     # Endless random crops: each worker makes its own, and nothing has to be divided.
     dataset = dataset.apply(cluster.distribute(processing_mode="off"))
     with cluster.stream(dataset, name="background").start() as stream:
@@ -168,7 +168,7 @@ def _stream(cluster: tfd.Cluster, dataset: Any) -> None:
     _say(f"{victim} is ready again (pid {pid}); the stream went on")
 
 
-def _back(cluster: tfd.Cluster, stream: Any, task: str, killed: int | None) -> int | None:
+def _back(cluster: Cluster, stream: Any, task: str, killed: int | None) -> int | None:
     """Read the stream until the killed `task` is ready again; return its new pid."""
     deadline = time.monotonic() + _BACK_SECONDS
     while time.monotonic() < deadline:
@@ -184,7 +184,7 @@ def _back(cluster: tfd.Cluster, stream: Any, task: str, killed: int | None) -> i
 
 
 @contextlib.contextmanager
-def _progress(cluster: tfd.Cluster, consumer: str) -> Iterator[None]:
+def _progress(cluster: Cluster, consumer: str) -> Iterator[None]:
     """Show how a consumer gets on, in one line; redrawn on a terminal."""
 
     def line(snapshot: Snapshot) -> str:

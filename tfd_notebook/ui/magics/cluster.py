@@ -300,7 +300,7 @@ class _Doctor:
         words = " ".join(options.cluster)
         if not words:
             return doctor()
-        if words in lookup.living() or _ADDRESS.fullmatch(words):
+        if words in lookup.running_clusters() or _ADDRESS.fullmatch(words):
             return doctor(words)
         kind = "a dataset, a resolver or a cluster"
         return doctor(lookup.evaluate(self._shell, words, kind))
@@ -314,7 +314,9 @@ def _stop_args(parser: Parser) -> None:
 def _stop(options: argparse.Namespace) -> None:
     if options.all and options.name:
         raise UsageError("stop one cluster or all?", fix="leave out the name or --all")
-    chosen = list(lookup.living().values()) if options.all else [lookup.pick(options.name)]
+    chosen = (
+        list(lookup.running_clusters().values()) if options.all else [lookup.pick(options.name)]
+    )
     for cluster in chosen:
         cluster.stop()
         say(f"cluster {cluster.name!r} is {cluster.state}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from IPython.core.completer import SimpleCompletion
 
 from tfd_notebook.resolution import factory
+from tfd_notebook.resolvers import providers
 from tfd_notebook.ui.argparsing import CommandLine, SingleCommand
 from tfd_notebook.ui.magics import lookup
 
@@ -77,13 +77,13 @@ def _candidates(
 def _sources(shell: Any) -> dict[str, Callable[[], Iterable[str]]]:
     """What can stand for an argument, by the argument's name in its parser."""
     return {
-        "name": lookup.living,
-        "cluster": lookup.living,
+        "name": lookup.running_clusters,
+        "cluster": lookup.running_clusters,
         "words": _clusters_and_tasks,
         "stream": lookup.streams,
         "dataset": lambda: _datasets(shell.user_ns),
         "launcher": _launchers,
-        "number": lookup.living,
+        "number": lookup.running_clusters,
         "function": lambda: _functions(shell.user_ns),
         "state": _states,
         "id": _unfinished,
@@ -94,7 +94,7 @@ def _sources(shell: Any) -> dict[str, Callable[[], Iterable[str]]]:
 
 
 def _clusters_and_tasks() -> list[str]:
-    clusters = lookup.living()
+    clusters = lookup.running_clusters()
     tasks = [row.task for cluster in clusters.values() for row in cluster.snapshot().tasks]
     return [*clusters, *tasks]
 
@@ -122,11 +122,7 @@ def _states() -> Iterable[str]:
 
 
 def _on_spark() -> list[str]:
-    if "tfd_notebook.spark.driver.registry" not in sys.modules:
-        return []
-    from tfd_notebook.ui.magics.spark import on_spark
-
-    return list(on_spark())
+    return list(providers.spark_clusters())
 
 
 def _rows(namespace: Mapping[str, Any]) -> list[str]:

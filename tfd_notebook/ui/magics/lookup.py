@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook._compat import ipykernel
-from tfd_notebook.cluster.commands import living as living
+from tfd_notebook.cluster.registry import running_clusters as running_clusters
 from tfd_notebook.errors import StateError, UnknownName, UsageError
 from tfd_notebook.ui.argparsing import nearest
 
@@ -25,7 +25,7 @@ def pick(name: str | None) -> Cluster:
     StateError, UsageError
         No cluster lives; several do and none is named; none has that name.
     """
-    clusters = living()
+    clusters = running_clusters()
     if name is not None and name not in clusters:
         raise UnknownName(
             f"there is no cluster {name!r}",
@@ -38,12 +38,15 @@ def pick(name: str | None) -> Cluster:
             f"{len(clusters)} clusters live here, and none is named",
             fix=f"add one of these names: {', '.join(clusters)}",
         )
-    return clusters[name if name is not None else next(iter(clusters))]
+    chosen: Cluster = clusters[name if name is not None else next(iter(clusters))]
+    return chosen
 
 
 def coordinated() -> dict[str, Cluster]:
     """Return the clusters that have a coordinator, by name."""
-    return {name: cluster for name, cluster in living().items() if cluster.has_coordinator}
+    return {
+        name: cluster for name, cluster in running_clusters().items() if cluster.has_coordinator
+    }
 
 
 def pick_coordinator(name: str | None) -> Coordinator:
@@ -90,7 +93,7 @@ def streams() -> dict[str, Stream]:
     """Return the streams of all living clusters, by name; shared names as ``cluster/name``."""
     found = [
         (cluster.name, name, stream)
-        for cluster in living().values()
+        for cluster in running_clusters().values()
         for name, stream in cluster.streams.items()
     ]
     names = [name for _, name, _ in found]

@@ -11,6 +11,7 @@ from tfd_notebook.errors import UsageError
 from tfd_notebook.model.resolution import Look
 from tfd_notebook.resolution import factory, resolve
 from tfd_notebook.resolution.service import Desk, read_options
+from tfd_notebook.ui import cleanup
 from tfd_notebook.ui.argparsing import Command, CommandLine, Parser, SingleCommand
 from tfd_notebook.ui.magics import lookup
 
@@ -151,3 +152,6 @@ class _Shown:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return views.look_bundle(self._look)
+
+
+cleanup.on_unload(close)

@@ -281,10 +281,10 @@ def _status_args(parser: Parser) -> None:
 def _status(options: argparse.Namespace) -> Any:
     cluster = _pick(options.onspark, ended=True)
     if options.live:
-        from tfd_notebook.spark.driver import cluster_adapter
+        from tfd_notebook.spark.driver import registry
         from tfd_notebook.ui.widgets import live
 
-        followed: Any = cluster_adapter.of(cluster)
+        followed: Any = registry.of(cluster)
         return live(followed)
     seen = cluster.snapshot()
     return seen.nodes_frame() if options.frame else views.View(seen)

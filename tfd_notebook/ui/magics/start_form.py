@@ -65,7 +65,7 @@ def add_output_option(parser: Parser) -> None:
 def start(shell: Any, options: argparse.Namespace) -> Started:
     """Start the cluster that `options` describe, or use the one that lives; bind a variable."""
     variable = lookup.check_variable(options.output)
-    before = list(lookup.living().values())
+    before = list(lookup.running_clusters().values())
     cluster = make_cluster(options)
     bound = lookup.bind(shell.user_ns, variable, cluster)
     reused = any(c is cluster for c in before)

@@ -82,4 +82,6 @@ def _does(verb: str) -> Callable[[argparse.Namespace], None]:
 
 
 def _status(options: argparse.Namespace) -> views.Table:
-    return views.streams_table([cluster.snapshot() for cluster in lookup.living().values()])
+    return views.streams_table(
+        [cluster.snapshot() for cluster in lookup.running_clusters().values()]
+    )

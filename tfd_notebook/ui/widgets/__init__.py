@@ -19,6 +19,7 @@ from tfd_notebook._version import VERSION
 from tfd_notebook.bus import hub
 from tfd_notebook.bus.session import Extra, Session
 from tfd_notebook.errors import UsageError
+from tfd_notebook.ui import cleanup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -158,7 +159,7 @@ class _Form(_Shown):
         return {**commands, self._gets: lambda request: self._got(commands[self._gets](request))}
 
     def _got(self, answer: Any) -> Any:
-        from tfd_notebook.cluster.cluster import clusters
+        from tfd_notebook.cluster.registry import clusters
 
         self._session.cluster = clusters().get(answer["cluster"])
         return answer
@@ -219,3 +220,6 @@ def _front_end() -> bool:
     except ImportError:
         return False
     return hasattr(get_ipython(), "kernel")
+
+
+cleanup.on_unload(close_all)

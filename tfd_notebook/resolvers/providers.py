@@ -1,0 +1,29 @@
+"""Sources of tasks in packages that resolvers cannot import; they register themselves here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+_spark_clusters: list[Callable[[], Mapping[str, Any]]] = []
+_remote_kernels: list[Callable[[], Sequence[Any]]] = []
+
+
+def register_spark_clusters(provider: Callable[[], Mapping[str, Any]]) -> None:
+    """Let `provider` return the running TFClusters of this process by name, the newest last."""
+    _spark_clusters[:] = [provider]
+
+
+def register_remote_kernels(provider: Callable[[], Sequence[Any]]) -> None:
+    """Let `provider` return the open `RemoteKernel` objects of this process."""
+    _remote_kernels[:] = [provider]
+
+
+def spark_clusters() -> Mapping[str, Any]:
+    """Return the running TFClusters of this process by name, the newest last."""
+    return _spark_clusters[0]() if _spark_clusters else {}
+
+
+def remote_kernels() -> Sequence[Any]:
+    """Return the open `RemoteKernel` objects of this process."""
+    return _remote_kernels[0]() if _remote_kernels else ()

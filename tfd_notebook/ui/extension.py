@@ -1,0 +1,52 @@
+"""The IPython extension: what ``%load_ext tfd_notebook`` adds to a shell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfd_notebook._compat import import_hooks, sigint
+from tfd_notebook._compat.tf_data import py_functions, source_locations
+from tfd_notebook.bus import comm, hub
+from tfd_notebook.cluster.registry import clusters
+from tfd_notebook.launchers import local
+from tfd_notebook.ui import cleanup, magics
+
+#: Seconds that the threads of the bus have to end.
+_HUB_SECONDS = 2.0
+
+
+def load(shell: Any) -> None:
+    """Add magics and the panel's comm to `shell`, and start the fork server."""
+    py_functions.make_tokens_unique()
+    source_locations.record()
+    magics.load_ipython_extension(shell)
+    attach_panels(shell)
+    local.preload()
+
+
+def unload(shell: Any) -> None:
+    """Stop all clusters, and undo what `load` did."""
+    comm.detach()
+    cleanup.run()
+    hub.await_end(_HUB_SECONDS)
+    magics.unload_ipython_extension(shell)
+    for cluster in clusters().values():
+        cluster.leave()
+    local.shutdown()
+    # A traceback that IPython keeps may keep an iterator, too.
+    sigint.undo()
+    py_functions.restore_tokens()
+    source_locations.undo()
+    import_hooks.forget_all()
+
+
+def attach_panels(shell: Any) -> None:
+    """Let the panels of a front end see the clusters of the kernel of `shell`."""
+
+    def commands() -> Any:
+        # Import time: panels attach when the package is imported, and commands run later.
+        from tfd_notebook.ui.magics import resolve, start_form
+
+        return {**start_form.commands(shell), **resolve.commands(shell)}
+
+    comm.attach(shell, commands)
