@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import tfd_notebook as tfd
 from tests._waiting import until
-from tfd_notebook._compat.tf_coordinator import version
+from tfd_notebook._compat.tf_coordinator import fallback
 from tfd_notebook.coordinator.coordinator import Coordinator
 from tfd_notebook.errors import StateError, TasksMissing, Unsupported, UsageError
 from tfd_notebook.model.spec import Role
@@ -370,7 +370,7 @@ class TestConnecting:
     def test_an_unknown_coordinator_of_tensorflow_is_used_with_less_to_see(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(version, "KNOWN", {})
+        monkeypatch.setattr(fallback, "KNOWN", {})
         with tfd.Cluster(workers=1, ps=1, name="unknown") as cluster:
             coordinator = cluster.coordinator()
             assert any("none that was tried" in n.what for n in cluster.snapshot().notices)

@@ -22,7 +22,7 @@ from tests.hosts._hosts import Hosts
 from tests.hosts._spark import Standalone
 from tests.spark._sources import SQUARES
 from tfd_notebook._compat import pyspark as private
-from tfd_notebook.net.environment import variables
+from tfd_notebook.net.runtime_dir import variables
 from tfd_notebook.spark import TFCluster
 from tfd_notebook.spark.local_session import session as local_session_session
 

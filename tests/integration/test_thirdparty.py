@@ -17,7 +17,7 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.launchers import base
-from tfd_notebook.launchers.client.remote_detached import away
+from tfd_notebook.launchers.client.detached import away
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfd_notebook.spark.feed.chunks import Chunk, pack
-from tfd_notebook.spark.feed.packing import packed
+from tfd_notebook.spark.feed.chunks import Chunk, pack, packed
 
 pyspark_types = pytest.importorskip("pyspark.sql.types")
 Row = pyspark_types.Row

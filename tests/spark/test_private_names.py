@@ -11,7 +11,6 @@ import pyspark
 import pytest
 
 from tfd_notebook._compat import pyspark as private
-from tfd_notebook._compat import spark_context
 from tfd_notebook.errors import Unsupported
 from tfd_notebook.spark.local_session import session
 
@@ -31,7 +30,7 @@ def test_a_known_spark_has_every_name(spark: Any, sc: Any) -> None:
     process = private.java_process()
     assert process is not None, VERSION
     assert process.poll() is None, VERSION
-    assert spark_context.default_fs(sc).startswith("file:"), VERSION
+    assert private.default_fs(sc).startswith("file:"), VERSION
 
 
 def test_spark_is_found_where_pyspark_is_installed() -> None:
@@ -66,8 +65,8 @@ def test_rows_have_names() -> None:
         (private.slots, "maxNumConcurrentTasks"),
         (private.executor_slots, "statusStore"),
         (private.executors, "getExecutorIds"),
-        (spark_context.default_fs, "hadoopConfiguration"),
-        (lambda context: spark_context.cancel_stage(context, 0, ""), "cancelStage"),
+        (private.default_fs, "hadoopConfiguration"),
+        (lambda context: private.cancel_stage(context, 0, ""), "cancelStage"),
     ],
 )
 def test_an_unknown_spark_is_unsupported(sc: Any, call: Callable[[Any], Any], name: str) -> None:

@@ -17,7 +17,7 @@ from tfd_notebook.cluster import attach
 from tfd_notebook.cluster.gpu_allocation import Deal
 from tfd_notebook.launchers import base
 from tfd_notebook.launchers.client import detached, orphans
-from tfd_notebook.launchers.client.remote_detached import Record, away
+from tfd_notebook.launchers.client.detached import Record, away
 from tfd_notebook.model import spec
 from tfd_notebook.model.spec import ClusterConfig, Role
 

@@ -28,8 +28,7 @@ from tests._waiting import until
 from tfd_notebook import bus, errors
 from tfd_notebook.bus import hub, running_cell, session
 from tfd_notebook.bus.closure_feed import COLUMNS, ColumnFeed
-from tfd_notebook.bus.presence import Presences
-from tfd_notebook.bus.session import Session
+from tfd_notebook.bus.session import Presences, Session
 from tfd_notebook.bus.snapshot_feed import Feed, difference
 from tfd_notebook.cluster import commands, registry
 from tfd_notebook.cluster.cluster import Cluster

@@ -26,7 +26,8 @@ from tensorflow.python.ops import script_ops
 from tensorflow.python.training import server_lib
 
 from tfd_notebook._compat import errors
-from tfd_notebook._compat.tf_coordinator import closures, connection, executors, version
+from tfd_notebook._compat.tf_coordinator import cancellation as tf_coordinator_cancellation
+from tfd_notebook._compat.tf_coordinator import closures, connection, fallback
 from tfd_notebook._compat.tf_data import graph, py_functions, servers
 
 VERSION = f"TensorFlow {tf.__version__}"
@@ -245,7 +246,7 @@ def test_autograph_has_its_conversions_and_operators() -> None:
 
 def test_an_executor_can_become_one_that_keeps_quiet() -> None:
     made = executor.new_executor(enable_async=True)
-    executors.quieten([SimpleNamespace(executor=made)])
+    tf_coordinator_cancellation.quieten([SimpleNamespace(executor=made)])
     assert type(made) is not executor.Executor, VERSION
     made.wait()
     made.clear_error()
@@ -253,7 +254,7 @@ def test_an_executor_can_become_one_that_keeps_quiet() -> None:
 
 
 def test_this_coordinator_is_one_of_the_known() -> None:
-    assert version.recognised(), (VERSION, version.fingerprint())
+    assert fallback.recognised(), (VERSION, fallback.fingerprint())
 
 
 def test_python_functions_have_a_registry_of_tokens() -> None:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from tfd_notebook._compat.tf_coordinator import context as ours
-from tfd_notebook._compat.tf_data import op_libraries
+from tfd_notebook._compat.tf_data import graph
 
 VERSION = f"TensorFlow {tf.__version__}"
 
@@ -54,10 +54,10 @@ def test_modules_of_op_libraries_are_marked(monkeypatch: pytest.MonkeyPatch) -> 
     source = sys.modules[tf.load_op_library.__module__]
     with open(str(source.__file__)) as file:
         assert "_IS_TENSORFLOW_PLUGIN" in file.read(), VERSION
-    before = op_libraries.loaded_ops()  # of other tests in this process
+    before = graph.loaded_ops()  # of other tests in this process
     made = ModuleType("an_op_library")
     made._IS_TENSORFLOW_PLUGIN = True  # type: ignore[attr-defined]
     made.Zeros = lambda: None  # type: ignore[attr-defined]
     made.Any = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "an_op_library", made)
-    assert op_libraries.loaded_ops() - before == {"Zeros"}
+    assert graph.loaded_ops() - before == {"Zeros"}

@@ -16,7 +16,7 @@ from tfd_notebook import errors, views
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.ui import magics
-from tfd_notebook.ui.argument_types import read_gpus
+from tfd_notebook.ui.argparsing import read_gpus
 
 START = "start --launcher fake --data-workers 2"
 

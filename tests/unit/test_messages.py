@@ -45,7 +45,7 @@ from tfd_notebook.net import agent_protocol, messages, validation
 from tfd_notebook.net.host import identity, tensorflow_version
 from tfd_notebook.remote_kernel.bus_client import Reader
 from tfd_notebook.spark.driver import messages as spark_messages
-from tfd_notebook.spark.driver import node_row, roles
+from tfd_notebook.spark.driver import node_registry, roles
 from tfd_notebook.spark.driver.node_registry import Node
 
 JOURNAL = "tf_data_dispatcher_journal/journal_0"
@@ -787,7 +787,7 @@ def test_a_spoilt_message_of_spark_is_refused_or_can_be_used(seed: int) -> None:
         if "numbers" in said:
             node.note_numbers(said["numbers"])
             node.note_log(said["log"])
-        row = node_row.row(node)
+        row = node_registry.row(node)
         json.dumps(vars(row), allow_nan=False)
         assert int(node.board.rpartition(":")[2] or 0) < 65536
         html = views.View(snapshot_of_node(row))._repr_mimebundle_()["text/html"]

@@ -10,7 +10,7 @@ import tfd_notebook as tfd
 from tfd_notebook import errors
 from tfd_notebook.agent import admin_policy
 from tfd_notebook.launchers import base, profiles
-from tfd_notebook.ui.argument_types import launchers_table
+from tfd_notebook.ui.argparsing import launchers_table
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 
 from tests._waiting import until
 from tfd_notebook.net import secure_channel
-from tfd_notebook.spark.driver import node_row, roles
+from tfd_notebook.spark.driver import node_registry, roles
 from tfd_notebook.spark.driver.node_registry import Node, Steering
 
 KNOWN = {
@@ -179,7 +179,7 @@ def test_a_node_is_lost_with_its_first_invalid_word(driver: Driver, wrong: Any) 
     until(lambda: driver.heard == ["hello", "ended"])
     assert driver.node.state == "lost"
     assert "invalid message" in driver.node.reason
-    row = node_row.row(driver.node)
+    row = node_registry.row(driver.node)
     assert (row.rows, row.queue_depth, driver.node.board) == (0, None, "")
 
 

@@ -17,7 +17,7 @@ from tfd_notebook import errors
 from tfd_notebook.cluster import attach
 from tfd_notebook.cluster.config import configure
 from tfd_notebook.launchers import profiles
-from tfd_notebook.launchers.client import orphans, remote_detached
+from tfd_notebook.launchers.client import detached, orphans
 from tfd_notebook.launchers.client.jupyter_server import TOKEN, JupyterServer
 from tfd_notebook.model import spec
 
@@ -197,9 +197,7 @@ def test_a_detached_cluster_describes_no_secret() -> None:
 def test_the_file_of_a_detached_cluster_has_no_token(
     config: spec.ClusterConfig, tmp_path: Path
 ) -> None:
-    remote_detached.Record("secret", "jupyter", dict(config.options), ["a1"]).keep(
-        time.time() + 100
-    )
+    detached.Record("secret", "jupyter", dict(config.options), ["a1"]).keep(time.time() + 100)
     (file,) = (tmp_path / "run").iterdir()
     assert "s3cret" not in file.read_text()
 
@@ -211,8 +209,8 @@ def test_options_are_not_part_of_a_representation(config_home: Path) -> None:
     profile = profiles.read(file)
     assert profile.options["token"] == "s3cret"
     assert "s3cret" not in repr(profile)
-    remote_detached.Record("lab", "jupyter", profile.options, ["a1"]).keep(100)
-    (found,) = remote_detached.away()
+    detached.Record("lab", "jupyter", profile.options, ["a1"]).keep(100)
+    (found,) = detached.away()
     assert found.options["token"] == "s3cret"
     assert "s3cret" not in repr(found)
 
@@ -220,16 +218,14 @@ def test_options_are_not_part_of_a_representation(config_home: Path) -> None:
 def test_an_attach_without_the_token_names_the_fix(serve: Callable[..., Server]) -> None:
     servers = [serve(403), serve(403)]
     launcher = tfd.launchers.Jupyter([f"{server.url}/?token=s3cret" for server in servers])
-    remote_detached.Record("secret", "jupyter", launcher.options, ["a1", "b2"]).keep(
-        time.time() + 100
-    )
+    detached.Record("secret", "jupyter", launcher.options, ["a1", "b2"]).keep(time.time() + 100)
     with pytest.raises(errors.LaunchError, match=r"(?s)wants a token.*a profile with this server"):
         attach.attach("secret")
     assert {one for server in servers for one in server.authorizations} == {None}
 
 
 def test_sweeping_removes_the_file_of_a_lease_that_is_over(tmp_path: Path) -> None:
-    record = remote_detached.Record("secret", "jupyter", {}, ["a1"])
+    record = detached.Record("secret", "jupyter", {}, ["a1"])
     record.keep(-1)
     assert not orphans.sweep(dry_run=True)
     assert list((tmp_path / "run").iterdir())

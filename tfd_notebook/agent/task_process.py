@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from tfd_notebook.agent import tf_servers, thread_activity, user_modules
+from tfd_notebook.agent import tf_servers, thread_activity
 from tfd_notebook.errors import LaunchError, TfdError
 from tfd_notebook.model.spec import Role
 from tfd_notebook.net import agent_protocol, ports
@@ -92,24 +92,24 @@ class _Task:
         """Install Python functions and forget some; return the user's modules that are stale."""
         from tfd_notebook._compat.tf_data import py_functions
 
-        stale = user_modules.stale(self._modules)
+        changed = stale(self._modules)
         py_functions.forget(gone)
         py_functions.install(base64.b64decode(blob))
         self._note_modules()
-        return stale
+        return changed
 
     def inspect(self) -> dict[str, list[str]]:
         """Return the user's modules that are stale here, and the ops of loaded op libraries."""
-        from tfd_notebook._compat.tf_data import op_libraries
+        from tfd_notebook._compat.tf_data import graph
 
         return {
-            "stale": user_modules.stale(self._modules),
-            "ops": sorted(op_libraries.loaded_ops()),
+            "stale": stale(self._modules),
+            "ops": sorted(graph.loaded_ops()),
         }
 
     def _note_modules(self) -> None:
         """Remember how old the files of the user's modules are that are loaded now."""
-        self._modules = {**user_modules.loaded(), **self._modules}
+        self._modules = {**loaded(), **self._modules}
 
     def start(
         self, role: str, port: int, host: str, settings: dict[str, Any], allow: list[str]
@@ -185,3 +185,35 @@ def main() -> None:
     control = socket.socket(fileno=int(os.environ["TFD_TASK_FD"]))
     request = json.loads(os.environ["TFD_TASK_REQUEST"])
     run(request, control, os.dup(2))
+
+
+_INSTALLED = (sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(__file__)))
+#: TensorFlow writes these itself, for functions that it converts.
+_GENERATED = "__autograph_generated_file"
+
+
+def changed_at(module: str) -> float | None:
+    """When the file of a module of the user changed; None for modules that were installed."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if not file or file.startswith(_INSTALLED) or module.startswith(_GENERATED):
+        return None
+    try:
+        return os.stat(file).st_mtime
+    except OSError:
+        return None
+
+
+def loaded() -> dict[str, float]:
+    """Return when the file of each loaded module of the user changed last."""
+    return {
+        name: changed for name in tuple(sys.modules) if (changed := changed_at(name)) is not None
+    }
+
+
+def stale(seen: dict[str, float]) -> list[str]:
+    """Return the modules whose files have changed since `loaded` returned `seen`."""
+    return sorted(
+        name
+        for name, then in seen.items()
+        if (changed := changed_at(name)) is not None and changed > then
+    )

@@ -12,7 +12,7 @@ from tfd_notebook._compat.tf_data import servers as compat
 from tfd_notebook.agent import work_dir as agent_work_dir
 from tfd_notebook.errors import LaunchError, StateError, TfdError
 from tfd_notebook.model.spec import SERVER_ROLES, Role
-from tfd_notebook.net.environment import variables
+from tfd_notebook.net.runtime_dir import variables
 
 
 class Server(ABC):

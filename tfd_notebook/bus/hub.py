@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.bus.command_queues import CommandQueues
-from tfd_notebook.bus.presence import Presences
-from tfd_notebook.bus.session import Session, is_message
+from tfd_notebook.bus.session import Presences, Session, is_message
 from tfd_notebook.cluster import commands, registry
 
 if TYPE_CHECKING:

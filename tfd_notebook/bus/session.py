@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,11 @@ from tfd_notebook.bus import greeting, running_cell
 from tfd_notebook.bus.closure_feed import ColumnFeed
 from tfd_notebook.bus.snapshot_feed import Feed
 from tfd_notebook.cluster import commands
+from tfd_notebook.errors import TfdError
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
+    from tfd_notebook.coordinator.coordinator import Coordinator
     from tfd_notebook.model.snapshot import Snapshot
 
 Extra = Callable[[], Mapping[str, Callable[[commands.Request], Any]]]
@@ -227,3 +229,33 @@ def is_message(message: Any) -> bool:
         and isinstance(message.get("client"), str)
         and len(message["client"]) <= 100
     )
+
+
+class Presences:
+    """Somebody's presence at clusters; a ``join`` of a paused coordinator waits for them."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[Coordinator, contextlib.ExitStack]] = {}
+
+    @property
+    def any(self) -> bool:
+        """Whether some coordinator was told."""
+        return bool(self._held)
+
+    def renew(self, living: Mapping[str, Cluster], looking: Iterable[frozenset[str]]) -> None:
+        """Tell the coordinators of the clusters that are looked at, and no longer the others."""
+        present = {}
+        for name in frozenset().union(*looking) & living.keys():
+            with contextlib.suppress(TfdError):
+                if living[name].has_coordinator:
+                    present[name] = living[name].present_coordinator()
+        for name, (coordinator, held) in list(self._held.items()):
+            if present.get(name) is not coordinator:
+                del self._held[name]
+                held.close()
+        for name in present.keys() - self._held.keys():
+            stack = contextlib.ExitStack()
+            # One that is stopped by now, or cannot be paused at all, need not know.
+            with contextlib.suppress(TfdError):
+                stack.enter_context(present[name].control())
+            self._held[name] = present[name], stack

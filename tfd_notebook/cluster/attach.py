@@ -16,7 +16,7 @@ from tfd_notebook.cluster.gpu_allocation import Deal
 from tfd_notebook.cluster.lease import check_hours
 from tfd_notebook.launchers import base, external
 from tfd_notebook.launchers.client import detached
-from tfd_notebook.launchers.client.remote_detached import Away
+from tfd_notebook.launchers.client.detached import Away
 from tfd_notebook.model import spec
 from tfd_notebook.model.spec import Policy, Role
 

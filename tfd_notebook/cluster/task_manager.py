@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook import errors
-from tfd_notebook.agent import work_dir
-from tfd_notebook.agent.admin_policy import limits
+from tfd_notebook.agent import admin_policy, work_dir
 from tfd_notebook.cluster import gpu_allocation, server_config
 from tfd_notebook.cluster.journal_mirror import JournalCopy
 from tfd_notebook.cluster.monitor import Monitor
@@ -107,7 +106,7 @@ class Fleet:
                 f"cluster {self._config.name!r} is not ours to scale", fix="ask who runs it"
             )
         wanted = dict(counts)
-        limits().check_cluster(
+        admin_policy.limits().check_cluster(
             self._config.launcher, sum({**self._monitor.planned, **wanted}.values()), 0, ()
         )
         if wanted.get(Role.DATA_WORKER) and not self.rows_of(Role.DISPATCHER):
@@ -402,7 +401,7 @@ class Fleet:
             for one in there
         ]
         dealt = gpu_allocation.deal(wish, workers, evaluators, found, self._place_of)
-        limits().check_gpus(dealt.count(workers, evaluators, self._place_of))
+        admin_policy.limits().check_gpus(dealt.count(workers, evaluators, self._place_of))
         for host, share in zip(
             found, dealt.shares or [gpu_allocation.Share()] * len(found), strict=True
         ):
@@ -424,7 +423,7 @@ class Fleet:
         """Raise an error unless there are GPUs for so many workers beside those that run."""
         self._deal.check(workers, self._place_of)
         evaluators = self._config.counts.get(Role.EVALUATOR, 0)
-        limits().check_gpus(self._deal.count(workers, evaluators, self._place_of))
+        admin_policy.limits().check_gpus(self._deal.count(workers, evaluators, self._place_of))
 
     def _await_ready(self, tasks: list[str], minimum: int | None = None) -> None:
         """Wait until `minimum` (default: all) of `tasks` are ready, or that is hopeless."""

@@ -8,14 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfd_notebook import views
-from tfd_notebook._compat.tf_coordinator import (
-    adoption,
-    closure_queue,
-    connection,
-    executors,
-    fallback,
-    version,
-)
+from tfd_notebook._compat.tf_coordinator import adoption, closure_queue, connection, fallback
+from tfd_notebook._compat.tf_coordinator.cancellation import quieten
 from tfd_notebook.coordinator import error_hints
 from tfd_notebook.coordinator.background_join import Joining
 from tfd_notebook.coordinator.limit import NOTHING, judge
@@ -92,7 +86,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
             )
         else:
             super().__init__(strategy)
-        executors.quieten(self._workers)
+        quieten(self._workers)
 
     def _prepare(self, keep: int) -> None:
         """Set what TensorFlow's class does not have."""
@@ -108,7 +102,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
         self._owner: object = None
         self._look = Look(self._store)
         #: Whether every transition is seen; otherwise only what can be told from outside.
-        self.full = version.recognised()
+        self.full = fallback.recognised()
         self._queue: closure_queue.WatchedQueue | None = None
         if self.full:
             self._queue = closure_queue.WatchedQueue(self._store, error_hints.explain)
@@ -122,7 +116,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
         if made._queue is not None:
             adoption.replace_queue(connection.cluster_of(made), made._queue)
         made.__class__ = cls
-        executors.quieten(made._workers)
+        quieten(made._workers)
         return made  # type: ignore[no-any-return]
 
     def __del__(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tfd_notebook._compat.tf_data import graph, op_libraries
+from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.pipeline_model import READERS, Stage, bytes_of, stages_of
 from tfd_notebook.data.consume.observe import check_dataset
 from tfd_notebook.data.explain import advice, classification
@@ -346,7 +346,7 @@ def missing_library(path: Path) -> Iterator[Finding]:
     host = path.host
     if host is None or host.service_in_process or host.surroundings is None:
         return
-    used = op_libraries.loaded_ops() & graph.ops_of(path.definition)
+    used = graph.loaded_ops() & graph.ops_of(path.definition)
     if not used:
         return
     workers = {row.task for row in host.data_workers()}

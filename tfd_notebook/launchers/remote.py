@@ -8,7 +8,7 @@ import functools
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfd_notebook.agent.admin_policy import limits
 from tfd_notebook.agent.bridges import stdio
@@ -17,6 +17,7 @@ from tfd_notebook.errors import (
     InvalidMessage,
     LaunchError,
     StartTimeout,
+    StateError,
     TfdError,
     Unsupported,
     UsageError,
@@ -25,13 +26,15 @@ from tfd_notebook.launchers import local
 from tfd_notebook.launchers.base import ALL_ROLES, Launcher, Node, OnEvent
 from tfd_notebook.launchers.client import tls_tunnels
 from tfd_notebook.launchers.client.agent_client import AgentNode
+from tfd_notebook.launchers.client.detached import Record
 from tfd_notebook.launchers.client.handshake import Greeting, read_greeting
 from tfd_notebook.launchers.client.multi_host import Several, Tunnels
-from tfd_notebook.launchers.client.remote_detached import Record
 from tfd_notebook.launchers.client.session import Channel, Link
-from tfd_notebook.launchers.remote_agents import ReachedHosts
 from tfd_notebook.model.spec import ClusterConfig, Role
 from tfd_notebook.net import proxies, validation
+
+if TYPE_CHECKING:
+    pass
 
 
 def join_agent(agent: str, start: bool) -> list[str]:
@@ -419,3 +422,61 @@ class RemoteNode(AgentNode):
         super()._last(do, timeout)
         self._link.close()
         self.remote.close()
+
+
+class ReachedHosts:
+    """Sessions with the agents of all hosts of a cluster.
+
+    Parameters
+    ----------
+    launcher : RemoteLauncher
+    hosts : sequence of RemoteHost
+    links : sequence of Link
+        One for each host.
+    """
+
+    def __init__(
+        self, launcher: RemoteLauncher, hosts: Sequence[RemoteHost], links: Sequence[Link]
+    ) -> None:
+        self._launcher = launcher
+        self._hosts = hosts
+        self._links = links
+
+    def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
+        # Each agent is told the same of what concerns the whole cluster.
+        found: list[dict[str, Any]] = self._links[0].client.request("clusters", timeout)
+        return found
+
+    def adopt(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Several, dict[str, Any]]:
+        """Hear of the cluster from now on, and have its tunnels lead here, too."""
+        made = self._launcher.rejoin(self._hosts, self._links, config, on_event)
+        told = []
+        founds = []
+        for position, node in enumerate(made.nodes):
+            found = node.request("adopt")
+            if not found["about"]:
+                raise StateError(
+                    f"cluster {config.name!r} is not wholly described on {node.label}",
+                    fix=f"tfd stop {config.name}, and start it again",
+                )
+            founds.append(found)
+            told += [(position, {**event, "host": node.label}) for event in found["tasks"]]
+        try:
+            made.adopt(told)
+        except BaseException:
+            made.leave()
+            raise
+        return made, {**founds[0], "tasks": [event for _, event in told]}
+
+    def end(self, cluster: str) -> None:
+        """End what is left of the cluster; never raises."""
+        for link in self._links:
+            with contextlib.suppress(TfdError):
+                link.client.request("close", 30.0, cluster=cluster)
+        self.close()
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
+        for host in self._hosts:
+            host.close()

@@ -22,7 +22,7 @@ from tfd_notebook.errors import (
     Unsupported,
     UsageError,
 )
-from tfd_notebook.launchers import executor_arrival, spark_slots
+from tfd_notebook.launchers import spark_slots
 from tfd_notebook.launchers.client.handshake import read_greeting
 from tfd_notebook.launchers.client.session import Channel
 from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
@@ -110,7 +110,7 @@ class Spark(RemoteLauncher):
     def _enough(self, context: Any) -> Callable[[], bool]:
         most = self._executors
         if most is None:
-            return executor_arrival.All(context)
+            return spark_slots.All(context)
         return lambda: len(private.executors(context)) >= most
 
     def _context(self) -> Any:
@@ -137,7 +137,7 @@ class Spark(RemoteLauncher):
                 fix="start this cluster before those that hold slots, whose nodes can use it; or "
                 "shut them down",
             )
-        executor_arrival.wait(context, self._enough(context))
+        spark_slots.wait(context, self._enough(context))
         count = private.slots(context)
         if not count:
             raise LaunchError(

@@ -13,7 +13,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -256,3 +256,18 @@ def agent_states() -> Iterator[tuple[Path, dict[str, Any]]]:
 def remove(directory: Path) -> None:
     """Remove `directory` and all in it."""
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Have these set, and put back afterwards what was there."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from tfd_notebook.errors import Unsupported
 from tfd_notebook.spark.feed.datafeed import DataFeed
-from tfd_notebook.spark.paths import without_path
+from tfd_notebook.spark.tfrecords import without_path
 
 __all__ = ["DataFeed", "hdfs_path", "start_cluster_server"]
 

@@ -15,10 +15,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfd_notebook._compat import spark_context
+from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.errors import NodeFailed, SparkError, UsageError
 from tfd_notebook.net import secure_channel
-from tfd_notebook.net.environment import variables
+from tfd_notebook.net.runtime_dir import variables
 from tfd_notebook.spark.driver import application, messages
 from tfd_notebook.spark.driver.jobs import Job, in_background
 from tfd_notebook.spark.executor.context import TFNodeContext
@@ -97,7 +97,7 @@ def _run(
     secret = secure_channel.Secret.new()
     on = application.of(sc)
     host, listen_at = on.addresses()
-    root = spark_context.default_fs(sc)
+    root = compat_pyspark.default_fs(sc)
     complaints = _Complaints()
     with secure_channel.serve(secret, complaints.take, host=listen_at) as server:
         driver = f"{host}:{server.address.rpartition(':')[2]}"

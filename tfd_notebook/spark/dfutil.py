@@ -17,9 +17,9 @@ from typing import Any
 from tfd_notebook._compat import pyspark as private
 from tfd_notebook.errors import DataError, UsageError
 from tfd_notebook.spark import tfrecords
-from tfd_notebook.spark.driver import application, jobs, outcomes
-from tfd_notebook.spark.paths import located, understood
+from tfd_notebook.spark.driver import application, jobs
 from tfd_notebook.spark.publishing import published
+from tfd_notebook.spark.tfrecords import located, understood
 
 __all__ = [
     "fromTFExample",
@@ -101,7 +101,7 @@ def _save(df: Any, output_dir: str, overwrite: bool) -> None:
     columns = tfrecords.columns_of(df.dtypes)
     place = located(application.context_of(df.sparkSession, "saveAsTFRecords"), output_dir)
     with published(place, overwrite) as hidden:
-        written = outcomes.collect(df.rdd, functools.partial(_write, hidden, columns))
+        written = jobs.collect(df.rdd, functools.partial(_write, hidden, columns))
         missing = [part for part in written if not tf.io.gfile.exists(posixpath.join(hidden, part))]
         if missing:
             raise DataError(
@@ -170,7 +170,7 @@ def loadTFRecords(
     if schema is not None:
         columns = tfrecords.columns_of((f.name, f.dataType.simpleString()) for f in schema.fields)
     else:
-        seen = outcomes.collect(spread, _look)
+        seen = jobs.collect(spread, _look)
         columns = tfrecords.columns_seen(
             functools.reduce(tfrecords.merge, seen, {}), binary_features
         )

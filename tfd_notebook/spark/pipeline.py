@@ -15,9 +15,8 @@ from pyspark.ml import Estimator, Model
 
 from tfd_notebook.errors import TfdError, UnknownName, UsageError
 from tfd_notebook.spark import TFCluster, dfutil, pipeline_inference, pipeline_params
-from tfd_notebook.spark.driver import application, outcomes
+from tfd_notebook.spark.driver import application, jobs
 from tfd_notebook.spark.driver.jobs import in_background
-from tfd_notebook.spark.paths import located
 from tfd_notebook.spark.pipeline_params import (
     HasBatchSize,
     HasClusterSize,
@@ -42,6 +41,7 @@ from tfd_notebook.spark.pipeline_params import (
     Namespace,
     TFParams,
 )
+from tfd_notebook.spark.tfrecords import located
 
 __all__ = ["TFEstimator", "TFModel"]
 __all__ += pipeline_params.__all__
@@ -172,7 +172,7 @@ class TFEstimator(
                 cluster.shutdown(timeout=60)
             raise
         if self.export_fn is not None:
-            outcomes.collect(
+            jobs.collect(
                 sc.parallelize([0], 1), functools.partial(_export, self.export_fn, tf_args)
             )
         model: TFModel = self._copyValues(TFModel(self.args))
@@ -260,7 +260,7 @@ class TFModel(
             merged.batch_size,
         )
         one = sc.parallelize([0], 1)
-        (described,) = outcomes.collect(one, functools.partial(_describe, wanted))
+        (described,) = jobs.collect(one, functools.partial(_describe, wanted))
         schema = _schema(described.outputs)
         return dataset.select(columns).mapInArrow(
             functools.partial(pipeline_inference.run, wanted, described.inputs, schema.jsonValue()),

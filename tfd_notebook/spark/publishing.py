@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tfd_notebook.errors import DataError, UsageError
-from tfd_notebook.spark.paths import understood
+from tfd_notebook.spark.tfrecords import understood
 
 #: A file that is written last: the directory that holds it is complete.
 SUCCESS = "_SUCCESS"

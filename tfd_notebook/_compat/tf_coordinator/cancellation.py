@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tensorflow.python.eager import cancellation
+import tensorflow as tf
+from tensorflow.python.eager import cancellation, executor
 
 CancellationManager = cancellation.CancellationManager
 _everybodys = cancellation.context
@@ -73,3 +74,22 @@ class Managers:
 
 
 cancellation.context = current
+
+
+class _Executor(executor.Executor):
+    """An executor that does not print, when it is collected, what its last operation met."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        try:
+            super().__del__()
+        except tf.errors.OpError:  # what TensorFlow's wait() raises, and again until it is cleared
+            self.clear_error()
+            super().__del__()
+
+
+def quieten(workers: Iterable[Any]) -> None:
+    """Have workers not tell, when they are collected, what failed last: their queue has told."""
+    for worker in workers:
+        worker.executor.__class__ = _Executor

@@ -1,7 +1,7 @@
 """TensorFlow's queue of closures, with a gate in front of it and every transition told.
 
 Whether TensorFlow's is what this file was written for is told by
-`tfd_notebook._compat.tf_coordinator.version`.
+`tfd_notebook._compat.tf_coordinator.fallback`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator as tf_coordinator
 
-from tfd_notebook._compat.tf_coordinator import cancellation, closures, resources
+from tfd_notebook._compat.tf_coordinator import cancellation, closures
 from tfd_notebook._compat.tf_coordinator.closure_waits import POLL_SECONDS, Waiting
 from tfd_notebook._compat.tf_coordinator.closures import WatchedClosure, WatchedValue
 from tfd_notebook.errors import PausedError, StateError, TimeLimit, UsageError
@@ -115,7 +115,7 @@ class WatchedQueue(Waiting):
 
     def put(self, closure: Any, tag: int | None = None) -> None:
         if tag is not None:
-            resources.watch(closure, self._store)
+            closures.watch(closure, self._store)
             super().put(closure, tag)
             return
         if self._queue.full():
@@ -158,7 +158,7 @@ class WatchedQueue(Waiting):
         closure.name = function_name(trace)
         for each in closures.per_worker(closure):
             self.reads_input.add(closure.name)
-            if resources.is_foreign(each, self._store):
+            if closures.is_foreign(each, self._store):
                 raise UsageError(
                     "an argument of this closure was made by another coordinator",
                     fix="make it again: iter(coordinator.create_per_worker_dataset(...))",

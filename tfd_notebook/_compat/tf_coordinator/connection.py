@@ -15,7 +15,7 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context
 from tensorflow.python.training import server_lib
 
-from tfd_notebook._compat.tf_coordinator import executors, thread_parking
+from tfd_notebook._compat.tf_coordinator import cancellation, thread_parking
 from tfd_notebook.errors import StateError
 
 #: Functions that TensorFlow makes of single operations, for the devices of this process only.
@@ -238,7 +238,7 @@ def resize(coordinator: Any, workers: Sequence[str]) -> None:
     for index in range(present, len(workers)):
         device = f"/job:worker/replica:0/task:{index}"
         cluster.workers.append(cluster_coordinator.Worker(index, device, cluster))
-    executors.quieten(cluster.workers[present:])
+    cancellation.quieten(cluster.workers[present:])
     with cluster.closure_queue._queue_lock:
         cluster.closure_queue._closures_queued_condition.notify_all()
 

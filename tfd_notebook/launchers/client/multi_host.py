@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from tfd_notebook.errors import LaunchError, PortInUse, TfdError
 from tfd_notebook.launchers.base import Node
-from tfd_notebook.launchers.client.remote_detached import Record
+from tfd_notebook.launchers.client.detached import Record
 from tfd_notebook.model.spec import Endpoint, Role
 from tfd_notebook.net.host import reach
 

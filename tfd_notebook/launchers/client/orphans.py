@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from tfd_notebook.launchers.client import remote_detached
+from tfd_notebook.launchers.client import detached
 from tfd_notebook.net import runtime_dir
 
 #: Seconds for processes that were killed to be gone.
@@ -55,7 +55,7 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
         What was (or would be) ended and removed.
     """
     if not dry_run:
-        remote_detached.away()  # removes the files of clusters whose lease is over
+        detached.away()  # removes the files of clusters whose lease is over
     found: list[Leftover] = []
     orphans = {
         directory.name.removeprefix("agent-"): directory

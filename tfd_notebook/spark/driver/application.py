@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 from tfd_notebook import errors
 from tfd_notebook._compat import pyspark as private
-from tfd_notebook._compat import spark_context
 
 #: A function of a barrier stage: from a partition's numbers to what it answers.
 Stage: TypeAlias = Callable[[Iterable[int]], Iterable[int]]
@@ -35,7 +34,7 @@ class Application:
     def __init__(self, sc: Any) -> None:
         self.sc = sc
         self.id = str(sc.applicationId)
-        self.default_fs = spark_context.default_fs(sc)
+        self.default_fs = private.default_fs(sc)
 
     def addresses(self) -> tuple[str, str]:
         """Return the name by which executors reach this process, and the address to listen at."""
@@ -62,11 +61,11 @@ class Application:
 
     def cancel_group(self, group: str) -> None:
         """End the jobs of a group, those that are still to come among them."""
-        spark_context.cancel_group(self.sc, group)
+        private.cancel_group(self.sc, group)
 
     def cancel_stage(self, stage: int, reason: str) -> None:
         """End the jobs that need a stage; who waits for them gets an error with `reason`."""
-        spark_context.cancel_stage(self.sc, stage, reason)
+        private.cancel_stage(self.sc, stage, reason)
 
 
 class Connected(Application):

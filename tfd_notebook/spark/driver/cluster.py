@@ -13,7 +13,7 @@ from tfd_notebook import errors, views
 from tfd_notebook.model.events import EventLog, Notice
 from tfd_notebook.model.snapshot import Snapshot, SparkRow
 from tfd_notebook.net import agent_protocol
-from tfd_notebook.spark.driver import feeding, jobs, node_row, registry, roles, startup
+from tfd_notebook.spark.driver import feeding, jobs, node_registry, registry, roles, startup
 from tfd_notebook.spark.driver.application import Application
 from tfd_notebook.spark.driver.jobs import Job
 from tfd_notebook.spark.driver.launch_plan import Plan
@@ -171,7 +171,7 @@ class Life:
     def snapshot(self) -> Snapshot:
         """Return the cluster as it is now, for views; from any thread, and cheap."""
         with self.server.lock:
-            rows = tuple(node_row.row(node) for node in self.nodes if node.state)
+            rows = tuple(node_registry.row(node) for node in self.nodes if node.state)
         phases = self._phases
         order = {node.assignment.name: n for n, node in enumerate(self.nodes)}
         spark = SparkRow(

@@ -16,7 +16,7 @@ from tfd_notebook.net import agent_protocol, secure_channel
 from tfd_notebook.spark.driver import application, jobs
 from tfd_notebook.spark.driver.phases import SHUT_DOWN
 from tfd_notebook.spark.feed import Place, feed_partition, infer_partition
-from tfd_notebook.spark.feed.inbox_address import Where
+from tfd_notebook.spark.feed.sender import Where
 
 if TYPE_CHECKING:
     from tfd_notebook.spark.TFCluster import TFCluster

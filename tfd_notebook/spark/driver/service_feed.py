@@ -28,7 +28,7 @@ from tfd_notebook.net import secure_channel
 from tfd_notebook.spark.driver import application, feeding, jobs, messages, startup
 from tfd_notebook.spark.feed.datafeed import DataFeed
 from tfd_notebook.spark.feed.inbox import Inbox
-from tfd_notebook.spark.feed.inbox_address import Place
+from tfd_notebook.spark.feed.sender import Place
 
 #: Seconds between two looks of a task for a data worker of its host.
 _LOOK_SECONDS = 0.2

@@ -19,9 +19,9 @@ from tfd_notebook._lazy import exports
 if TYPE_CHECKING:
     from tfd_notebook.spark.feed.datafeed import DataFeed as DataFeed
     from tfd_notebook.spark.feed.inbox import Inbox as Inbox
-    from tfd_notebook.spark.feed.inbox_address import Place as Place
-    from tfd_notebook.spark.feed.inbox_address import choose as choose
     from tfd_notebook.spark.feed.sender import Fed as Fed
+    from tfd_notebook.spark.feed.sender import Place as Place
+    from tfd_notebook.spark.feed.sender import choose as choose
     from tfd_notebook.spark.feed.sender import feed_partition as feed_partition
     from tfd_notebook.spark.feed.sender import infer_partition as infer_partition
 

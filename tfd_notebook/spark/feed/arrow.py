@@ -19,10 +19,8 @@ import pyarrow as pa
 from tfd_notebook._compat import pyspark as private
 from tfd_notebook.errors import UsageError
 from tfd_notebook.spark.feed import encode
-from tfd_notebook.spark.feed.chunks import Chunk, Packed, packed_columns
-from tfd_notebook.spark.feed.inbox_address import Where
-from tfd_notebook.spark.feed.packing import TARGET
-from tfd_notebook.spark.feed.sender import Fed, feed_chunks, infer_chunks
+from tfd_notebook.spark.feed.chunks import TARGET, Chunk, Packed, packed_columns
+from tfd_notebook.spark.feed.sender import Fed, Where, feed_chunks, infer_chunks
 
 #: What Spark is told how many rows go into one of its batches; four chunks' worth.
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -183,7 +181,7 @@ def records_per_batch(frame: Any) -> int:
     ]
     size: float = sum(sizes)
     if not all(sizes):
-        from tfd_notebook.spark.feed.packing import size_of
+        from tfd_notebook.spark.feed.chunks import size_of
 
         rows = frame.limit(8).collect()
         size = max(map(size_of, rows), default=64)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tfd_notebook.errors import UsageError
+from tfd_notebook.spark.feed import dataset
 from tfd_notebook.spark.feed.chunks import Chunk, pack
-from tfd_notebook.spark.feed.inbox import Inbox
-from tfd_notebook.spark.feed.queues import Source
+from tfd_notebook.spark.feed.inbox import Inbox, Source
+
+if TYPE_CHECKING:
+    pass
 
 
 class DataFeed:
@@ -177,8 +182,6 @@ class DataFeed:
         UsageError
             The rows do not fit the signature.
         """
-        from tfd_notebook.spark.feed.together import together
-
         return together(self, strategy, batch_size, output_signature)
 
     def first(self) -> Chunk | None:
@@ -279,3 +282,47 @@ class DataFeed:
         if self._chunk is not None and self._source is not None:
             self.mgr.consumed(self._source)
         self._chunk = None
+
+
+#: Seconds to wait for a first row, after a batch that had some and after one that had none.
+_WAIT, _WAIT_AGAIN = 0.1, 0.01
+
+
+def together(
+    feed: DataFeed, strategy: Any, batch_size: int, output_signature: Any
+) -> Iterator[tuple[Any, int]]:
+    """Yield what `DataFeed.together` documents."""
+    import tensorflow as tf
+
+    def voted(said: Any) -> Any:
+        def replica(said: Any) -> Any:
+            # An argument has no device, and all_reduce wants to know one.
+            return tf.distribute.get_replica_context().all_reduce("sum", tf.identity(said))
+
+        return strategy.run(replica, (said,))
+
+    vote = tf.function(voted)
+    nothing = tf.nest.map_structure(
+        lambda spec: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype), output_signature
+    )
+    rows = batch_size
+    while True:
+        wait = _WAIT if rows else _WAIT_AGAIN
+        arrays = dataset.taken(feed, batch_size, output_signature, wait)
+        if arrays is None:
+            arrays = nothing
+        rows = len(tf.nest.flatten(arrays)[0])
+        said = tf.constant([rows, not feed.done_feeding], tf.int64)
+        counted = strategy.experimental_local_results(vote(said))
+        total, going = (int(number) // len(counted) for number in counted[0])
+        if total:
+            yield (
+                tf.nest.map_structure(
+                    lambda spec, array: tf.convert_to_tensor(array, spec.dtype),
+                    output_signature,
+                    arrays,
+                ),
+                total,
+            )
+        elif not going:
+            return

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import abc
+import ctypes
 import datetime
 import decimal
+import functools
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -318,3 +321,31 @@ _COLUMNS: dict[str, type[Column]] = {
 def decode(layout: Layout, count: int, buffers: Iterator[memoryview]) -> Column:
     """Return the column of `count` values that `layout` describes, over `buffers`."""
     return _COLUMNS[layout[0]](layout, count, buffers)
+
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+#: Up to here a piece comes from memory that is reused; the library allows no more.
+_PIECE = 32 << 20
+#: Bytes that are free at the end of the heap and stay there, and that it grows by.
+_KEPT = 256 << 20
+_GROWTH = 16 << 20
+
+
+def aligned(size: int) -> np.ndarray[Any, Any]:
+    """Return so many bytes, not cleared, that begin where TensorFlow can use numbers in place."""
+    made = np.empty(size + 64, np.uint8)
+    begin = -made.__array_interface__["data"][0] % 64
+    return made[begin : begin + size]
+
+
+@functools.cache
+def keep() -> bool:
+    """Let this process reuse the memory of large rows; True where the C library can do that."""
+    if sys.platform != "linux":
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):  # another C library
+        return False
+    settings = ((_MMAP_THRESHOLD, _PIECE), (_TRIM_THRESHOLD, _KEPT), (_TOP_PAD, _GROWTH))
+    return all(mallopt(name, value) for name, value in settings)

@@ -20,7 +20,7 @@ import psutil
 from tfd_notebook._compat import pyspark as private
 from tfd_notebook.agent import interpreter
 from tfd_notebook.errors import LaunchError, StartTimeout, StateError, Unsupported, UsageError
-from tfd_notebook.net.environment import variables
+from tfd_notebook.net.runtime_dir import variables
 from tfd_notebook.spark.driver import jobs, preload
 from tfd_notebook.spark.local_session import java, spark_home
 from tfd_notebook.spark.local_session.spark_home import Home

@@ -9,7 +9,7 @@ from typing import Any
 
 from tfd_notebook._compat import pyspark as private
 from tfd_notebook.errors import NotEnoughSlots, StateError, Unsupported, UsageError
-from tfd_notebook.launchers import executor_arrival
+from tfd_notebook.launchers import spark_slots
 from tfd_notebook.model import diagnostics
 from tfd_notebook.spark.driver import application, jobs
 from tfd_notebook.spark.preflight import facts, fixes
@@ -127,7 +127,7 @@ def needed(sc: Any, num: int, *, is_fed: bool = False) -> None:
     # Where executors come and go it is refused, however many there are.
     if not application.is_connect(sc) and not seen.dynamic:
         context = application.context_of(sc)
-        executor_arrival.wait(context, lambda: facts.of(context).free >= num)
+        spark_slots.wait(context, lambda: facts.of(context).free >= num)
         seen = facts.of(sc, num)
     for one in diagnostics.look("spark", seen):
         if one.code == SLOTS.code:

@@ -18,8 +18,10 @@ from tfd_notebook.model.resolution import as_json
 from tfd_notebook.resolution import resolve
 from tfd_notebook.resolution.resolution import check_seconds
 from tfd_notebook.resolution.service import read_options
-from tfd_notebook.ui.argparsing import Command, CommandLine, Parser
-from tfd_notebook.ui.argument_types import (
+from tfd_notebook.ui.argparsing import (
+    Command,
+    CommandLine,
+    Parser,
     add_detach_option,
     add_hours_option,
     add_start_options,

@@ -13,8 +13,10 @@ from tfd_notebook.cluster import attach
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launchers.client import detached
 from tfd_notebook.model.spec import Role
-from tfd_notebook.ui.argparsing import Command, CommandLine, Parser
-from tfd_notebook.ui.argument_types import (
+from tfd_notebook.ui.argparsing import (
+    Command,
+    CommandLine,
+    Parser,
     add_hours_option,
     add_scale_options,
     launchers_table,

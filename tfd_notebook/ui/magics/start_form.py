@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.errors import UsageError
-from tfd_notebook.ui.argparsing import Parser
-from tfd_notebook.ui.argument_types import add_detach_option, add_start_options, make_cluster
+from tfd_notebook.ui.argparsing import Parser, add_detach_option, add_start_options, make_cluster
 from tfd_notebook.ui.magics import lookup
 
 if TYPE_CHECKING:
