@@ -1,0 +1,548 @@
+"""Checker of the language rules in CONTRIBUTING.md.
+
+``python -m tests._language [PATH ...]`` prints each hit as ``file:line: <text> -> <hint>``, then
+the hits per file. Without a path, it checks everything.
+"""
+
+from __future__ import annotations
+
+import ast
+import bisect
+import collections
+import io
+import json
+import re
+import sys
+import tokenize
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: Paths that are checked, relative to the root of the repository.
+CHECKED = (
+    "tfd_notebook",
+    "tests",
+    "benchmarks",
+    "docs",
+    "notebooks",
+    "labextension/src",
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+)
+
+LONGEST_SENTENCE = 30  # words; the rule is 20, the margin spares lists of names
+
+#: Quotations of users or of TensorFlow: (path, text of the quotation).
+QUOTATIONS: tuple[tuple[str, str], ...] = ()
+
+
+class Text(NamedTuple):
+    """A piece of text with the place it comes from."""
+
+    path: str
+    kind: str  # "docstring", "comment", "string", "prose", "heading"
+    text: str
+    lines: tuple[int, ...]  # line number of each line of the text
+    owner: str = ""  # of docstrings: "module", "class", "function", "property", "test"
+
+    def line_at(self, offset: int) -> int:
+        """Return the line number in the file of an offset in the text."""
+        return self.lines[min(self.text.count("\n", 0, offset), len(self.lines) - 1)]
+
+
+class Hit(NamedTuple):
+    """A violation of a rule."""
+
+    path: str
+    line: int
+    text: str
+    hint: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {' '.join(self.text.split())} -> {self.hint}"
+
+
+class Rule(NamedTuple):
+    """A forbidden phrase, with the kinds of text that it applies to."""
+
+    pattern: re.Pattern[str]
+    hint: str
+    kinds: frozenset[str]
+
+
+ALL = frozenset({"docstring", "comment", "string", "prose", "heading"})
+NO_HEADING = ALL - {"heading"}
+MESSAGES = frozenset({"string"})
+
+# People, for whom "who" and the verbs of thinking are right.
+PEOPLE = (
+    "user|users|people|person|persons|reader|readers|contributor|contributors|maintainer|maintainers|"
+    "developer|developers|administrator|administrators|admin|admins|colleague|colleagues|those|you|"
+    "operator|operators|attacker|attackers|author|authors"
+)
+
+
+def _rule(pattern: str, hint: str, kinds: frozenset[str] = ALL, *, case: bool = False) -> Rule:
+    flags = re.MULTILINE if case else re.MULTILINE | re.IGNORECASE
+    return Rule(re.compile(pattern, flags), hint, kinds)
+
+
+RULES = (
+    # Persons as the subject
+    _rule(
+        r"\b(?:whoever|whomever|(?:some|no|any|every)body|no one|(?:some|any|every)one)\b",
+        "name the subject: the client, caller, agent, worker, driver, user",
+    ),
+    _rule(r"\bwho\b", "name the subject: the client, caller, agent, worker, driver, user"),
+    _rule(r"\bwhatever\b", "name the thing"),
+    # Noun clauses as the subject
+    _rule(
+        r"(?:^|(?<=[.;:,]) )what (?!if\b)(?![^.?!]*\?)[\w']+",
+        "start with the thing, not with a what-clause",
+        NO_HEADING,
+    ),
+    # Existence and validity
+    _rule(
+        r"(?<!there )\b(?:is|are|was|were) no "
+        r"(?!longer|more|less|fewer|later|earlier|different|such)\w+",
+        "not a valid ..., invalid ...",
+    ),
+    _rule(
+        r"\bthere (?:is|are|was|were) (?:no|none)\b",
+        "<operation> failed: <cause>, no <thing>, or <thing> not found",
+        MESSAGES,
+    ),
+    _rule(r"\b(?:cannot|can not|can't|could not) be meant\b", "invalid <argument> <value>"),
+    _rule(r"\b(?:is|are|was|were) meant\b(?! to\b| for\b)", "refers to, stands for"),
+    # Numbers
+    _rule(r"\b(?:so|as|this|that) many\b", "n, count, the number of"),
+    _rule(r"\b(?:so long|so much|so often)\b", "name the duration or the amount"),
+    # Words
+    _rule(r"\b(?:anew|afresh)\b", "again, or re-<verb>"),
+    _rule(r"\bshall\b", "must, or the present tense"),
+    _rule(r"\bfor ever\b", "indefinitely, forever, or without a timeout"),
+    _rule(r"\bbesides?\b", "next to, concurrently, in addition, except"),
+    _rule(r"\bmend(?:s|ed|ing)?\b", "fix, repair"),
+    _rule(r"\b(?:in turns?|by turns|take turns)\b", "one after another, alternately"),
+    _rule(
+        r"\b(?:of|is|are|as|not|than|with|from|to|and) (?:ours|yours|theirs)\b",
+        "name the owner: started by tfd, the caller's",
+    ),
+    _rule(r"\bof (?:its|their|his|your|our|one's) own\b", "its own <noun>, a separate <noun>"),
+    _rule(r"\bstrangers?\b", "other users, unauthenticated clients"),
+    _rule(r"\belsewhere\b", "on another host, in another process, remote"),
+    _rule(r"\ba word\b|\bwords of\b|\bword of\b", "message, argument"),
+    _rule(r"\b(?:the|its|their|every|each|half|one|this|that) way\b", "path, route, transfer, how"),
+    _rule(r"\blest\b", "so that ... not"),
+    _rule(r"\b(?:lets?|letting) (?:it |them |\w+ )?go\b", "release, close, detach"),
+    _rule(r"\b(?:has|have|had|having) \w+ (?:done|made)\b", "an active verb"),
+    _rule(r"\bhence\b|\bthereof\b|\bthereby\b|\btherein\b|\bthereto\b|\bthence\b", "so"),
+    # Machines are no persons
+    _rule(r"\b(?:hears?|heard|hearing)\b", "receive, learn, is notified"),
+    _rule(r"\b(?:told|tells|telling)\b(?! apart)", "notify, send, report"),
+    _rule(r"\btell (?!apart)\w+", "notify, send, report, show"),
+    _rule(
+        r"(?<!documentation )(?<!docs )(?<!page )(?<!specification )\b(?:says|said|saying)\b",
+        "report, show, return, state",
+    ),
+    _rule(
+        r"\bsay (?:so|which|that|what|how|where|whether|when|who|why|if|it|no|on)\b",
+        "report, state",
+    ),
+    _rule(r"\b(?:lives|lived|living)\b", "run, exist, is stored; running"),
+    _rule(r"\b(?:to|that|which|clusters|it|they|tasks|servers) live\b", "run, exist, is stored"),
+    _rule(
+        r"\b(?:looks|looked|looking) (?:at|after|into|for|on|in|whether|if|there|so|again)\b",
+        "inspect, check",
+    ),
+    _rule(r"\bwants\b", "need, request, expect"),
+    _rule(r"\bknows\b", "have, store, recognize"),
+    _rule(r"\b(?:does|do|did) not know\b", "has no ..., cannot determine"),
+    _rule(r"\bspeaks?\b", "use the protocol, send"),
+    _rule(r"\bforgets\b|\bforgot\b|\bforgotten\b", "discard, remove"),
+    _rule(r"\bdies of\b|\bdied of\b", "fails with"),
+)
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+#: Openings of docstrings that are noun clauses or causatives.
+OPENINGS = _words(
+    "what how whether where when have let who whose whoever that which why whatever whenever "
+    "wherever has had having if as be been "
+)
+
+#: First words of functions' docstrings that are not verbs in the imperative.
+NOT_IMPERATIVE = _words(
+    "the a an this these those it its they their we you all any each every both either "
+    "neither no not none nothing one two three some several many much more most other another "
+    "such same only also of for from to in on at by with without within while until after "
+    "before during since like than is are was were does did can could may might must should "
+    "will would true false number name names path port time seconds "
+)
+
+#: Words in -s, -ing or -ed that are imperatives.
+IMPERATIVE = _words(
+    "pass process access address press guess bypass focus compress express discuss toss bless "
+    "miss dismiss suppress assess cross canonicalis bring ping string embed feed shed need "
+    "speed seed exceed proceed succeed spring swing fling alias bias bus "
+)
+
+_CODE = re.compile(r"``.+?``|`[^`\n]+`", re.DOTALL)
+
+
+def _blank(match: re.Match[str]) -> str:
+    """Replace code by a placeholder of the same lines."""
+    return "CODE" + "\n" * match[0].count("\n")
+
+
+def _python(path: Path, name: str) -> Iterator[Text]:
+    source = path.read_text("utf-8")
+    yield from python_texts(source, name)
+
+
+def _comments(source: str, name: str, first: int = 1) -> Iterator[Text]:
+    """Yield the comments of Python source; comments in adjacent lines are one text."""
+    block: list[tuple[int, str]] = []
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (tokenize.TokenError, SyntaxError, IndentationError):
+        return
+    for token in tokens:
+        if token.type != tokenize.COMMENT:
+            continue
+        text = token.string.lstrip("#:! ").rstrip()
+        if re.match(r"(?:noqa|type:|pragma|ruff:|mypy:|fmt:|%)", text):
+            continue
+        text = re.sub(r"\s*#\s*(?:noqa|type:|pragma).*", "", text)
+        alone = not token.line[: token.start[1]].strip()
+        if block and not (alone and block[-1][0] == token.start[0] - 1):
+            yield _block(block, name, first)
+            block = []
+        block.append((token.start[0], text))
+        if not alone:
+            yield _block(block, name, first)
+            block = []
+    if block:
+        yield _block(block, name, first)
+
+
+def _block(block: list[tuple[int, str]], name: str, first: int) -> Text:
+    text = "\n".join(line for _, line in block)
+    numbers = tuple(number + first - 1 for number, _ in block)
+    return Text(name, "comment", _CODE.sub(_blank, text), numbers)
+
+
+def python_texts(source: str, name: str, *, strings: bool | None = None) -> Iterator[Text]:
+    """Yield docstrings, comments and, in the package, the messages of Python source."""
+    if strings is None:
+        strings = name.startswith("tfd_notebook/")
+    tree = ast.parse(source)
+    yield from _comments(source, name)
+    docstrings = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body
+            if not (
+                body
+                and isinstance(body[0], ast.Expr)
+                and isinstance(body[0].value, ast.Constant)
+                and isinstance(body[0].value.value, str)
+            ):
+                continue
+            constant = body[0].value
+            docstrings.add(id(constant))
+            yield _docstring(constant, _owner(node), name)
+    if strings:
+        yield from _strings(tree, source, docstrings, name)
+
+
+def _owner(node: ast.AST) -> str:
+    if isinstance(node, ast.Module):
+        return "module"
+    if isinstance(node, ast.ClassDef):
+        return "class"
+    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    decorators = " ".join(ast.unparse(d) for d in node.decorator_list)
+    if "property" in decorators or ".setter" in decorators:
+        return "property"
+    if node.name.startswith("test_") or "fixture" in decorators:
+        return "test"
+    return "function"
+
+
+def _docstring(constant: ast.Constant, owner: str, name: str) -> Text:
+    kept = []
+    for line in constant.value.split("\n"):
+        kept.append("" if line.lstrip().startswith((">>>", "...", "$ ", "%")) else line.strip())
+    text = _CODE.sub(_blank, "\n".join(kept))
+    count = text.count("\n") + 1
+    start = (constant.end_lineno or constant.lineno) - count + 1
+    start = max(start, constant.lineno) if count > 1 else constant.lineno
+    return Text(name, "docstring", text, tuple(range(start, start + count)), owner)
+
+
+def _strings(tree: ast.AST, source: str, skip: set[int], name: str) -> Iterator[Text]:
+    inside = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            inside.update(id(value) for value in node.values)
+    for node in ast.walk(tree):
+        if id(node) in skip or id(node) in inside:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+        elif isinstance(node, ast.JoinedStr):
+            text = "".join(
+                value.value if isinstance(value, ast.Constant) else "CODE" for value in node.values
+            )
+        else:
+            continue
+        if len(re.findall(r"[A-Za-z]{2,}", text)) < 3 or " " not in text.strip():
+            continue
+        text = _CODE.sub(_blank, text)
+        yield Text(
+            name, "string", text, tuple(range(node.lineno, node.lineno + text.count("\n") + 1))
+        )
+
+
+def markdown_texts(source: str, name: str, numbers: list[int] | None = None) -> Iterator[Text]:
+    """Yield the paragraphs, list items, table cells and headings of Markdown."""
+    lines = source.split("\n")
+    if numbers is None:
+        numbers = list(range(1, len(lines) + 1))
+    fence = ""
+    block: list[tuple[int, str]] = []
+
+    def text() -> Iterator[Text]:
+        if block:
+            joined = "\n".join(line for _, line in block)
+            yield Text(name, "prose", _plain(joined), tuple(number for number, _ in block))
+            block.clear()
+
+    for number, line in zip(numbers, lines, strict=False):
+        mark = re.match(r"\s*(```+|~~~+|:::+)", line)
+        if fence:
+            if mark and mark[1].startswith(fence):
+                fence = ""
+            continue
+        if mark and not mark[1].startswith(":"):
+            yield from text()
+            fence = mark[1]
+        elif line.startswith("#"):
+            yield from text()
+            yield Text(name, "heading", _plain(line.lstrip("# ")), (number,))
+        elif line.lstrip().startswith("|"):
+            yield from text()
+            for cell in line.strip().strip("|").split("|"):
+                yield Text(name, "cell", _plain(cell.strip()), (number,))
+        elif not line.strip() or line.lstrip().startswith("<"):
+            yield from text()
+        else:
+            if re.match(r"\s*(?:[-*+]|\d+\.)\s", line):
+                yield from text()
+            block.append((number, re.sub(r"^\s*(?:[-*+>]|\d+\.)\s+", "", line).strip()))
+    yield from text()
+
+
+def _plain(text: str) -> str:
+    text = _CODE.sub(_blank, text)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    return re.sub(r"[*]{1,2}|<[^>]+>", "", text)
+
+
+def notebook_texts(source: str, name: str) -> Iterator[Text]:
+    """Yield the Markdown and the comments of code of a notebook."""
+    raw = source.split("\n")
+    position = 0
+    for cell in json.loads(source)["cells"]:
+        numbers = []
+        content = cell["source"]
+        pieces = content.splitlines(keepends=True) if isinstance(content, str) else content
+        for piece in pieces:
+            encoded = json.dumps(piece, ensure_ascii=False)
+            ascii_encoded = json.dumps(piece)
+            for index in range(position, len(raw)):
+                if raw[index].strip().rstrip(",") in (encoded, ascii_encoded):
+                    position = index + 1
+                    break
+            numbers.append(position)
+        text = "".join(pieces)
+        if cell["cell_type"] == "markdown":
+            yield from markdown_texts(text, name, numbers)
+        elif cell["cell_type"] == "code":
+            code = "\n".join(
+                "pass" if re.match(r"[%!]", line) else line for line in text.split("\n")
+            )
+            for comment in _comments(code, name):
+                yield comment._replace(lines=tuple(numbers[n - 1] for n in comment.lines))
+
+
+_TYPESCRIPT = re.compile(
+    r"""(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<string>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|`(?:\\.|[^`\\])*`)""",
+    re.DOTALL,
+)
+
+
+def typescript_texts(source: str, name: str) -> Iterator[Text]:
+    """Yield the comments and the string literals of TypeScript."""
+    block: list[tuple[int, str]] = []
+    starts = [0, *(match.end() for match in re.finditer("\n", source))]
+    for match in _TYPESCRIPT.finditer(source):
+        line = bisect.bisect_right(starts, match.start())
+        if match["string"] is not None:
+            text = re.sub(r"\$\{[^}]*\}", "CODE", match["string"][1:-1])
+            if len(re.findall(r"[A-Za-z]{2,}", text)) >= 3 and " " in text.strip():
+                yield Text(name, "string", text, tuple(range(line, line + text.count("\n") + 1)))
+            continue
+        comment = match["comment"]
+        if comment.startswith("//"):
+            alone = not source[starts[line - 1] : match.start()].strip()
+            if block and not (alone and block[-1][0] == line - 1):
+                yield _block(block, name, 1)
+                block = []
+            block.append((line, comment.lstrip("/ ").rstrip()))
+        else:
+            lines = [part.strip().lstrip("/* ").rstrip("/* ") for part in comment.split("\n")]
+            yield _block([(line + index, part) for index, part in enumerate(lines)], name, 1)
+    if block:
+        yield _block(block, name, 1)
+
+
+READERS: dict[str, Callable[[str, str], Iterator[Text]]] = {
+    ".py": python_texts,
+    ".md": markdown_texts,
+    ".ipynb": notebook_texts,
+    ".ts": typescript_texts,
+    ".tsx": typescript_texts,
+}
+
+
+def check(text: Text) -> Iterator[Hit]:
+    """Yield the violations in one text."""
+    kind = "prose" if text.kind == "cell" else text.kind
+    flowing = re.sub(r"(?<!\n)\n(?!\n)", " ", text.text)
+    for rule in RULES:
+        if kind not in rule.kinds:
+            continue
+        for match in rule.pattern.finditer(flowing):
+            if _excepted(match, text):
+                continue
+            around = _around(flowing, match)
+            yield Hit(
+                text.path, text.line_at(match.start()), around, f"{match[0].strip()!r}: {rule.hint}"
+            )
+    if text.kind == "docstring":
+        yield from _check_opening(text)
+    if text.kind in ("docstring", "comment", "prose"):
+        yield from _check_sentences(text)
+
+
+def _around(text: str, match: re.Match[str]) -> str:
+    start, end = match.start(), match.end()
+    left = text.rfind(" ", 0, max(start - 30, 0)) + 1
+    right = text.find(" ", end + 30)
+    return text[left : right if right > 0 else len(text)]
+
+
+def _excepted(match: re.Match[str], text: Text) -> bool:
+    before = text.text[: match.start()].split()
+    if (
+        re.fullmatch(r"who|wants|knows|says|said", match[0], re.IGNORECASE)
+        and before
+        and re.fullmatch(PEOPLE, before[-1].strip("(\"'").lower())
+    ):
+        return True
+    sentence = " ".join(text.text.split())
+    return any(text.path == path and quoted in sentence for path, quoted in QUOTATIONS)
+
+
+def _check_opening(text: Text) -> Iterator[Hit]:
+    first_line = text.text.strip().split("\n", 1)[0]
+    words = re.findall(r"[A-Za-z][\w'-]*", first_line)
+    if not words or not first_line[0].isalpha():
+        return
+    first = words[0].lower()
+    line = text.line_at(len(text.text) - len(text.text.lstrip()))
+    if first in OPENINGS:
+        hint = {
+            "class": "a noun phrase",
+            "module": "a noun phrase, or a verb",
+            "property": "a noun phrase",
+            "test": "a statement",
+        }.get(text.owner, "an imperative verb: 'Return ...', 'Return True if ...'")
+        yield Hit(text.path, line, first_line, f"open with {hint}")
+    elif text.owner == "function" and not _imperative(first):
+        yield Hit(text.path, line, first_line, "open with an imperative verb: 'Return ...'")
+
+
+def _imperative(word: str) -> bool:
+    if word in IMPERATIVE:
+        return True
+    if word in NOT_IMPERATIVE or word == "code":
+        return False
+    return not word.endswith(("s", "ing", "ed", "ly"))
+
+
+def _check_sentences(text: Text) -> Iterator[Hit]:
+    for match in re.finditer(r"(?:[^.!?\n]|\n(?!\s*\n)|[.!?](?!\s|$))+", text.text):
+        sentence = match[0]
+        words = re.findall(r"[A-Za-z][\w'-]*", sentence)
+        if len(words) > LONGEST_SENTENCE and not re.search(r"\n\s*-{3,}|\s:\s", sentence):
+            start = match.start() + len(sentence) - len(sentence.lstrip())
+            yield Hit(
+                text.path,
+                text.line_at(start),
+                " ".join(sentence.split())[:60] + " ...",
+                f"{len(words)} words: split into sentences of at most 20",
+            )
+
+
+def files(paths: Iterable[str]) -> Iterator[Path]:
+    """Yield the files under the paths that the rules apply to."""
+    for given in paths:
+        path = ROOT / given
+        found = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in found:
+            name = file.relative_to(ROOT).as_posix()
+            if file.suffix not in READERS or not file.is_file():
+                continue
+            if re.search(r"(?:^|/)(?:node_modules|static|_build|\.ipynb_checkpoints|\..*)/", name):
+                continue
+            yield file
+
+
+def hits(paths: Iterable[str]) -> Iterator[Hit]:
+    """Yield the violations in the files under the paths, in the order of the files."""
+    for file in files(paths):
+        name = file.relative_to(ROOT).as_posix()
+        in_file = [
+            hit
+            for text in READERS[file.suffix](file.read_text("utf-8"), name)
+            for hit in check(text)
+        ]
+        yield from sorted(set(in_file))
+
+
+def main(arguments: list[str]) -> int:
+    """Print the violations and their count per file; return the exit status."""
+    paths = [Path(a).resolve().relative_to(ROOT).as_posix() for a in arguments] or CHECKED
+    counts: collections.Counter[str] = collections.Counter()
+    for hit in hits(paths):
+        print(hit)
+        counts[hit.path] += 1
+    if counts:
+        print()
+    for path, count in sorted(counts.items()):
+        print(f"{count:5} {path}")
+    print(f"{counts.total():5} in all")
+    return 1 if counts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
