@@ -73,15 +73,20 @@ class Rule(NamedTuple):
     kinds: frozenset[str]
 
 
-ALL = frozenset({"docstring", "comment", "string", "prose", "heading"})
+ALL = frozenset({"docstring", "comment", "string", "prose", "cell", "heading"})
 NO_HEADING = ALL - {"heading"}
 MESSAGES = frozenset({"string"})
 
-# People, for whom "who" and the verbs of thinking are right.
-PEOPLE = (
-    "user|users|people|person|persons|reader|readers|contributor|contributors|maintainer|maintainers|"
-    "developer|developers|administrator|administrators|admin|admins|colleague|colleagues|those|you|"
-    "operator|operators|attacker|attackers|author|authors"
+#: People, for whom "who" and the verbs of persons are right, at the end of a text.
+PEOPLE = re.compile(
+    r"\b(?:users?|people|persons?|readers?|contributors?|maintainers?|developers?|administrators?"
+    r"|authors?|attackers?|operators?|colleagues?|those|you)[(\"',]*\s+$"
+)
+
+#: Writings, which may say something.
+WRITINGS = re.compile(
+    r"\b(?:message|notice|warning|documentation|docs|page|comment|docstring|specification"
+    r"|rfc\s+\d+)\s+$"
 )
 
 
@@ -96,13 +101,17 @@ RULES = (
         r"\b(?:whoever|whomever|(?:some|no|any|every)body|no one|(?:some|any|every)one)\b",
         "name the subject: the client, caller, agent, worker, driver, user",
     ),
-    _rule(r"\bwho\b", "name the subject: the client, caller, agent, worker, driver, user"),
+    _rule(
+        r"\bwho\b",
+        "name the subject: the client, caller, agent, worker, driver, user",
+        NO_HEADING,
+    ),
     _rule(r"\bwhatever\b", "name the thing"),
     # Noun clauses as the subject
     _rule(
-        r"(?:^|(?<=[.;:,]) )what (?!if\b)(?![^.?!]*\?)[\w']+",
+        r"(?:\A|\n|(?<=[.;:¶]) )what (?!if\b|to\b)(?![^.?!]*\?)[\w']+",
         "start with the thing, not with a what-clause",
-        NO_HEADING,
+        NO_HEADING - {"cell"},
     ),
     # Existence and validity
     _rule(
@@ -135,35 +144,40 @@ RULES = (
     _rule(r"\bstrangers?\b", "other users, unauthenticated clients"),
     _rule(r"\belsewhere\b", "on another host, in another process, remote"),
     _rule(r"\ba word\b|\bwords of\b|\bword of\b", "message, argument"),
-    _rule(r"\b(?:the|its|their|every|each|half|one|this|that) way\b", "path, route, transfer, how"),
+    _rule(r"\b(?:the|its|their|every|half) way\b", "path, route, transfer, how"),
     _rule(r"\blest\b", "so that ... not"),
     _rule(r"\b(?:lets?|letting) (?:it |them |\w+ )?go\b", "release, close, detach"),
-    _rule(r"\b(?:has|have|had|having) \w+ (?:done|made)\b", "an active verb"),
-    _rule(r"\bhence\b|\bthereof\b|\bthereby\b|\btherein\b|\bthereto\b|\bthence\b", "so"),
-    # Machines are no persons
-    _rule(r"\b(?:hears?|heard|hearing)\b", "receive, learn, is notified"),
-    _rule(r"\b(?:told|tells|telling)\b(?! apart)", "notify, send, report"),
-    _rule(r"\btell (?!apart)\w+", "notify, send, report, show"),
     _rule(
-        r"(?<!documentation )(?<!docs )(?<!page )(?<!specification )\b(?:says|said|saying)\b",
+        r"\b(?:has|have|had|having) (?!been |already |never |not )\w+ (?:done|made)\b",
+        "an active verb",
+    ),
+    _rule(r"\bhence\b|\bthereof\b|\bthereby\b|\btherein\b|\bthereto\b|\bthence\b", "so"),
+    # Verbs of persons
+    _rule(r"\b(?:hears?|heard|hearing)\b", "receive, learn, is notified"),
+    _rule(r"\b(?:tells?|told|telling)\b(?! apart)", "notify, send, report, show"),
+    _rule(r"\b(?:says|said|saying)\b", "report, show, return, state"),
+    _rule(
+        r"\bsay (?:so|which|that|what|how|where|whether|when|who|why|if|it|no|on|the|a)\b",
         "report, show, return, state",
     ),
-    _rule(
-        r"\bsay (?:so|which|that|what|how|where|whether|when|who|why|if|it|no|on)\b",
-        "report, state",
-    ),
     _rule(r"\b(?:lives|lived|living)\b", "run, exist, is stored; running"),
-    _rule(r"\b(?:to|that|which|clusters|it|they|tasks|servers) live\b", "run, exist, is stored"),
     _rule(
-        r"\b(?:looks|looked|looking) (?:at|after|into|for|on|in|whether|if|there|so|again)\b",
+        r"\b(?:to|that|which|clusters|it|they|tasks|servers|can|must|may|will|not) live\b",
+        "run, exist, is stored",
+    ),
+    _rule(
+        r"\b(?:looks|looked|looking) (?:at|after|into|for|on|in|whether|if|there|so|again|only)\b",
         "inspect, check",
     ),
+    _rule(r"\b(?:take|has|have|one|a) (?:a )?look\b", "inspect, check"),
     _rule(r"\bwants\b", "need, request, expect"),
     _rule(r"\bknows\b", "have, store, recognize"),
     _rule(r"\b(?:does|do|did) not know\b", "has no ..., cannot determine"),
-    _rule(r"\bspeaks?\b", "use the protocol, send"),
-    _rule(r"\bforgets\b|\bforgot\b|\bforgotten\b", "discard, remove"),
-    _rule(r"\bdies of\b|\bdied of\b", "fails with"),
+    _rule(r"\b(?:forgets|forgot|forgotten)\b", "discard, remove"),
+    _rule(r"\b(?:goes|go|went|gone|going) on\b", "continue, keep running"),
+    _rule(r"\bcom(?:es?|ing) to (?:its|their|an|the) end\b", "finish, end"),
+    # "where" as a condition
+    _rule(r"\b(?:None|True|False) where\b", "None if ..., True if ..."),
 )
 
 
@@ -177,6 +191,9 @@ OPENINGS = _words(
     "wherever has had having if as be been "
 )
 
+#: Openings of docstrings that make persons of machines.
+PERSONAL = _words("say tell hear look know mend forget speak")
+
 #: First words of functions' docstrings that are not verbs in the imperative.
 NOT_IMPERATIVE = _words(
     "the a an this these those it its they their we you all any each every both either "
@@ -184,6 +201,7 @@ NOT_IMPERATIVE = _words(
     "such same only also of for from to in on at by with without within while until after "
     "before during since like than is are was were does did can could may might must should "
     "will would true false number name names path port time seconds "
+    "apply reply supply rely multiply imply comply "
 )
 
 #: Words in -s, -ing or -ed that are imperatives.
@@ -277,14 +295,31 @@ def _owner(node: ast.AST) -> str:
 
 
 def _docstring(constant: ast.Constant, owner: str, name: str) -> Text:
+    lines = constant.value.expandtabs().split("\n")
     kept = []
-    for line in constant.value.split("\n"):
-        kept.append("" if line.lstrip().startswith((">>>", "...", "$ ", "%")) else line.strip())
+    for index, line in enumerate(lines):
+        following = lines[index + 1] if index + 1 < len(lines) else ""
+        stripped = line.strip()
+        if stripped.startswith((">>>", "...", "$ ", "%")) or re.fullmatch(r"-{3,}", stripped):
+            stripped = ""
+        elif index and following.strip() and _ends_item(line, following):
+            stripped += " ¶"
+        kept.append(stripped)
     text = _CODE.sub(_blank, "\n".join(kept))
-    count = text.count("\n") + 1
-    start = (constant.end_lineno or constant.lineno) - count + 1
-    start = max(start, constant.lineno) if count > 1 else constant.lineno
+    count = len(lines)
+    start = constant.lineno if count == 1 else (constant.end_lineno or constant.lineno) - count + 1
     return Text(name, "docstring", text, tuple(range(start, start + count)), owner)
+
+
+def _ends_item(line: str, following: str) -> bool:
+    """Return True if a line of a docstring ends a parameter's name and type, or a list item."""
+    if re.match(r"\s*[\w*]+(?:, [\w*]+)* : \S", line):
+        return True
+    indent = len(following) - len(following.lstrip())
+    mine = len(line) - len(line.lstrip())
+    if re.match(r"(?:[-*]|\d+\.)\s", following.lstrip()) or indent < mine:
+        return True
+    return indent > mine and not re.match(r"(?:[-*]|\d+\.)\s", line.lstrip())
 
 
 def _strings(tree: ast.AST, source: str, skip: set[int], name: str) -> Iterator[Text]:
@@ -425,10 +460,9 @@ READERS: dict[str, Callable[[str, str], Iterator[Text]]] = {
 
 def check(text: Text) -> Iterator[Hit]:
     """Yield the violations in one text."""
-    kind = "prose" if text.kind == "cell" else text.kind
     flowing = re.sub(r"(?<!\n)\n(?!\n)", " ", text.text)
     for rule in RULES:
-        if kind not in rule.kinds:
+        if text.kind not in rule.kinds:
             continue
         for match in rule.pattern.finditer(flowing):
             if _excepted(match, text):
@@ -447,17 +481,19 @@ def _around(text: str, match: re.Match[str]) -> str:
     start, end = match.start(), match.end()
     left = text.rfind(" ", 0, max(start - 30, 0)) + 1
     right = text.find(" ", end + 30)
-    return text[left : right if right > 0 else len(text)]
+    return text[left : right if right > 0 else len(text)].replace("¶ ", "")
 
 
 def _excepted(match: re.Match[str], text: Text) -> bool:
-    before = text.text[: match.start()].split()
-    if (
-        re.fullmatch(r"who|wants|knows|says|said", match[0], re.IGNORECASE)
-        and before
-        and re.fullmatch(PEOPLE, before[-1].strip("(\"'").lower())
-    ):
+    word = match[0].strip().lower()
+    before = text.text[max(match.start() - 60, 0) : match.start()].lower()
+    if word in ("who", "wants", "knows", "says", "said", "do not know") and PEOPLE.search(before):
         return True
+    if word in ("says", "tells") and WRITINGS.search(before):
+        return True
+    if word.startswith("what ") and text.kind == "docstring":
+        # An opening is reported once, as such.
+        return not text.text[: match.start()].strip()
     sentence = " ".join(text.text.split())
     return any(text.path == path and quoted in sentence for path, quoted in QUOTATIONS)
 
@@ -477,6 +513,8 @@ def _check_opening(text: Text) -> Iterator[Hit]:
             "test": "a statement",
         }.get(text.owner, "an imperative verb: 'Return ...', 'Return True if ...'")
         yield Hit(text.path, line, first_line, f"open with {hint}")
+    elif first in PERSONAL:
+        yield Hit(text.path, line, first_line, "report, send, receive, inspect, fix, discard")
     elif text.owner == "function" and not _imperative(first):
         yield Hit(text.path, line, first_line, "open with an imperative verb: 'Return ...'")
 
@@ -490,17 +528,16 @@ def _imperative(word: str) -> bool:
 
 
 def _check_sentences(text: Text) -> Iterator[Hit]:
-    for match in re.finditer(r"(?:[^.!?\n]|\n(?!\s*\n)|[.!?](?!\s|$))+", text.text):
+    for match in re.finditer(r"(?:[^.!?¶\n]|\n(?!\s*\n)|[.!?](?!\s|$))+", text.text):
         sentence = match[0]
-        words = re.findall(r"[A-Za-z][\w'-]*", sentence)
-        if len(words) > LONGEST_SENTENCE and not re.search(r"\n\s*-{3,}|\s:\s", sentence):
-            start = match.start() + len(sentence) - len(sentence.lstrip())
-            yield Hit(
-                text.path,
-                text.line_at(start),
-                " ".join(sentence.split())[:60] + " ...",
-                f"{len(words)} words: split into sentences of at most 20",
-            )
+        start = text.line_at(match.start() + len(sentence) - len(sentence.lstrip()))
+        shown = " ".join(sentence.split())[:60] + " ..."
+        words = len(re.findall(r"[A-Za-z][\w'-]*", sentence))
+        if words > LONGEST_SENTENCE:
+            hint = f"{words} words: split into sentences of at most 20"
+            yield Hit(text.path, start, shown, hint)
+        elif len(re.findall(r"[;:]\s", sentence)) > 1:
+            yield Hit(text.path, start, shown, "a chain of semicolons or colons: split")
 
 
 def files(paths: Iterable[str]) -> Iterator[Path]:
