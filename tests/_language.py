@@ -1,11 +1,13 @@
 """Checker of the language rules in CONTRIBUTING.md.
 
 ``python -m tests._language [PATH ...]`` prints each hit as ``file:line: <text> -> <hint>``, then
-the hits per file. Without a path, it checks everything.
+the hits per file. Without a path, it checks everything. ``--names`` checks identifiers, and
+``--clean`` prints the paths without hits.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import bisect
 import collections
@@ -28,9 +30,17 @@ CHECKED = (
     "docs",
     "notebooks",
     "labextension/src",
+    "labextension/tests",
+    "labextension/scripts",
+    "labextension/style",
+    "labextension/schema",
+    "labextension/package.json",
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "Makefile",
+    "pyproject.toml",
+    ".ci/run",
 )
 
 LONGEST_SENTENCE = 30  # words; the rule is 20, the margin spares lists of names
@@ -77,13 +87,13 @@ ALL = frozenset({"docstring", "comment", "string", "prose", "cell", "heading"})
 NO_HEADING = ALL - {"heading"}
 MESSAGES = frozenset({"string"})
 
-#: People, for whom "who" and the verbs of persons are right, at the end of a text.
+#: Nouns for people at the end of a text. They take "who" and the verbs of persons.
 PEOPLE = re.compile(
     r"\b(?:users?|people|persons?|readers?|contributors?|maintainers?|developers?|administrators?"
     r"|authors?|attackers?|operators?|colleagues?|those|you)[(\"',]*\s+$"
 )
 
-#: Writings, which may say something.
+#: Nouns for documents at the end of a text. A document can say something.
 WRITINGS = re.compile(
     r"\b(?:message|notice|warning|documentation|docs|page|comment|docstring|specification"
     r"|rfc\s+\d+)\s+$"
@@ -120,7 +130,7 @@ RULES = (
         "not a valid ..., invalid ...",
     ),
     _rule(
-        r"\bthere (?:is|are|was|were) (?:no|none)\b",
+        r"(?:(?<=[.;:] )|(?<=[.;:] CODE )|\A(?:CODE:? )?)there (?:is|are|was|were) (?:no|none)\b",
         "<operation> failed: <cause>, no <thing>, or <thing> not found",
         MESSAGES,
     ),
@@ -143,7 +153,7 @@ RULES = (
     _rule(r"\bof (?:its|their|his|your|our|one's) own\b", "its own <noun>, a separate <noun>"),
     _rule(r"\bstrangers?\b", "other users, unauthenticated clients"),
     _rule(r"\belsewhere\b", "on another host, in another process, remote"),
-    _rule(r"\ba word\b|\bwords of\b|\bword of\b", "message, argument"),
+    _rule(r"\ba word\b", "message, argument"),
     _rule(r"\b(?:the|its|their|every|half) way\b", "path, route, transfer, how"),
     _rule(r"\blest\b", "so that ... not"),
     _rule(r"\b(?:lets?|letting) (?:it |them |\w+ )?go\b", "release, close, detach"),
@@ -151,10 +161,9 @@ RULES = (
         r"\b(?:has|have|had|having) (?!been |already |never |not )\w+ (?:done|made)\b",
         "an active verb",
     ),
-    _rule(r"\bhence\b|\bthereof\b|\bthereby\b|\btherein\b|\bthereto\b|\bthence\b", "so"),
     # Verbs of persons
     _rule(r"\b(?:hears?|heard|hearing)\b", "receive, learn, is notified"),
-    _rule(r"\b(?:tells?|told|telling)\b(?! apart)", "notify, send, report, show"),
+    _rule(r"\b(?:tells?|told|telling)\b(?! apart|\()", "notify, send, report, show"),
     _rule(r"\b(?:says|said|saying)\b", "report, show, return, state"),
     _rule(
         r"\bsay (?:so|which|that|what|how|where|whether|when|who|why|if|it|no|on|the|a)\b",
@@ -194,18 +203,38 @@ OPENINGS = _words(
 #: Openings of docstrings that make persons of machines.
 PERSONAL = _words("say tell hear look know mend forget speak")
 
-#: First words of functions' docstrings that are not verbs in the imperative.
+#: Openings of functions' docstrings that are not verbs in the imperative.
 NOT_IMPERATIVE = _words(
     "the a an this these those it its they their we you all any each every both either "
     "neither no not none nothing one two three some several many much more most other another "
     "such same only also of for from to in on at by with without within while until after "
     "before during since like than is are was were does did can could may might must should "
     "will would true false number name names path port time seconds "
-    "apply reply supply rely multiply imply comply "
+)
+
+#: Names of variables and parameters that do not describe the value.
+NAMES = {
+    "asked": "requested, request, query",
+    "found": "the thing: match, addresses, clusters",
+    "living": "running",
+    "looked": "sampled, status, snapshot",
+    "made": "the thing: created, iterator, process",
+    "one": "the thing: task, item, cluster",
+    "said": "message, output, error",
+    "seen": "known, received, last_seq",
+    "told": "reported, events, notified",
+}
+
+#: Words that the names of test functions do not contain.
+NAME_WORDS = _words(
+    "who whose whoever whom somebody someone nobody anybody anyone everybody everyone whatever "
+    "told tell tells hear hears heard lives living anew afresh shall beside besides elsewhere "
+    "ours yours theirs stranger strangers mend mended lest"
 )
 
 #: Words in -s, -ing or -ed that are imperatives.
 IMPERATIVE = _words(
+    "apply reply supply rely multiply imply comply "
     "pass process access address press guess bypass focus compress express discuss toss bless "
     "miss dismiss suppress assess cross canonicalis bring ping string embed feed shed need "
     "speed seed exceed proceed succeed spring swing fling alias bias bus "
@@ -217,11 +246,6 @@ _CODE = re.compile(r"``.+?``|`[^`\n]+`", re.DOTALL)
 def _blank(match: re.Match[str]) -> str:
     """Replace code by a placeholder of the same lines."""
     return "CODE" + "\n" * match[0].count("\n")
-
-
-def _python(path: Path, name: str) -> Iterator[Text]:
-    source = path.read_text("utf-8")
-    yield from python_texts(source, name)
 
 
 def _comments(source: str, name: str, first: int = 1) -> Iterator[Text]:
@@ -449,12 +473,52 @@ def typescript_texts(source: str, name: str) -> Iterator[Text]:
         yield _block(block, name, 1)
 
 
+def css_texts(source: str, name: str) -> Iterator[Text]:
+    """Yield the comments of CSS."""
+    for text in typescript_texts(source, name):
+        if text.kind == "comment":
+            yield text
+
+
+def hash_texts(source: str, name: str) -> Iterator[Text]:
+    """Yield the comments of a Makefile, a shell script or TOML."""
+    block: list[tuple[int, str]] = []
+    for number, line in enumerate(source.split("\n"), 1):
+        match = re.match(r"(\s*)#+(?!!)\s?(.*)|.*?\s#\s+(.*)", line)
+        if not match or match[2] is None:
+            if block:
+                yield _block(block, name, 1)
+                block = []
+            if match:
+                yield _block([(number, match[3])], name, 1)
+        else:
+            block.append((number, match[2]))
+    if block:
+        yield _block(block, name, 1)
+
+
+def json_texts(source: str, name: str) -> Iterator[Text]:
+    """Yield the titles and descriptions of a JSON schema or a package."""
+    for number, line in enumerate(source.split("\n"), 1):
+        match = re.match(
+            r'\s*"[\w.:-]*(?:title|description|label|caption)": ("(?:\\.|[^"])*")', line
+        )
+        if match:
+            yield Text(name, "string", _CODE.sub(_blank, json.loads(match[1])), (number,))
+
+
 READERS: dict[str, Callable[[str, str], Iterator[Text]]] = {
     ".py": python_texts,
     ".md": markdown_texts,
     ".ipynb": notebook_texts,
     ".ts": typescript_texts,
-    ".tsx": typescript_texts,
+    ".mjs": typescript_texts,
+    ".mts": typescript_texts,
+    ".css": css_texts,
+    ".json": json_texts,
+    ".toml": hash_texts,
+    "Makefile": hash_texts,
+    ".ci/run": hash_texts,
 }
 
 
@@ -481,7 +545,7 @@ def _around(text: str, match: re.Match[str]) -> str:
     start, end = match.start(), match.end()
     left = text.rfind(" ", 0, max(start - 30, 0)) + 1
     right = text.find(" ", end + 30)
-    return text[left : right if right > 0 else len(text)].replace("¶ ", "")
+    return text[left : right if right > 0 else len(text)].replace("¶", "")
 
 
 def _excepted(match: re.Match[str], text: Text) -> bool:
@@ -513,7 +577,7 @@ def _check_opening(text: Text) -> Iterator[Hit]:
             "test": "a statement",
         }.get(text.owner, "an imperative verb: 'Return ...', 'Return True if ...'")
         yield Hit(text.path, line, first_line, f"open with {hint}")
-    elif first in PERSONAL:
+    elif first in PERSONAL and words[1:2] != ["up"]:
         yield Hit(text.path, line, first_line, "report, send, receive, inspect, fix, discard")
     elif text.owner == "function" and not _imperative(first):
         yield Hit(text.path, line, first_line, "open with an imperative verb: 'Return ...'")
@@ -536,43 +600,99 @@ def _check_sentences(text: Text) -> Iterator[Hit]:
         if words > LONGEST_SENTENCE:
             hint = f"{words} words: split into sentences of at most 20"
             yield Hit(text.path, start, shown, hint)
-        elif len(re.findall(r"[;:]\s", sentence)) > 1:
+        elif len(re.findall(r"\S[;:]\s", sentence)) > 1:
             yield Hit(text.path, start, shown, "a chain of semicolons or colons: split")
 
 
-def files(paths: Iterable[str]) -> Iterator[Path]:
-    """Yield the files under the paths that the rules apply to."""
+def name_hits(paths: Iterable[str]) -> Iterator[Hit]:
+    """Yield the forbidden names in Python files: variables, parameters and test functions."""
+    for name in files(paths):
+        if name.endswith(".py"):
+            yield from sorted(set(python_name_hits((ROOT / name).read_text("utf-8"), name)))
+
+
+def python_name_hits(source: str, name: str) -> Iterator[Hit]:
+    """Yield the forbidden names in Python source."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            words = NAME_WORDS.intersection(node.name.split("_"))
+            if node.name.startswith("test_") and words:
+                hint = f"{', '.join(sorted(words))}: name the behaviour"
+                yield Hit(name, node.lineno, node.name, hint)
+        if not name.startswith("tfd_notebook/"):
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            identifier = node.id
+        elif isinstance(node, ast.arg):
+            identifier = node.arg
+        else:
+            continue
+        if identifier in NAMES:
+            yield Hit(name, node.lineno, identifier, NAMES[identifier])
+
+
+def _reader(name: str) -> Callable[[str, str], Iterator[Text]] | None:
+    return READERS.get(name) or READERS.get(Path(name).suffix)
+
+
+def files(paths: Iterable[str]) -> Iterator[str]:
+    """Yield the files under the paths that the rules apply to, relative to the root."""
     for given in paths:
         path = ROOT / given
-        found = sorted(path.rglob("*")) if path.is_dir() else [path]
-        for file in found:
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             name = file.relative_to(ROOT).as_posix()
-            if file.suffix not in READERS or not file.is_file():
-                continue
-            if re.search(r"(?:^|/)(?:node_modules|static|_build|\.ipynb_checkpoints|\..*)/", name):
-                continue
-            yield file
+            built = re.search(
+                r"(?:^|/)(?:node_modules|static|_build|__pycache__|\.ipynb_checkpoints)/"
+                r"|^tfd_notebook/labextension/",
+                name,
+            )
+            if _reader(name) and file.is_file() and not built:
+                yield name
+
+
+def texts(name: str) -> Iterator[Text]:
+    """Yield the texts of a file that the rules apply to."""
+    reader = _reader(name)
+    assert reader is not None, f"{name}: no reader for this type of file"
+    yield from reader((ROOT / name).read_text("utf-8"), name)
 
 
 def hits(paths: Iterable[str]) -> Iterator[Hit]:
     """Yield the violations in the files under the paths, in the order of the files."""
-    for file in files(paths):
-        name = file.relative_to(ROOT).as_posix()
-        in_file = [
-            hit
-            for text in READERS[file.suffix](file.read_text("utf-8"), name)
-            for hit in check(text)
-        ]
-        yield from sorted(set(in_file))
+    for name in files(paths):
+        yield from sorted({hit for text in texts(name) for hit in check(text)})
+
+
+def clean(paths: Iterable[str], dirty: set[str]) -> Iterator[str]:
+    """Yield the largest directories, and the files next to them, that have no violation."""
+    for given in paths:
+        inside = list(files([given]))
+        if not inside:
+            continue
+        if dirty.isdisjoint(inside):
+            yield given
+        elif (ROOT / given).is_dir():
+            entries = sorted((ROOT / given).iterdir())
+            yield from clean([entry.relative_to(ROOT).as_posix() for entry in entries], dirty)
 
 
 def main(arguments: list[str]) -> int:
     """Print the violations and their count per file; return the exit status."""
-    paths = [Path(a).resolve().relative_to(ROOT).as_posix() for a in arguments] or CHECKED
+    parser = argparse.ArgumentParser(prog="python -m tests._language")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="check these (default: all)")
+    parser.add_argument("--names", action="store_true", help="check identifiers instead of texts")
+    parser.add_argument("--clean", action="store_true", help="print the paths without violations")
+    options = parser.parse_args(arguments)
+    given = [Path(path).resolve().relative_to(ROOT).as_posix() for path in options.paths]
+    paths = given or CHECKED
     counts: collections.Counter[str] = collections.Counter()
-    for hit in hits(paths):
-        print(hit)
+    for hit in name_hits(paths) if options.names else hits(paths):
         counts[hit.path] += 1
+        if not options.clean:
+            print(hit)
+    if options.clean:
+        print("\n".join(clean(paths, set(counts))))
+        return 0
     if counts:
         print()
     for path, count in sorted(counts.items()):
