@@ -156,7 +156,7 @@ def test_the_end_of_an_executor_is_not_mistaken(clock: WallClock) -> None:
     hellos: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     over = threading.Event()
 
-    def meet(channel: secure_channel.Channel) -> None:
+    def meet(channel: secure_channel.AuthenticatedChannel) -> None:
         hellos.put(channel.receive(60)[0])
         over.wait(150)
 

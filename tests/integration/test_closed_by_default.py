@@ -86,7 +86,7 @@ def port() -> Iterator[int]:
     import tensorflow as tf
 
     service = tf.data.experimental.service
-    with net_ports.hold_port() as held:
+    with net_ports.reserve_port() as held:
         port: int = held.getsockname()[1]
         server: Any = service.DispatchServer(service.DispatcherConfig(port=port))
         yield port
@@ -98,7 +98,7 @@ def test_open_closed_opened(other_host: OtherHost, port: int) -> None:
         return [other_host.reaches(address, port) for address in HERE]
 
     assert reached() == [True, True]  # as TensorFlow leaves it
-    assert net_ports.close_to_strangers(port) == "this host"
+    assert net_ports.restrict_port(port) == "this host"
     assert reached() == [False, False]
     for address in ("127.0.0.1", "[::1]", "localhost", HERE[0], f"[{HERE[1]}]"):
         assert probe(f"{address}:{port}").kind == "dispatcher"
@@ -114,14 +114,14 @@ def test_open_closed_opened(other_host: OtherHost, port: int) -> None:
         (["fd00:251:7::/127"], [False, False]),
         (["fd00::/9", "10.0.0.0/8", "192.168.0.0/16"], [True, True]),
     ):
-        assert net_ports.close_to_strangers(port, allow).startswith("this host, ")
+        assert net_ports.restrict_port(port, allow).startswith("this host, ")
         assert reached() == expected, allow
-    assert net_ports.close_to_strangers(port) == "this host"
+    assert net_ports.restrict_port(port) == "this host"
     assert reached() == [False, False]
 
 
 def test_a_server_on_localhost_lets_in_loopback_only(other_host: OtherHost, port: int) -> None:
-    assert net_ports.close_to_strangers(port, host="localhost") == "loopback"
+    assert net_ports.restrict_port(port, host="localhost") == "loopback"
     assert [other_host.reaches(address, port) for address in HERE] == [False, False]
     for address in ("127.0.0.1", "[::1]", "localhost"):
         assert probe(f"{address}:{port}").kind == "dispatcher"
@@ -219,7 +219,7 @@ def test_who_came_before_is_shut_out(other_host: OtherHost, port: int, family: i
         assert stranger.stdout.readline() == "connected\n"
         with socket.create_connection(("localhost", port)) as ours:
             ours.settimeout(0.2)
-            net_ports.close_to_strangers(port)
+            net_ports.restrict_port(port)
             assert stranger.stdout.readline() == "closed\n"
             assert ours.recv(4096)  # gRPC's greeting
             with pytest.raises(TimeoutError):  # no end: it stays connected
@@ -230,7 +230,7 @@ def test_who_is_allowed_stays(other_host: OtherHost, port: int) -> None:
     with other_host.knock(HERE[0], port) as friend:
         assert friend.stdout
         assert friend.stdout.readline() == "connected\n"
-        net_ports.close_to_strangers(port, ["10.251.7.2/32"])
+        net_ports.restrict_port(port, ["10.251.7.2/32"])
         with pytest.raises(subprocess.TimeoutExpired):
             friend.wait(0.5)
         friend.kill()

@@ -15,7 +15,7 @@ import tfd_notebook as tfd
 from tests._reading import Reader, read
 from tests._waiting import until
 from tests.integration._consume import KINDS, Enough, consume
-from tfd_notebook.data.service.options import Reading
+from tfd_notebook.data.service.options import ReadOptions
 from tfd_notebook.errors import Interrupted, PipelineError, PortInUse, StateError, UsageError
 from tfd_notebook.net.probe import probe
 
@@ -158,9 +158,9 @@ def test_coordinated_reads_go_on_past_rounds_that_span_two_epochs(
 
 
 def test_coordinated_reads_use_grpc() -> None:
-    coordinated = Reading("OFF", job_name="rounds", consumer_index=0, num_consumers=2)
+    coordinated = ReadOptions("OFF", job_name="rounds", consumer_index=0, num_consumers=2)
     assert coordinated.transfer(in_process=True) == "grpc"
-    assert Reading("OFF").transfer(in_process=True) == "local"
+    assert ReadOptions("OFF").transfer(in_process=True) == "local"
 
 
 def test_coordinated_reads_that_end_in_a_round_that_is_not_full_raise_an_error(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests._waiting import until
-from tfd_notebook.net.ports import hold_port
+from tfd_notebook.net.ports import reserve_port
 from tfd_notebook.net.probe import Prober, dispatcher_workers, probe, probe_many, worker_tasks
 
 pytestmark = pytest.mark.integration
@@ -28,7 +28,7 @@ def tasks() -> Iterator[Any]:
 
 @pytest.fixture
 def ports() -> Iterator[list[int]]:
-    held = [hold_port() for _ in range(3)]
+    held = [reserve_port() for _ in range(3)]
     ports = [sock.getsockname()[1] for sock in held]
     held.pop().close()  # a tf.distribute server shares its port with nobody
     yield ports

@@ -17,7 +17,7 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.launchers import base
-from tfd_notebook.launchers.client.detached import away
+from tfd_notebook.launchers.client.detached import remote_detached_clusters
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
 
@@ -111,7 +111,7 @@ def test_a_host_does_not_choose_what_an_attach_starts(cluster: tfd.Cluster) -> N
     config, options = cluster.config, base.launcher("command", cluster.config.options).options
     cluster.detach(1.0)
     (node,) = cluster._fleet._node.nodes  # type: ignore[union-attr]
-    (known,) = away()
+    (known,) = remote_detached_clusters()
     try:
         stored = known.about["config"]
         changed = {"launcher": "command", "options": {"commands": ["touch /tmp/evil"]},

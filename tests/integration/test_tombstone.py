@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from tfd_notebook.agent.error_server import Tombstone
-from tfd_notebook.net.ports import hold_port
+from tfd_notebook.agent.error_server import ErrorServer
+from tfd_notebook.net.ports import reserve_port
 from tfd_notebook.net.probe import dispatcher_workers
 
 pytestmark = pytest.mark.integration
@@ -34,7 +34,7 @@ class Service:
     """A dispatcher and workers that can be killed."""
 
     def __init__(self, tasks: Any, work_dir: Path, workers: int) -> None:
-        self._held = [hold_port() for _ in range(workers + 1)]
+        self._held = [reserve_port() for _ in range(workers + 1)]
         self.dispatcher, *self.workers = (sock.getsockname()[1] for sock in self._held)
         self._pids = {self.dispatcher: tasks.dispatcher(self.dispatcher, str(work_dir))}
         for port in self.workers:
@@ -109,7 +109,7 @@ def test_stuck_consumer_gets_the_text(service: Service, victim: str, mode: str) 
     port = service.dispatcher if victim == "dispatcher" else service.workers[0]
     service.kill(port)
     assert not consumer.ended(0.5)  # it would wait for ever
-    with Tombstone({port: TEXT}):
+    with ErrorServer({port: TEXT}):
         assert consumer.ended(SOON)
     assert isinstance(consumer.error, tf.errors.DataLossError)
     assert TEXT in str(consumer.error)
@@ -118,7 +118,7 @@ def test_stuck_consumer_gets_the_text(service: Service, victim: str, mode: str) 
 @pytest.mark.parametrize("mode", ["parallel_epochs", "distributed_epoch"])
 def test_later_epochs_are_whole(service: Service, mode: str) -> None:
     service.kill(service.workers[0])
-    with Tombstone({service.workers[0]: TEXT}, dispatcher=service.target):
+    with ErrorServer({service.workers[0]: TEXT}, dispatcher=service.target):
         for _ in range(2):
             consumer = Consumer(service.dataset(mode, 300))
             assert consumer.ended(SOON)
@@ -133,7 +133,7 @@ def test_later_epochs_would_wait_for_ever(service: Service) -> None:
     assert consumer.some.wait(10)
     assert not consumer.ended(3)
     assert sorted(consumer.elements) == list(range(300))
-    with Tombstone({service.workers[0]: TEXT}):  # set the thread free
+    with ErrorServer({service.workers[0]: TEXT}):  # set the thread free
         assert consumer.ended(SOON)
 
 
@@ -144,7 +144,7 @@ def test_warn_ends_with_what_is_left(service: Service, mode: str) -> None:
     service.kill(service.workers[0])
     start = time.monotonic()
     texts = {service.workers[0]: TEXT}
-    with Tombstone(texts, dispatcher=service.target, on_loss="warn"):
+    with ErrorServer(texts, dispatcher=service.target, on_loss="warn"):
         assert consumer.ended(30)
     assert consumer.error is None
     if mode == "parallel_epochs":

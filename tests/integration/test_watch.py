@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests._waiting import until
 from tests.integration._service import Service, end, read_line, run_python
 from tfd_notebook import errors
-from tfd_notebook.agent.error_server import Tombstone
+from tfd_notebook.agent.error_server import ErrorServer
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.consume.observe import watch
 
@@ -101,7 +101,7 @@ def test_a_loop_that_looks_for_a_dead_dispatcher_can_be_cancelled():
         until(lambda: consumers.rows()[0].state == "failed")
         # The thread that TensorFlow keeps looking in ends when somebody answers.
         port = int(service.target.split(":")[-1])
-        with Tombstone({port: "[TFD306] gone"}):
+        with ErrorServer({port: "[TFD306] gone"}):
             until(lambda: "tfd-open-iterator" not in [t.name for t in threading.enumerate()])
 
 

@@ -54,13 +54,13 @@ def sc(spark: Any) -> Any:
 def ended() -> Iterator[list[Any]]:
     """Give a list of clusters that are ended with the test."""
     from tfd_notebook import errors
-    from tfd_notebook.spark.driver.registry import living
+    from tfd_notebook.spark.driver.registry import running
 
     made: list[Any] = []
     yield made
     for cluster in made:
         cluster.fail(errors.SparkError("the test is over"))
-    until(lambda: not living(), 120.0)
+    until(lambda: not running(), 120.0)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -21,28 +21,28 @@ from tfd_notebook.model import diagnostics
 from tfd_notebook.spark import TFCluster
 from tfd_notebook.spark.driver import registry
 from tfd_notebook.spark.preflight import check, executor_probe, facts, fixes
-from tfd_notebook.spark.preflight.facts import Asked
+from tfd_notebook.spark.preflight.facts import SparkFacts
 from tfd_notebook.views.diagnostics import Findings
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def seen(spark: Any) -> Asked:
+def seen(spark: Any) -> SparkFacts:
     """What a Spark says with which nothing is wrong."""
     return check.looked(spark, 2)[0]
 
 
-def codes(seen: Asked) -> set[str]:
+def codes(seen: SparkFacts) -> set[str]:
     return {one.code for one in diagnostics.look("spark", seen)}
 
 
-def with_executor(seen: Asked, **values: Any) -> Asked:
+def with_executor(seen: SparkFacts, **values: Any) -> SparkFacts:
     first, *rest = seen.executors
     return dataclasses.replace(seen, executors=(dataclasses.replace(first, **values), *rest))
 
 
-def with_settings(seen: Asked, **values: Any) -> Asked:
+def with_settings(seen: SparkFacts, **values: Any) -> SparkFacts:
     settings = {**seen.settings, **{f"spark.{k.replace('_', '.')}": v for k, v in values.items()}}
     return dataclasses.replace(seen, settings=settings)
 
@@ -65,7 +65,7 @@ def test_it_can_be_a_future(spark: Any, capsys: pytest.CaptureFixture[str]) -> N
     assert "2 tasks at once, 3 nodes wanted" in capsys.readouterr().out
 
 
-def test_every_executor_is_heard(seen: Asked) -> None:
+def test_every_executor_is_heard(seen: SparkFacts) -> None:
     assert len(seen.executors) == 2
     assert {one.executable for one in seen.executors} == {sys.executable}
     assert all(one.tensorflow and one.free_bytes and not one.unreachable for one in seen.executors)
@@ -84,7 +84,7 @@ def test_too_few_slots_are_an_error_at_once_with_the_lines_that_mend_it(
         check.needed(spark.sparkContext, 3)
 
 
-def test_slots_of_other_masters(seen: Asked) -> None:
+def test_slots_of_other_masters(seen: SparkFacts) -> None:
     few = dataclasses.replace(seen, master="spark://host:7077", needed=5)
     few = with_settings(few, executor_cores="2")
     assert "TFD870" in codes(few)
@@ -95,7 +95,7 @@ def test_slots_of_other_masters(seen: Asked) -> None:
     assert "TFD870" in codes(dataclasses.replace(seen, slots=0, needed=None))
 
 
-def test_dynamic_allocation(seen: Asked) -> None:
+def test_dynamic_allocation(seen: SparkFacts) -> None:
     found = with_settings(seen, dynamicAllocation_enabled="true")
     assert codes(found) == {"TFD871"}
     assert fixes.settings(found, codes(found))["spark.dynamicAllocation.enabled"] == "false"
@@ -105,7 +105,7 @@ def test_dynamic_allocation(seen: Asked) -> None:
 @pytest.mark.parametrize(
     ("conf", "code"), [({}, "TFD872"), ({"spark.dynamicAllocation.enabled": "true"}, "TFD871")]
 )
-def test_what_can_be_said_of_connect(seen: Asked, conf: dict[str, str], code: str) -> None:
+def test_what_can_be_said_of_connect(seen: SparkFacts, conf: dict[str, str], code: str) -> None:
     members = {"__module__": "pyspark.sql.connect.session", "conf": conf}
     session = type("SparkSession", (), members)()
     assert code in [one.code for one in tfd.spark.check(session)]
@@ -129,7 +129,7 @@ def test_what_can_be_said_of_connect(seen: Asked, conf: dict[str, str], code: st
     ],
 )
 def test_an_executor_that_is_unlike_this_process(
-    seen: Asked, values: dict[str, Any], code: str, said: str
+    seen: SparkFacts, values: dict[str, Any], code: str, said: str
 ) -> None:
     (found,) = diagnostics.look("spark", with_executor(seen, **values))
     assert found.code == code
@@ -138,7 +138,7 @@ def test_an_executor_that_is_unlike_this_process(
     assert "Next: " in str(found)
 
 
-def test_a_spark_that_anybody_may_join(seen: Asked) -> None:
+def test_a_spark_that_anybody_may_join(seen: SparkFacts) -> None:
     far = dataclasses.replace(seen, master="spark://host:7077")
     far = with_settings(far, driver_host="192.0.2.1", authenticate="false")
     assert codes(far) == {"TFD878"}
@@ -147,7 +147,7 @@ def test_a_spark_that_anybody_may_join(seen: Asked) -> None:
     assert codes(encrypted) == set()
 
 
-def test_a_manager_that_nobody_tried(seen: Asked) -> None:
+def test_a_manager_that_nobody_tried(seen: SparkFacts) -> None:
     assert codes(dataclasses.replace(seen, master="yarn")) == {"TFD879"}
     assert codes(dataclasses.replace(seen, master="local[4]")) == {"TFD879"}
     assert codes(dataclasses.replace(seen, master="spark://host:7077")) == set()
@@ -192,10 +192,10 @@ def test_executors_with_another_version_of_python(
     assert "PYTHON_VERSION_MISMATCH" in found.what
 
 
-def test_a_port_of_this_process_that_executors_do_not_reach(seen: Asked, sc: Any) -> None:
+def test_a_port_of_this_process_that_executors_do_not_reach(seen: SparkFacts, sc: Any) -> None:
     with socket.socket() as nobody_listens:
         nobody_listens.bind(("127.0.0.1", 0))
-        look = executor_probe.looker("127.0.0.1", nobody_listens.getsockname()[1], 5.0)
+        look = executor_probe.executor_probe("127.0.0.1", nobody_listens.getsockname()[1], 5.0)
         (said,) = sc.parallelize(range(1), 1).mapPartitions(look).collect()
     unheard = dataclasses.replace(seen, executors=(facts.Executor(**said),))
     (found,) = diagnostics.look("spark", unheard)
@@ -217,7 +217,7 @@ def test_an_executor_on_a_disk_that_is_full(spark: Any, sc: Any) -> None:
     assert "has 1 MB free" in found.what
 
 
-def test_what_executors_elsewhere_need_is_printed_line_by_line(seen: Asked) -> None:
+def test_what_executors_elsewhere_need_is_printed_line_by_line(seen: SparkFacts) -> None:
     far = with_settings(seen, driver_host="192.0.2.1", authenticate="true")
     far = with_settings(far, network_crypto_enabled="true")
     far = dataclasses.replace(
@@ -239,7 +239,7 @@ def test_what_executors_elsewhere_need_is_printed_line_by_line(seen: Asked) -> N
     ]
 
 
-def test_speculative_execution(seen: Asked) -> None:
+def test_speculative_execution(seen: SparkFacts) -> None:
     found = with_settings(seen, speculation="true")
     assert codes(found) == {"TFD881"}
     assert fixes.settings(found, codes(found)) == {"spark.speculation": "false"}
@@ -254,13 +254,13 @@ def test_speculation_is_refused_where_spark_feeds(sc: Any) -> None:
         check.needed(sc, 2)  # a cluster that reads its data itself
     finally:
         sc._conf.set("spark.speculation", "false")
-    assert not registry.living()
+    assert not registry.running()
 
 
 @pytest.mark.parametrize(
     ("cores", "amount", "share"), [(1, 2, "2"), (2, 2, "1"), (4, 2, "0.5"), (3, 1, "0.33")]
 )
-def test_gpus_that_no_task_is_given(seen: Asked, cores: int, amount: int, share: str) -> None:
+def test_gpus_that_no_task_is_given(seen: SparkFacts, cores: int, amount: int, share: str) -> None:
     master = f"local-cluster[2,{cores},1024]"
     wanted = {
         "spark.executor.resource.gpu.amount": str(amount),
@@ -277,7 +277,7 @@ def test_gpus_that_no_task_is_given(seen: Asked, cores: int, amount: int, share:
     assert fixes.slots_of_one(given) == cores
 
 
-def test_executors_have_the_slots_that_their_gpus_allow(seen: Asked) -> None:
+def test_executors_have_the_slots_that_their_gpus_allow(seen: SparkFacts) -> None:
     few = dataclasses.replace(seen, master="local-cluster[2,4,1024]", needed=5)
     few = with_settings(few, executor_resource_gpu_amount="2", task_resource_gpu_amount="1")
     assert fixes.settings(few, codes(few)) == {"spark.master": "local-cluster[3,4,1024]"}
@@ -343,5 +343,5 @@ def test_a_reason_is_a_line() -> None:
     )
     assert facts._reason(Exception(text)).endswith("Python in worker has 3.9")
     assert facts._reason(Exception("")) == "Exception"
-    silent = Asked(silent=facts._reason(Exception(text)), slots=1)
+    silent = SparkFacts(silent=facts._reason(Exception(text)), slots=1)
     assert codes(dataclasses.replace(silent, master="local-cluster[1,1,1024]")) == {"TFD873"}

@@ -20,7 +20,7 @@ from tfd_notebook import errors
 from tfd_notebook.agent.bridges.spark_bootstrap import SECRETS
 from tfd_notebook.net import runtime_dir
 from tfd_notebook.spark import TFCluster
-from tfd_notebook.spark.driver.registry import living
+from tfd_notebook.spark.driver.registry import running
 from tfd_notebook.spark.executor import executor
 from tfd_notebook.spark.TFCluster import InputMode
 
@@ -51,7 +51,7 @@ def started(sc: Any, function: Any = None, nodes: int = 2, **options: Any) -> It
         yield cluster
     finally:
         cluster.fail(errors.SparkError("the test is over"))
-        until(lambda: cluster.name not in living(), LONG)
+        until(lambda: cluster.name not in running(), LONG)
 
 
 def gone(pids: list[int]) -> bool:
@@ -192,7 +192,7 @@ def test_too_few_slots_are_refused_before_anything_starts(sc: Any) -> None:
     assert isinstance(caught.value, errors.NotEnoughSlots)
     assert "2" in str(caught.value)
     assert time.monotonic() - began < LONG
-    assert not living()
+    assert not running()
 
 
 def test_reservations_have_a_limit(sc: Any) -> None:
@@ -231,7 +231,7 @@ def test_shutdown_has_a_limit_and_raises(sc: Any) -> None:
 def test_a_heartbeat_limit_that_cannot_be_meant(sc: Any, limit: Any) -> None:
     with pytest.raises(errors.UsageError, match=r"heartbeat_limit=.* must be 3 or more seconds"):
         TFCluster.run(sc, waits(), None, 1, 0, heartbeat_limit=limit)
-    assert not living()
+    assert not running()
 
 
 @pytest.mark.parametrize("options", [{"timeout": -2}, {"grace_secs": -1}])

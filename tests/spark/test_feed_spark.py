@@ -56,7 +56,7 @@ def test_results_of_an_rdd_are_in_its_order(sc: Any, tmp_path: Path) -> None:
 
 def test_a_dataframe_gives_the_rows_of_its_rdd(spark: Any, sc: Any, tmp_path: Path) -> None:
     frame = spark.createDataFrame(rows(500), SCHEMA).repartition(3)
-    assert not arrow.misfits(frame)
+    assert not arrow.unsupported_columns(frame)
     with node(tmp_path, "collect") as running:
         assert feeding.training(frame, 2, running.place, 60, "input", lambda: None)() is None
         found = [row for batch in running.end() for row in batch]
@@ -107,8 +107,8 @@ def test_types_that_arrow_lacks(spark: Any, sc: Any) -> None:
     from pyspark.ml.linalg import Vectors
 
     frame = spark.createDataFrame([(1, Vectors.dense([1.0]))], ["label", "features"])
-    assert arrow.misfits(frame) == ["features"]
-    assert arrow.misfits(frame.select("label", "label")) == ["label", "label"]
+    assert arrow.unsupported_columns(frame) == ["features"]
+    assert arrow.unsupported_columns(frame.select("label", "label")) == ["label", "label"]
 
 
 def average(args: Any, ctx: Any) -> None:

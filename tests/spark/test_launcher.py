@@ -57,13 +57,13 @@ def test_private_keys_of_tunnels_are_not_sent(
 ) -> None:
     relays = []
 
-    class Meeting(launch_spark._Meeting):
+    class Meeting(launch_spark.ExecutorRendezvous):
         def __init__(self, address: str) -> None:
             super().__init__(address)
             relays.append(Relay(self.port))
             self.port = relays[0].port
 
-    monkeypatch.setattr(launch_spark, "_Meeting", Meeting)
+    monkeypatch.setattr(launch_spark, "ExecutorRendezvous", Meeting)
     launcher = tfd.launchers.Spark(spark, secure=True)
     try:
         with tfd.Cluster(data_workers=1, name="sealed", launcher=launcher) as cluster:

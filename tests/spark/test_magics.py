@@ -16,7 +16,7 @@ from tfd_notebook.bus import hub
 from tfd_notebook.bus.session import Session
 from tfd_notebook.cluster import commands, registry
 from tfd_notebook.spark.driver import jobs
-from tfd_notebook.spark.driver.registry import living
+from tfd_notebook.spark.driver.registry import running
 from tfd_notebook.ui import magics
 
 pytestmark = pytest.mark.integration
@@ -34,9 +34,9 @@ def shell(sc: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell
     made.user_ns.update(takes=takes, answers=answers, fails=fails)
     made.user_ns["rows"] = sc.parallelize(range(20), 4)
     yield made
-    for cluster in living().values():
+    for cluster in running().values():
         cluster.fail(errors.SparkError("the test is over"))
-    until(lambda: not living(), LONG)
+    until(lambda: not running(), LONG)
     magics.unload_ipython_extension(made)
     made.history_manager.end_session()
 
@@ -82,7 +82,7 @@ def test_a_cluster_is_run_fed_seen_and_shut_down(shell: Any, capsys: Any) -> Non
     future = spark(shell, f"shutdown {cluster.name} --timeout {LONG} --background")
     future.result(timeout=LONG)
     assert "stopped" in repr(spark(shell, "status"))
-    assert not living()
+    assert not running()
 
 
 def test_inference_gives_answers_as_they_are_wanted(shell: Any, capsys: Any) -> None:
@@ -103,7 +103,7 @@ def test_errors_are_the_magics_own(shell: Any, capsys: Any) -> None:
     # Whether it fails before all run or just after that is a matter of moments.
     with contextlib.suppress(errors.NodeFailed):
         future.result(timeout=LONG)
-    until(lambda: not living(), LONG)
+    until(lambda: not running(), LONG)
     with pytest.raises(errors.NodeFailed, match="no such digit"):
         spark(shell, "shutdown")
     assert "no such digit" in repr(spark(shell, "status"))

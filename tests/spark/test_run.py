@@ -13,7 +13,7 @@ import pytest
 from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.spark import TFCluster
-from tfd_notebook.spark.driver.registry import last, living
+from tfd_notebook.spark.driver.registry import last, running
 
 pytestmark = pytest.mark.integration
 
@@ -49,11 +49,11 @@ def test_function_runs_in_nodes_of_its_own(sc: Any, tmp_path: Path) -> None:
 
     args = argparse.Namespace(steps=3)
     cluster = TFCluster.run(sc, function, args, 2, 0)
-    assert living()[cluster.name] is cluster
+    assert running()[cluster.name] is cluster
     cluster.shutdown(timeout=LONG)
 
     assert cluster.phase == "stopped"
-    assert cluster.name not in living()
+    assert cluster.name not in running()
     assert last() is cluster
     seen = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2)]
     for number, node in enumerate(seen):
@@ -109,7 +109,7 @@ def test_error_of_the_function_comes_with_its_traceback(sc: Any) -> None:
     cluster = last()
     assert cluster is not None
     assert cluster.error is caught.value
-    until(lambda: cluster.name not in living(), LONG)
+    until(lambda: cluster.name not in running(), LONG)
     assert cluster.phase == "failed"
     assert {row.node: row.state for row in cluster.snapshot().spark.nodes} == {
         "worker:0": "stopped",

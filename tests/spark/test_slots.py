@@ -13,7 +13,7 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.spark import TFCluster
-from tfd_notebook.spark.driver.registry import living
+from tfd_notebook.spark.driver.registry import running
 from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = pytest.mark.integration
@@ -45,7 +45,7 @@ def started(sc: Any, mode: int, nodes: int, ps: int = 0, **options: Any) -> Iter
         yield cluster
     finally:
         cluster.fail(errors.SparkError("the test is over"))
-        until(lambda: cluster.name not in living(), LONG)
+        until(lambda: cluster.name not in running(), LONG)
 
 
 def run(sc: Any, mode: int, nodes: int, ps: int = 0, **options: Any) -> Any:
@@ -60,7 +60,7 @@ def test_a_second_cluster_has_no_slots_while_the_first_holds_them(spark: Any, sc
         with pytest.raises(errors.NotEnoughSlots, match=said) as caught:
             run(sc, InputMode.TENSORFLOW, 1)
         assert "shut down a cluster" in str(caught.value)
-        assert list(living()) == ["first"]
+        assert list(running()) == ["first"]
     with started(sc, InputMode.TENSORFLOW, 2):
         pass
 
@@ -75,7 +75,7 @@ def test_the_rest_of_the_slots_is_there(spark: Any, sc: Any, capsys: Any) -> Non
         assert "spark.master=local-cluster[3,1,1024]" in found.fix
         assert "1 held by cluster 'first', 2 nodes wanted" in capsys.readouterr().out
         with started(sc, InputMode.SPARK, 1):
-            assert len(living()) == 2
+            assert len(running()) == 2
 
 
 def test_of_nodes_that_are_fed_only_those_hold_slots_that_serve_them(sc: Any) -> None:
@@ -98,9 +98,9 @@ def test_of_two_that_start_at_the_same_time_one_has_the_slots(sc: Any) -> None:
         ends = [future.exception(LONG) for future in begun]
         assert sorted(type(end).__name__ for end in ends) == ["NoneType", "NotEnoughSlots"]
     finally:
-        for cluster in living().values():
+        for cluster in running().values():
             cluster.fail(errors.SparkError("the test is over"))
-        until(lambda: not living(), LONG)
+        until(lambda: not running(), LONG)
 
 
 def test_slots_are_free_when_nodes_have_ended(sc: Any) -> None:
@@ -131,4 +131,4 @@ def test_executors_that_come_and_go_are_refused_at_once(
     monkeypatch.setattr(sc, "getConf", lambda: conf)
     with pytest.raises(errors.Unsupported, match=r"Allocation\.enabled is true: nodes"):
         run(sc, InputMode.SPARK, 99)
-    assert not living()
+    assert not running()

@@ -13,7 +13,7 @@ import pytest
 from tests._waiting import until
 from tfd_notebook import errors
 from tfd_notebook.spark import TFCluster
-from tfd_notebook.spark.driver.registry import living
+from tfd_notebook.spark.driver.registry import running
 from tfd_notebook.spark.TFCluster import InputMode
 
 pytestmark = [
@@ -47,7 +47,7 @@ def cluster(sc: Any, tmp_path: Path) -> Iterator[Any]:
     cluster = TFCluster.run(sc, function, None, 2, 0, input_mode=InputMode.SPARK)
     yield cluster
     cluster.fail(errors.SparkError("the test is over"))
-    until(lambda: not living(), LONG)
+    until(lambda: not running(), LONG)
 
 
 def seen(tmp_path: Path) -> list[int]:

@@ -13,7 +13,7 @@ from tests._waiting import until
 from tests.spark._strangers import junk, knock, members, unix_sockets
 from tfd_notebook.errors import LaunchError, TensorFlowMissing
 from tfd_notebook.spark.executor import executor
-from tfd_notebook.spark.executor.fork_server import Zygote
+from tfd_notebook.spark.executor.fork_server import ForkServerClient
 
 pytestmark = pytest.mark.integration
 
@@ -44,7 +44,7 @@ def is_zygote(process: psutil.Process) -> bool:
 
 
 def forked() -> int:
-    zygote = Zygote(executor.of_driver(), dict(os.environ))
+    zygote = ForkServerClient(executor.of_driver(), dict(os.environ))
     try:
         return zygote.fork({}, [0, 2])
     finally:
@@ -68,7 +68,7 @@ def test_threads_are_not_a_tensorflow_that_is_missing(tensorflow: Path) -> None:
 
 def test_what_strangers_say_ends_nothing(tensorflow: Path) -> None:
     before = unix_sockets()
-    zygote = Zygote(executor.of_driver(), dict(os.environ))
+    zygote = ForkServerClient(executor.of_driver(), dict(os.environ))
     try:
         (address,) = (name for name in unix_sockets() - before if "zygote" in name)
         for words in junk(tensorflow.parent / "bomb"):

@@ -14,10 +14,10 @@ import pytest
 from tests._waiting import until
 from tfd_notebook import errors, views
 from tfd_notebook.cluster import attach
-from tfd_notebook.cluster.gpu_allocation import Deal
+from tfd_notebook.cluster.gpu_allocation import GpuAllocation
 from tfd_notebook.launchers import base
 from tfd_notebook.launchers.client import detached, orphans
-from tfd_notebook.launchers.client.detached import Record, away
+from tfd_notebook.launchers.client.detached import DetachedClusterRecord, remote_detached_clusters
 from tfd_notebook.model import spec
 from tfd_notebook.model.spec import ClusterConfig, Role
 
@@ -32,23 +32,31 @@ def about(workers: int) -> dict[str, Any]:
     """Return the description of a cluster of `workers` data workers and a dispatcher."""
     counts = {"dispatcher": 1, "data_worker": workers}
     config = ClusterConfig("training", "ssh", {Role(role): n for role, n in counts.items()})
-    fleet = {"counts": counts, "deal": Deal().pack(), "static": [], "removed": [], "work_dir": None}
+    fleet = {
+        "counts": counts,
+        "deal": GpuAllocation().pack(),
+        "static": [],
+        "removed": [],
+        "work_dir": None,
+    }
     made = {"config": spec.pack(config), "fleet": fleet, "used": False, "pid": 5, "since": 1.5}
     return dict(json.loads(json.dumps(made)))
 
 
 @pytest.fixture
-def record() -> Record:
+def record() -> DetachedClusterRecord:
     options = {"hosts": ["ada@one", "ada@two"], "secure": "tls"}
-    return Record("training", "ssh", options, ["a1", "b2"])
+    return DetachedClusterRecord("training", "ssh", options, ["a1", "b2"])
 
 
-def test_it_is_there_while_the_cluster_stays(record: Record, directory: Path) -> None:
+def test_it_is_there_while_the_cluster_stays(
+    record: DetachedClusterRecord, directory: Path
+) -> None:
     record.describe(about(2))
-    assert not away(), "a cluster without a lease ends with its kernel"
+    assert not remote_detached_clusters(), "a cluster without a lease ends with its kernel"
     record.keep(100)
     record.describe(about(3))
-    (found,) = away()
+    (found,) = remote_detached_clusters()
     assert (found.name, found.planned, found.pid) == ("training", 4, None)
     assert 0 < found.lease - time.time() <= 100
     assert (found.launcher, found.agents) == ("ssh", ("a1", "b2"))
@@ -60,26 +68,26 @@ def test_it_is_there_while_the_cluster_stays(record: Record, directory: Path) ->
     assert not orphans.sweep(), "nobody's leftover"
     record.forget()
     record.forget()
-    assert not away()
+    assert not remote_detached_clusters()
     assert not list(directory.iterdir())
 
 
-def test_processes_that_hold_one_cluster_keep_one_record(record: Record) -> None:
+def test_processes_that_hold_one_cluster_keep_one_record(record: DetachedClusterRecord) -> None:
     record.keep(100)
     record.describe(about(2))
-    other = Record("training", "ssh", {}, ["a1", "b2"])
+    other = DetachedClusterRecord("training", "ssh", {}, ["a1", "b2"])
     other.describe(about(5))
     record.keep(1000)
-    (found,) = away()
+    (found,) = remote_detached_clusters()
     assert (found.about, found.planned) == (about(5), 6)
     assert found.lease - time.time() > 900
     other.describe(about(6))
-    assert away()[0].lease == pytest.approx(found.lease, abs=1)
+    assert remote_detached_clusters()[0].lease == pytest.approx(found.lease, abs=1)
     other.keep(500)
-    assert away()[0].about == about(6)
+    assert remote_detached_clusters()[0].about == about(6)
 
 
-def test_one_whose_lease_is_over_goes(record: Record, directory: Path) -> None:
+def test_one_whose_lease_is_over_goes(record: DetachedClusterRecord, directory: Path) -> None:
     record.keep(-1)
     assert detached.detached() == ()
     assert not list(directory.iterdir())
@@ -90,7 +98,7 @@ def lease_timers() -> list[threading.Thread]:
 
 
 def test_a_process_that_has_left_removes_the_file_at_the_end(directory: Path) -> None:
-    record = Record("training", "ssh", {}, ["a1"])
+    record = DetachedClusterRecord("training", "ssh", {}, ["a1"])
     record.leave()
     assert not lease_timers(), "a cluster without a lease has no file"
     record.keep(-1)
@@ -103,7 +111,7 @@ def test_a_process_that_has_left_removes_the_file_at_the_end(directory: Path) ->
 def test_a_step_of_the_wall_clock_does_not_postpone_the_removal(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = Record("training", "ssh", {}, ["a1"])
+    record = DetachedClusterRecord("training", "ssh", {}, ["a1"])
     record.keep(-1)
     real = time.time
     with monkeypatch.context() as patch:
@@ -114,7 +122,7 @@ def test_a_step_of_the_wall_clock_does_not_postpone_the_removal(
 
 
 def test_the_file_of_a_cluster_that_was_renewed_stays(directory: Path) -> None:
-    record, other = (Record("training", "ssh", {}, ["a1"]) for _ in range(2))
+    record, other = (DetachedClusterRecord("training", "ssh", {}, ["a1"]) for _ in range(2))
     record.keep(-1)
     record.leave()
     other.keep(time.time() + 100)
@@ -124,23 +132,23 @@ def test_the_file_of_a_cluster_that_was_renewed_stays(directory: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"cluster": "c"}', '{"lease": "soon"}', "null"])
 def test_a_file_that_says_nothing_of_the_kind_hides_no_other(
-    record: Record, directory: Path, text: str
+    record: DetachedClusterRecord, directory: Path, text: str
 ) -> None:
     record.keep(100)
     (directory / "away-0.json").write_text(text)
-    assert [one.name for one in away()] == ["training"]
+    assert [one.name for one in remote_detached_clusters()] == ["training"]
 
 
 @pytest.mark.parametrize("change", [{"config": {}}, {"fleet": {"counts": {}}}, {"x": 1}])
 def test_a_record_with_a_malformed_description_is_ignored(
-    record: Record, change: dict[str, Any]
+    record: DetachedClusterRecord, change: dict[str, Any]
 ) -> None:
     record.keep(100)
     record.describe({**about(2), **change})
-    assert away() == []
+    assert remote_detached_clusters() == []
 
 
-def test_a_list_says_that_its_hosts_were_not_asked(record: Record) -> None:
+def test_a_list_says_that_its_hosts_were_not_asked(record: DetachedClusterRecord) -> None:
     record.keep(7200)
     record.describe(about(2))
     (one,) = attach.everywhere()
@@ -152,10 +160,10 @@ def test_a_list_says_that_its_hosts_were_not_asked(record: Record) -> None:
 
 
 def test_whose_launcher_is_gone_is_told_so(directory: Path) -> None:
-    Record("training", "teleport", {}, ["a1"]).keep(100)
+    DetachedClusterRecord("training", "teleport", {}, ["a1"]).keep(100)
     with pytest.raises(errors.UnknownName, match="no launcher 'teleport'"):
         attach.attach("training")
-    assert len(away()) == 1, "it may be installed again"
+    assert len(remote_detached_clusters()) == 1, "it may be installed again"
 
 
 def test_a_launcher_of_this_host_has_none() -> None:
@@ -163,9 +171,9 @@ def test_a_launcher_of_this_host_has_none() -> None:
         base.launcher("local").again("training", ["a1"])
 
 
-def test_two_of_one_name_are_told_apart(record: Record) -> None:
+def test_two_of_one_name_are_told_apart(record: DetachedClusterRecord) -> None:
     record.keep(100)
-    Record("training", "ssh", {"hosts": ["other"]}, ["c3"]).keep(100)
+    DetachedClusterRecord("training", "ssh", {"hosts": ["other"]}, ["c3"]).keep(100)
     with pytest.raises(errors.UsageError, match="2 detached clusters"):
         attach.find("training")
     assert len(os.listdir(os.environ["TFD_RUNTIME_DIR"])) == 2

@@ -28,8 +28,8 @@ from tests._waiting import until
 from tfd_notebook import bus, errors
 from tfd_notebook.bus import hub, running_cell, session
 from tfd_notebook.bus.closure_feed import COLUMNS, ColumnFeed
-from tfd_notebook.bus.session import Presences, Session
-from tfd_notebook.bus.snapshot_feed import Feed, difference
+from tfd_notebook.bus.session import ControllerPresence, Session
+from tfd_notebook.bus.snapshot_feed import SnapshotFeed, difference
 from tfd_notebook.cluster import commands, registry
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.model.closure_store import CANCELLED, EPOCH, FAILED, READY, STATES, Store
@@ -73,7 +73,7 @@ def test_patches_make_of_the_old_tree_the_new_one() -> None:
 
 
 def test_rows_that_did_not_change_are_not_sent() -> None:
-    feed, seen = Feed(), snapshot()
+    feed, seen = SnapshotFeed(), snapshot()
     feed.whole([seen])
     assert feed.patch([replace(seen, version=2, time=11.0)]) == {}
     rows = (*seen.tasks[:2], replace(seen.tasks[2], state=TaskState.HUNG, reason="no answer"))
@@ -92,7 +92,7 @@ def test_rows_that_did_not_change_are_not_sent() -> None:
 
 
 def test_gpus_are_rows_by_host_and_number() -> None:
-    feed, seen = Feed(), snapshot(state="starting")
+    feed, seen = SnapshotFeed(), snapshot(state="starting")
     assert "gpus" not in feed.whole([seen])["clusters"]["c"]
     two = (GpuRow("one", 0, task="worker:0", use_percent=7.0), GpuRow("two", 0, memory_mb=1e4))
     patch = feed.patch([replace(seen, gpus=two)])["clusters"]["c"]
@@ -109,7 +109,7 @@ def test_gpus_are_rows_by_host_and_number() -> None:
 
 
 def test_gpus_of_a_cluster_in_which_nothing_is_done_come_to_rest() -> None:
-    feed = Feed()
+    feed = SnapshotFeed()
 
     def told(use: float, used: float) -> Any:
         return feed.patch([snapshot(gpus=(GpuRow("one", 0, "", "", use, used),))])
@@ -122,7 +122,7 @@ def test_gpus_of_a_cluster_in_which_nothing_is_done_come_to_rest() -> None:
 
 
 def test_a_cluster_in_which_nothing_is_done_says_nothing() -> None:
-    feed, seen = Feed(), snapshot()
+    feed, seen = SnapshotFeed(), snapshot()
     feed.whole([seen])
     busier = tuple(replace(row, cpu_percent=50.0, rss_mb=9.0) for row in seen.tasks)
     patch = feed.patch([replace(seen, tasks=busier)])["clusters"]["c"]["tasks"]
@@ -144,7 +144,7 @@ def test_the_tree_has_what_is_seen_of_a_coordinator_and_the_latest_notices() -> 
         run_ms=(1.0, 2.0, math.pi),
     )
     notices = tuple(Notice("info", f"notice {i}", fix="none") for i in range(60))
-    tree = Feed().whole([snapshot(coordinator=row, events=notices)])["clusters"]["c"]
+    tree = SnapshotFeed().whole([snapshot(coordinator=row, events=notices)])["clusters"]["c"]
     assert tree["coordinator"]["workers"]["0"]["function"] == "step"
     assert tree["coordinator"]["run_ms"] == [1.0, 2.0, 3.1416]
     assert [each["what"] for each in tree["notices"]] == [f"notice {i}" for i in range(10, 60)]
@@ -782,7 +782,7 @@ def test_a_form_that_cannot_be_meant_is_refused(options: Any) -> None:
 
 
 def test_presence_goes_from_one_coordinator_to_the_next(cluster: Cluster) -> None:
-    presences, one, other = Presences(), Steered(), Steered()
+    presences, one, other = ControllerPresence(), Steered(), Steered()
     looking, living = [frozenset({"shown", "gone"})], {"shown": cluster}
     presences.renew(living, looking)
     cluster._coordinator = one  # type: ignore[assignment]

@@ -16,7 +16,7 @@ def connect_once_after(count: int, monkeypatch: pytest.MonkeyPatch) -> list[str]
     monkeypatch.setattr(connection, "_counted", False)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        connection.count_one()
+        connection.record_connection()
     return [f"{warning.category.__name__}: {warning.message}" for warning in said]
 
 

@@ -5,12 +5,12 @@ import time
 import pytest
 
 from tfd_notebook import errors
-from tfd_notebook._compat.tf_data.meter import Meter, Reading
-from tfd_notebook.data.consume.consumers import Consumers, DatasetSource, Series
+from tfd_notebook._compat.tf_data.meter import IteratorMetrics, MetricTotals
+from tfd_notebook.data.consume.consumers import Consumers, DatasetConsumer, Series
 
 
 def started(name, consumers):
-    source, meter = DatasetSource(), Meter()
+    source, meter = DatasetConsumer(), IteratorMetrics()
     source.add(meter)
     return source, meter, consumers.add(source, name)
 
@@ -31,7 +31,7 @@ def test_epochs_add_up_in_one_row():
     meter.elements, meter.bytes = 10, 80
     meter.finish()
     assert consumers.rows()[0].state == "finished"
-    again = Meter()
+    again = IteratorMetrics()
     source.add(again)
     assert consumers.add(source, "train") == "train"
     again.elements = 5
@@ -73,7 +73,7 @@ def test_a_function_waits_only_while_nothing_is_buffered():
         buffered = True
 
         def read(self):
-            return Reading(3, 24, 0.5)
+            return MetricTotals(3, 24, 0.5)
 
         def starved(self):
             return not self.buffered
@@ -82,17 +82,17 @@ def test_a_function_waits_only_while_nothing_is_buffered():
             closed.append(True)
 
     closed = []
-    meter = Meter()
+    meter = IteratorMetrics()
     meter.clock = clock = Clock()
     meter.blocked[1] = (time.perf_counter(), lambda: None, True)
-    assert meter.read() == Reading(3, 24, 0.5)
+    assert meter.read() == MetricTotals(3, 24, 0.5)
     assert meter.waiting_since() is None
     clock.buffered = False
     assert meter.waiting_since() is not None
     assert meter.read().waited > 0.5
     meter.blocked.clear()
     meter.end()
-    assert meter.read() == meter.read() == Reading(3, 24, 0.5)
+    assert meter.read() == meter.read() == MetricTotals(3, 24, 0.5)
     assert closed == [True]
 
 
@@ -114,7 +114,7 @@ def test_rates_are_those_of_the_last_seconds():
     start = time.perf_counter()
     for step in range(1, 101):
         elements = 10 * min(step, 50) + max(0, step - 50)
-        series.add(Reading(elements, elements * 8, 0.05 * step), start + step / 10)
+        series.add(MetricTotals(elements, elements * 8, 0.05 * step), start + step / 10)
     elements, size, waiting = series.rates()
     assert elements == pytest.approx(10, rel=0.2)  # a reading or two lie at the edge
     assert size == pytest.approx(80, rel=0.2)
@@ -128,7 +128,7 @@ def test_rates_are_those_of_the_last_seconds():
 def test_a_gap_between_readings_is_spread_over_its_seconds():
     series = Series(keep=60)
     now = time.perf_counter()
-    series.add(Reading(1000, 0, 0.0), now + 100)
+    series.add(MetricTotals(1000, 0, 0.0), now + 100)
     history = series.history()
     assert len(history) == 60
     assert {round(second.elements_per_s) for second in history} == {10}

@@ -10,7 +10,7 @@ import pytest
 
 import tfd_notebook as tfd
 from tfd_notebook.cluster import gpu_allocation
-from tfd_notebook.cluster.gpu_allocation import Deal, Found, Share
+from tfd_notebook.cluster.gpu_allocation import GpuAllocation, HostAllocation, HostGpus
 from tfd_notebook.errors import Unsupported, UsageError
 from tfd_notebook.launchers import Fake
 from tfd_notebook.model.snapshot import GPU_COLUMNS
@@ -57,31 +57,33 @@ def in_turn(role: str, index: int) -> int:
     return index % 2
 
 
-def share(*shares: tuple[int, ...]) -> tuple[Share, ...]:
-    return (Share("", *shares),)
+def share(*shares: tuple[int, ...]) -> tuple[HostAllocation, ...]:
+    return (HostAllocation("", *shares),)
 
 
 @pytest.mark.parametrize(
     ("wish", "workers", "evaluators", "found", "expected"),
     [
-        ("auto", 2, 0, 4, Deal(2, share((0, 1, 2, 3)))),
-        ("auto", 2, 1, 5, Deal(2, share((0, 1, 2, 3), (), (4,)))),
-        ("auto", 0, 1, 4, Deal()),
-        ("auto", 2, 0, 0, Deal()),
-        ((), 2, 0, 4, Deal()),
-        ((3, 1), 2, 0, 4, Deal(1, share((3, 1)))),
-        ((3, 1), 1, 0, 4, Deal(2, share((3, 1)))),
-        ({"worker": 1}, 2, 0, 4, Deal(1, share((0, 1, 2, 3)))),
-        ({"worker": 1, "evaluator": 2}, 2, 1, 4, Deal(1, share((0, 1), (2, 3)))),
-        ({"evaluator": 1}, 2, 1, 4, Deal(0, share((0, 1, 2), (3,)))),
-        ({"evaluator": 1}, 2, 0, 0, Deal(0, share())),
+        ("auto", 2, 0, 4, GpuAllocation(2, share((0, 1, 2, 3)))),
+        ("auto", 2, 1, 5, GpuAllocation(2, share((0, 1, 2, 3), (), (4,)))),
+        ("auto", 0, 1, 4, GpuAllocation()),
+        ("auto", 2, 0, 0, GpuAllocation()),
+        ((), 2, 0, 4, GpuAllocation()),
+        ((3, 1), 2, 0, 4, GpuAllocation(1, share((3, 1)))),
+        ((3, 1), 1, 0, 4, GpuAllocation(2, share((3, 1)))),
+        ({"worker": 1}, 2, 0, 4, GpuAllocation(1, share((0, 1, 2, 3)))),
+        ({"worker": 1, "evaluator": 2}, 2, 1, 4, GpuAllocation(1, share((0, 1), (2, 3)))),
+        ({"evaluator": 1}, 2, 1, 4, GpuAllocation(0, share((0, 1, 2), (3,)))),
+        ({"evaluator": 1}, 2, 0, 0, GpuAllocation(0, share())),
     ],
 )
-def test_deals(wish: Any, workers: int, evaluators: int, found: int, expected: Deal) -> None:
-    host = [Found("here", tuple(range(found)))]
-    dealt = gpu_allocation.deal(wish, workers, evaluators, host, alone)
+def test_deals(
+    wish: Any, workers: int, evaluators: int, found: int, expected: GpuAllocation
+) -> None:
+    host = [HostGpus("here", tuple(range(found)))]
+    dealt = gpu_allocation.allocate_gpus(wish, workers, evaluators, host, alone)
     assert dealt == expected
-    assert Deal.unpack(json.loads(json.dumps(dealt.pack()))) == dealt
+    assert GpuAllocation.unpack(json.loads(json.dumps(dealt.pack()))) == dealt
 
 
 @pytest.mark.parametrize(
@@ -100,13 +102,13 @@ def test_deals(wish: Any, workers: int, evaluators: int, found: int, expected: D
 def test_deals_that_cannot_be(
     wish: Any, workers: int, found: int, error: type[Exception], said: str
 ) -> None:
-    host = [Found("here", tuple(range(found)), "" if found else "no NVML here")]
+    host = [HostGpus("here", tuple(range(found)), "" if found else "no NVML here")]
     with pytest.raises(error, match=said):
-        gpu_allocation.deal(wish, workers, 1, host, alone)
+        gpu_allocation.allocate_gpus(wish, workers, 1, host, alone)
 
 
 def test_each_task_gets_its_own() -> None:
-    dealt = Deal(2, share((0, 1, 2, 3), (4,)))
+    dealt = GpuAllocation(2, share((0, 1, 2, 3), (4,)))
     assert [dealt.of(Role.WORKER, index, alone) for index in (0, 1)] == [(0, 1), (2, 3)]
     assert dealt.of(Role.EVALUATOR, 0, alone) == (4,)
     for role in (Role.PS, Role.DISPATCHER, Role.DATA_WORKER):
@@ -117,7 +119,7 @@ def test_each_task_gets_its_own() -> None:
         dealt.check(3, alone)
 
 
-ONE, TWO = Found("ada@one", (0, 1)), Found("ada@two", (0, 1, 2, 3))
+ONE, TWO = HostGpus("ada@one", (0, 1)), HostGpus("ada@two", (0, 1, 2, 3))
 
 
 @pytest.mark.parametrize(
@@ -138,20 +140,20 @@ def test_a_task_gets_only_gpus_of_its_host(
 ) -> None:
     if expected is None:
         with pytest.raises(UsageError, match="there is no GPU 3 on ada@one"):
-            gpu_allocation.deal(wish, workers, evaluators, [ONE, TWO], in_turn)
+            gpu_allocation.allocate_gpus(wish, workers, evaluators, [ONE, TWO], in_turn)
         return
-    dealt = gpu_allocation.deal(wish, workers, evaluators, [ONE, TWO], in_turn)
+    dealt = gpu_allocation.allocate_gpus(wish, workers, evaluators, [ONE, TWO], in_turn)
     seen = [dealt.of(Role.WORKER, index, in_turn) for index in range(workers)]
     seen += [dealt.of(Role.EVALUATOR, index, in_turn) for index in range(evaluators)]
     assert seen == expected
     assert dealt.count(workers, evaluators, in_turn) == sum(map(len, expected))
-    assert Deal.unpack(json.loads(json.dumps(dealt.pack()))) == dealt
+    assert GpuAllocation.unpack(json.loads(json.dumps(dealt.pack()))) == dealt
 
 
-def seen_as(host: str, *numbers: int, others: int = 0) -> Found:
+def seen_as(host: str, *numbers: int, others: int = 0) -> HostGpus:
     """A name of a machine with these GPUs, and so many that only this name has."""
     ids = [f"GPU-{number}" for number in numbers] + [f"{host}-{n}" for n in range(others)]
-    return Found(host, tuple(range(len(ids))), ids=tuple(ids))
+    return HostGpus(host, tuple(range(len(ids))), ids=tuple(ids))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,7 @@ def test_a_machine_with_two_names_deals_its_gpus_once(
     wish: Any, workers: int, evaluators: int, own: int, expected: Any
 ) -> None:
     found = [seen_as("exec/0", 0, 1, 2, 3), seen_as("exec/1", 0, 1, 2, 3, others=own)]
-    dealt = gpu_allocation.deal(wish, workers, evaluators, found, in_turn)
+    dealt = gpu_allocation.allocate_gpus(wish, workers, evaluators, found, in_turn)
     seen = [dealt.of(Role.WORKER, index, in_turn) for index in range(workers)]
     seen += [dealt.of(Role.EVALUATOR, index, in_turn) for index in range(evaluators)]
     assert seen == expected
@@ -180,23 +182,23 @@ def test_a_machine_with_two_names_deals_its_gpus_once(
 def test_a_machine_with_two_names_has_no_more_gpus_than_one() -> None:
     found = [seen_as("exec/0", 0, 1), seen_as("exec/1", 0, 1)]
     with pytest.raises(UsageError, match="1 GPU on exec/0 cannot be dealt out to 2 workers"):
-        gpu_allocation.deal("auto", 4, 0, found, in_turn)
+        gpu_allocation.allocate_gpus("auto", 4, 0, found, in_turn)
     said = r"exec/0, exec/1 are one machine, and see the same(.|\n)*\{\"worker\": 1\}"
     with pytest.raises(UsageError, match=said):
-        gpu_allocation.deal((0, 1), 2, 0, found, in_turn)
+        gpu_allocation.allocate_gpus((0, 1), 2, 0, found, in_turn)
     with pytest.raises(UsageError, match="1 on exec/0: others of its GPUs are for exec/1, which"):
-        gpu_allocation.deal({"worker": 1, "evaluator": 1}, 2, 1, found, in_turn)
+        gpu_allocation.allocate_gpus({"worker": 1, "evaluator": 1}, 2, 1, found, in_turn)
 
 
 def test_what_nobody_needs_yet_is_for_workers_that_come() -> None:
     found = [seen_as("exec/0", 0, 1), seen_as("exec/1", 0, 1)]
-    dealt = gpu_allocation.deal({"worker": 1}, 1, 0, found, in_turn)
+    dealt = gpu_allocation.allocate_gpus({"worker": 1}, 1, 0, found, in_turn)
     dealt.check(2, in_turn)
     seen = [dealt.of(Role.WORKER, index, in_turn) for index in range(2)]
     assert sorted(seen) == [(0,), (1,)]
 
 
-NONE = Found("ada@none", (), "there is no GPU")
+NONE = HostGpus("ada@none", (), "there is no GPU")
 
 
 @pytest.mark.parametrize(
@@ -216,16 +218,16 @@ def test_the_host_on_which_they_do_not_suffice_is_named(
     wish: Any,
     workers: int,
     evaluators: int,
-    found: tuple[Found, ...],
+    found: tuple[HostGpus, ...],
     error: type[Exception],
     said: str,
 ) -> None:
     with pytest.raises(error, match=f"(?s){said}"):
-        gpu_allocation.deal(wish, workers, evaluators, found, in_turn)
+        gpu_allocation.allocate_gpus(wish, workers, evaluators, found, in_turn)
 
 
 def test_a_host_without_a_worker_keeps_its_own_for_one_that_comes() -> None:
-    dealt = gpu_allocation.deal("auto", 1, 0, [ONE, TWO], in_turn)
+    dealt = gpu_allocation.allocate_gpus("auto", 1, 0, [ONE, TWO], in_turn)
     dealt.check(3 - 1, in_turn)
     assert dealt.of(Role.WORKER, 1, in_turn) == (0, 1)
     with pytest.raises(UsageError, match="2 workers on ada@one need 4 GPUs, 2 each"):

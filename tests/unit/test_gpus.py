@@ -111,7 +111,7 @@ def test_without_nvml_there_are_none_and_the_reason_is_known(
 
 
 def test_use_and_memory(nvml: FakeNVML) -> None:
-    meter = gpu_discovery.Meter()
+    meter = gpu_discovery.GpuSampler()
     nvml.busy = {0: 35}
     used = {"used": 2_100_000_000}
     assert meter.read([0, 1, 9]) == {0: {"use_percent": 35, **used}, 1: used}
@@ -120,7 +120,7 @@ def test_use_and_memory(nvml: FakeNVML) -> None:
 
 def test_a_meter_without_nvml_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNVML(broken=True))  # type: ignore[arg-type]
-    meter = gpu_discovery.Meter()
+    meter = gpu_discovery.GpuSampler()
     assert meter.read([0]) == {}
     monkeypatch.setitem(sys.modules, "pynvml", FakeNVML())  # type: ignore[arg-type]
     assert meter.read([0]) == {}

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tfd_notebook._compat import sigint
-from tfd_notebook._compat.tf_data.meter import Meter
+from tfd_notebook._compat.tf_data.meter import IteratorMetrics
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def nobody_else():
 
 @pytest.fixture
 def meter():
-    meter = Meter()
+    meter = IteratorMetrics()
     sigint.arm(meter)
     yield meter
     sigint.release(meter)
@@ -88,7 +88,7 @@ def test_the_descriptor_of_an_event_loop_gets_its_bytes_and_is_put_back():
     loops.setblocking(False)
     outer = signal.set_wakeup_fd(loops.fileno())
     try:
-        meter = Meter()
+        meter = IteratorMetrics()
         sigint.arm(meter)
         sigint.arm(meter)
         with pytest.raises(KeyboardInterrupt):
@@ -104,7 +104,7 @@ def test_the_descriptor_of_an_event_loop_gets_its_bytes_and_is_put_back():
 
 
 def test_the_last_release_ends_the_thread():
-    first, second = Meter(), Meter()
+    first, second = IteratorMetrics(), IteratorMetrics()
     sigint.arm(first)
     sigint.arm(second)
     watch = [t for t in threading.enumerate() if t.name == "tfd-ctrl-c"]

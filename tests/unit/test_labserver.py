@@ -139,7 +139,7 @@ def test_only_those_that_no_process_holds_are_listed(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(jupyter_server, "tfd", tfd)
     monkeypatch.setattr(jupyter_server, "_any_detached", lambda: True)
-    listed = asyncio.run(jupyter_server.unheld())
+    listed = asyncio.run(jupyter_server.unattached_clusters())
     assert [(each["name"], each["lease"]) for each in listed] == [("left", 3.0), ("left", 4.0)]
     assert "pid" not in listed[0]
     with pytest.raises(errors.UnknownName, match="without a kernel"):
@@ -168,15 +168,15 @@ def lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_requests_share_one_list(lists: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask() -> None:
-        given_up = asyncio.ensure_future(jupyter_server.unheld())
-        asking = [asyncio.ensure_future(jupyter_server.unheld()) for _ in range(5)]
+        given_up = asyncio.ensure_future(jupyter_server.unattached_clusters())
+        asking = [asyncio.ensure_future(jupyter_server.unattached_clusters()) for _ in range(5)]
         await asyncio.wait([given_up, *asking], timeout=0)
         given_up.cancel()
         assert await asyncio.gather(*asking) == [[]] * 5
-        assert await jupyter_server.unheld() == []
+        assert await jupyter_server.unattached_clusters() == []
         assert lists.read_text() == "list\n"
         monkeypatch.setattr(jupyter_server, "_SHARED_SECONDS", 0.0)
-        assert await jupyter_server.unheld() == []
+        assert await jupyter_server.unattached_clusters() == []
         assert lists.read_text() == "list\nlist\n"
 
     asyncio.run(ask())
@@ -190,9 +190,9 @@ def test_a_list_that_failed_is_not_shared_with_later_requests(
     async def ask() -> None:
         monkeypatch.setattr(interpreter, "command", lambda *_: ["false"])
         with pytest.raises(errors.TfdError):
-            await jupyter_server.unheld()
+            await jupyter_server.unattached_clusters()
         monkeypatch.setattr(interpreter, "command", works)
-        assert await jupyter_server.unheld() == []
+        assert await jupyter_server.unattached_clusters() == []
 
     asyncio.run(ask())
 

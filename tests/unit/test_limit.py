@@ -11,11 +11,11 @@ import pytest
 
 from tfd_notebook._compat.tf_data.pipeline_model import Model, Node, Stage
 from tfd_notebook.data.explain.advice import advise
-from tfd_notebook.data.explain.classification import Verdict, judge, judge_service, odd_worker
-from tfd_notebook.data.explain.cost_model import Costs, Measured
+from tfd_notebook.data.explain.classification import Bottleneck, judge, judge_service, slow_worker
+from tfd_notebook.data.explain.cost_model import Costs, Measurement
 from tfd_notebook.data.explain.live_limit import worker_limit
 from tfd_notebook.data.explain.scaling_estimate import forecast
-from tfd_notebook.data.service.usage import Delivery, WorkerUse
+from tfd_notebook.data.service.usage import Delivery, WorkerUtilization
 from tfd_notebook.model.limit import DATA_KINDS, Limit, compare
 
 FIGURES = {"elements_per_s": 40.0, "wait_fraction": 0.9, "cpu_cores": 1.0}
@@ -51,10 +51,10 @@ def costs(last: Stage, *nodes: Node, seconds: float = 10.0) -> Costs:
     return made
 
 
-def measured(lanes: tuple = (), **figures: float) -> Measured:
+def measured(lanes: tuple = (), **figures: float) -> Measurement:
     known = {"elements": 400, "bytes": 4_000, "seconds": 10.0, "waited": 9.5, "first": 0.01}
     known |= {"cpu": 1.0, "locked": 0.0}
-    return Measured(**{**known, **figures}, lanes=lanes)  # type: ignore[arg-type]
+    return Measurement(**{**known, **figures}, lanes=lanes)  # type: ignore[arg-type]
 
 
 class TestSentence:
@@ -311,9 +311,10 @@ class TestJudge:
 
 
 class TestService:
-    def workers(self, *rates: float, cpu: float = 0.5) -> list[WorkerUse]:
+    def workers(self, *rates: float, cpu: float = 0.5) -> list[WorkerUtilization]:
         return [
-            WorkerUse(f"data_worker:{i}", "ready", cpu, r, (r, r, r)) for i, r in enumerate(rates)
+            WorkerUtilization(f"data_worker:{i}", "ready", cpu, r, (r, r, r))
+            for i, r in enumerate(rates)
         ]
 
     def test_workers_that_compute(self) -> None:
@@ -331,7 +332,7 @@ class TestService:
         assert judge_service(light, self.workers(1e3, 1e3, cpu=0.9), 2, None).kind == "workers"
 
     def test_workers_in_this_process_send_nothing_over_a_wire(self) -> None:
-        workers = [WorkerUse(f"data_worker:{n}", "ready", None, None) for n in range(2)]
+        workers = [WorkerUtilization(f"data_worker:{n}", "ready", None, None) for n in range(2)]
         seen = measured(elements=3_000, bytes=4_500_000_000, cpu=1.9)
         assert judge_service(seen, workers, 2, None).kind == "workers"
 
@@ -340,13 +341,13 @@ class TestService:
         assert (found.kind, found.task, found.share) == ("workers", "data_worker:2", 0.9)
 
     def test_one_that_is_not_there(self) -> None:
-        gone = WorkerUse("data_worker:1", "restarting", None, None)
+        gone = WorkerUtilization("data_worker:1", "restarting", None, None)
         found = judge_service(measured(), [*self.workers(1.0), gone], 2, alone=0.01)
         assert (found.kind, found.name) == ("workers", "data_worker:1 (restarting)")
 
     def test_one_that_has_no_share_is_not_accused(self) -> None:
-        idle = WorkerUse("data_worker:3", "ready", 0.0, 0.0)
-        new = WorkerUse("data_worker:4", "starting", None, None)
+        idle = WorkerUtilization("data_worker:3", "ready", 0.0, 0.0)
+        new = WorkerUtilization("data_worker:4", "starting", None, None)
         workers = [*self.workers(10.0, 10.0, 10.0, cpu=0.6), idle, new]
         assert judge_service(measured(), workers, 2, alone=0.04).task == ""
 
@@ -356,7 +357,8 @@ class TestWorkerLimit:
         names = [f"data_worker:{number}" for number in range(4)]
         rates = (0.99, 10.0), (0.1, 10.0), (0.1, 1.0), (0.1, 9.0)
         workers = [
-            WorkerUse(n, "ready", *r, (r[1],) * 3) for n, r in zip(names, rates, strict=True)
+            WorkerUtilization(n, "ready", *r, (r[1],) * 3)
+            for n, r in zip(names, rates, strict=True)
         ]
         kinds = [worker_limit(name, workers).kind for name in names]
         assert kinds == ["workers", "none", "workers", "none"]
@@ -365,19 +367,19 @@ class TestWorkerLimit:
 
     def test_the_slower_one_of_two_is_named(self) -> None:
         workers = [
-            WorkerUse("data_worker:0", "ready", 0.9, 100.0, (100.0,) * 3),
-            WorkerUse("data_worker:1", "ready", 0.2, 10.0, (10.0,) * 3),
+            WorkerUtilization("data_worker:0", "ready", 0.9, 100.0, (100.0,) * 3),
+            WorkerUtilization("data_worker:1", "ready", 0.2, 10.0, (10.0,) * 3),
         ]
         assert worker_limit("data_worker:1", workers).share == pytest.approx(0.9)
-        even = [WorkerUse(w.task, w.state, w.cpu, 100.0, (100.0,) * 3) for w in workers]
+        even = [WorkerUtilization(w.task, w.state, w.cpu, 100.0, (100.0,) * 3) for w in workers]
         assert worker_limit("data_worker:1", even).kind == "none"
 
 
 def accused(*workers: tuple[tuple[float, ...], float | None]) -> str:
     """Return which worker is slow, given the rates and the working share of each."""
-    found = odd_worker(
+    found = slow_worker(
         [
-            WorkerUse(f"data_worker:{i}", "ready", 0.1, sum(r) / max(len(r), 1), r, working)
+            WorkerUtilization(f"data_worker:{i}", "ready", 0.1, sum(r) / max(len(r), 1), r, working)
             for i, (r, working) in enumerate(workers)
         ]
     )
@@ -422,7 +424,7 @@ class TestAdvice:
         class Host:
             """Stands for a cluster: only its variable's name matters here."""
 
-        workers = Verdict("workers", 0.9)
+        workers = Bottleneck("workers", 0.9)
         assert advise(workers, 2) == "cluster.scale(data_workers=3)"
         assert advise(replace(workers, saturated=True), 2).startswith("all cores")
         host = Host()
@@ -430,7 +432,7 @@ class TestAdvice:
         assert advise(workers, 2, delivery) == "cluster.scale(data_workers=3)"
         monkeypatch.setattr(sys.modules["__main__"], "images", host, raising=False)
         assert advise(workers, 2, delivery) == "images.scale(data_workers=3)"
-        busy = [WorkerUse("data_worker:0", "ready", 0.99, None)]
+        busy = [WorkerUtilization("data_worker:0", "ready", 0.99, None)]
         assert worker_limit("data_worker:0", busy).advice == "cluster.scale(data_workers=2)"
         assert worker_limit("data_worker:0", busy, saturated=True).advice.startswith("all cores")
 
@@ -439,7 +441,7 @@ class TestAdvice:
             """Stands for a dataset: only its variable's name matters here."""
 
         origin, read = Dataset(), Dataset()
-        transfer, copy = Verdict("transfer", 0.9), Verdict("device_copy", 0.9)
+        transfer, copy = Bottleneck("transfer", 0.9), Bottleneck("device_copy", 0.9)
         unnamed = advise(transfer, 2, dataset=read, origin=origin)
         assert unnamed == advise(transfer, 2)
         assert unnamed.startswith("send more at a time: batch() before distribute, or hand")
@@ -459,7 +461,7 @@ class TestAdvice:
 
         delivery = Delivery(weakref.ref(Host()), -1, "OFF", None)  # type: ignore[arg-type]
         monkeypatch.setattr(sys.modules["__main__"], "empty", None, raising=False)
-        assert advise(Verdict("workers", 0.9), 2, delivery) == "cluster.scale(data_workers=3)"
+        assert advise(Bottleneck("workers", 0.9), 2, delivery) == "cluster.scale(data_workers=3)"
 
 
 class TestForecast:

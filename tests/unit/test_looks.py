@@ -10,25 +10,31 @@ import pytest
 from tfd_notebook import views
 from tfd_notebook.errors import UsageError
 from tfd_notebook.model import resolution
-from tfd_notebook.model.resolution import Change, Considered, Look, Sighting, changes
+from tfd_notebook.model.resolution import (
+    Change,
+    ResolutionSnapshot,
+    RuleResult,
+    TaskStatus,
+    changes,
+)
 from tfd_notebook.resolution.service import read_options
 
 ESCAPE = "\x1b[2J<script>alert('&')</script>"
 RULES = (
-    Considered("argument", "no", "no resolver was named"),
-    Considered("tf_config", "close", f"TF_CONFIG has no cluster {ESCAPE}"),
-    Considered("sagemaker", "fired", "SM_HOSTS is set"),
+    RuleResult("argument", "no", "no resolver was named"),
+    RuleResult("tf_config", "close", f"TF_CONFIG has no cluster {ESCAPE}"),
+    RuleResult("sagemaker", "fired", "SM_HOSTS is set"),
 )
 TASKS = (
-    Sighting("worker", 0, "w0:1", "alive", "worker:0", "GPU:2", 3.0),
-    Sighting("worker", 1, "w1:1", "mismatch", "worker:0", "", 4.0, "worker:0 answers there"),
-    Sighting("ps", 0, "p:1", "hung", reason=f"no answer {ESCAPE}"),
+    TaskStatus("worker", 0, "w0:1", "alive", "worker:0", "GPU:2", 3.0),
+    TaskStatus("worker", 1, "w1:1", "mismatch", "worker:0", "", 4.0, "worker:0 answers there"),
+    TaskStatus("ps", 0, "p:1", "hung", reason=f"no answer {ESCAPE}"),
 )
-LOOK = Look("sagemaker", "SM_HOSTS", 1000.0, TASKS, RULES, f"use('{ESCAPE}')", 0.5)
+LOOK = ResolutionSnapshot("sagemaker", "SM_HOSTS", 1000.0, TASKS, RULES, f"use('{ESCAPE}')", 0.5)
 
 
-def many(count: int) -> Look:
-    tasks = [Sighting("worker", i, f"w{i}:1", "alive", f"worker:{i}") for i in range(count)]
+def many(count: int) -> ResolutionSnapshot:
+    tasks = [TaskStatus("worker", i, f"w{i}:1", "alive", f"worker:{i}") for i in range(count)]
     if count:
         tasks[-1] = replace(tasks[-1], state="refused", reason="nothing listens")
     return replace(LOOK, tasks=tuple(tasks))
@@ -71,8 +77,8 @@ def test_narrow_text_keeps_task_state_and_reason() -> None:
 
 
 def test_an_offer_has_a_cell_and_no_table() -> None:
-    look = Look(
-        "local", "", 1.0, (), (Considered("local", "fired", "nothing else"),), "tfd.Cluster()"
+    look = ResolutionSnapshot(
+        "local", "", 1.0, (), (RuleResult("local", "fired", "nothing else"),), "tfd.Cluster()"
     )
     shown = views.look_text(look)
     assert shown.startswith("no cluster yet (rule local: nothing else)")
@@ -84,7 +90,7 @@ def test_changes() -> None:
     was, other, hung = TASKS
     back = replace(hung, state="alive")
     moved = replace(was, address="w9:1")
-    new = Sighting("worker", 2, "w2:1", "alive")
+    new = TaskStatus("worker", 2, "w2:1", "alive")
     found = changes((was, other, hung), (moved, back, new), 5.0)
     assert [(one.task, one.before, one.after) for one in found] == [
         ("worker:0", "alive", "alive"),

@@ -22,20 +22,20 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tfd_notebook import errors, views
 from tfd_notebook._version import VERSION
 from tfd_notebook.agent.admin_policy import Limits, limits
-from tfd_notebook.agent.handlers import Requests
+from tfd_notebook.agent.handlers import AgentHandlers
 from tfd_notebook.agent.stunnel import TunnelEnd
 from tfd_notebook.bus import PROTOCOL
 from tfd_notebook.cluster import attach
-from tfd_notebook.cluster.gpu_allocation import Deal, Share
+from tfd_notebook.cluster.gpu_allocation import GpuAllocation, HostAllocation
 from tfd_notebook.cluster.journal_mirror import JournalCopy
 from tfd_notebook.cluster.monitor import Monitor
-from tfd_notebook.cluster.task_manager import Fleet
+from tfd_notebook.cluster.task_manager import TaskManager
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.launchers.client import tls_tunnels
 from tfd_notebook.launchers.client.agent_client import AgentClient, AgentNode
-from tfd_notebook.launchers.client.handshake import read_greeting
+from tfd_notebook.launchers.client.handshake import read_handshake
 from tfd_notebook.launchers.client.jupyter_server import _message
-from tfd_notebook.launchers.client.session import Link
+from tfd_notebook.launchers.client.session import AgentSession
 from tfd_notebook.launchers.fake import Fake
 from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
 from tfd_notebook.model import spec
@@ -43,7 +43,7 @@ from tfd_notebook.model.snapshot import GpuRow, NodeRow, Snapshot, SparkRow
 from tfd_notebook.model.spec import ClusterConfig, Policy, Role, Service
 from tfd_notebook.net import agent_protocol, messages, validation
 from tfd_notebook.net.host import identity, tensorflow_version
-from tfd_notebook.remote_kernel.bus_client import Reader
+from tfd_notebook.remote_kernel.bus_client import BusClient
 from tfd_notebook.spark.driver import messages as spark_messages
 from tfd_notebook.spark.driver import node_registry, roles
 from tfd_notebook.spark.driver.node_registry import Node
@@ -94,7 +94,8 @@ ABOUT = json.loads(json.dumps({
         {"TOKEN": ""}, ("numpy",), ("10.0.0.0/8",), {"hosts": ["one"], "place": {}},
         {"worker": 1},
     )),
-    "fleet": {"counts": {"worker": 1}, "deal": Deal(1, (Share(" on one", (0,)),)).pack(),
+    "fleet": {"counts": {"worker": 1}, "deal":
+              GpuAllocation(1, (HostAllocation(" on one", (0,)),)).pack(),
               "static": ["10.0.0.5:4001"], "removed": ["10.0.0.5:4002"], "work_dir": "/d"},
     "used": False, "pid": 5, "since": 1.5,
 }))  # fmt: skip
@@ -234,7 +235,7 @@ def use_description(about: dict[str, Any]) -> None:
     config = spec.unpack(about["config"])
     monitor = monitored(config)
     client = AgentClient("agent", HOST, lambda line: None)
-    fleet = Fleet(config, Fake(), monitor)
+    fleet = TaskManager(config, Fake(), monitor)
     fleet.adopt(AgentNode(client, config.name, "/d"), about["fleet"], [TASK])
     monitor.snapshot()
     json.dumps(fleet.about(), allow_nan=False)
@@ -385,7 +386,7 @@ def test_whole_messages_pass_as_they_are() -> None:
 
 
 def test_each_request_of_an_agent_has_its_reply_defined() -> None:
-    asked = {name.removeprefix("do_") for name in vars(Requests) if name.startswith("do_")}
+    asked = {name.removeprefix("do_") for name in vars(AgentHandlers) if name.startswith("do_")}
     assert asked <= set(messages.REPLIES)
 
 
@@ -421,7 +422,7 @@ def test_a_link_ends_with_an_invalid_message_and_names_the_host() -> None:
     hello = EVENTS[6]
     channel = _Channel([frame(hello), frame({**TASK, "pid": "<b>"}), frame(TASK)])
     told: list[Any] = []
-    link = Link("agent", HOST, lambda: channel)
+    link = AgentSession("agent", HOST, lambda: channel)
     link.client.listen("c", told.append)
     channel.go_on.set()
     link._thread.join(20)
@@ -442,7 +443,7 @@ def test_a_spoilt_greeting_is_an_error_that_names_the_host(seed: int) -> None:
         line = "TFDHELLO " + json.dumps(spoilt(GREETING, chance))
         greeting, why = None, HOST
         try:
-            greeting = read_greeting(HOST, iter([line.encode()]))
+            greeting = read_handshake(HOST, iter([line.encode()]))
         except errors.TfdError as error:
             why = error.what
         assert HOST in why
@@ -453,7 +454,7 @@ def test_a_spoilt_greeting_is_an_error_that_names_the_host(seed: int) -> None:
 @pytest.mark.parametrize("line", [b"TFDHELLO", b"TFDHELLO {", b"TFDHELLO " + b"[" * 100_000])
 def test_half_a_greeting(line: bytes) -> None:
     with pytest.raises(errors.TfdError, match=HOST):
-        read_greeting(HOST, iter([line + b"\n"]))
+        read_handshake(HOST, iter([line + b"\n"]))
 
 
 # Addresses
@@ -492,7 +493,7 @@ class _Host(RemoteHost):
     def __init__(self, way: str) -> None:
         super().__init__("blue")
         line = "TFDHELLO " + json.dumps({**GREETING, "way": way})
-        self.greeting = read_greeting("blue", iter([line.encode()]))
+        self.greeting = read_handshake("blue", iter([line.encode()]))
 
     def connect(self, agent: str, start: bool) -> Any:
         raise OSError
@@ -670,8 +671,8 @@ TREE = {
 }  # fmt: skip
 
 
-def read(tree: Any) -> Reader:
-    reader = Reader(lambda message: None)
+def read(tree: Any) -> BusClient:
+    reader = BusClient(lambda message: None)
     reader.take({"kind": "hello", "protocol": PROTOCOL, "version": VERSION}, ())
     state = {"clusters": {"c": tree}}
     reader.take({"kind": "state", "seq": 1, "whole": True, "state": state}, ())
@@ -733,7 +734,7 @@ def test_a_message_of_a_kernel_is_checked(received: Any) -> None:
 
 def test_a_host_that_shares_ports_is_this_one() -> None:
     line = "TFDHELLO " + json.dumps({**GREETING, "identity": identity()})
-    assert read_greeting("here", iter([line.encode()])).is_here
+    assert read_handshake("here", iter([line.encode()])).is_here
 
 
 # Nodes on Spark, and tasks of Spark that feed
@@ -787,7 +788,7 @@ def test_a_spoilt_message_of_spark_is_refused_or_can_be_used(seed: int) -> None:
         if "numbers" in said:
             node.note_numbers(said["numbers"])
             node.note_log(said["log"])
-        row = node_registry.row(node)
+        row = node_registry.node_row(node)
         json.dumps(vars(row), allow_nan=False)
         assert int(node.board.rpartition(":")[2] or 0) < 65536
         html = views.View(snapshot_of_node(row))._repr_mimebundle_()["text/html"]

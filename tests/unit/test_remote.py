@@ -96,7 +96,9 @@ def test_an_agent_that_is_silent_is_not_taken_for_lost(monkeypatch, tmp_path):
         unix_socket.listen(tmp_path / "agent.sock", 1),
         pytest.raises(errors.LaunchError, match="did not answer") as told,
     ):
-        session.Link("agent", "there", lambda: session.SocketChannel.to(tmp_path / "agent.sock"))
+        session.AgentSession(
+            "agent", "there", lambda: session.SocketChannel.to(tmp_path / "agent.sock")
+        )
     # Whoever is told so may end what is left of the cluster on other hosts.
     assert not isinstance(told.value, errors.AgentLost)
 

@@ -21,7 +21,7 @@ from tests._waiting import until
 from tests.unit._grpc import Server, status
 from tfd_notebook import errors
 from tfd_notebook.model.resolution import COLUMNS
-from tfd_notebook.resolution.service import Desk
+from tfd_notebook.resolution.service import ResolveService
 from tfd_notebook.resolvers import TFConfigResolver
 
 pytestmark = pytest.mark.usefixtures("nowhere")
@@ -288,7 +288,7 @@ class TestForms:
     def test_the_same_question_is_the_same_resolution(self, worker: Server, tmp_path: Path) -> None:
         path = tmp_path / "c.json"
         path.write_text(json.dumps({"worker": [worker.address]}))
-        desk = Desk()
+        desk = ResolveService()
         ask = {"resolver": "file", "options": {"path": str(path)}}
         assert json.loads(json.dumps(desk.resolve(ask)))["counts"] == {"alive": 1}
         path.write_text(json.dumps({"worker": [worker.address, "127.0.0.1:1"]}))
@@ -305,7 +305,7 @@ class TestForms:
         with Server(status("worker:1", "CPU")) as other:
             path = tmp_path / "c.json"
             path.write_text(json.dumps({"worker": [worker.address, other.address]}))
-            desk = Desk()
+            desk = ResolveService()
             ask = {"resolver": "file", "options": {"path": str(path)}}
 
             def names(told: dict[str, Any]) -> list[int]:
@@ -343,7 +343,7 @@ class TestForms:
     )
     def test_what_a_form_must_not_say(self, ask: dict[str, Any]) -> None:
         with pytest.raises(errors.UsageError):
-            Desk().resolve(ask)
+            ResolveService().resolve(ask)
 
 
 class TestCommandLine:

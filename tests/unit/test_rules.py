@@ -35,7 +35,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
-def fired(**options: Any) -> tuple[str, detection.Verdict]:
+def fired(**options: Any) -> tuple[str, detection.RuleOutcome]:
     considered, verdict = detection.detect(options)
     assert [one.outcome for one in considered].count("fired") == 1
     assert considered[-1].outcome == "fired"

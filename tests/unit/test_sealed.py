@@ -20,7 +20,7 @@ from tfd_notebook.net import secure_channel
 SECONDS = 30.0
 
 
-def echo(channel: secure_channel.Channel) -> None:
+def echo(channel: secure_channel.AuthenticatedChannel) -> None:
     while True:
         header, body = channel.receive()
         channel.send({**header, "size": len(body)}, body)
@@ -286,7 +286,7 @@ def test_a_proof_cannot_be_used_again(server: secure_channel.Server) -> None:
 def test_a_message_that_was_changed_on_the_way_ends_the_channel() -> None:
     arrived: queue.Queue[object] = queue.Queue()
 
-    def receive(channel: secure_channel.Channel) -> None:
+    def receive(channel: secure_channel.AuthenticatedChannel) -> None:
         try:
             while True:
                 arrived.put(channel.receive()[0])

@@ -12,7 +12,7 @@ import pytest
 
 from tests._waiting import until
 from tfd_notebook import errors
-from tfd_notebook.agent.sessions import Door, Session
+from tfd_notebook.agent.sessions import AgentListener, Session
 from tfd_notebook.launchers.client import session as client_session
 from tfd_notebook.launchers.client.agent_client import AgentClient
 from tfd_notebook.net import agent_protocol
@@ -127,7 +127,7 @@ def directory(tmp_path):
 def linked(loop, directory, answer, grace=600.0):
     """A client of an agent's socket, over a link, and the sessions at the other end."""
     sessions = {}
-    door = Door(directory, "host", "agent", answer, sessions)
+    door = AgentListener(directory, "host", "agent", answer, sessions)
     loop.call(door.open())
     channels = []
 
@@ -135,7 +135,7 @@ def linked(loop, directory, answer, grace=600.0):
         channels.append(client_session.SocketChannel.to(directory / "agent.sock"))
         return channels[-1]
 
-    connected = client_session.Link("agent", "host", connect, grace)
+    connected = client_session.AgentSession("agent", "host", connect, grace)
     try:
         yield connected.client, channels
     finally:

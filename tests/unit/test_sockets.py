@@ -31,10 +31,10 @@ def port_of(sock: socket.socket) -> int:
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
 @pytest.mark.parametrize("reuse_address", [0, 1])
 def test_held_from_strangers(host: str, reuse_address: int) -> None:
-    with ports.hold_port() as held:
+    with ports.reserve_port() as held:
         port = port_of(held)
         assert bind_error(host, port, reuse_address) == errno.EADDRINUSE
-    with ports.hold_port(port):  # the same, asked for by its number
+    with ports.reserve_port(port):  # the same, asked for by its number
         assert bind_error(host, port, reuse_address) == errno.EADDRINUSE
     assert bind_error(host, port, reuse_address) is None
 
@@ -51,7 +51,7 @@ def bind_error(host: str, port: int, reuse_address: int) -> int | None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::"])
 def test_a_server_can_listen_at_a_held_port(host: str) -> None:
-    with ports.hold_port() as held:
+    with ports.reserve_port() as held:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as server:
             server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -68,12 +68,12 @@ def test_held_again_after_connections(server: socket.socket) -> None:
     with socket.create_connection(("127.0.0.1", port)):
         server.accept()[0].close()  # the server's side closes first: TIME_WAIT is here
     server.close()
-    ports.hold_port(port).close()
+    ports.reserve_port(port).close()
 
 
 def test_port_in_use_names_this_process(server: socket.socket) -> None:
     with pytest.raises(PortInUse, match=f"this process.*{os.getpid()}"):
-        ports.hold_port(port_of(server))
+        ports.reserve_port(port_of(server))
 
 
 def test_port_in_use_names_the_other_process() -> None:
@@ -85,24 +85,24 @@ def test_port_in_use_names_the_other_process() -> None:
         assert other.stdout
         port = int(other.stdout.readline())
         with pytest.raises(PortInUse) as caught:
-            ports.hold_port(port)
+            ports.reserve_port(port)
         other.stdin.close()
     assert f"pid {other.pid}" in caught.value.what
     assert shlex.join(command)[:60] in caught.value.what
 
 
 def test_port_in_use_without_a_listener() -> None:
-    with ports.hold_port() as held, pytest.raises(PortInUse, match="without listening"):
-        ports.hold_port(port_of(held))
+    with ports.reserve_port() as held, pytest.raises(PortInUse, match="without listening"):
+        ports.reserve_port(port_of(held))
 
 
 def test_port_that_may_not_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(port: int) -> socket.socket:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(ports, "_hold", refused)
+    monkeypatch.setattr(ports, "_reserve", refused)
     with pytest.raises(PortInUse, match="Permission denied"):
-        ports.hold_port(80)
+        ports.reserve_port(80)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
@@ -120,7 +120,7 @@ def test_listening_fds(server: socket.socket) -> None:
     assert ports.listening_fds(port_of(server)) == [server.fileno()]
     with socket.create_connection(("127.0.0.1", port_of(server))), server.accept()[0]:
         assert ports.listening_fds(port_of(server)) == [server.fileno()]
-    with ports.hold_port() as held:
+    with ports.reserve_port() as held:
         assert ports.listening_fds(port_of(held)) == []
 
 
@@ -134,15 +134,15 @@ def test_looking_closes_nothing(server: socket.socket) -> None:
 def test_open_to() -> None:
     with socket.create_server(("", 0)) as server:
         port = port_of(server)
-        assert ports.close_to_strangers(port) == "this host"
+        assert ports.restrict_port(port) == "this host"
         for host in ("localhost", "127.0.0.1", "::1"):
-            assert ports.close_to_strangers(port, host=host) == "loopback"
-        assert ports.close_to_strangers(port, host="no.such.host.invalid") == "this host"
+            assert ports.restrict_port(port, host=host) == "loopback"
+        assert ports.restrict_port(port, host="no.such.host.invalid") == "this host"
         allow = ["10.1.2.3/8", "fd00::/8"]
-        assert ports.close_to_strangers(port, allow) == "this host, 10.0.0.0/8, fd00::/8"
-        assert ports.close_to_strangers(port, allow[:1], "localhost") == "loopback, 10.0.0.0/8"
+        assert ports.restrict_port(port, allow) == "this host, 10.0.0.0/8, fd00::/8"
+        assert ports.restrict_port(port, allow[:1], "localhost") == "loopback, 10.0.0.0/8"
         for everyone in ("0.0.0.0/0", "::/0"):
-            assert ports.close_to_strangers(port, ["10.0.0.0/8", everyone]) == "everyone"
+            assert ports.restrict_port(port, ["10.0.0.0/8", everyone]) == "everyone"
         socket.create_connection(("127.0.0.1", port), 1).close()
 
 
@@ -155,8 +155,8 @@ def test_networks_are_merged() -> None:
 
 
 def test_a_port_without_a_listener_is_not_closed() -> None:
-    with ports.hold_port() as held, pytest.raises(FilterFailed, match="does not listen"):
-        ports.close_to_strangers(port_of(held))
+    with ports.reserve_port() as held, pytest.raises(FilterFailed, match="does not listen"):
+        ports.restrict_port(port_of(held))
 
 
 def test_a_filter_that_cannot_be_attached_is_an_error(
@@ -167,17 +167,17 @@ def test_a_filter_that_cannot_be_attached_is_an_error(
 
     monkeypatch.setattr(ports, "_attach", refused)
     with pytest.raises(FilterFailed, match="Cannot allocate memory") as caught:
-        ports.close_to_strangers(port_of(server), host="localhost")
+        ports.restrict_port(port_of(server), host="localhost")
     assert "net.core.optmem_max" in str(caught.value.fix)
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert ports.close_to_strangers(port_of(server)).startswith("unknown: darwin")
+    assert ports.restrict_port(port_of(server)).startswith("unknown: darwin")
 
 
 def test_more_networks_than_the_kernel_takes(server: socket.socket) -> None:
     # Of every other network, so that they cannot be merged.
     many = [f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)]
     with pytest.raises(FilterFailed, match="networks"):
-        ports.close_to_strangers(port_of(server), many)
+        ports.restrict_port(port_of(server), many)
 
 
 def test_sent_bytes(server: socket.socket) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests._waiting import until
 from tfd_notebook.net import secure_channel
-from tfd_notebook.spark.executor.driver_link import MOST_LOG, Line
+from tfd_notebook.spark.executor.driver_link import MOST_LOG, DriverConnection
 
 #: Seconds after which a channel gives up a message, which is what nobody may wait for.
 STALL = secure_channel.STALL_SECONDS
@@ -23,12 +23,12 @@ class Driver:
     """Listens, and hands each channel to the test, which says when it is through with it."""
 
     def __init__(self) -> None:
-        self.channels: queue.Queue[secure_channel.Channel] = queue.Queue()
+        self.channels: queue.Queue[secure_channel.AuthenticatedChannel] = queue.Queue()
         self.orders: list[Any] = []
         self._through = threading.Event()
         secret = secure_channel.Secret.new()
         self._server = secure_channel.serve(secret, self._hold)
-        self.line = Line(
+        self.line = DriverConnection(
             self._server.address,
             secret,
             greeting=lambda: {"say": "hello"},
@@ -36,11 +36,11 @@ class Driver:
             heard=self.orders.append,
         )
 
-    def _hold(self, channel: secure_channel.Channel) -> None:
+    def _hold(self, channel: secure_channel.AuthenticatedChannel) -> None:
         self.channels.put(channel)
         self._through.wait()
 
-    def next(self) -> secure_channel.Channel:
+    def next(self) -> secure_channel.AuthenticatedChannel:
         channel = self.channels.get(timeout=20)
         assert channel.receive(20)[0] == {"say": "hello"}
         return channel
@@ -52,7 +52,7 @@ class Driver:
         until(lambda: not any(t.name == "tfd-line" for t in threading.enumerate()))
 
 
-def hear(channel: secure_channel.Channel) -> dict[str, Any]:
+def hear(channel: secure_channel.AuthenticatedChannel) -> dict[str, Any]:
     """Return the next word, and tell that it was heard."""
     word: dict[str, Any] = channel.receive(20)[0]
     channel.send({"order": "heard", "word": word["word"]})

@@ -11,7 +11,7 @@ import pytest
 from tests._waiting import until
 from tfd_notebook.net import secure_channel
 from tfd_notebook.spark.driver import node_registry, roles
-from tfd_notebook.spark.driver.node_registry import Node, Steering
+from tfd_notebook.spark.driver.node_registry import Node, NodeServer
 
 KNOWN = {
     "state": "running",
@@ -25,12 +25,12 @@ KNOWN = {
 
 
 class Driver:
-    """A `Steering` of one worker, and what it heard."""
+    """A `NodeServer` of one worker, and what it heard."""
 
     def __init__(self, limit: float = 30.0) -> None:
         self.heard: list[str] = []
         self.asked: list[Any] = []
-        self.steering = Steering(
+        self.steering = NodeServer(
             "127.0.0.1",
             "127.0.0.1",
             roles.assign(1, 0, None, False, False),
@@ -47,7 +47,7 @@ class Driver:
     def node(self) -> Node:
         return self.steering.nodes[0]
 
-    def connect(self) -> secure_channel.Channel:
+    def connect(self) -> secure_channel.AuthenticatedChannel:
         return secure_channel.connect(self.steering.address, self.steering.secret)
 
 
@@ -179,7 +179,7 @@ def test_a_node_is_lost_with_its_first_invalid_word(driver: Driver, wrong: Any) 
     until(lambda: driver.heard == ["hello", "ended"])
     assert driver.node.state == "lost"
     assert "invalid message" in driver.node.reason
-    row = node_registry.row(driver.node)
+    row = node_registry.node_row(driver.node)
     assert (row.rows, row.queue_depth, driver.node.board) == (0, None, "")
 
 

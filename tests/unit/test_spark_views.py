@@ -10,7 +10,7 @@ import pytest
 from tests._patch import merged
 from tests.unit.test_views import ESCAPE, Balance
 from tfd_notebook import views
-from tfd_notebook.bus.snapshot_feed import Feed
+from tfd_notebook.bus.snapshot_feed import SnapshotFeed
 from tfd_notebook.model.snapshot import NODE_COLUMNS, NodeRow, Snapshot, SparkRow, as_dict
 from tfd_notebook.remote_kernel.bus_client import _snapshot
 
@@ -141,7 +141,7 @@ def test_nodes_are_a_dataframe() -> None:
 
 
 def test_the_bus_tells_what_changed_and_a_reader_makes_the_rows_of_it() -> None:
-    feed = Feed()
+    feed = SnapshotFeed()
     tree: Any = feed.whole([FEEDING])
     assert _snapshot(tree["clusters"]["spark"], 1).spark == FEEDING.spark
     assert FEEDING.spark is not None
@@ -150,13 +150,13 @@ def test_the_bus_tells_what_changed_and_a_reader_makes_the_rows_of_it() -> None:
     patch = feed.patch([replace(FEEDING, spark=fed)])
     assert patch == {"clusters": {"spark": {"spark": {"nodes": {"worker:1": {"rows": 12_500}}}}}}
     feed.patch([FAILED])
-    again = Feed()
+    again = SnapshotFeed()
     told = merged(again.whole([FEEDING]), again.patch([FAILED]))
     assert _snapshot(told["clusters"]["spark"], 2).spark == FAILED.spark
 
 
 def test_a_cluster_that_is_fed_nothing_is_not_worth_a_message() -> None:
-    feed = Feed()
+    feed = SnapshotFeed()
     idle = [seen(worker(0, rows_per_s=0.0, batch_age_s=700.0 + i / 10)) for i in range(600)]
     feed.whole(idle[:1])
     assert not any(feed.patch([one]) for one in idle)

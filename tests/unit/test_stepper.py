@@ -14,9 +14,15 @@ import pytest
 
 from tests._steered import Steered
 from tfd_notebook import errors, views
-from tfd_notebook.coordinator.background_join import Joining
+from tfd_notebook.coordinator.background_join import BackgroundJoin
 from tfd_notebook.coordinator.limit import judge
-from tfd_notebook.coordinator.metrics import Look, Pace, pace, rate, worker_rows
+from tfd_notebook.coordinator.metrics import (
+    CompletionRate,
+    CoordinatorMetrics,
+    pace,
+    rate,
+    worker_rows,
+)
 from tfd_notebook.coordinator.values import VALUE_STATES, Values
 from tfd_notebook.model import closure_store as stores
 from tfd_notebook.model.closure_gate import Gate
@@ -80,11 +86,13 @@ def test_the_time_left_follows_from_an_even_pace(clock: Clock) -> None:
 
 
 def test_an_uneven_pace_makes_it_vague(clock: Clock) -> None:
-    even, uneven = Pace((20,) * 10), Pace((2, 38) * 5)
+    even, uneven = CompletionRate((20,) * 10), CompletionRate((2, 38) * 5)
     assert even.time_left(1000)[0] == uneven.time_left(1000)[0]  # type: ignore[index]
     narrow, wide = (p.time_left(1000)[2] - p.time_left(1000)[1] for p in (even, uneven))  # type: ignore[index]
     assert wide > 2 * narrow
-    assert all(math.isfinite(each) for each in Pace((0, 0, 9)).time_left(10**6) or (math.inf,))
+    assert all(
+        math.isfinite(each) for each in CompletionRate((0, 0, 9)).time_left(10**6) or (math.inf,)
+    )
 
 
 def test_too_little_gives_no_estimate(clock: Clock) -> None:
@@ -92,7 +100,7 @@ def test_too_little_gives_no_estimate(clock: Clock) -> None:
     assert pace(store, clock.now).time_left(10) is None
     run(store, clock, 0.1)
     assert pace(store, clock.now).time_left(10) is None
-    assert Pace((5, 5, 5)).time_left(0) is None
+    assert CompletionRate((5, 5, 5)).time_left(0) is None
 
 
 def test_slow_closures_are_looked_at_for_longer(clock: Clock) -> None:
@@ -145,7 +153,7 @@ def look(store: Store, gate: Gate | None, **given: Any) -> CoordinatorRow:
         "limit": lambda: Limit("none", figures={"closures_per_s": 3.0}),
         "ps_bytes": lambda: {"ps:0": 4000},
     }
-    return Look(store).row(gate=gate, **{**default, **given})
+    return CoordinatorMetrics(store).row(gate=gate, **{**default, **given})
 
 
 def test_states(clock: Clock) -> None:
@@ -178,7 +186,7 @@ def test_a_look_at_very_many_costs_little() -> None:
     store = Store()
     for _ in range(100_000):
         store.add("step", "step_1", None)
-    asked = Look(store)
+    asked = CoordinatorMetrics(store)
     given: dict[str, Any] = {"in_flight": {}, "stopped": False, "workers": 2, "tasks": ()}
     given.update(counts=store.counts(), limit=lambda: judge(store, 2, 0, 0.0), ps_bytes=dict)
     asked.row(gate=Gate(), **given)
@@ -362,7 +370,7 @@ class Joined(Steered):
 def test_a_join_in_the_background() -> None:
     told: list[tuple[str, str]] = []
     coordinator = Joined()
-    joining = Joining(coordinator, None, lambda *words: told.append(words))  # type: ignore[arg-type]
+    joining = BackgroundJoin(coordinator, None, lambda *words: told.append(words))  # type: ignore[arg-type]
     assert (joining.state, joining.error, told) == ("waiting", None, [])
     with pytest.raises(errors.TimeLimit):
         joining.wait(0.01)
@@ -371,7 +379,7 @@ def test_a_join_in_the_background() -> None:
     assert (joining.state, told[0][0]) == ("done", "info")
     failing = Joined(ValueError("no such thing"))
     failing.go.set()
-    joining = Joining(failing, 1.0, lambda *words: told.append(words))  # type: ignore[arg-type]
+    joining = BackgroundJoin(failing, 1.0, lambda *words: told.append(words))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no such thing"):
         joining.wait(10)
     assert repr(joining) == "<Joining failed: ValueError: no such thing>"

@@ -15,7 +15,7 @@ import pytest
 import tfd_notebook as tfd
 from tfd_notebook import errors
 from tfd_notebook.cluster import attach
-from tfd_notebook.cluster.config import configure
+from tfd_notebook.cluster.config import build_config
 from tfd_notebook.launchers import profiles
 from tfd_notebook.launchers.client import detached, orphans
 from tfd_notebook.launchers.client.jupyter_server import TOKEN, JupyterServer
@@ -161,7 +161,7 @@ def test_a_token_is_found_in_the_profile_of_its_server(
 def config() -> spec.ClusterConfig:
     launcher = tfd.launchers.Jupyter([f"{ONE}/lab?token=s3cret", TWO], token={TWO: "s3cret"})
     options = {"launcher": launcher, "data_workers": 1, "env": {"HF_TOKEN": "s3cret"}}
-    return configure("secret", options)[0]
+    return build_config("secret", options)[0]
 
 
 def test_tokens_are_not_part_of_a_specification(config: spec.ClusterConfig) -> None:
@@ -197,7 +197,9 @@ def test_a_detached_cluster_describes_no_secret() -> None:
 def test_the_file_of_a_detached_cluster_has_no_token(
     config: spec.ClusterConfig, tmp_path: Path
 ) -> None:
-    detached.Record("secret", "jupyter", dict(config.options), ["a1"]).keep(time.time() + 100)
+    detached.DetachedClusterRecord("secret", "jupyter", dict(config.options), ["a1"]).keep(
+        time.time() + 100
+    )
     (file,) = (tmp_path / "run").iterdir()
     assert "s3cret" not in file.read_text()
 
@@ -209,8 +211,8 @@ def test_options_are_not_part_of_a_representation(config_home: Path) -> None:
     profile = profiles.read(file)
     assert profile.options["token"] == "s3cret"
     assert "s3cret" not in repr(profile)
-    detached.Record("lab", "jupyter", profile.options, ["a1"]).keep(100)
-    (found,) = detached.away()
+    detached.DetachedClusterRecord("lab", "jupyter", profile.options, ["a1"]).keep(100)
+    (found,) = detached.remote_detached_clusters()
     assert found.options["token"] == "s3cret"
     assert "s3cret" not in repr(found)
 
@@ -218,14 +220,16 @@ def test_options_are_not_part_of_a_representation(config_home: Path) -> None:
 def test_an_attach_without_the_token_names_the_fix(serve: Callable[..., Server]) -> None:
     servers = [serve(403), serve(403)]
     launcher = tfd.launchers.Jupyter([f"{server.url}/?token=s3cret" for server in servers])
-    detached.Record("secret", "jupyter", launcher.options, ["a1", "b2"]).keep(time.time() + 100)
+    detached.DetachedClusterRecord("secret", "jupyter", launcher.options, ["a1", "b2"]).keep(
+        time.time() + 100
+    )
     with pytest.raises(errors.LaunchError, match=r"(?s)wants a token.*a profile with this server"):
         attach.attach("secret")
     assert {one for server in servers for one in server.authorizations} == {None}
 
 
 def test_sweeping_removes_the_file_of_a_lease_that_is_over(tmp_path: Path) -> None:
-    record = detached.Record("secret", "jupyter", {}, ["a1"])
+    record = detached.DetachedClusterRecord("secret", "jupyter", {}, ["a1"])
     record.keep(-1)
     assert not orphans.sweep(dry_run=True)
     assert list((tmp_path / "run").iterdir())

@@ -12,10 +12,10 @@ from queue import Queue
 import grpc
 import pytest
 
-from tfd_notebook.agent.error_server import Tombstone
+from tfd_notebook.agent.error_server import ErrorServer
 from tfd_notebook.errors import FilterFailed, PortInUse, StateError
 from tfd_notebook.net import tf_messages
-from tfd_notebook.net.ports import hold_port
+from tfd_notebook.net.ports import reserve_port
 from tfd_notebook.net.probe import probe
 
 PROCESS_TASK = "/tensorflow.data.WorkerService/ProcessTask"
@@ -26,7 +26,7 @@ OFF, DYNAMIC, FILE = range(3)
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    with hold_port() as held:
+    with reserve_port() as held:
         yield held.getsockname()[1]
 
 
@@ -85,7 +85,7 @@ def element(task_id: int) -> bytes:
 @pytest.mark.parametrize("method", [GET_ELEMENT, HEARTBEAT])
 def test_answers_with_its_text(port: int, host: str, method: str) -> None:
     with (
-        Tombstone({port: "[TFD302] gone\nNext: déjà vu"}),
+        ErrorServer({port: "[TFD302] gone\nNext: déjà vu"}),
         pytest.raises(grpc.RpcError) as caught,
     ):
         call(port, method, host=host)
@@ -94,9 +94,9 @@ def test_answers_with_its_text(port: int, host: str, method: str) -> None:
 
 
 def test_each_port_has_its_own(port: int) -> None:
-    with hold_port() as held:
+    with reserve_port() as held:
         texts = {port: "one", held.getsockname()[1]: "two"}
-        with Tombstone(texts, code="FAILED_PRECONDITION"):
+        with ErrorServer(texts, code="FAILED_PRECONDITION"):
             for number, text in texts.items():
                 found = probe(f"localhost:{number}")
                 assert (found.state, found.reason) == ("foreign", text)
@@ -104,7 +104,7 @@ def test_each_port_has_its_own(port: int) -> None:
 
 def test_stands_and_falls(port: int) -> None:
     threads = set(threading.enumerate())
-    tombstone = Tombstone({port: "gone"})
+    tombstone = ErrorServer({port: "gone"})
     for _ in range(2):
         tombstone.start()
         with pytest.raises(StateError):
@@ -121,14 +121,14 @@ def test_port_that_is_taken() -> None:
     with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as taken:
         port = taken.getsockname()[1]
         for allow in (None, ()):
-            with pytest.raises(PortInUse), Tombstone({port: "gone"}, allow=allow):
+            with pytest.raises(PortInUse), ErrorServer({port: "gone"}, allow=allow):
                 pass
 
 
 def test_a_port_that_stays_open_to_other_hosts_is_not_answered(port: int) -> None:
     # More networks than a packet filter takes, none of which can be merged with another.
     many = [f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)]
-    tombstone = Tombstone({port: "gone"}, allow=many)
+    tombstone = ErrorServer({port: "gone"}, allow=many)
     with pytest.raises(FilterFailed):
         tombstone.start()
     assert probe(f"localhost:{port}").state == "refused"
@@ -140,14 +140,14 @@ def test_at_all_addresses_or_at_loopback_only(port: int) -> None:
             return True
         return False
 
-    with Tombstone({port: "gone"}):
+    with ErrorServer({port: "gone"}):
         assert [answers("127.0.0.1"), answers("127.0.0.2")] == [True, False]
-    with Tombstone({port: "gone"}, allow=()):
+    with ErrorServer({port: "gone"}, allow=()):
         assert [answers("127.0.0.1"), answers("127.0.0.2")] == [True, True]
 
 
 def test_new_work_does_not_fail_the_job(port: int) -> None:
-    with Tombstone({port: "gone"}):
+    with ErrorServer({port: "gone"}):
         assert code_of(port, PROCESS_TASK, work(1, OFF)) is grpc.StatusCode.UNAVAILABLE
         assert code_of(port, GET_ELEMENT, element(1)) is grpc.StatusCode.DATA_LOSS
 
@@ -155,7 +155,7 @@ def test_new_work_does_not_fail_the_job(port: int) -> None:
 @pytest.mark.parametrize("mode", [OFF, DYNAMIC])
 def test_new_work_ends_empty(port: int, mode: int, dispatcher: tuple[str, FakeDispatcher]) -> None:
     address, fake = dispatcher
-    with Tombstone({port: "gone"}, dispatcher=address, workers={port: "host-a:5"}):
+    with ErrorServer({port: "gone"}, dispatcher=address, workers={port: "host-a:5"}):
         assert call(port, PROCESS_TASK, work(7, mode)) == b""
         assert fake.completed.get(timeout=2) == ("host-a:5", 7)
         answer = tf_messages.GetElementResponse.FromString(call(port, GET_ELEMENT, element(7)))
@@ -167,14 +167,14 @@ def test_new_work_ends_empty(port: int, mode: int, dispatcher: tuple[str, FakeDi
 def test_a_share_that_is_missing_is_no_empty_one(
     port: int, request_: bytes, dispatcher: tuple[str, FakeDispatcher]
 ) -> None:
-    with Tombstone({port: "gone"}, dispatcher=dispatcher[0]):
+    with ErrorServer({port: "gone"}, dispatcher=dispatcher[0]):
         assert code_of(port, PROCESS_TASK, request_) is grpc.StatusCode.UNAVAILABLE
         assert code_of(port, GET_ELEMENT, element(7)) is grpc.StatusCode.DATA_LOSS
 
 
 def test_warn_ends_everything(port: int, dispatcher: tuple[str, FakeDispatcher]) -> None:
     address, fake = dispatcher
-    with Tombstone({port: "gone"}, dispatcher=address, on_loss="warn"):
+    with ErrorServer({port: "gone"}, dispatcher=address, on_loss="warn"):
         assert call(port, PROCESS_TASK, work(7, FILE)) == b""
         for _ in range(2):
             answer = tf_messages.GetElementResponse.FromString(call(port, GET_ELEMENT, element(6)))
@@ -186,7 +186,7 @@ def test_warn_ends_everything(port: int, dispatcher: tuple[str, FakeDispatcher])
 
 
 def test_dispatcher_that_is_gone_does_no_harm(port: int) -> None:
-    with hold_port() as nobody:
+    with reserve_port() as nobody:
         address = f"localhost:{nobody.getsockname()[1]}"
-        with Tombstone({port: "gone"}, dispatcher=address):
+        with ErrorServer({port: "gone"}, dispatcher=address):
             assert call(port, PROCESS_TASK, work(7, OFF)) == b""

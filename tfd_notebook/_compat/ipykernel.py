@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def answer_beside_cells(comm: Any) -> bool:
+def handle_messages_during_execution(comm: Any) -> bool:
     """Have messages from the browser to `comm` handled while a cell runs.
 
     ipykernel 7.4 routes them to the shell that last sent on the comm, which for a widget is the
@@ -27,7 +27,7 @@ def answer_beside_cells(comm: Any) -> bool:
     return True
 
 
-def takes_clicks_beside_cells() -> bool:
+def handles_messages_during_execution() -> bool:
     """Whether this ipykernel can take messages from a browser while a cell runs."""
     try:
         from importlib.metadata import version

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 
-from tfd_notebook._compat.tf_data.meter import Meter
+from tfd_notebook._compat.tf_data.meter import IteratorMetrics
 
 #: Seconds that a call may go on after Ctrl-C before it is cancelled: most end by themselves, and
 #: an iterator that was not cancelled can be used further.
@@ -34,7 +34,7 @@ class _Watch:
     """The descriptor pair, the thread that reads it, and the meters that it may cancel."""
 
     def __init__(self) -> None:
-        self.meters: weakref.WeakSet[Meter] = weakref.WeakSet()
+        self.meters: weakref.WeakSet[IteratorMetrics] = weakref.WeakSet()
         self.read, self.write = socket.socketpair()
         self.write.setblocking(False)
         self.previous = -1
@@ -107,7 +107,7 @@ def _interrupts(handler: object) -> bool:
 _watch: _Watch | None = None
 
 
-def arm(meter: Meter) -> None:
+def arm(meter: IteratorMetrics) -> None:
     """Let Ctrl-C cancel `meter`; to be called in the main thread, which is about to block."""
     global _watch
     if _watch is None:
@@ -116,7 +116,7 @@ def arm(meter: Meter) -> None:
     _watch.arm()
 
 
-def release(meter: Meter) -> None:
+def release(meter: IteratorMetrics) -> None:
     """Forget `meter`; with the last one, all that `arm` did is undone (in the main thread)."""
     global _watch
     if _watch is None:

@@ -27,11 +27,11 @@ from typing import Any
 import psutil
 
 from tfd_notebook.agent import processes
-from tfd_notebook.agent.cluster import HostedCluster
-from tfd_notebook.agent.gpu_monitor import Metering
-from tfd_notebook.agent.handlers import BY_SESSION, REPEATABLE, Requests
-from tfd_notebook.agent.sessions import Door, Session, own_pipes
-from tfd_notebook.agent.task_supervisor import Supervised
+from tfd_notebook.agent.cluster import AgentCluster
+from tfd_notebook.agent.gpu_monitor import GpuMonitor
+from tfd_notebook.agent.handlers import BY_SESSION, REPEATABLE, AgentHandlers
+from tfd_notebook.agent.sessions import AgentListener, Session, own_pipes
+from tfd_notebook.agent.task_supervisor import TaskSupervisor
 from tfd_notebook.errors import TfdError, TimeLimit
 from tfd_notebook.model.spec import TaskState
 from tfd_notebook.net import agent_protocol, clock, runtime_dir
@@ -49,7 +49,7 @@ _FIRST_SECONDS = 60.0
 _OWNER = "owner"
 
 
-class Agent(Requests):
+class Agent(AgentHandlers):
     """Answers requests until nobody is left to make any."""
 
     def __init__(self, agent_id: str, directory: Path, owner: int | None) -> None:
@@ -57,14 +57,14 @@ class Agent(Requests):
         self.directory = directory
         self.owner = owner
         self.host = socket.gethostname().replace(" ", "_") or "localhost"
-        self.clusters: dict[str, HostedCluster] = {}
+        self.clusters: dict[str, AgentCluster] = {}
         self.processes = processes.Processes(agent_id, directory)
         self._sessions: dict[str, Session] = {}
         self.owned: dict[str, Session] = {}
-        self.door = Door(directory, self.host, agent_id, self._answer, self._sessions)
+        self.door = AgentListener(directory, self.host, agent_id, self._answer, self._sessions)
         self._stays = owner is None
         self._measured: dict[int, psutil.Process] = {}
-        self._metering = Metering(self.tell)
+        self._metering = GpuMonitor(self.tell)
         self._idle_since = time.monotonic() + (_FIRST_SECONDS if owner is None else 0.0)
         self._done = asyncio.Event()
 
@@ -135,7 +135,7 @@ class Agent(Requests):
                 continue
             await self.end(cluster, reason)
 
-    async def end(self, cluster: HostedCluster, reason: str) -> None:
+    async def end(self, cluster: AgentCluster, reason: str) -> None:
         """End a cluster, and say why to whoever hears of it."""
         try:
             await cluster.stop(reason)
@@ -247,7 +247,7 @@ class Agent(Requests):
             if not here and time.monotonic() > self._idle_since:
                 self._done.set()
 
-    async def _end_if_over(self, cluster: HostedCluster) -> None:
+    async def _end_if_over(self, cluster: AgentCluster) -> None:
         limit, since = cluster.policy.time_limit, cluster.ready_since
         ready_for = 0.0 if since is None else clock.now() - since
         # The kernel ends its cluster itself, and earlier, unless it is busy or frozen.
@@ -256,11 +256,11 @@ class Agent(Requests):
         elif cluster.lease is not None and cluster.lease.over:
             await self.end(cluster, "its lease is over")
 
-    async def _look_at(self, task: Supervised, late: bool, tick: int) -> None:
+    async def _look_at(self, task: TaskSupervisor, late: bool, tick: int) -> None:
         with task._cluster.reported("inspecting it", task):
             await self._inspect(task, late, tick)
 
-    async def _inspect(self, task: Supervised, late: bool, tick: int) -> None:
+    async def _inspect(self, task: TaskSupervisor, late: bool, tick: int) -> None:
         seen = await task.ask(task.address, task.kind)
         process = task.process
         if process is None or process.ended.done():

@@ -18,12 +18,12 @@ from tfd_notebook.net import clock, runtime_dir
 from tfd_notebook.net.clock import Deadline
 
 if TYPE_CHECKING:
-    from tfd_notebook.agent.handlers import Requests
+    from tfd_notebook.agent.handlers import AgentHandlers
     from tfd_notebook.agent.sessions import Session
-    from tfd_notebook.agent.task_supervisor import Supervised
+    from tfd_notebook.agent.task_supervisor import TaskSupervisor
 
 
-class HostedCluster:
+class AgentCluster:
     """A cluster's tasks on this host.
 
     Parameters
@@ -35,7 +35,7 @@ class HostedCluster:
         ``preload``, ``allow`` and ``about``, which describes the cluster to whoever attaches.
     """
 
-    def __init__(self, agent: Requests, name: str, opened: dict[str, Any]) -> None:
+    def __init__(self, agent: AgentHandlers, name: str, opened: dict[str, Any]) -> None:
         self.name = name
         self.policy = Policy(**opened["policy"])
         self.environment: dict[str, str] = opened["environment"]
@@ -45,8 +45,8 @@ class HostedCluster:
         self.allow: list[str] = opened["allow"]
         self.about: dict[str, Any] = opened["about"]
         self.functions = Functions()
-        self.tasks: dict[str, Supervised] = {}
-        self.retired: dict[str, Supervised] = {}
+        self.tasks: dict[str, TaskSupervisor] = {}
+        self.retired: dict[str, TaskSupervisor] = {}
         #: What the administrator of this host allows.
         self.limits = limits()
         #: The GPUs of this host that its tasks may be given, each with the fields of `gpus.Gpu`.
@@ -67,7 +67,7 @@ class HostedCluster:
         #: The last failure of each kind, by what failed and task, so that it is reported once.
         self._failures: dict[tuple[str, str], str] = {}
 
-    def task(self, name: str) -> Supervised:
+    def task(self, name: str) -> TaskSupervisor:
         """Return a task that was asked for, or raise UnknownName."""
         if name not in self.tasks:
             raise UnknownName(
@@ -118,7 +118,7 @@ class HostedCluster:
         """Return the names of the tasks that see a GPU, by its number."""
         return {gpu: task.spec.name for task in self.tasks.values() for gpu in task.spec.gpus}
 
-    def task_changed(self, task: Supervised, log: tuple[str, ...]) -> None:
+    def task_changed(self, task: TaskSupervisor, log: tuple[str, ...]) -> None:
         """Tell whoever hears of this cluster what has become of a task."""
         if task.state is TaskState.READY and self.ready_since is None:
             self.ready_since = clock.now()
@@ -130,7 +130,7 @@ class HostedCluster:
         """Return the events that say how each task is now."""
         return [{**self._event(task), "log": []} for task in self.tasks.values()]
 
-    def _event(self, task: Supervised) -> dict[str, Any]:
+    def _event(self, task: TaskSupervisor) -> dict[str, Any]:
         runs = task.state is not TaskState.RESTARTING  # else its process is ending
         return {
             "event": "task",
@@ -145,7 +145,7 @@ class HostedCluster:
         }
 
     def notice(
-        self, severity: str, what: str, task: Supervised | None = None, fix: str | None = None
+        self, severity: str, what: str, task: TaskSupervisor | None = None, fix: str | None = None
     ) -> None:
         """Tell whoever hears of this cluster a sentence."""
         self._agent.tell(
@@ -161,7 +161,7 @@ class HostedCluster:
         )
 
     @contextlib.contextmanager
-    def reported(self, doing: str, task: Supervised | None = None) -> Iterator[None]:
+    def reported(self, doing: str, task: TaskSupervisor | None = None) -> Iterator[None]:
         """Report an exception by a traceback in the log and a notice, once while it lasts."""
         key = (doing, task.spec.name if task else "")
         try:

@@ -28,7 +28,7 @@ _EVERYWHERE = ("0.0.0.0", "[::]")
 _SHARED_OUT_AT_RUN_TIME = ("off", "dynamic")
 
 
-class Tombstone:
+class ErrorServer:
     """Answers every call at the ports of lost tasks with an error; a context manager.
 
     Listens beside a socket that holds the port (`sockets.hold_port`). Every call gets `code` and
@@ -106,7 +106,7 @@ class Tombstone:
             self._pool.shutdown()
             self._pool = None
 
-    def __enter__(self) -> Tombstone:
+    def __enter__(self) -> ErrorServer:
         self.start()
         return self
 
@@ -126,7 +126,7 @@ class Tombstone:
         self._servers.append(server)  # from here on `close` stops it, whatever fails
         server.start()
         if self._allow is not None:
-            net_ports.close_to_strangers(port, self._allow)
+            net_ports.restrict_port(port, self._allow)
 
     def _accept(self, worker: str) -> Callable[[int], None] | None:
         """Return what tells the dispatcher that `worker` has done a task."""

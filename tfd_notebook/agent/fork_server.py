@@ -87,7 +87,7 @@ def _read_request(body: bytes) -> dict[str, Any]:
     return request
 
 
-def fork_away(work: Callable[[], None]) -> int:
+def double_fork(work: Callable[[], None]) -> int:
     """Have `work` done by a process that is no child of this one; return its pid."""
     read, write = os.pipe()
     between = os.fork()
@@ -122,7 +122,7 @@ def _fork_task(channel: socket.socket, request: dict[str, Any], fds: list[int]) 
         channel.close()
         task_process.run(request, socket.socket(fileno=fds[0]), fds[1])
 
-    pid = fork_away(work)
+    pid = double_fork(work)
     for fd in fds:
         os.close(fd)
     return pid
@@ -141,7 +141,7 @@ def main() -> None:
     gc.disable()  # looking for garbage is a fifth of the time that the import takes
     try:
         # Keras wraps scikit-learn's estimators, and to import it is a fifth of the time.
-        with hidden("pyarrow", "sklearn"):
+        with blocked_imports("pyarrow", "sklearn"):
             import tensorflow as tf
 
             from tfd_notebook.agent import task_process  # noqa: F401 - loaded here, used after the fork
@@ -150,7 +150,7 @@ def main() -> None:
         return
     gc.freeze()
     gc.enable()
-    let_go_of_files()
+    release_clean_pages()
     threads = len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 1
     _answer(
         channel,
@@ -161,7 +161,7 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def hidden(*names: str) -> Iterator[None]:
+def blocked_imports(*names: str) -> Iterator[None]:
     """Have these modules and pandas not imported meanwhile; a task that uses them imports them.
 
     Keras imports pandas where it is installed, pandas pyarrow, and pyarrow starts threads, which a
@@ -190,7 +190,7 @@ class _Later(type):
         return kind is not cls and isinstance(instance, kind)
 
 
-def let_go_of_files() -> None:
+def release_clean_pages() -> None:
     """Unmap what the import has read of libraries without changing it, hundreds of megabytes.
 
     The system still has these pages, and a task maps those that it uses; this process uses few.

@@ -112,7 +112,7 @@ def _visible(gpus: Sequence[Gpu], setting: str) -> list[Gpu]:
     return chosen
 
 
-class Meter:
+class GpuSampler:
     """Reads what GPUs of this host do; safe where there is no NVML."""
 
     def __init__(self) -> None:

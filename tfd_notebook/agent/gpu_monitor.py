@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tfd_notebook.agent import gpu_discovery
-from tfd_notebook.agent.cluster import HostedCluster
+from tfd_notebook.agent.cluster import AgentCluster
 
 _EVERY_TICKS = 5
 
 
-class Metering:
+class GpuMonitor:
     """Reads the GPUs of this host, beside everything else: a driver may never answer.
 
     Parameters
@@ -23,10 +23,10 @@ class Metering:
 
     def __init__(self, tell: Callable[[str, dict[str, Any]], None]) -> None:
         self._tell = tell
-        self._meter = gpu_discovery.Meter()
+        self._meter = gpu_discovery.GpuSampler()
         self._reading: asyncio.Future[None] | None = None
 
-    def tick(self, clusters: Iterable[HostedCluster], tick: int) -> None:
+    def tick(self, clusters: Iterable[AgentCluster], tick: int) -> None:
         """Have clusters told how their GPUs are: now and then, and when others hold them."""
         if self._reading is not None and not self._reading.done():
             return
@@ -38,7 +38,7 @@ class Metering:
         if due:
             self._reading = asyncio.ensure_future(self._look(due))
 
-    async def _look(self, clusters: list[HostedCluster]) -> None:
+    async def _look(self, clusters: list[AgentCluster]) -> None:
         numbers = sorted({gpu["index"] for cluster in clusters for gpu in cluster.gpus})
         figures = await asyncio.to_thread(self._meter.read, numbers)
         for cluster in clusters:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.agent import gpu_discovery, interpreter, processes
 from tfd_notebook.agent.admin_policy import limits
-from tfd_notebook.agent.cluster import HostedCluster
-from tfd_notebook.agent.task_supervisor import Supervised, read_log
+from tfd_notebook.agent.cluster import AgentCluster
+from tfd_notebook.agent.task_supervisor import TaskSupervisor, read_log
 from tfd_notebook.errors import NameTaken, StateError, no_lease
 from tfd_notebook.model.spec import Role, TaskSpec
 from tfd_notebook.net import clock, ports, runtime_dir, validation
 from tfd_notebook.net.host import reach
 
 if TYPE_CHECKING:
-    from tfd_notebook.agent.sessions import Door, Session
+    from tfd_notebook.agent.sessions import AgentListener, Session
 
 #: Variables by which an agent itself is started.
 _AGENTS_OWN = (
@@ -39,15 +39,15 @@ REPEATABLE = ("journal", "logs")
 _JOURNAL_BYTES = 4_000_000
 
 
-class Requests(ABC):
+class AgentHandlers(ABC):
     """The part of an agent that does what it is asked."""
 
     id: str
     directory: Path
-    clusters: dict[str, HostedCluster]
+    clusters: dict[str, AgentCluster]
     owned: dict[str, Session]
     processes: processes.Processes
-    door: Door
+    door: AgentListener
 
     @abstractmethod
     def write_state(self) -> None:
@@ -62,13 +62,13 @@ class Requests(ABC):
         """Whether anybody hears of `cluster`."""
 
     @abstractmethod
-    async def end(self, cluster: HostedCluster, reason: str) -> None:
+    async def end(self, cluster: AgentCluster, reason: str) -> None:
         """End a cluster, and say why to whoever hears of it."""
 
     async def do_preload(
         self, environment: dict[str, str], path: list[str] | None = None
     ) -> list[str]:
-        return await self.processes.preload(*_surroundings(environment, path))
+        return await self.processes.preload(*_check_environment(environment, path))
 
     async def do_open(self, session: Session, cluster: str, **opened: Any) -> str:
         if cluster in self.clusters:
@@ -77,9 +77,11 @@ class Requests(ABC):
                 fix=f"take it up, tfd.attach({cluster!r}), or give this one another name=",
             )
         limits().check_allow(opened["allow"])
-        opened["environment"], opened["path"] = _surroundings(opened["environment"], opened["path"])
+        opened["environment"], opened["path"] = _check_environment(
+            opened["environment"], opened["path"]
+        )
         opened["directory"] = opened["directory"] or _task_defaults()["directory"]
-        hosted = self.clusters[cluster] = HostedCluster(self, cluster, opened)
+        hosted = self.clusters[cluster] = AgentCluster(self, cluster, opened)
         self.owned[cluster] = session
         session.hears.add(cluster)
         self.write_state()
@@ -131,7 +133,7 @@ class Requests(ABC):
 
     async def do_hold(self, cluster: str, tasks: list[dict[str, Any]]) -> dict[str, str]:
         hosted = self._cluster(cluster)
-        held: list[Supervised] = []
+        held: list[TaskSupervisor] = []
         try:
             for packed in tasks:
                 packed = dict(packed, role=Role(packed["role"]), gpus=tuple(packed["gpus"]))
@@ -140,7 +142,7 @@ class Requests(ABC):
                     raise StateError(f"cluster {cluster!r} has a task {spec.name!r} already")
                 retired = hosted.retired.pop(spec.name, None)
                 if retired is None:
-                    held.append(Supervised(hosted, spec))
+                    held.append(TaskSupervisor(hosted, spec))
                 else:
                     retired.revive(spec)
                     held.append(retired)
@@ -240,7 +242,7 @@ class Requests(ABC):
         hosted.ended_by = session
         await self.end(hosted, "it was stopped from another process")
 
-    def _cluster(self, name: str) -> HostedCluster:
+    def _cluster(self, name: str) -> AgentCluster:
         if name not in self.clusters:
             raise StateError(f"this agent hosts no cluster {name!r}")
         return self.clusters[name]
@@ -276,7 +278,7 @@ def _new_in(directory: Path, have: dict[str, int]) -> dict[str, tuple[int, str]]
     return found
 
 
-def _surroundings(
+def _check_environment(
     environment: dict[str, str], path: list[str] | None
 ) -> tuple[dict[str, str], list[str]]:
     """Return the tasks' environment and import path; without a path both begin with this host's."""

@@ -237,7 +237,7 @@ async def _read_line(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
             return head, False
 
 
-class Door:
+class AgentListener:
     """Lets this user's processes open sessions over a socket in the agent's directory.
 
     Parameters

@@ -44,20 +44,20 @@ def run(request: Mapping[str, Any], control: socket.socket, log: int) -> None:
     try:
         _prepare(request)
     except BaseException as error:
-        _say(answers, {"failed": agent_protocol.pack_error(error)})
+        send_reply(answers, {"failed": agent_protocol.pack_error(error)})
         traceback.print_exc()
         sys.exit(1)
-    task = _Task(answers)
+    task = TaskProcess(answers)
     for line in control.makefile("r"):
         message = json.loads(line)
         try:
             value = getattr(task, message["do"])(**message.get("arguments", {}))
-            _say(answers, {"re": message["id"], "ok": True, "value": value})
+            send_reply(answers, {"re": message["id"], "ok": True, "value": value})
         except BaseException as error:
             if not isinstance(error, TfdError):
                 traceback.print_exc()
             answer = {"re": message["id"], "ok": False, "error": agent_protocol.pack_error(error)}
-            _say(answers, answer)
+            send_reply(answers, answer)
 
 
 def end_with(parent: int) -> None:
@@ -77,7 +77,7 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
 
-class _Task:
+class TaskProcess:
     """The requests that an agent may make of a task."""
 
     def __init__(self, answers: Any) -> None:
@@ -115,7 +115,7 @@ class _Task:
         self, role: str, port: int, host: str, settings: dict[str, Any], allow: list[str]
     ) -> dict[str, Any]:
         self._server = tf_servers.start(Role(role), port, settings)
-        open_to = ports.close_to_strangers(self._server.port, allow, host)
+        open_to = ports.restrict_port(self._server.port, allow, host)
         self._sent = ports.SentBytes(self._server.port)
         self._samples = role == Role.DATA_WORKER
         return {"port": self._server.port, "open_to": open_to}
@@ -172,7 +172,8 @@ def _name_process(name: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"tfd {name}"[:15].encode(), 0, 0, 0)
 
 
-def _say(answers: Any, message: dict[str, Any]) -> None:
+def send_reply(answers: Any, message: dict[str, Any]) -> None:
+    """Send a message to the agent, or end this process if the agent is gone."""
     try:
         answers.write(json.dumps(message) + "\n")
         answers.flush()

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.agent import gpu_discovery, memory
-from tfd_notebook.agent.error_server import Tombstone
+from tfd_notebook.agent.error_server import ErrorServer
 from tfd_notebook.agent.processes import Process
 from tfd_notebook.errors import StartTimeout, TfdError
 from tfd_notebook.model.spec import SERVER_ROLES, Endpoint, Role, TaskSpec, TaskState
 from tfd_notebook.net import ports, probe
 
 if TYPE_CHECKING:
-    from tfd_notebook.agent.cluster import HostedCluster
+    from tfd_notebook.agent.cluster import AgentCluster
 
 #: A task that has been ready for this long starts counting its restarts at zero again.
 _STEADY_SECONDS = 60.0
@@ -34,7 +34,7 @@ _LOG_LIMIT = 8_000_000
 _LOG_KEPT = 1_000_000
 
 
-class Supervised:
+class TaskSupervisor:
     """A task, its port, and whatever process serves it now.
 
     Parameters
@@ -48,11 +48,11 @@ class Supervised:
     PortInUse
     """
 
-    def __init__(self, cluster: HostedCluster, spec: TaskSpec) -> None:
+    def __init__(self, cluster: AgentCluster, spec: TaskSpec) -> None:
         self.spec = spec
         self.settings: dict[str, Any] = dict(spec.settings)
         self._cluster = cluster
-        self._holder = ports.hold_port(spec.port)
+        self._holder = ports.reserve_port(spec.port)
         self.port: int = self._holder.getsockname()[1]
         host = spec.host
         self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
@@ -61,7 +61,7 @@ class Supervised:
         self.process: Process | None = None
         self.restarts = 0
         self.open_iterations = 0
-        self.connections = ports.Kept()
+        self.connections = ports.PinnedConnections()
         self.silent_since: float | None = None
         self._prober = probe.Prober()
         self._deaths = 0
@@ -73,7 +73,7 @@ class Supervised:
         self._wake = asyncio.Event()
         self.open_to = ""
         self.reason = ""
-        self._tombstone: Tombstone | None = None
+        self._tombstone: ErrorServer | None = None
         self._life: asyncio.Future[None] | None = None
 
     # What the agent asks for
@@ -364,7 +364,7 @@ class Supervised:
             self._tombstone = None
         if message is not None:
             at = Endpoint.parse(self.address).host
-            tombstone = Tombstone(
+            tombstone = ErrorServer(
                 {self.port: message},
                 dispatcher=self.settings.get("dispatcher_address"),
                 on_loss=on_loss,

@@ -1,6 +1,6 @@
 """The bus: what panel and widgets see of the clusters, and what they may ask of them.
 
-`Feed` makes messages out of snapshots, `ColumnFeed` out of closures; a `Session` sends them to one
+`SnapshotFeed` makes messages of snapshots, `ColumnFeed` of closures. A `Session` sends them to one
 place, which is all panels (`comm`) or one widget; one `Hub` ticks for all sessions.
 """
 

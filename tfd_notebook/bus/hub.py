@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.bus.command_queues import CommandQueues
-from tfd_notebook.bus.session import Presences, Session, is_message
+from tfd_notebook.bus.session import ControllerPresence, Session, is_message
 from tfd_notebook.cluster import commands, registry
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Hub:
         self._progress: dict[str, Any] = {}
         self._living: dict[str, Cluster] = {}
         self._ended: dict[str, Snapshot] = {}
-        self._presences = Presences()
+        self._presences = ControllerPresence()
         self._complained = ""
         self.put = self._inbox.put
         _start("tfd-bus", self._work)

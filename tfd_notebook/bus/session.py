@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfd_notebook import errors
 from tfd_notebook.bus import greeting, running_cell
 from tfd_notebook.bus.closure_feed import ColumnFeed
-from tfd_notebook.bus.snapshot_feed import Feed
+from tfd_notebook.bus.snapshot_feed import SnapshotFeed
 from tfd_notebook.cluster import commands
 from tfd_notebook.errors import TfdError
 
@@ -70,7 +70,7 @@ class Session:
         self.everything = everything
         self._extra = extra or dict
         self._clients: dict[str, _Client] = {}
-        self._feed = Feed()
+        self._feed = SnapshotFeed()
         self._columns: dict[str, ColumnFeed] = {}
         self._seq = 0
         self._whole = True
@@ -231,7 +231,7 @@ def is_message(message: Any) -> bool:
     )
 
 
-class Presences:
+class ControllerPresence:
     """Somebody's presence at clusters; a ``join`` of a paused coordinator waits for them."""
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ def _plain(value: Any, name: str) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
-class Feed:
+class SnapshotFeed:
     """What a reader has been told, and what has changed since.
 
     The tree has one entry for each cluster under ``clusters``; in it tasks, streams and workers are

@@ -11,12 +11,12 @@ from typing import Any
 from tfd_notebook import errors, views
 from tfd_notebook.cluster import control_socket, registry
 from tfd_notebook.cluster.cluster import Cluster
-from tfd_notebook.cluster.config import configure
-from tfd_notebook.cluster.gpu_allocation import Deal
+from tfd_notebook.cluster.config import build_config
+from tfd_notebook.cluster.gpu_allocation import GpuAllocation
 from tfd_notebook.cluster.lease import check_hours
 from tfd_notebook.launchers import base, external
 from tfd_notebook.launchers.client import detached
-from tfd_notebook.launchers.client.detached import Away
+from tfd_notebook.launchers.client.detached import RemoteDetachedCluster
 from tfd_notebook.model import spec
 from tfd_notebook.model.spec import Policy, Role
 
@@ -138,7 +138,7 @@ def attach(
         about = next((one["about"] for one in reached.clusters() if one["name"] == name), None)
         if not about:
             raise errors.UnknownName(f"cluster {name!r} has just ended", fix="tfd.clusters()")
-        if isinstance(where, Away):
+        if isinstance(where, RemoteDetachedCluster):
             # A compromised host must not choose what runs or is opened on this one.
             about = where.about
             if not about:
@@ -150,7 +150,9 @@ def attach(
 
         def adopt(one: Cluster) -> tuple[base.Node, Mapping[str, Any]]:
             node, found = reached.adopt(config, one._monitor.take)
-            return node, {**found, "about": about} if isinstance(where, Away) else found
+            return node, {**found, "about": about} if isinstance(
+                where, RemoteDetachedCluster
+            ) else found
 
         made = Cluster._attached(config, base.launcher(config.launcher, config.options), adopt)
     except BaseException:
@@ -168,7 +170,7 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
             fix='a name, "grpc://host:port" of a dispatcher, or {"worker": ["host:port"]}',
         )
     jobs = target if isinstance(target, (str, Mapping)) else target.as_dict()
-    launcher = external.Foreign(target=jobs)
+    launcher = external.External(target=jobs)
     counts: dict[Role, int] = {}
     for task in external.addresses_of(jobs):
         role = Role(task.partition(":")[0])
@@ -177,12 +179,12 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
         name, launcher.name, counts, Policy(recycle=False), options=launcher.options
     )
 
-    def adopt(one: Cluster) -> tuple[external.ForeignNode, dict[str, Any]]:
-        node = external.ForeignNode(jobs, name, one._monitor.take)
+    def adopt(one: Cluster) -> tuple[external.ExternalNode, dict[str, Any]]:
+        node = external.ExternalNode(jobs, name, one._monitor.take)
         seen = [event["task"].partition(":")[0] for event in node.first]
         fleet: dict[str, Any] = {
             "counts": {role: seen.count(role) for role in seen},
-            "deal": Deal().pack(),
+            "deal": GpuAllocation().pack(),
             "static": [],
             "removed": [],
             "work_dir": None,
@@ -212,7 +214,7 @@ def start(hours: float | None, **options: Any) -> Cluster:
     if hours is None:
         return Cluster(**options)
     check_hours(hours)
-    config, _ = configure(options.get("name"), {k: v for k, v in options.items() if k != "name"})
+    config, _ = build_config(options.get("name"), {k: v for k, v in options.items() if k != "name"})
     living = registry.clusters()
     if config.name in living or not is_detached(config.name):
         made = Cluster(**options)
@@ -239,7 +241,7 @@ def is_detached(name: str) -> bool:
     return any(one.name == name for one in detached.detached())
 
 
-def find(name: str, agent: int | None = None) -> detached.Detached | Away:
+def find(name: str, agent: int | None = None) -> detached.Detached | RemoteDetachedCluster:
     """Return where a detached cluster is.
 
     Raises
@@ -277,9 +279,9 @@ def find(name: str, agent: int | None = None) -> detached.Detached | Away:
     )
 
 
-def _briefs(where: detached.Detached | Away) -> list[dict[str, Any]]:
+def _briefs(where: detached.Detached | RemoteDetachedCluster) -> list[dict[str, Any]]:
     """Return a detached cluster in a few words; hosts are not asked just for a list."""
-    if isinstance(where, Away):
+    if isinstance(where, RemoteDetachedCluster):
         return [
             {
                 "name": where.name,

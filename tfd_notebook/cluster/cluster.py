@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
 from tfd_notebook.cluster import control_socket, registry
-from tfd_notebook.cluster.config import configure
-from tfd_notebook.cluster.handles import ClusterDispatcher, Task
-from tfd_notebook.cluster.lease import Lasting
-from tfd_notebook.cluster.watchdog import Upkeep
-from tfd_notebook.data.service.protocols import Surroundings
+from tfd_notebook.cluster.config import build_config
+from tfd_notebook.cluster.handles import ClusterDispatcher, TaskHandle
+from tfd_notebook.cluster.lease import LeasedCluster
+from tfd_notebook.cluster.watchdog import Watchdog
+from tfd_notebook.data.service.protocols import TaskEnvironment
 from tfd_notebook.launchers import base
 from tfd_notebook.model.spec import (
     ClusterConfig,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _STOP_SECONDS = 10.0
 
 
-class Cluster(Lasting):
+class Cluster(LeasedCluster):
     """Tasks of TensorFlow's distributed runtime that run where the launcher puts them.
 
     They are a tf.data service, or the workers and parameter servers of a training, or both.
@@ -102,7 +102,7 @@ class Cluster(Lasting):
             raise errors.UsageError(
                 f"if_exists={if_exists!r} is not known", fix="use reuse, replace or error"
             )
-        config, launcher = configure(name, options)
+        config, launcher = build_config(name, options)
         stopped: Cluster | None = None
         while True:
             with registry.locked() as known:
@@ -183,7 +183,7 @@ class Cluster(Lasting):
                     f"cluster {self.name!r} is {self.state} and cannot be started again",
                     fix="make a new one with tfd.Cluster(...)",
                 )
-            self._surroundings = Surroundings.now()
+            self._surroundings = TaskEnvironment.now()
             self._begin()
             self._say_if_another_is_detached()
             try:
@@ -214,7 +214,7 @@ class Cluster(Lasting):
         control_socket.ensure_started()
         registry.notify_cluster_start()
         self._monitor.set_state("starting")
-        upkeep = Upkeep(
+        upkeep = Watchdog(
             self._fleet, self._monitor, self._consumers, self.policy.hang_seconds, self._end
         )
         self._monitor.start(on_tick=upkeep)
@@ -406,10 +406,10 @@ class Cluster(Lasting):
         return self.state in ("stopped", "failed", "lost", "left")
 
     @property
-    def tasks(self) -> tuple[Task, ...]:
+    def tasks(self) -> tuple[TaskHandle, ...]:
         """The tasks as they are now, the dispatcher first."""
         return tuple(
-            Task(
+            TaskHandle(
                 row.task, row.role, row.state, row.address, row.pid, self._fleet, self._worker_limit
             )
             for row in self.snapshot().tasks

@@ -32,7 +32,9 @@ _ELSEWHERE = (
 )
 
 
-def configure(name: str | None, options: Mapping[str, Any]) -> tuple[ClusterConfig, base.Launcher]:
+def build_config(
+    name: str | None, options: Mapping[str, Any]
+) -> tuple[ClusterConfig, base.Launcher]:
     """Return what ``Cluster(name=name, **options)`` means, and its launcher.
 
     Raises

@@ -12,11 +12,11 @@ from tfd_notebook import errors
 from tfd_notebook._compat.tf_data import graph
 from tfd_notebook.agent import work_dir as agent_work_dir
 from tfd_notebook.cluster.monitor import Monitor
-from tfd_notebook.cluster.task_manager import DISPATCHER, Fleet
+from tfd_notebook.cluster.task_manager import DISPATCHER, TaskManager
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.service import distribute as service_distribute
 from tfd_notebook.data.service.journal import Journal
-from tfd_notebook.data.service.protocols import Registered, ServiceHost, Surroundings
+from tfd_notebook.data.service.protocols import DataServiceProtocol, Registered, TaskEnvironment
 from tfd_notebook.data.service.py_functions import FunctionWatch
 from tfd_notebook.launchers.base import Launcher
 from tfd_notebook.model.limit import Limit
@@ -37,11 +37,11 @@ _R = TypeVar("_R")
 
 
 def _of_cluster(
-    function: Callable[Concatenate[ServiceHost, _P], _R],
-) -> Callable[Concatenate[DataPath, _P], _R]:
+    function: Callable[Concatenate[DataServiceProtocol, _P], _R],
+) -> Callable[Concatenate[ClusterDataService, _P], _R]:
     """Return the method that calls a function of `data.service.distribute` for its cluster."""
 
-    def method(self: DataPath, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def method(self: ClusterDataService, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         self._must_serve()
         return function(self, *args, **kwargs)
 
@@ -54,7 +54,7 @@ def _of_cluster(
     return method
 
 
-class DataPath:
+class ClusterDataService:
     """The part of `Cluster` that datasets meet; a `data.service.protocols.ServiceHost`."""
 
     def _make(self, config: ClusterConfig, launcher: Launcher) -> None:
@@ -62,11 +62,11 @@ class DataPath:
         self._consumers = Consumers(task_of=self._task_at)
         self._monitor = Monitor(config, self._consumers)
         self._monitor.memory_cause = self.memory_cause
-        self._fleet = Fleet(config, launcher, self._monitor)
+        self._fleet = TaskManager(config, launcher, self._monitor)
         self._journal: Journal | None = None
         self._registered: dict[str, Registered] = {}
         self._functions = FunctionWatch()
-        self._surroundings: Surroundings | None = None
+        self._surroundings: TaskEnvironment | None = None
         self._streams: dict[str, Stream] = {}
         #: The name that a stream got, by the name that was asked for.
         self._stream_names: dict[str, str] = {}
@@ -174,7 +174,7 @@ class DataPath:
             self._streams[made.name] = made
             return made
 
-    # What the data path asks of its cluster (`tfd_notebook.data.service.protocols.ServiceHost`)
+    # `DataServiceProtocol`
 
     @property
     def service_target(self) -> str:
@@ -212,7 +212,7 @@ class DataPath:
         return self._fleet.on_this_host
 
     @property
-    def surroundings(self) -> Surroundings | None:
+    def surroundings(self) -> TaskEnvironment | None:
         """What the tasks know of this process; None where another one started them."""
         return self._surroundings
 

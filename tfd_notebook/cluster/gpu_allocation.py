@@ -61,7 +61,7 @@ def check(wish: Any) -> Wish:
 
 
 @dataclass(frozen=True)
-class Found:
+class HostGpus:
     """The GPUs of a host that may be used.
 
     Parameters
@@ -85,7 +85,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Share:
+class HostAllocation:
     """What is dealt out of the GPUs of one host.
 
     Parameters
@@ -112,7 +112,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Deal:
+class GpuAllocation:
     """Which GPUs each task sees.
 
     Parameters
@@ -124,13 +124,15 @@ class Deal:
     """
 
     each: int = 0
-    shares: tuple[Share, ...] = ()
+    shares: tuple[HostAllocation, ...] = ()
 
     @classmethod
-    def unpack(cls, packed: Mapping[str, Any]) -> Deal:
+    def unpack(cls, packed: Mapping[str, Any]) -> GpuAllocation:
         """Return the one of which `pack` returned `packed`."""
         shares = (
-            Share(one["on"], *(tuple(one[name]) for name in ("workers", "evaluator", "left")))
+            HostAllocation(
+                one["on"], *(tuple(one[name]) for name in ("workers", "evaluator", "left"))
+            )
             for one in packed["shares"]
         )
         return cls(packed["each"], tuple(shares))
@@ -174,7 +176,9 @@ class Deal:
                 )
 
 
-def deal(wish: Wish, workers: int, evaluators: int, found: Sequence[Found], place: Place) -> Deal:
+def allocate_gpus(
+    wish: Wish, workers: int, evaluators: int, found: Sequence[HostGpus], place: Place
+) -> GpuAllocation:
     """Deal out the GPUs of some hosts.
 
     Parameters
@@ -196,7 +200,7 @@ def deal(wish: Wish, workers: int, evaluators: int, found: Sequence[Found], plac
         Some are asked for, and a host has none.
     """
     if wish == ():
-        return Deal()
+        return GpuAllocation()
     there = Counter(place(Role.WORKER, index) for index in range(workers))
     if isinstance(wish, str):
         return _all(there, _apart(found, lambda h, kept: kept / there[h] if there[h] else math.inf))
@@ -209,10 +213,10 @@ def deal(wish: Wish, workers: int, evaluators: int, found: Sequence[Found], plac
         _so_many(wish, there[host], each, judging[host] * rest, one, _on(one, found))
         for host, one in enumerate(found)
     ]
-    return Deal(each, tuple(shares))
+    return GpuAllocation(each, tuple(shares))
 
 
-def _apart(found: Sequence[Found], has: Callable[[int, int], float]) -> Sequence[Found]:
+def _apart(found: Sequence[HostGpus], has: Callable[[int, int], float]) -> Sequence[HostGpus]:
     """Give each GPU that several hosts see to that one of them which has least.
 
     Two executors of Spark on a machine, or two names of it, see the same ones. How much a host has
@@ -236,7 +240,7 @@ def _apart(found: Sequence[Found], has: Callable[[int, int], float]) -> Sequence
     return parted
 
 
-def _holders(found: Sequence[Found]) -> dict[str, list[int]]:
+def _holders(found: Sequence[HostGpus]) -> dict[str, list[int]]:
     """Return which hosts see each GPU, by what it is called everywhere."""
     holders: dict[str, list[int]] = {}
     for host, one in enumerate(found):
@@ -245,10 +249,10 @@ def _holders(found: Sequence[Found]) -> dict[str, list[int]]:
     return holders
 
 
-def _all(there: Mapping[int, int], found: Sequence[Found]) -> Deal:
+def _all(there: Mapping[int, int], found: Sequence[HostGpus]) -> GpuAllocation:
     """Deal out what there is, as many to each worker as the host that has fewest can."""
     if not any(found[host].gpus for host in there):
-        return Deal()
+        return GpuAllocation()
     for host, count in there.items():
         one = found[host]
         if count > len(one.gpus):
@@ -265,11 +269,13 @@ def _all(there: Mapping[int, int], found: Sequence[Found]) -> Deal:
     for host, one in enumerate(found):
         # Where no worker is yet, one that comes may take of all.
         cut = each * there[host] if host in there else len(one.gpus)
-        shares.append(Share(_on(one, found), one.gpus[:cut], left=one.gpus[cut:]))
-    return Deal(each, tuple(shares))
+        shares.append(HostAllocation(_on(one, found), one.gpus[:cut], left=one.gpus[cut:]))
+    return GpuAllocation(each, tuple(shares))
 
 
-def _these(wish: tuple[int, ...], there: Mapping[int, int], found: Sequence[Found]) -> Deal:
+def _these(
+    wish: tuple[int, ...], there: Mapping[int, int], found: Sequence[HostGpus]
+) -> GpuAllocation:
     """Deal out GPUs by their numbers, the same on each host."""
     for hosts in _holders(found).values():
         if len(same := [found[host].host for host in hosts if there.get(host)]) > 1:
@@ -301,13 +307,15 @@ def _these(wish: tuple[int, ...], there: Mapping[int, int], found: Sequence[Foun
             f"{_on(found[least], found)}, {_ALIKE}",
             fix='have as many workers on each host, or use gpus={"worker": 1}',
         )
-    shares = [Share(_on(one, found), wish if set(wish) <= set(one.gpus) else ()) for one in found]
-    return Deal(each, tuple(shares))
+    shares = [
+        HostAllocation(_on(one, found), wish if set(wish) <= set(one.gpus) else ()) for one in found
+    ]
+    return GpuAllocation(each, tuple(shares))
 
 
 def _so_many(
-    wish: Mapping[str, int], workers: int, each: int, evaluator: int, one: Found, on: str
-) -> Share:
+    wish: Mapping[str, int], workers: int, each: int, evaluator: int, one: HostGpus, on: str
+) -> HostAllocation:
     """Deal out so many GPUs of one host."""
     needed = workers * each + evaluator
     if needed and not one.gpus:
@@ -322,17 +330,17 @@ def _so_many(
         )
     # The evaluator takes the last ones, so that workers may come.
     cut = len(one.gpus) - evaluator
-    return Share(on, one.gpus[:cut], one.gpus[cut:])
+    return HostAllocation(on, one.gpus[:cut], one.gpus[cut:])
 
 
-def _none(wish: object, one: Found, on: str) -> Unsupported:
+def _none(wish: object, one: HostGpus, on: str) -> Unsupported:
     return Unsupported(
         f"gpus={wish} cannot be given{on}: {one.why or 'there is no GPU'}",
         fix="use gpus=0 for the processor alone",
     )
 
 
-def _on(one: Found, found: Sequence[Found]) -> str:
+def _on(one: HostGpus, found: Sequence[HostGpus]) -> str:
     return f" on {one.host}" if len(found) > 1 else ""
 
 

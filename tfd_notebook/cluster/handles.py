@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tfd_notebook import errors
-from tfd_notebook.cluster.task_manager import DISPATCHER, Fleet
+from tfd_notebook.cluster.task_manager import DISPATCHER, TaskManager
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.spec import Role, TaskState
 from tfd_notebook.net import probe
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskHandle:
     """A task of a cluster, as it was when ``Cluster.tasks`` was read."""
 
     name: str
@@ -25,7 +25,7 @@ class Task:
     state: TaskState
     address: str
     pid: int | None
-    _fleet: Fleet
+    _fleet: TaskManager
     _limit: Callable[[str], Limit]
 
     @property

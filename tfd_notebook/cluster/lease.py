@@ -12,7 +12,7 @@ from typing import Any
 
 from tfd_notebook import errors
 from tfd_notebook.agent.admin_policy import limits
-from tfd_notebook.cluster.training import Training
+from tfd_notebook.cluster.training import ParameterServerTraining
 from tfd_notebook.launchers import base
 from tfd_notebook.launchers.client import detached
 from tfd_notebook.model.spec import ClusterConfig, Role, pack, without_values
@@ -35,7 +35,7 @@ def check_hours(hours: object) -> None:
         )
 
 
-class Lasting(Training):
+class LeasedCluster(ParameterServerTraining):
     """The part of `Cluster` that is detached, renewed, left and attached to."""
 
     def _make(self, config: ClusterConfig, launcher: base.Launcher) -> None:
@@ -147,7 +147,7 @@ class Lasting(Training):
         self._describe()
         return strategy
 
-    strategy.__doc__ = Training.strategy.__doc__
+    strategy.__doc__ = ParameterServerTraining.strategy.__doc__
 
     def enable_static_sharding(self) -> None:
         """Have the dispatcher know its workers by address, restarting it if that is news."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfd_notebook import errors
-from tfd_notebook.cluster.data_service import DataPath
+from tfd_notebook.cluster.data_service import ClusterDataService
 from tfd_notebook.data.service.usage import processors
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import Snapshot
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _FORECAST_SECONDS = 3
 
 
-class Insight(DataPath):
+class ClusterReports(ClusterDataService):
     """The part of `Cluster` that explains."""
 
     def to_frame(self) -> pd.DataFrame:
@@ -201,7 +201,7 @@ class Insight(DataPath):
     def _forecast(self, counts: Sequence[int]) -> tuple[list[Forecast], str]:
         """Return an estimate for each of `counts`, and advice where they cannot help."""
         from tfd_notebook.data.explain.advice import few_splits
-        from tfd_notebook.data.explain.live_limit import Pulse
+        from tfd_notebook.data.explain.live_limit import ProcessSampler
         from tfd_notebook.data.explain.scaling_estimate import forecast
         from tfd_notebook.data.service.usage import Workers
 
@@ -216,7 +216,7 @@ class Insight(DataPath):
                 "what is read now does not come from the data workers, so they cannot change it",
                 fix="read dataset.apply(cluster.distribute('dynamic')), and ask again",
             )
-        workers, pulse = Workers(self), Pulse()
+        workers, pulse = Workers(self), ProcessSampler()
         readings = [source.reading()]
         for _ in range(_FORECAST_SECONDS):
             time.sleep(1.0)

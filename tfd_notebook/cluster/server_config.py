@@ -27,7 +27,9 @@ _WORKER_FIELDS = (
 )
 
 
-def of_servers(held: dict[str, str], present: Iterable[TaskRow]) -> dict[str, dict[str, Any]]:
+def tf_server_configs(
+    held: dict[str, str], present: Iterable[TaskRow]
+) -> dict[str, dict[str, Any]]:
     """Return the settings of those tasks in `held` that are a ``tf.distribute.Server``.
 
     Parameters
@@ -56,7 +58,7 @@ def of_servers(held: dict[str, str], present: Iterable[TaskRow]) -> dict[str, di
     return found
 
 
-def of_dispatcher(
+def dispatcher_config(
     config: ClusterConfig, directory: str, here: bool, in_process: bool
 ) -> tuple[dict[str, Any], str | None]:
     """Return the dispatcher's settings, and where it keeps its journal, if it does.
@@ -95,7 +97,7 @@ def of_dispatcher(
     return {**settings, "work_dir": work_dir, "fault_tolerant_mode": True}, work_dir
 
 
-def of_worker(config: ClusterConfig) -> dict[str, Any]:
+def data_worker_config(config: ClusterConfig) -> dict[str, Any]:
     """Return those settings of data workers that the user has chosen."""
     return _fields(config.service.worker_config, _WORKER_FIELDS)
 

@@ -31,7 +31,7 @@ _FOLLOW_BYTES = 65_536
 _TALK_SECONDS = 5.0
 
 
-class Fleet:
+class TaskManager:
     """The tasks of one cluster.
 
     Parameters
@@ -47,7 +47,7 @@ class Fleet:
         self._launcher = launcher
         self._monitor = monitor
         self._node: base.Node | None = None
-        self._deal = gpu_allocation.Deal()
+        self._deal = gpu_allocation.GpuAllocation()
         #: The worker addresses that the dispatcher was given for static sharding.
         self._static: tuple[str, ...] = ()
         #: Addresses of the tasks that a scale-in removed.
@@ -152,7 +152,7 @@ class Fleet:
         if self._node is not None:
             rows = [row for role in JOBS for row in self.rows_of(role) if row.pid != os.getpid()]
             self._node.close(timeout)
-            ports.hang_up(row.address for row in rows if row.address)
+            ports.shutdown_connections_to(row.address for row in rows if row.address)
 
     def leave(self) -> None:
         """Have no more to do with the tasks, which go on; never raises."""
@@ -184,7 +184,7 @@ class Fleet:
         """
         self._node = node
         self._keep_journal()
-        self._deal = gpu_allocation.Deal.unpack(about["deal"])
+        self._deal = gpu_allocation.GpuAllocation.unpack(about["deal"])
         self._static = tuple(about["static"])
         self._removed = set(about["removed"])
         self.work_dir = about["work_dir"]
@@ -320,9 +320,9 @@ class Fleet:
         if not packed or self._node is None:
             return
         held: dict[str, str] = self.ask("hold", tasks=packed)
-        starting = server_config.of_servers(held, self._monitor.rows())
+        starting = server_config.tf_server_configs(held, self._monitor.rows())
         if DISPATCHER in held:
-            starting[DISPATCHER], self.work_dir = server_config.of_dispatcher(
+            starting[DISPATCHER], self.work_dir = server_config.dispatcher_config(
                 self._config, self._node.directory, self._node.here, self.in_process
             )
         if starting:
@@ -346,7 +346,7 @@ class Fleet:
             self._static = addresses
         each = {
             "heartbeat_interval_ms": _HEARTBEAT_MS,
-            **server_config.of_worker(self._config),
+            **server_config.data_worker_config(self._config),
             "dispatcher_address": self.row(DISPATCHER).address,
         }
         tasks = {name: dict(each, worker_address=address) for name, address in held.items()}
@@ -375,11 +375,11 @@ class Fleet:
         assert self._node is not None
         return self._node.place_of(role, index)
 
-    def _deal_gpus(self, workers: int) -> gpu_allocation.Deal:
+    def _deal_gpus(self, workers: int) -> gpu_allocation.GpuAllocation:
         """Deal out the GPUs of the tasks' hosts to so many workers."""
         wish, evaluators = self._config.gpus, self._config.counts.get(Role.EVALUATOR, 0)
         if wish == () or (wish == "auto" and (not workers or self.in_process)):
-            return gpu_allocation.Deal()
+            return gpu_allocation.GpuAllocation()
         if self.in_process:
             raise errors.Unsupported(
                 "tasks inside this process cannot be given GPUs: it has one view of them",
@@ -391,7 +391,7 @@ class Fleet:
             # In the order of the hosts; who sees which, and what they do, their agents tell.
             self._monitor.take_gpus(one["host"], one["gpus"])
         found = [
-            gpu_allocation.Found(
+            gpu_allocation.HostGpus(
                 one["host"],
                 tuple(gpu["index"] for gpu in one["gpus"]),
                 one["why"],
@@ -400,10 +400,10 @@ class Fleet:
             )
             for one in there
         ]
-        dealt = gpu_allocation.deal(wish, workers, evaluators, found, self._place_of)
+        dealt = gpu_allocation.allocate_gpus(wish, workers, evaluators, found, self._place_of)
         admin_policy.limits().check_gpus(dealt.count(workers, evaluators, self._place_of))
         for host, share in zip(
-            found, dealt.shares or [gpu_allocation.Share()] * len(found), strict=True
+            found, dealt.shares or [gpu_allocation.HostAllocation()] * len(found), strict=True
         ):
             if host.hidden and wish == "auto":
                 self._monitor.notice(

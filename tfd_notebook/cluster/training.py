@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
-from tfd_notebook.cluster.reports import Insight
+from tfd_notebook.cluster.reports import ClusterReports
 from tfd_notebook.launchers.base import Launcher
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import CoordinatorRow, TaskRow
@@ -26,7 +26,7 @@ KERAS_2 = (
 )
 
 
-class Training(Insight):
+class ParameterServerTraining(ClusterReports):
     """The part of `Cluster` that coordinates workers and parameter servers."""
 
     def _make(self, config: ClusterConfig, launcher: Launcher) -> None:
@@ -256,7 +256,7 @@ class Training(Insight):
         if not (self._fleet.rows_of(Role.WORKER) and self._fleet.rows_of(Role.PS)):
             return
         shared = self._fleet.on_this_host and self._fleet.gives_gpus
-        if shared and not coordinator_connection.leave_gpus():
+        if shared and not coordinator_connection.hide_gpus_from_kernel():
             self._monitor.notice(
                 "warning",
                 "this kernel has begun to use TensorFlow, and its memory on the GPUs is not the "
@@ -270,7 +270,7 @@ class Training(Insight):
         from tfd_notebook._compat.tf_coordinator import connection
         from tfd_notebook.coordinator import connection as coordinator_connection
 
-        with coordinator_connection.arrival() as is_new:
+        with coordinator_connection.new_connection_event() as is_new:
             if not is_new:
                 return
             self._used = True
@@ -361,7 +361,7 @@ class Training(Insight):
         else:
             self._fleet.scale(counts)
             connection.resize(coordinator, self._fleet.cluster_spec()["worker"])
-        with coordinator_connection.arrival():
+        with coordinator_connection.new_connection_event():
             pass  # not the connection of a strategy
 
     def _recycle(self) -> None:

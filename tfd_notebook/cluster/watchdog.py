@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tfd_notebook.agent import work_dir as agent_work_dir
 from tfd_notebook.cluster.monitor import Monitor
-from tfd_notebook.cluster.task_manager import Fleet
+from tfd_notebook.cluster.task_manager import TaskManager
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.service.usage import workers_of
 
@@ -17,7 +17,7 @@ _LIMITS_EVERY_SECONDS = 1.0
 _JOURNAL_WARN_BYTES = 1_000_000_000
 
 
-class Upkeep:
+class Watchdog:
     """Looks after a running cluster; called twice a second by the monitor's thread.
 
     Parameters
@@ -33,7 +33,7 @@ class Upkeep:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: TaskManager,
         monitor: Monitor,
         consumers: Consumers,
         hang_seconds: float,

@@ -1,4 +1,4 @@
-"""`Joining`: a thread that joins, while the notebook goes on."""
+"""`BackgroundJoin`: a thread that joins, while the notebook goes on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tfd_notebook.coordinator.coordinator import Coordinator
 
 
-class Joining:
+class BackgroundJoin:
     """What comes of a ``join`` in the background; made by ``coordinator.join_in_background()``.
 
     Parameters

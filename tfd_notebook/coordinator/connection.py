@@ -76,10 +76,10 @@ def prepare(spec: Mapping[str, Sequence[str]]) -> None:
             fix="restart the kernel",
         )
     if connection.address_in(spec) is None:
-        count_one()
+        record_connection()
 
 
-def leave_gpus() -> bool:
+def hide_gpus_from_kernel() -> bool:
     """Leave the GPUs of this host to the tasks; False where this process has them already."""
     import tensorflow as tf
 
@@ -99,10 +99,10 @@ def close(allow: Iterable[str], host: str | None = None) -> None:
 
     port = connection.server_port()
     if port is not None:
-        ports.close_to_strangers(port, allow, host)
+        ports.restrict_port(port, allow, host)
 
 
-def count_one() -> None:
+def record_connection() -> None:
     """Count a connection to a cluster; to be called before it is made.
 
     Raises
@@ -123,7 +123,7 @@ def count_one() -> None:
 
 
 @contextlib.contextmanager
-def arrival() -> Iterator[bool]:
+def new_connection_event() -> Iterator[bool]:
     """Yield whether the connection of this process is new, and count it if it is not counted yet.
 
     It stays new until a block ends without an error: what failed is tried again.

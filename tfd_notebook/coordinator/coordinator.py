@@ -11,9 +11,9 @@ from tfd_notebook import views
 from tfd_notebook._compat.tf_coordinator import adoption, closure_queue, connection, fallback
 from tfd_notebook._compat.tf_coordinator.cancellation import quieten
 from tfd_notebook.coordinator import error_hints
-from tfd_notebook.coordinator.background_join import Joining
+from tfd_notebook.coordinator.background_join import BackgroundJoin
 from tfd_notebook.coordinator.limit import NOTHING, judge
-from tfd_notebook.coordinator.metrics import Look
+from tfd_notebook.coordinator.metrics import CoordinatorMetrics
 from tfd_notebook.coordinator.values import Values
 from tfd_notebook.errors import (
     StateError,
@@ -91,7 +91,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
     def _prepare(self, keep: int) -> None:
         """Set what TensorFlow's class does not have."""
         self._store = Store(keep)
-        self._outside = fallback.Outside(self._store)
+        self._outside = fallback.RemoteValueFollower(self._store)
         self._stopped = False
         self._tasks: Callable[[], Sequence[TaskRow]] = lambda: ()
         self._ps_bytes: Callable[[], Mapping[str, int]] = dict
@@ -100,7 +100,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
         self._tell: Callable[[str, str], None] = lambda severity, what: None
         self._bury_lost: Callable[[], None] = lambda: None
         self._owner: object = None
-        self._look = Look(self._store)
+        self._look = CoordinatorMetrics(self._store)
         #: Whether every transition is seen; otherwise only what can be told from outside.
         self.full = fallback.recognised()
         self._queue: closure_queue.WatchedQueue | None = None
@@ -222,7 +222,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
         super().join()
         return True
 
-    def join_in_background(self, timeout: float | None = None) -> Joining:
+    def join_in_background(self, timeout: float | None = None) -> BackgroundJoin:
         """Have a thread `join`; what came of it is in the object returned, and in a notice.
 
         While the coordinator is paused that thread waits: the caller is free to resume.
@@ -238,7 +238,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
             With ``state``, ``error`` and ``wait(timeout)``.
         """
         self._watched("join_in_background")
-        return Joining(self, timeout, self._tell)
+        return BackgroundJoin(self, timeout, self._tell)
 
     def done(self) -> bool:
         """Whether all closures have ended.

@@ -41,7 +41,7 @@ _GONE = (
 
 
 @dataclass(frozen=True)
-class Pace:
+class CompletionRate:
     """How many closures ended lately.
 
     Parameters
@@ -75,7 +75,7 @@ class Pace:
         return middle, middle / (1 + _TENTH * error), middle / max(1 - _TENTH * error, 0.1)
 
 
-def pace(store: Store, now: float) -> Pace:
+def pace(store: Store, now: float) -> CompletionRate:
     """Return how many closures ended lately, over the shortest time that tells enough.
 
     Parameters
@@ -92,8 +92,8 @@ def pace(store: Store, now: float) -> Pace:
         # The part in which it began is not a whole one.
         ends = ends[began + 1 :] if began else ends
         if len(ends) >= _LEAST_PARTS and sum(ends) >= _LEAST_ENDS:
-            return Pace(ends, length)
-    return Pace()
+            return CompletionRate(ends, length)
+    return CompletionRate()
 
 
 def rate(store: Store, now: float) -> float:
@@ -155,7 +155,7 @@ def worker_rows(
     return tuple(rows)
 
 
-class Look:
+class CoordinatorMetrics:
     """Makes the rows of one coordinator; what costs more than a counter is kept for a while.
 
     Parameters
@@ -167,7 +167,7 @@ class Look:
         self._store = store
         self._lock = threading.Lock()
         self._figures: dict[str, Any] = {}
-        self._pace = Pace()
+        self._pace = CompletionRate()
         self._figures_due = 0.0
         self._said = ""
         self._ps_bytes: Mapping[str, int] = {}

@@ -14,9 +14,9 @@ from tfd_notebook.data.consume.observe import check_dataset
 from tfd_notebook.data.explain import advice, classification
 from tfd_notebook.data.service import graph_inspection, validation
 from tfd_notebook.data.service.memory_datasets import check_transfer
-from tfd_notebook.data.service.options import STATIC, Reading
-from tfd_notebook.data.service.protocols import ServiceHost
-from tfd_notebook.data.service.usage import ServiceUse
+from tfd_notebook.data.service.options import STATIC, ReadOptions
+from tfd_notebook.data.service.protocols import DataServiceProtocol
+from tfd_notebook.data.service.usage import ServiceReadOptions
 from tfd_notebook.data.variable_names import variable_of
 from tfd_notebook.errors import FinishedJob, NotSerializable, NoWorkers, TfdError
 from tfd_notebook.model.diagnostics import Finding, check, kind, listed
@@ -97,7 +97,7 @@ NO_LIBRARY = kind(
 
 
 @dataclass(frozen=True)
-class Path:
+class InspectedDataset:
     """A dataset on its way to whoever reads it.
 
     Parameters
@@ -114,7 +114,7 @@ class Path:
         return stages_of(self.dataset)
 
     @cached_property
-    def use(self) -> ServiceUse | None:
+    def use(self) -> ServiceReadOptions | None:
         """How it is read through a service of ours; None where it is not."""
         return next((stage.service for stage in self.last.walk() if stage.service), None)
 
@@ -124,7 +124,7 @@ class Path:
         return self.dataset if self.use is None else self.use.origin
 
     @property
-    def host(self) -> ServiceHost | None:
+    def host(self) -> DataServiceProtocol | None:
         """The cluster that makes the elements, None where it is none or none any more."""
         host = None if self.use is None else self.use.delivery.host()
         # What a cluster knows of its tasks is gone with them.
@@ -145,7 +145,7 @@ class Path:
             return None
 
 
-def path_of(dataset: Any) -> Path:
+def inspect_dataset(dataset: Any) -> InspectedDataset:
     """Return `dataset` as checks take it.
 
     Raises
@@ -154,10 +154,10 @@ def path_of(dataset: Any) -> Path:
         It is no ``tf.data.Dataset``.
     """
     check_dataset(dataset)
-    return Path(dataset)
+    return InspectedDataset(dataset)
 
 
-def _serves(host: ServiceHost) -> bool:
+def _serves(host: DataServiceProtocol) -> bool:
     try:
         return bool(host.service_target)
     except TfdError:
@@ -165,7 +165,7 @@ def _serves(host: ServiceHost) -> bool:
 
 
 @check("dataset")
-def finished_job(path: Path) -> Iterator[Finding]:
+def finished_job(path: InspectedDataset) -> Iterator[Finding]:
     """Find a dataset whose job other readers have finished before this one joined it."""
     host, use = path.host, path.use
     if host is None or use is None or use.delivery.job_name is None:
@@ -177,13 +177,13 @@ def finished_job(path: Path) -> Iterator[Finding]:
         service = next(s for s in path.last.walk() if s.service is use)
         name = f"dataset_id=/{graph.service_id(service.dataset)}/{name}"
     try:
-        validation.check_job(host, Reading(use.delivery.mode, use.delivery.job_name), name)
+        validation.check_job(host, ReadOptions(use.delivery.mode, use.delivery.job_name), name)
     except FinishedJob as error:
         yield FINISHED.found(error.what, str(error.fix), host.name)
 
 
 @check("dataset")
-def needs_addresses(path: Path) -> Iterator[Finding]:
+def needs_addresses(path: InspectedDataset) -> Iterator[Finding]:
     """Find a mode that TensorFlow's own service refuses unless it was prepared for it."""
     for stage in path.last.walk():
         packed_mode = graph.processing_mode(stage.dataset)
@@ -199,7 +199,7 @@ def needs_addresses(path: Path) -> Iterator[Finding]:
 
 
 @check("dataset")
-def in_memory(path: Path) -> Iterator[Finding]:
+def in_memory(path: InspectedDataset) -> Iterator[Finding]:
     """Find in-memory transfer from data workers of other processes."""
     try:
         check_transfer(path.dataset)
@@ -208,7 +208,7 @@ def in_memory(path: Path) -> Iterator[Finding]:
 
 
 @check("dataset")
-def single_elements(path: Path) -> Iterator[Finding]:
+def single_elements(path: InspectedDataset) -> Iterator[Finding]:
     """Find splits that are too fine."""
     if path.use is None or path.use.delivery.mode != "DYNAMIC" or path.origin is None:
         return
@@ -227,7 +227,7 @@ def single_elements(path: Path) -> Iterator[Finding]:
 
 
 @check("dataset")
-def embedded(path: Path) -> Iterator[Finding]:
+def embedded(path: InspectedDataset) -> Iterator[Finding]:
     """Find data that is part of the graph."""
     if path.origin is None:
         return
@@ -244,7 +244,7 @@ def embedded(path: Path) -> Iterator[Finding]:
 
 
 @check("dataset")
-def endless(path: Path) -> Iterator[Finding]:
+def endless(path: InspectedDataset) -> Iterator[Finding]:
     """Find a dataset without an end."""
     import tensorflow as tf
 
@@ -265,7 +265,7 @@ def endless(path: Path) -> Iterator[Finding]:
 
 
 @check("dataset")
-def repeated(path: Path) -> Iterator[Finding]:
+def repeated(path: InspectedDataset) -> Iterator[Finding]:
     """Find a finite dataset that several data workers each deliver as a whole."""
     import tensorflow as tf
 
@@ -287,7 +287,7 @@ def repeated(path: Path) -> Iterator[Finding]:
 
 
 @check("dataset")
-def packed(path: Path) -> Iterator[Finding]:
+def packed(path: InspectedDataset) -> Iterator[Finding]:
     """Find compression where it does not pay."""
     host, use = path.host, path.use
     if host is None or use is None or not use.compressed:
@@ -301,7 +301,7 @@ def packed(path: Path) -> Iterator[Finding]:
 
 
 @check("dataset")
-def small_elements(path: Path) -> Iterator[Finding]:
+def small_elements(path: InspectedDataset) -> Iterator[Finding]:
     """Find elements that are too small to be sent one by one."""
     host = path.host
     if host is None or host.service_in_process or path.origin is None:
@@ -316,7 +316,7 @@ def small_elements(path: Path) -> Iterator[Finding]:
 
 
 @check("dataset")
-def relative_paths(path: Path) -> Iterator[Finding]:
+def relative_paths(path: InspectedDataset) -> Iterator[Finding]:
     """Find names of files that only this process can find."""
     host = path.host
     if host is None or host.service_in_process or host.surroundings is None:
@@ -341,7 +341,7 @@ def _is_relative(name: str) -> bool:
 
 
 @check("dataset")
-def missing_library(path: Path) -> Iterator[Finding]:
+def missing_library(path: InspectedDataset) -> Iterator[Finding]:
     """Find ops of a library that a data worker has not loaded."""
     host = path.host
     if host is None or host.service_in_process or host.surroundings is None:
@@ -359,5 +359,5 @@ def missing_library(path: Path) -> Iterator[Finding]:
         )
 
 
-def _name(path: Path) -> str:
+def _name(path: InspectedDataset) -> str:
     return path.host.name if path.host is not None else ""

@@ -75,9 +75,9 @@ def doctor(target: Any = None) -> Findings:
 
         return check.looked(target)[1]
     if hasattr(target, "element_spec"):
-        from tfd_notebook.data.diagnostics import path_of
+        from tfd_notebook.data.diagnostics import inspect_dataset
 
-        return Findings(diagnostics.look("dataset", path_of(target)), ["the dataset"])
+        return Findings(diagnostics.look("dataset", inspect_dataset(target)), ["the dataset"])
     return _described(target)
 
 
@@ -126,11 +126,11 @@ def of_cluster(cluster: Cluster) -> Iterator[Finding]:
         yield from diagnostics.look("tasks", Described.asked(tasks, cluster.name))
     reads = [known.read() for known in cluster.registered.values() if known.read is not None]
     if any(read is not None for read in reads):
-        from tfd_notebook.data.diagnostics import path_of
+        from tfd_notebook.data.diagnostics import inspect_dataset
 
         for read in reads:
             if read is not None:
-                yield from diagnostics.look("dataset", path_of(read))
+                yield from diagnostics.look("dataset", inspect_dataset(read))
 
 
 def _ready(cluster: Cluster) -> set[str]:

@@ -187,7 +187,7 @@ class Launcher(ABC):
 
         Returns
         -------
-        tfd_notebook.launchers.client.detached.Reached
+        tfd_notebook.launchers.client.detached.AgentConnection
 
         Raises
         ------

@@ -146,7 +146,7 @@ def culled(_: None) -> Iterator[Finding]:
 @check("process")
 def clicks(_: None) -> Iterator[Finding]:
     """Find an ipykernel that does not answer while a cell runs."""
-    if "ipykernel" in sys.modules and not ipykernel.takes_clicks_beside_cells():
+    if "ipykernel" in sys.modules and not ipykernel.handles_messages_during_execution():
         yield CLICKS.found(
             f"ipykernel {getattr(sys.modules['ipykernel'], '__version__', '')} queues clicks while "
             "a cell runs",

@@ -24,7 +24,7 @@ _PATIENCE = 5
 _SERVERS = {str(role): role for role in (Role.CHIEF, Role.WORKER, Role.PS, Role.EVALUATOR)}
 
 
-class Foreign(Launcher):
+class External(Launcher):
     """Tasks at known addresses.
 
     Parameters
@@ -81,7 +81,7 @@ def addresses_of(target: str | Mapping[str, Iterable[str]]) -> dict[str, str]:
     return found
 
 
-class ForeignNode(Node):
+class ExternalNode(Node):
     """Looks at tasks that are not ours, once a second.
 
     Parameters

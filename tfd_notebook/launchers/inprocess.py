@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tfd_notebook.agent import tf_servers
-from tfd_notebook.agent.error_server import Tombstone
+from tfd_notebook.agent.error_server import ErrorServer
 from tfd_notebook.errors import FilterFailed, StateError, TfdError, UnknownName, Unsupported
 from tfd_notebook.launchers.base import ALL_ROLES, Launcher, Node, OnEvent
 from tfd_notebook.model.spec import (
@@ -75,7 +75,7 @@ class _Hosted:
     sent: ports.SentBytes | None = None
     open_to: str = ""
     restarts: int = field(default=0)
-    tombstone: Tombstone | None = None
+    tombstone: ErrorServer | None = None
 
     def close(self) -> None:
         """Let go of its port."""
@@ -152,7 +152,7 @@ class InProcessNode(Node):
                     del self._retired[index]
                     break
             else:
-                holder = ports.hold_port(packed["port"])
+                holder = ports.reserve_port(packed["port"])
                 port = holder.getsockname()[1]
                 address = f"{packed['host']}:{port}"
                 role, settings = Role(packed["role"]), dict(packed["settings"])
@@ -179,7 +179,7 @@ class InProcessNode(Node):
             return
         try:
             host = Endpoint.parse(task.address).host
-            task.open_to = ports.close_to_strangers(task.port, self._allow, host)
+            task.open_to = ports.restrict_port(task.port, self._allow, host)
         except FilterFailed as error:
             server, task.server = task.server, None
             kept = "" if server.stop(_STOP_SECONDS) else f". Its server: {server.kept}"
@@ -214,7 +214,7 @@ class InProcessNode(Node):
         text = f"[TFD302] {name} has left the cluster"
         dispatcher = task.settings.get("dispatcher_address")
         workers = {task.port: task.address}
-        tombstone = Tombstone(
+        tombstone = ErrorServer(
             {task.port: text}, dispatcher=dispatcher, on_loss="warn", workers=workers
         )
         with contextlib.suppress(TfdError):

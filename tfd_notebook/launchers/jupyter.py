@@ -12,7 +12,7 @@ from tfd_notebook.agent.bridges import kernel as bridges_kernel
 from tfd_notebook.agent.bridges import stdio
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launchers import profiles
-from tfd_notebook.launchers.client.handshake import read_greeting
+from tfd_notebook.launchers.client.handshake import read_handshake
 from tfd_notebook.launchers.client.jupyter_server import (
     ENDING,
     TOKEN,
@@ -182,7 +182,7 @@ class JupyterHost(RemoteHost):
         watch.start()
         try:
             code = stdio.bootstrap("kernelend", agent, "start" if start else "again", here)
-            self.greeting = read_greeting(self.label, channel.said(code), again=not start)
+            self.greeting = read_handshake(self.label, channel.said(code), again=not start)
             channel.join(self._server.farewell(kernel))
         except BaseException:
             channel.close()

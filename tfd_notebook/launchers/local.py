@@ -43,7 +43,7 @@ class Local(Launcher):
 
     def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
         client = _agent().client
-        surroundings = _surroundings(config.env)
+        surroundings = _task_environment(config.env)
         # First, so that a Python without TensorFlow is one clear error.
         changed = client.request(
             "preload",
@@ -65,7 +65,7 @@ class Local(Launcher):
         return (AgentNode.open(client, config, on_event, surroundings),)
 
 
-def helper(config: ClusterConfig, on_event: OnEvent) -> AgentNode:
+def local_tunnel_agent(config: ClusterConfig, on_event: OnEvent) -> AgentNode:
     """Have this kernel's agent do here what a cluster on other hosts needs.
 
     Parameters
@@ -88,7 +88,7 @@ def helper(config: ClusterConfig, on_event: OnEvent) -> AgentNode:
         if body["event"] == "notice":
             on_event(body)
 
-    return AgentNode.open(_agent().client, config, heard, _surroundings(config.env))
+    return AgentNode.open(_agent().client, config, heard, _task_environment(config.env))
 
 
 def preload() -> bool:
@@ -100,7 +100,7 @@ def preload() -> bool:
     wish = os.environ.get("TFD_PRELOAD", "auto")
     if wish == "off" or (wish != "on" and psutil.virtual_memory().available < _TIGHT_BYTES):
         return False
-    surroundings = _surroundings({})
+    surroundings = _task_environment({})
 
     def work() -> None:
         # A failure is told, with its reason, to the first cluster that needs the agent.
@@ -272,7 +272,7 @@ def _agent() -> _LocalAgent:
     return agent
 
 
-def _surroundings(extra: Any) -> dict[str, Any]:
+def _task_environment(extra: Any) -> dict[str, Any]:
     """What tasks share with this kernel as it is now."""
     return {
         "environment": {**os.environ, **extra},

@@ -26,10 +26,10 @@ from tfd_notebook.launchers import local
 from tfd_notebook.launchers.base import ALL_ROLES, Launcher, Node, OnEvent
 from tfd_notebook.launchers.client import tls_tunnels
 from tfd_notebook.launchers.client.agent_client import AgentNode
-from tfd_notebook.launchers.client.detached import Record
-from tfd_notebook.launchers.client.handshake import Greeting, read_greeting
-from tfd_notebook.launchers.client.multi_host import Several, Tunnels
-from tfd_notebook.launchers.client.session import Channel, Link
+from tfd_notebook.launchers.client.detached import DetachedClusterRecord
+from tfd_notebook.launchers.client.handshake import HostHandshake, read_handshake
+from tfd_notebook.launchers.client.multi_host import MultiHostNode, Tunnels
+from tfd_notebook.launchers.client.session import AgentSession, Channel
 from tfd_notebook.model.spec import ClusterConfig, Role
 from tfd_notebook.net import proxies, validation
 
@@ -64,7 +64,7 @@ class RemoteHost:
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self.greeting: Greeting | None = None
+        self.greeting: HostHandshake | None = None
 
     @abstractmethod
     def connect(self, agent: str, start: bool) -> Channel:
@@ -88,7 +88,7 @@ class RemoteHost:
         OSError
             It has greeted before, `again` says, and the connection broke at once.
         """
-        self.greeting = read_greeting(self.label, channel.lines(), again)
+        self.greeting = read_handshake(self.label, channel.lines(), again)
 
     def warnings(self, grace: float) -> list[str]:
         """Return what may become of the way to it, in sentences; `grace` as for the launcher."""
@@ -152,7 +152,7 @@ class RemoteLauncher(Launcher):
         """Return what makes tasks reach each other where that is to be encrypted."""
         here = None
         if not any(node.here for node in nodes):
-            here = local.helper(config, on_event)
+            here = local.local_tunnel_agent(config, on_event)
         ends = [(node, node.identity, self.address_of(node.remote)) for node in nodes]
         try:
             return tls_tunnels.TLSTunnels(ends, here)
@@ -168,7 +168,7 @@ class RemoteLauncher(Launcher):
     def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
         hosts = self.hosts()
         links, errors = self._reach_all(hosts, [None] * len(hosts))
-        reached = ReachedHosts(self, hosts, links)
+        reached = RemoteAgents(self, hosts, links)
         try:
             if errors:
                 raise errors[0]
@@ -177,10 +177,10 @@ class RemoteLauncher(Launcher):
             reached.close()
             raise
 
-    def again(self, cluster: str, agents: Sequence[str]) -> ReachedHosts:
+    def again(self, cluster: str, agents: Sequence[str]) -> RemoteAgents:
         hosts = self.hosts()
         links, errors = self._reach_all(hosts, agents)
-        reached = ReachedHosts(self, hosts, links)
+        reached = RemoteAgents(self, hosts, links)
         for error in errors:
             if isinstance(error, AgentLost):
                 # Nobody could use what is left of it on the other hosts.
@@ -193,7 +193,7 @@ class RemoteLauncher(Launcher):
 
     def _reach_all(
         self, hosts: Sequence[RemoteHost], agents: Sequence[str | None]
-    ) -> tuple[list[Link], list[BaseException]]:
+    ) -> tuple[list[AgentSession], list[BaseException]]:
         """Return the sessions with the agents that could be reached, and why others could not."""
         pool = concurrent.futures.ThreadPoolExecutor(len(hosts), "tfd-hosts")
         made = list(map(pool.submit, [self._reach] * len(hosts), hosts, agents))
@@ -208,7 +208,7 @@ class RemoteLauncher(Launcher):
         errors = [error for one in made if (error := one.exception()) is not None]
         return [one.result() for one in made if one.exception() is None], errors
 
-    def _reach(self, host: RemoteHost, agent: str | None) -> Link:
+    def _reach(self, host: RemoteHost, agent: str | None) -> AgentSession:
         """Return a session with an agent, a new one where none is named."""
         started = agent is not None
         agent = agent or uuid.uuid4().hex[:12]
@@ -220,7 +220,7 @@ class RemoteLauncher(Launcher):
             return channel
 
         try:
-            return Link(agent, host.label, connect, grace=self._grace)
+            return AgentSession(agent, host.label, connect, grace=self._grace)
         except OSError as error:
             raise LaunchError(
                 f"{host.label} cannot be reached: {error}", fix="is it up, and its address right?"
@@ -229,10 +229,10 @@ class RemoteLauncher(Launcher):
     def _join(
         self,
         hosts: Sequence[RemoteHost],
-        links: Sequence[Link],
+        links: Sequence[AgentSession],
         config: ClusterConfig,
         on_event: OnEvent,
-    ) -> Several:
+    ) -> MultiHostNode:
         """Return the hosts of a new cluster."""
         addresses = self._advertise(hosts, links)
         let_in = () if self._secure else self._let_in(hosts, addresses)
@@ -247,7 +247,7 @@ class RemoteLauncher(Launcher):
         return self._together(nodes, config, on_event)
 
     def _preload(
-        self, hosts: Sequence[RemoteHost], links: Sequence[Link], config: ClusterConfig
+        self, hosts: Sequence[RemoteHost], links: Sequence[AgentSession], config: ClusterConfig
     ) -> None:
         """Have all hosts import TensorFlow, beside each other."""
         asked = [link.client.submit("preload", environment=dict(config.env)) for link in links]
@@ -266,11 +266,11 @@ class RemoteLauncher(Launcher):
     def rejoin(
         self,
         hosts: Sequence[RemoteHost],
-        links: Sequence[Link],
+        links: Sequence[AgentSession],
         config: ClusterConfig,
         on_event: OnEvent,
-    ) -> Several:
-        """Return the hosts of a cluster that lives; see `ReachedHosts`."""
+    ) -> MultiHostNode:
+        """Return the hosts of a cluster that lives; see `RemoteAgents`."""
         self._advertise(hosts, links)
         nodes = []
         for host, link in zip(hosts, links, strict=True):
@@ -281,13 +281,15 @@ class RemoteLauncher(Launcher):
 
     def _together(
         self, nodes: Sequence[RemoteNode], config: ClusterConfig, on_event: OnEvent
-    ) -> Several:
+    ) -> MultiHostNode:
         place = self._placer([node.label for node in nodes], config)
         tunnels = self.tunnels(nodes, config, on_event) if self._secure else None
-        record = Record(config.name, self.name, self.options, [node.agent for node in nodes])
-        return Several(nodes, place, tunnels, record)
+        record = DetachedClusterRecord(
+            config.name, self.name, self.options, [node.agent for node in nodes]
+        )
+        return MultiHostNode(nodes, place, tunnels, record)
 
-    def _advertise(self, hosts: Sequence[RemoteHost], links: Sequence[Link]) -> list[str]:
+    def _advertise(self, hosts: Sequence[RemoteHost], links: Sequence[AgentSession]) -> list[str]:
         """Settle under which address the tasks of each host are known."""
         addresses = ["localhost" if self._secure else self.address_of(host) for host in hosts]
         proxies.bypass([address for address in addresses if address != "localhost"])
@@ -348,7 +350,7 @@ def _named(error: TfdError, host: RemoteHost) -> TfdError:
     return error
 
 
-def _let_go(host: RemoteHost, made: concurrent.futures.Future[Link]) -> None:
+def _let_go(host: RemoteHost, made: concurrent.futures.Future[AgentSession]) -> None:
     """End a session that nobody waits for any more, as soon as it has begun."""
     if made.exception() is None:
         made.result().close()
@@ -367,7 +369,7 @@ def _from_host(host: RemoteHost, on_event: OnEvent) -> OnEvent:
 class RemoteNode(AgentNode):
     """A cluster's part on an agent of another host."""
 
-    def __init__(self, link: Link, host: RemoteHost, cluster: str, directory: str) -> None:
+    def __init__(self, link: AgentSession, host: RemoteHost, cluster: str, directory: str) -> None:
         super().__init__(link.client, cluster, directory)
         self.label = host.label
         assert host.greeting is not None
@@ -382,7 +384,7 @@ class RemoteNode(AgentNode):
     @classmethod
     def open_at(
         cls,
-        link: Link,
+        link: AgentSession,
         host: RemoteHost,
         config: ClusterConfig,
         on_event: OnEvent,
@@ -424,7 +426,7 @@ class RemoteNode(AgentNode):
         self.remote.close()
 
 
-class ReachedHosts:
+class RemoteAgents:
     """Sessions with the agents of all hosts of a cluster.
 
     Parameters
@@ -436,7 +438,7 @@ class ReachedHosts:
     """
 
     def __init__(
-        self, launcher: RemoteLauncher, hosts: Sequence[RemoteHost], links: Sequence[Link]
+        self, launcher: RemoteLauncher, hosts: Sequence[RemoteHost], links: Sequence[AgentSession]
     ) -> None:
         self._launcher = launcher
         self._hosts = hosts
@@ -447,7 +449,9 @@ class ReachedHosts:
         found: list[dict[str, Any]] = self._links[0].client.request("clusters", timeout)
         return found
 
-    def adopt(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Several, dict[str, Any]]:
+    def adopt(
+        self, config: ClusterConfig, on_event: OnEvent
+    ) -> tuple[MultiHostNode, dict[str, Any]]:
         """Hear of the cluster from now on, and have its tunnels lead here, too."""
         made = self._launcher.rejoin(self._hosts, self._links, config, on_event)
         told = []

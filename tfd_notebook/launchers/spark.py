@@ -23,7 +23,7 @@ from tfd_notebook.errors import (
     UsageError,
 )
 from tfd_notebook.launchers import spark_slots
-from tfd_notebook.launchers.client.handshake import read_greeting
+from tfd_notebook.launchers.client.handshake import read_handshake
 from tfd_notebook.launchers.client.session import Channel
 from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
 from tfd_notebook.net import secure_channel, validation
@@ -88,7 +88,7 @@ class Spark(RemoteLauncher):
         settings = context.getConf()
         bound = settings.get("spark.driver.bindAddress") or settings.get("spark.driver.host")
         advertised = settings.get("spark.driver.host") or bound or "127.0.0.1"
-        meeting = _Meeting(bound or "127.0.0.1")
+        meeting = ExecutorRendezvous(bound or "127.0.0.1")
         try:
             given = {
                 "address": f"{_bracketed(advertised)}:{meeting.port}",
@@ -110,7 +110,7 @@ class Spark(RemoteLauncher):
     def _enough(self, context: Any) -> Callable[[], bool]:
         most = self._executors
         if most is None:
-            return spark_slots.All(context)
+            return spark_slots.AllExecutorsRegistered(context)
         return lambda: len(private.executors(context)) >= most
 
     def _context(self) -> Any:
@@ -130,14 +130,14 @@ class Spark(RemoteLauncher):
         """Have a process started beside each executor, and return what each said."""
         from pyspark import cloudpickle
 
-        if holding := spark_slots.held():
+        if holding := spark_slots.slots_held():
             raise NotEnoughSlots(
                 "an agent is started by a task that takes each slot for a moment, and "
                 + spark_slots.told(private.slots(context), holding),
                 fix="start this cluster before those that hold slots, whose nodes can use it; or "
                 "shut them down",
             )
-        spark_slots.wait(context, self._enough(context))
+        spark_slots.wait_for_executors(context, self._enough(context))
         count = private.slots(context)
         if not count:
             raise LaunchError(
@@ -198,7 +198,7 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host.strip("[]") else host
 
 
-class _Meeting:
+class ExecutorRendezvous:
     """Where the executors' ends connect to, and are given to their hosts.
 
     Parameters
@@ -220,7 +220,7 @@ class _Meeting:
         made: dict[tuple[str, int], _SparkHost] = {}
         for number, one in enumerate(found):
             label = f"{one['host']}/{one['executor']}"
-            greeting = read_greeting(label, iter([one["line"].encode()]))
+            greeting = read_handshake(label, iter([one["line"].encode()]))
             if most is None or number < most:
                 host = made[greeting.identity, one["jvm"]] = _SparkHost(label, self)
                 host.greeting = greeting
@@ -244,7 +244,7 @@ class _Meeting:
             self._changed.notify_all()
         self._server.close()
 
-    def _met(self, channel: secure_channel.Channel) -> None:
+    def _met(self, channel: secure_channel.AuthenticatedChannel) -> None:
         header, _ = channel.receive(_CONNECT_SECONDS)
         with self._changed:
             # It may be here before the job that started it has ended.
@@ -260,15 +260,15 @@ class _SparkHost(RemoteHost):
 
     lasts: ClassVar[bool] = False
 
-    def __init__(self, label: str, meeting: _Meeting) -> None:
+    def __init__(self, label: str, meeting: ExecutorRendezvous) -> None:
         super().__init__(label)
         self._meeting = meeting
         self._changed = threading.Condition()
-        self._idle: secure_channel.Channel | None = None
+        self._idle: secure_channel.AuthenticatedChannel | None = None
         self._gone = ""
         self._closed = False
 
-    def offer(self, channel: secure_channel.Channel) -> bool:
+    def offer(self, channel: secure_channel.AuthenticatedChannel) -> bool:
         """Have a connection used for the next session; returns when it has ended.
 
         Returns
@@ -326,7 +326,7 @@ class _SparkHost(RemoteHost):
                 self._gone = str(header["gone"])
                 raise self._lost()
             line = stdio.GREETING + json.dumps(header.get("said"))
-            self.greeting = read_greeting(self.label, iter([line.encode()]), again=not start)
+            self.greeting = read_handshake(self.label, iter([line.encode()]), again=not start)
         except EOFError as error:
             channel.close()
             raise OSError(str(error)) from None
@@ -355,7 +355,7 @@ class _SparkHost(RemoteHost):
 class _SealedChannel:
     """Lines over a sealed channel."""
 
-    def __init__(self, channel: secure_channel.Channel) -> None:
+    def __init__(self, channel: secure_channel.AuthenticatedChannel) -> None:
         self._channel = channel
 
     def send(self, data: bytes) -> None:

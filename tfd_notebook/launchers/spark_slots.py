@@ -12,12 +12,12 @@ from tfd_notebook._compat import pyspark as private
 _holders: list[Callable[[], Mapping[str, int]]] = []
 
 
-def ask(holders: Callable[[], Mapping[str, int]]) -> None:
+def register_slot_holder(holders: Callable[[], Mapping[str, int]]) -> None:
     """Have `holders` asked for the names of clusters and how many slots each holds."""
     _holders.append(holders)
 
 
-def held() -> dict[str, int]:
+def slots_held() -> dict[str, int]:
     """Return how many slots each cluster holds, by its name; only those that hold any."""
     return {name: count for holders in _holders for name, count in holders().items() if count}
 
@@ -66,14 +66,14 @@ def are_coming(context: Any) -> bool:
     return time.time() - float(context.startTime) / 1000 < ARRIVE_SECONDS
 
 
-def wait(context: Any, enough: Callable[[], bool]) -> None:
+def wait_for_executors(context: Any, enough: Callable[[], bool]) -> None:
     """Wait until there are enough, no more are to come, or a minute has passed."""
     deadline = time.monotonic() + ARRIVE_SECONDS
     while not enough() and are_coming(context) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
-class All:
+class AllExecutorsRegistered:
     """Whether all are there, as far as can be known: an `enough` for `wait`."""
 
     def __init__(self, context: Any) -> None:

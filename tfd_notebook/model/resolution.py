@@ -18,14 +18,14 @@ COLUMNS = (
     "latency_ms",
     "reason",
 )
-#: What a task can be: see `Sighting`.
+#: What a task can be: see `TaskStatus`.
 STATES = ("alive", "hung", "refused", "unreachable", "foreign", "mismatch")
 #: Changes that are kept.
 MOST_CHANGES = 1000
 
 
 @dataclass(frozen=True)
-class Sighting:
+class TaskStatus:
     """What one task of a cluster answered.
 
     Parameters
@@ -65,7 +65,7 @@ class Sighting:
 
 
 @dataclass(frozen=True)
-class Considered:
+class RuleResult:
     """What became of a rule: ``fired``, ``close`` (something of it is there) or ``no``; and why."""
 
     rule: str
@@ -85,7 +85,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Look:
+class ResolutionSnapshot:
     """A cluster that was found, at one moment.
 
     Parameters
@@ -112,8 +112,8 @@ class Look:
     rule: str
     place: str
     time: float
-    tasks: tuple[Sighting, ...] = ()
-    considered: tuple[Considered, ...] = ()
+    tasks: tuple[TaskStatus, ...] = ()
+    considered: tuple[RuleResult, ...] = ()
     cell: str = ""
     seconds: float = 0.0
     changes: tuple[Change, ...] = ()
@@ -127,7 +127,7 @@ class Look:
 
 
 def changes(
-    before: Iterable[Sighting], after: Iterable[Sighting], time: float
+    before: Iterable[TaskStatus], after: Iterable[TaskStatus], time: float
 ) -> tuple[Change, ...]:
     """Return what is different: tasks that came, went, moved or have another state."""
     old = {task.name: task for task in before}
@@ -146,11 +146,11 @@ def changes(
     return tuple(found)
 
 
-def records(tasks: Iterable[Sighting]) -> list[dict[str, Any]]:
+def records(tasks: Iterable[TaskStatus]) -> list[dict[str, Any]]:
     """Return tasks as JSON values, with the names of `COLUMNS`."""
     return [{column: getattr(task, column) for column in COLUMNS} for task in tasks]
 
 
-def as_json(look: Look) -> Mapping[str, Any]:
+def as_json(look: ResolutionSnapshot) -> Mapping[str, Any]:
     """Return `look` as JSON values, for the command line and front ends."""
     return {**asdict(look), "tasks": records(look.tasks), "counts": look.counts}

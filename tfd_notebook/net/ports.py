@@ -43,7 +43,7 @@ _SOURCE = {4: _IP_HEADER + 12, 6: _IP_HEADER + 8}
 _ETHERTYPES = {4: 0x0800, 6: 0x86DD}
 
 
-def hold_port(port: int = 0) -> socket.socket:
+def reserve_port(port: int = 0) -> socket.socket:
     """Take `port` on all addresses, without listening, until the socket is closed.
 
     A server of the same user that sets ``SO_REUSEPORT``, as those of the tf.data service do, can
@@ -60,7 +60,7 @@ def hold_port(port: int = 0) -> socket.socket:
         Somebody has it; the error names who.
     """
     try:
-        return _hold(port)
+        return _reserve(port)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise PortInUse(
@@ -120,7 +120,7 @@ def listening_inodes(port: int) -> set[int]:
     return {os.fstat(sock.fileno()).st_ino for _, sock in _listeners(port)}
 
 
-def close_to_strangers(port: int, allow: Iterable[str] = (), host: str | None = None) -> str:
+def restrict_port(port: int, allow: Iterable[str] = (), host: str | None = None) -> str:
     """Accept only peers of this host and of the networks in `allow` at `port` of this process.
 
     A packet filter is put on every listening socket of this process at `port`, and connections
@@ -161,7 +161,7 @@ def close_to_strangers(port: int, allow: Iterable[str] = (), host: str | None = 
         except OSError as failure:
             error = failure
             continue
-        _shut_strangers(port, let_in)
+        _restrict(port, let_in)
         return ", ".join([words, *map(str, allowed)])
     assert error is not None
     raise FilterFailed(
@@ -231,7 +231,7 @@ def _optmem_max() -> str:
         return "unknown"
 
 
-def hang_up(addresses: Iterable[str]) -> int:
+def shutdown_connections_to(addresses: Iterable[str]) -> int:
     """End this process's connections to addresses where nobody will answer any more.
 
     Where a host vanished, TCP waits for it for a quarter of an hour, and with it closures, and the
@@ -295,7 +295,7 @@ class SentBytes:
         return self._closed + sum(now.values())
 
 
-class Kept:
+class PinnedConnections:
     """Connections of another process, kept from ending when that process dies.
 
     A peer whose server dies tries at once to connect again, is refused, and then pauses, longer
@@ -345,7 +345,7 @@ def bytes_sent(port: int) -> int:
     return SentBytes(port).read()
 
 
-def _hold(port: int) -> socket.socket:
+def _reserve(port: int) -> socket.socket:
     family, everywhere = socket.AF_INET6, "::"
     if not socket.has_dualstack_ipv6():
         family, everywhere = socket.AF_INET, "0.0.0.0"
@@ -489,7 +489,7 @@ def _await_accepts(sock: socket.socket, limit: float = 0.1) -> None:
     time.sleep(0.001)  # accept() takes a connection off the queue before its fd appears
 
 
-def _shut_strangers(port: int, let_in: Iterable[Network]) -> None:
+def _restrict(port: int, let_in: Iterable[Network]) -> None:
     for _, sock in _own_sockets():
         with contextlib.suppress(OSError):
             if _local_port(sock) != port or _listens(sock):

@@ -63,7 +63,7 @@ class Secret(bytes):
         return cls(secrets.token_bytes(32))
 
 
-class Channel:
+class AuthenticatedChannel:
     """A connection whose other end is proven. Any thread may send, one at a time may receive.
 
     Parameters
@@ -180,7 +180,7 @@ class Channel:
             self._socket.close()
             self._receiving.release()
 
-    def __enter__(self) -> Channel:
+    def __enter__(self) -> AuthenticatedChannel:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -254,7 +254,8 @@ class Server:
     ----------
     secret : bytes
     on_channel : callable
-        Takes a `Channel`, which is closed when it returns. It may raise InvalidMessage.
+        Takes an `AuthenticatedChannel`, which is closed when it returns. May raise
+        InvalidMessage.
     host : str
         Name or address to listen at. Default ``"127.0.0.1"``: this host only.
     port : int
@@ -271,7 +272,7 @@ class Server:
     def __init__(
         self,
         secret: bytes,
-        on_channel: Callable[[Channel], None],
+        on_channel: Callable[[AuthenticatedChannel], None],
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -290,7 +291,7 @@ class Server:
             self.address = f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
         self._listener.settimeout(None)
         self._lock = threading.Lock()
-        self._open: dict[threading.Thread, Channel | socket.socket] = {}
+        self._open: dict[threading.Thread, AuthenticatedChannel | socket.socket] = {}
         #: Addresses of the connections without a proof, the oldest first.
         self._unproven: dict[socket.socket, str] = {}
         self._closed = False
@@ -310,7 +311,7 @@ class Server:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
         for thread, channel in open_now:
-            if isinstance(channel, Channel):
+            if isinstance(channel, AuthenticatedChannel):
                 channel.close()
             else:
                 with contextlib.suppress(OSError):
@@ -379,7 +380,7 @@ class Server:
         try:
             try:
                 keys = channel_handshake.prove_to_client(connected, self._secret, PROOF_SECONDS)
-                channel = Channel(connected, keys)
+                channel = AuthenticatedChannel(connected, keys)
             except (OSError, EOFError):
                 connected.close()
                 return
@@ -403,7 +404,7 @@ class Server:
 
 def serve(
     secret: bytes,
-    on_channel: Callable[[Channel], None],
+    on_channel: Callable[[AuthenticatedChannel], None],
     *,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -413,7 +414,7 @@ def serve(
     return Server(secret, on_channel, host=host, port=port, path=path)
 
 
-def connect(address: str, secret: bytes, timeout: float = 10.0) -> Channel:
+def connect(address: str, secret: bytes, timeout: float = 10.0) -> AuthenticatedChannel:
     """Return a channel to a `Server`.
 
     Parameters
@@ -437,7 +438,7 @@ def connect(address: str, secret: bytes, timeout: float = 10.0) -> Channel:
         host, _, port = address.rpartition(":")
         connected = socket.create_connection((host.strip("[]"), int(port)), timeout)
     try:
-        return Channel(
+        return AuthenticatedChannel(
             connected, channel_handshake.prove_to_server(connected, bytes(secret), timeout)
         )
     except EOFError:

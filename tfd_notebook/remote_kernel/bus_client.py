@@ -28,7 +28,7 @@ from tfd_notebook.model.snapshot import (
 )
 from tfd_notebook.model.spec import Role
 from tfd_notebook.net import messages, validation
-from tfd_notebook.remote_kernel.closure_mirror import Mirror
+from tfd_notebook.remote_kernel.closure_mirror import ClosureStoreReplica
 
 #: Messages after which the sender hears that they were read; it stops when it is 50 ahead.
 _SEEN_EVERY = 10
@@ -36,7 +36,7 @@ _SEEN_EVERY = 10
 Send = Callable[[dict[str, Any]], None]
 
 
-class Reader:
+class BusClient:
     """Keeps what a bus tells, and asks.
 
     Parameters
@@ -52,7 +52,7 @@ class Reader:
         self._lock = threading.Lock()
         self._asked: dict[str, concurrent.futures.Future[Any]] = {}
         self._clusters: dict[str, Any] = {}
-        self._mirrors: dict[str, Mirror] = {}
+        self._mirrors: dict[str, ClosureStoreReplica] = {}
         self._wanted: set[str] = set()
         self._seq = 0
         self._version = 0
@@ -168,7 +168,7 @@ class Reader:
             self._want()
             self.ready.set()
         else:
-            mirror = self._mirrors.setdefault(message["cluster"], Mirror())
+            mirror = self._mirrors.setdefault(message["cluster"], ClosureStoreReplica())
             try:
                 mirror.take(message, buffers)
             except (LookupError, TypeError, ValueError, OverflowError):
@@ -180,7 +180,7 @@ class Reader:
         """Ask for the closures of all that have some."""
         names = {name for name, tree in self._clusters.items() if "coordinator" in tree}
         for name in names - self._mirrors.keys():
-            self._mirrors[name] = Mirror()
+            self._mirrors[name] = ClosureStoreReplica()
         if names != self._wanted:
             self._wanted = names
             self._tell("want", values=sorted(names))
@@ -194,9 +194,9 @@ class Reader:
         """Return the names of the clusters there, also of those that ended."""
         return tuple(self._clusters)
 
-    def mirror(self, name: str) -> Mirror:
+    def mirror(self, name: str) -> ClosureStoreReplica:
         """Return the closures of a cluster's coordinator."""
-        return self._mirrors.setdefault(name, Mirror())
+        return self._mirrors.setdefault(name, ClosureStoreReplica())
 
     def snapshot(self, name: str) -> Snapshot:
         """Return a cluster as it was told last.

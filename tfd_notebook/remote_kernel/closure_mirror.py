@@ -18,7 +18,7 @@ _CODES = {"function": "i", "worker": "h", "attempts": "H"}
 _KEPT_CHANGES = 100
 
 
-class Mirror:
+class ClosureStoreReplica:
     """What can be read of a `tfd_notebook.model.closure_store.Store`, of one that is elsewhere."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from tfd_notebook.errors import (
     UsageError,
 )
 from tfd_notebook.launchers.client.jupyter_server import ENDING, JupyterServer, Message
-from tfd_notebook.remote_kernel.bus_client import Reader
+from tfd_notebook.remote_kernel.bus_client import BusClient
 from tfd_notebook.remote_kernel.clusters import Clusters, RemoteCluster
 from tfd_notebook.remote_kernel.display import failure, show, show_plain, silent
 from tfd_notebook.resolvers import providers
@@ -115,7 +115,7 @@ class RemoteKernel:
             raise LaunchError(
                 f"{self.label} cannot be reached: {error}", fix="is it up, and its address right?"
             ) from None
-        self._reader = Reader(self._send)
+        self._reader = BusClient(self._send)
         threading.Thread(target=self._serve, name="tfd-elsewhere", daemon=True).start()
         try:
             self._prepare()

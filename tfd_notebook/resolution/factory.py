@@ -10,7 +10,7 @@ from typing import Any
 from tfd_notebook.cluster import control_socket, registry
 from tfd_notebook.errors import NoTasks, NotThere, UnknownName, UsageError
 from tfd_notebook.model.spec import Role, TaskState
-from tfd_notebook.resolution.detection import others
+from tfd_notebook.resolution.detection import sibling_process_clusters
 from tfd_notebook.resolvers import providers
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import Found
@@ -42,7 +42,7 @@ _CLASSES = {
 }
 
 
-def make(name: str, options: Mapping[str, Any]) -> Any:
+def create_resolver(name: str, options: Mapping[str, Any]) -> Any:
     """Return the resolver of that name.
 
     Parameters
@@ -114,11 +114,11 @@ def _kernels(task_type: str | None = None, task_id: int | None = None) -> Any:
 def _local(name: str | None = None) -> Any:
     """Return the resolver of a cluster on this host, of this process before those of others."""
     known = registry.clusters()
-    theirs = others() if name not in known and (name or not known) else {}
+    theirs = sibling_process_clusters() if name not in known and (name or not known) else {}
     if name is None and len(known or theirs) == 1:
         name = next(iter(known or theirs))
     if name in theirs:
-        return NeighbourResolver(name, theirs[name])
+        return SiblingProcessResolver(name, theirs[name])
     if name not in known:
         names = [*known, *theirs]
         raise UnknownName(
@@ -142,7 +142,7 @@ def _local(name: str | None = None) -> Any:
 _SECONDS = 5.0
 
 
-class NeighbourResolver(Resolver):
+class SiblingProcessResolver(Resolver):
     """Asks the process that holds the cluster, with each answer.
 
     Parameters

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfd_notebook import views
 from tfd_notebook.cluster import registry
 from tfd_notebook.errors import NotThere, ResolveError, TfdError, UsageError
-from tfd_notebook.model.resolution import MOST_CHANGES, Considered, Look, changes
+from tfd_notebook.model.resolution import MOST_CHANGES, ResolutionSnapshot, RuleResult, changes
 from tfd_notebook.resolution import detection, factory, suggestions
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ def resolve(resolver: Any = "auto", **kw: Any) -> Resolution:
     """
     if resolver == "auto":
         considered, verdict = detection.detect(kw)
-        made = factory.make(verdict.resolver, kw) if verdict.resolver else None
+        made = factory.create_resolver(verdict.resolver, kw) if verdict.resolver else None
         again = suggestions.call("auto", kw)
         found = Resolution(made, considered, again, verdict.cell)
     elif isinstance(resolver, str):
-        made = factory.make(resolver, kw)
-        said = Considered("argument", "fired", f"you said {resolver!r}")
+        made = factory.create_resolver(resolver, kw)
+        said = RuleResult("argument", "fired", f"you said {resolver!r}")
         found = Resolution(made, (said,), suggestions.call(resolver, kw))
     else:
         if kw:
@@ -72,11 +72,11 @@ def resolve(resolver: Any = "auto", **kw: Any) -> Resolution:
                 f"{', '.join(kw)}: arguments go with the name of a resolver",
                 fix="give them to the resolver itself",
             )
-        said = Considered("argument", "fired", f"you gave a {type(resolver).__name__}")
+        said = RuleResult("argument", "fired", f"you gave a {type(resolver).__name__}")
         written = f"tfd.resolve({resolver!r})" if isinstance(resolver, dict) else ""
         short = 0 < len(written) <= _LONGEST
         again = written if short else "tfd.resolve(resolver)"
-        found = Resolution(_given(resolver), (said,), again)
+        found = Resolution(_from_argument(resolver), (said,), again)
     if found.resolver is not None:
         found.look()
     return found
@@ -104,7 +104,7 @@ class Resolution:
     def __init__(
         self,
         resolver: Any,
-        considered: tuple[Considered, ...],
+        considered: tuple[RuleResult, ...],
         again: str,
         offer: str = "",
     ) -> None:
@@ -115,7 +115,9 @@ class Resolution:
         self._lock = threading.Lock()
         self._eyes: Any = None
         self._looked = False
-        self._look = Look(self.rule, self._place(), time.time(), (), considered, cell=offer)
+        self._look = ResolutionSnapshot(
+            self.rule, self._place(), time.time(), (), considered, cell=offer
+        )
 
     @property
     def rule(self) -> str:
@@ -128,8 +130,8 @@ class Resolution:
         return self._look.cell
 
     @property
-    def last(self) -> Look:
-        """What was seen last, as a frozen `Look`: ``tasks``, ``counts``, ``changes`` and more."""
+    def last(self) -> ResolutionSnapshot:
+        """The latest `ResolutionSnapshot`: ``tasks``, ``counts``, ``changes`` and more."""
         return self._look
 
     def cluster_spec(self) -> Any:
@@ -160,7 +162,7 @@ class Resolution:
             return known
         return attach(spec, name, connect=connect)
 
-    def look(self) -> Look:
+    def look(self) -> ResolutionSnapshot:
         """Ask for the tasks, and each of them who it is, all at the same time.
 
         Returns
@@ -175,7 +177,7 @@ class Resolution:
         """
         return self._see(patient=False)
 
-    def glance(self) -> Look:
+    def glance(self) -> ResolutionSnapshot:
         """Look again; what cannot be found out is in ``trouble``, with the tasks of the last time.
 
         Returns
@@ -184,7 +186,9 @@ class Resolution:
         """
         return self._see(patient=True)
 
-    def watch(self, seconds: float | None = None, every: float = 1.0) -> Iterator[Look]:
+    def watch(
+        self, seconds: float | None = None, every: float = 1.0
+    ) -> Iterator[ResolutionSnapshot]:
         """Yield what is seen now, and then each time that something changed.
 
         What could not be found out is in ``trouble`` meanwhile, with the tasks of the last time.
@@ -202,7 +206,7 @@ class Resolution:
         self._present()
         end = None if seconds is None else time.monotonic() + seconds
         never = threading.Event()
-        seen: Look | None = None
+        seen: ResolutionSnapshot | None = None
         while True:
             look = self.glance()
             if seen is None or (look.changes, look.trouble) != (seen.changes, seen.trouble):
@@ -243,13 +247,13 @@ class Resolution:
             )
         return self.resolver
 
-    def _see(self, patient: bool) -> Look:
+    def _see(self, patient: bool) -> ResolutionSnapshot:
         resolver = self._present()
-        from tfd_notebook.resolution.task_probe import Eyes
+        from tfd_notebook.resolution.task_probe import TaskProber
 
         with self._lock:
             if self._eyes is None:
-                self._eyes = Eyes(getattr(resolver, "may_be", _same))
+                self._eyes = TaskProber(getattr(resolver, "may_be", _same))
             start, now, before = time.monotonic(), time.time(), self._look
             try:
                 tasks = _tasks(resolver)
@@ -325,7 +329,7 @@ def _tasks(resolver: Any) -> Tasks:
     return checked(found, type(resolver).__name__)
 
 
-def _given(resolver: Any) -> Any:
+def _from_argument(resolver: Any) -> Any:
     """Return the resolver that somebody meant."""
     import tensorflow as tf
 

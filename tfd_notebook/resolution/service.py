@@ -12,7 +12,7 @@ from typing import Any
 
 from tfd_notebook.errors import UsageError
 from tfd_notebook.model import resolution
-from tfd_notebook.model.resolution import Look, Sighting
+from tfd_notebook.model.resolution import ResolutionSnapshot, TaskStatus
 from tfd_notebook.resolution import factory
 from tfd_notebook.resolution.resolution import Resolution, resolve
 
@@ -39,11 +39,11 @@ def read_options(pairs: Iterable[str]) -> dict[str, Any]:
     return options
 
 
-class Desk:
+class ResolveService:
     """Answers forms: the same question again is the same resolution, with its history."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[Resolution, Told]] = {}
+        self._kept: dict[str, tuple[Resolution, TaskTableDelta]] = {}
 
     def choices(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return what can be chosen, as JSON values."""
@@ -70,7 +70,7 @@ class Desk:
         """Return the resolution that `request` means, anew if `fresh`."""
         return self._entry(request, fresh)[0]
 
-    def _entry(self, request: Mapping[str, Any], fresh: bool) -> tuple[Resolution, Told]:
+    def _entry(self, request: Mapping[str, Any], fresh: bool) -> tuple[Resolution, TaskTableDelta]:
         resolver, options = request.get("resolver", "auto"), request.get("options") or {}
         if not isinstance(resolver, str) or len(resolver) > 1000:
             raise UsageError(f"{str(resolver)[:100]!r} is no name of a resolver")
@@ -79,7 +79,7 @@ class Desk:
         key = json.dumps([resolver, options], sort_keys=True)
         if fresh or key not in self._kept:
             self._forget(key)
-            self._kept[key] = resolve(resolver, **options), Told()
+            self._kept[key] = resolve(resolver, **options), TaskTableDelta()
             for oldest in list(self._kept)[:-_MOST_KEPT]:
                 self._forget(oldest)
         return self._kept[key]
@@ -115,13 +115,13 @@ _FACTOR, _MILLISECONDS = 2.0, 5.0
 _numbers = itertools.count(time.time_ns() // 1_000_000)
 
 
-class Told:
+class TaskTableDelta:
     """What front ends know of one cluster."""
 
     def __init__(self) -> None:
-        self._tables: dict[int, dict[str, Sighting]] = {}
+        self._tables: dict[int, dict[str, TaskStatus]] = {}
 
-    def tell(self, look: Look, since: Any = None) -> dict[str, Any]:
+    def tell(self, look: ResolutionSnapshot, since: Any = None) -> dict[str, Any]:
         """Return `look` as JSON values.
 
         Parameters
@@ -146,7 +146,7 @@ class Told:
             "since": since,
         }
 
-    def _number(self, look: Look) -> tuple[int, dict[str, Sighting]]:
+    def _number(self, look: ResolutionSnapshot) -> tuple[int, dict[str, TaskStatus]]:
         """Return the table that is told for `look`, and its number: a new one if it is another."""
         last, before = next(reversed(self._tables.items()), (0, {}))
         table = {task.name: task for task in look.tasks}
@@ -162,7 +162,7 @@ class Told:
         return number, table
 
 
-def _alike(before: Sighting, now: Sighting) -> bool:
+def _alike(before: TaskStatus, now: TaskStatus) -> bool:
     """Whether only the latency differs, and not by much."""
     least, most = sorted((before.latency_ms, now.latency_ms))
     near = most <= _FACTOR * least or most - least <= _MILLISECONDS

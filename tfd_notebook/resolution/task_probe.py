@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from tfd_notebook.model.resolution import Sighting
+from tfd_notebook.model.resolution import TaskStatus
 from tfd_notebook.net.probe import Kind, Probe, Prober
 from tfd_notebook.resolvers.base import NO_ACCELERATORS
 from tfd_notebook.resolvers.validation import Tasks
@@ -30,7 +30,7 @@ _KINDS: dict[str, Kind] = {"dispatcher": "dispatcher", "data_worker": "data_work
 MayBe = Callable[[str | None, str, int], bool]
 
 
-class Eyes:
+class TaskProber:
     """Look at tasks again and again; safe to use from one thread at a time.
 
     Parameters
@@ -44,7 +44,7 @@ class Eyes:
         self._direct = Prober()
         self._proxied = Prober(via_proxy=True)
 
-    def look(self, tasks: Tasks) -> tuple[Sighting, ...]:
+    def look(self, tasks: Tasks) -> tuple[TaskStatus, ...]:
         """Return what each task answers, in the order of `tasks`, within 4 s for 1,000 tasks."""
         wanted = [(job, index, at) for job, found in tasks.items() for index, at in found.items()]
         if not wanted:
@@ -83,7 +83,7 @@ class Eyes:
     def _probe_proxied(self, address: str, kind: Kind) -> Probe:
         return self._proxied.probe(address, TIMEOUT, kind)
 
-    def _judged(self, job: str, index: int, found: Probe) -> Sighting:
+    def _judged(self, job: str, index: int, found: Probe) -> TaskStatus:
         kind = _KINDS.get(job, _SERVER)
         name = found.task
         identity = name or (str(found.kind) if found.alive and found.kind != "server" else "")
@@ -92,7 +92,7 @@ class Eyes:
             state, reason = "mismatch", f"a {_words(found.kind)} answers there"
         elif found.alive and found.kind == "server" and not self._may_be(name, job, index):
             state, reason = "mismatch", f"{identity} answers there"
-        return Sighting(
+        return TaskStatus(
             job,
             index,
             found.address,
@@ -104,12 +104,12 @@ class Eyes:
         )
 
 
-def _as_tensorflow(direct: Sighting, through: Sighting, proxy: str) -> Sighting:
+def _as_tensorflow(direct: TaskStatus, through: TaskStatus, proxy: str) -> TaskStatus:
     """Return how TensorFlow sees a task: it obeys the variables that name a proxy."""
     if through.state == direct.state:
         return direct
     host = direct.address.rpartition(":")[0]
-    return Sighting(
+    return TaskStatus(
         **{
             **vars(through),
             "identity": through.identity or direct.identity,

@@ -109,7 +109,7 @@ class KubernetesResolver(Resolver):
         with self._api() as (api, namespace):
             options = {"namespace": namespace, **_given(field_selector=self._fields)}
             watched = [{"label_selector": selector, **options} for selector in selectors]
-            yield from kubernetes_watch.rings(api.list_namespaced_pod, watched, end)
+            yield from kubernetes_watch.changes(api.list_namespaced_pod, watched, end)
 
     def _addresses(self, job: str, groups: list[list[Any]]) -> dict[int, str]:
         usable = [[pod for pod in pods if _usable(pod)] for pods in groups]

@@ -98,7 +98,7 @@ def _end(watchers: list[_Watcher]) -> None:
         watcher.join()
 
 
-def rings(
+def changes(
     list_function: Callable[..., Any], watched: Sequence[Mapping[str, Any]], end: float | None
 ) -> Iterator[None]:
     """Yield at once, and after each change, until `end` of the monotonic clock.

@@ -12,7 +12,7 @@ from typing import Any
 from tfd_notebook import errors
 from tfd_notebook.spark.driver import application, feeding, jobs, roles, startup
 from tfd_notebook.spark.driver import shutdown as driver_shutdown
-from tfd_notebook.spark.driver.coordinator import Coordinating, serve
+from tfd_notebook.spark.driver.coordinator import CoordinatedSparkCluster, serve
 from tfd_notebook.spark.driver.jobs import Job
 from tfd_notebook.spark.driver.launch_plan import Plan
 from tfd_notebook.spark.driver.phases import SHUT_DOWN, Phase
@@ -27,7 +27,7 @@ _EPOCHS = 10
 _one_at_a_time = threading.Lock()
 
 
-class TFCluster(Coordinating):
+class TFCluster(CoordinatedSparkCluster):
     """A running cluster; `run` makes it.
 
     Attributes
@@ -298,7 +298,7 @@ class TFCluster(Coordinating):
         --------
         tensorflowonspark.TFCluster.TFCluster.shutdown
         """
-        drain = driver_shutdown.Draining(self, ssc, grace_secs, timeout, stop_spark)
+        drain = driver_shutdown.GracefulShutdown(self, ssc, grace_secs, timeout, stop_spark)
         future = jobs.in_background(drain.run, "shutdown")
         return jobs.wait(future, drain.abandon) if wait else future
 

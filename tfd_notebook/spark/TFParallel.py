@@ -98,10 +98,10 @@ def _run(
     on = application.of(sc)
     host, listen_at = on.addresses()
     root = compat_pyspark.default_fs(sc)
-    complaints = _Complaints()
+    complaints = TaskErrorCollector()
     with secure_channel.serve(secret, complaints.take, host=listen_at) as server:
         driver = f"{host}:{server.address.rpartition(':')[2]}"
-        task = _Task(map_fn, tf_args, num_executors, use_barrier, root, driver, secret)
+        task = PartitionTask(map_fn, tf_args, num_executors, use_barrier, root, driver, secret)
         numbers = sc.parallelize(range(num_executors), num_executors)
         ready = numbers.barrier() if use_barrier else numbers
         job = Job(on, f"TFParallel: {num_executors} times", ready.mapPartitions(task).collect)
@@ -123,7 +123,7 @@ def _run(
             raise complaints.first
 
 
-class _Complaints:
+class TaskErrorCollector:
     """What tasks say of their functions' errors; the first one ends the job."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class _Complaints:
         if self.first is not None:
             job.cancel()
 
-    def take(self, channel: secure_channel.Channel) -> None:
+    def take(self, channel: secure_channel.AuthenticatedChannel) -> None:
         """Take the one message of a channel, and answer it."""
         said = messages.function_error(channel.receive(timeout=_TELL_SECONDS)[0], "message")
         name = f"worker:{said['number']}"
@@ -156,7 +156,7 @@ class _Complaints:
 
 
 @dataclass(frozen=True)
-class _Task:
+class PartitionTask:
     """What runs in each partition."""
 
     function: Callable[[Any, TFNodeContext], Any]

@@ -19,7 +19,7 @@ from tfd_notebook.errors import DataError, UsageError
 from tfd_notebook.spark import tfrecords
 from tfd_notebook.spark.driver import application, jobs
 from tfd_notebook.spark.publishing import published
-from tfd_notebook.spark.tfrecords import located, understood
+from tfd_notebook.spark.tfrecords import located, translate_filesystem_errors
 
 __all__ = [
     "fromTFExample",
@@ -379,7 +379,7 @@ def _struct(columns: Iterable[tfrecords.Column]) -> Any:
 def _files(place: str) -> list[str]:
     import tensorflow as tf
 
-    with understood(place):
+    with translate_filesystem_errors(place):
         if tf.io.gfile.isdir(place):
             found = [posixpath.join(place, name) for name in tf.io.gfile.listdir(place)]
         else:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tfd_notebook.errors import DataError, UsageError
-from tfd_notebook.spark.tfrecords import understood
+from tfd_notebook.spark.tfrecords import translate_filesystem_errors
 
 #: A file that is written last: the directory that holds it is complete.
 SUCCESS = "_SUCCESS"
@@ -38,7 +38,7 @@ def published(place: str, overwrite: bool) -> Iterator[str]:
     """
     import tensorflow as tf
 
-    with understood(place):
+    with translate_filesystem_errors(place):
         if tf.io.gfile.exists(place) and not overwrite:
             raise UsageError(f"{place} exists", fix="another directory, or overwrite=True")
     new = _hidden(place)

@@ -317,7 +317,7 @@ def without_path(root: str) -> str:
     return scheme + separator + rest.rstrip("/")
 
 
-class understood:  # noqa: N801 - it reads as a word
+class translate_filesystem_errors:  # noqa: N801 - it reads as a word
     """Turns TensorFlow's word for a file system that it does not know into an error that helps."""
 
     def __init__(self, place: str) -> None:

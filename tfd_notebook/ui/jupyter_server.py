@@ -28,7 +28,7 @@ from tfd_notebook.agent import interpreter
 from tfd_notebook.cluster import commands
 from tfd_notebook.net import runtime_dir
 
-__all__ = ["act", "tfd", "unheld"]
+__all__ = ["act", "tfd", "unattached_clusters"]
 
 _LOOK_SECONDS = 20.0
 #: Seconds for which a list answers requests that come after its end.
@@ -77,7 +77,7 @@ class ClustersHandler(_Handler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        await self.answer(unheld())
+        await self.answer(unattached_clusters())
 
 
 class ClusterHandler(_Handler):
@@ -89,7 +89,7 @@ class ClusterHandler(_Handler):
         await self.answer(act(name, self.request.body))
 
 
-async def unheld() -> list[dict[str, Any]]:
+async def unattached_clusters() -> list[dict[str, Any]]:
     """Return the detached clusters of this user that no process holds.
 
     Returns
@@ -164,7 +164,9 @@ async def act(name: str, body: bytes) -> list[dict[str, Any]]:
         It could not be done.
     """
     arguments, agent = _arguments(name, body)
-    if not any(one["name"] == name and agent in (None, one["agent"]) for one in await unheld()):
+    if not any(
+        one["name"] == name and agent in (None, one["agent"]) for one in await unattached_clusters()
+    ):
         raise errors.UnknownName(
             f"no detached cluster {name!r} is without a kernel",
             fix="it has ended, or a kernel has taken it up: look there",
@@ -172,7 +174,7 @@ async def act(name: str, body: bytes) -> list[dict[str, Any]]:
     await tfd(*arguments, limit=_ACT_SECONDS)
     global _listing
     _listing = None  # it is older than what was done
-    return await unheld()
+    return await unattached_clusters()
 
 
 async def tfd(*arguments: str, limit: float) -> str:

@@ -7,7 +7,13 @@ import time
 from collections.abc import Sequence
 from html import escape
 
-from tfd_notebook.model.resolution import COLUMNS, Considered, Look, Sighting, records
+from tfd_notebook.model.resolution import (
+    COLUMNS,
+    ResolutionSnapshot,
+    RuleResult,
+    TaskStatus,
+    records,
+)
 from tfd_notebook.views import formatting as figures
 from tfd_notebook.views.style import wrap
 from tfd_notebook.views.table import Cell, Column, Table, html_table, state_cell, text_table
@@ -35,7 +41,7 @@ _CHANGES = (
 )
 
 
-def sightings_table(look: Look, most: int | None = None) -> Table:
+def sightings_table(look: ResolutionSnapshot, most: int | None = None) -> Table:
     """Return the tasks as a table, of at most so many rows; its records are all of them."""
     shown = look.tasks
     if most is not None and len(shown) > most:
@@ -54,13 +60,13 @@ def sightings_table(look: Look, most: int | None = None) -> Table:
     )
 
 
-def rules_table(considered: Sequence[Considered]) -> Table:
+def rules_table(considered: Sequence[RuleResult]) -> Table:
     """Return what became of the rules."""
     rows = [(Cell(one.rule), Cell(one.outcome, _tone(one)), Cell(one.why)) for one in considered]
     return Table(_RULES, rows, label="rules", empty="no rule")
 
 
-def changes_table(look: Look, most: int | None = None) -> Table:
+def changes_table(look: ResolutionSnapshot, most: int | None = None) -> Table:
     """Return the ups and downs that were seen, the latest first."""
     rows = [
         (
@@ -79,7 +85,7 @@ def changes_table(look: Look, most: int | None = None) -> Table:
     )
 
 
-def look_text(look: Look, width: int = 110) -> str:
+def look_text(look: ResolutionSnapshot, width: int = 110) -> str:
     """Return the text view of `look`, at most `width` columns wide where that is possible."""
     lines = textwrap.wrap(_head(look), width)
     lines += [
@@ -97,7 +103,7 @@ def look_text(look: Look, width: int = 110) -> str:
     return "\n".join(lines)
 
 
-def look_html(look: Look) -> str:
+def look_html(look: ResolutionSnapshot) -> str:
     """Return the HTML view of `look`."""
     parts = [
         f'<div class="tfd-head"><span class="tfd-name">{escape(_what(look))}</span>'
@@ -129,17 +135,17 @@ def look_html(look: Look) -> str:
     return wrap("".join(parts))
 
 
-def look_bundle(look: Look) -> dict[str, str]:
+def look_bundle(look: ResolutionSnapshot) -> dict[str, str]:
     """Return both views by MIME type."""
     return {"text/plain": look_text(look), "text/html": look_html(look)}
 
 
-def look_gist(look: Look) -> object:
+def look_gist(look: ResolutionSnapshot) -> object:
     """Return what in `look` is worth another printing."""
     return look.trouble, [(task.name, task.address, task.state) for task in look.tasks]
 
 
-def _row(task: Sighting) -> tuple[Cell, ...]:
+def _row(task: TaskStatus) -> tuple[Cell, ...]:
     expected = task.identity in ("", task.name, task.job)
     return (
         Cell(task.name),
@@ -152,15 +158,15 @@ def _row(task: Sighting) -> tuple[Cell, ...]:
     )
 
 
-def _tone(one: Considered) -> str:
+def _tone(one: RuleResult) -> str:
     return {"fired": "good", "close": "warn"}.get(one.outcome, "quiet")
 
 
-def _what(look: Look) -> str:
+def _what(look: ResolutionSnapshot) -> str:
     return look.place or "no cluster yet"
 
 
-def _counts(look: Look) -> str:
+def _counts(look: ResolutionSnapshot) -> str:
     if not look.place:
         return ""
     if not look.tasks:
@@ -170,8 +176,8 @@ def _counts(look: Look) -> str:
     return f"{len(look.tasks):,} {many}: {said}; seen in {figures.brief(look.seconds)}"
 
 
-def _head(look: Look) -> str:
-    fired = look.considered[-1] if look.considered else Considered(look.rule, "fired", "")
+def _head(look: ResolutionSnapshot) -> str:
+    fired = look.considered[-1] if look.considered else RuleResult(look.rule, "fired", "")
     what = f"{_what(look)}, {_counts(look)}" if look.place else _what(look)
     return figures.clean(f"{what} (rule {fired.rule}: {fired.why})")
 
@@ -181,6 +187,6 @@ def _code(line: str) -> str:
     return "    " + "".join(char if char.isprintable() else "\ufffd" for char in line)
 
 
-def _close(look: Look) -> list[str]:
+def _close(look: ResolutionSnapshot) -> list[str]:
     found = [one for one in look.considered if one.outcome == "close"]
     return [figures.clean(f"close: {one.rule}: {one.why}") for one in found]

@@ -30,7 +30,7 @@ def wait(done: Callable[[], bool], timeout: float) -> bool:
     return True
 
 
-class Outside:
+class RemoteValueFollower:
     """Follows RemoteValues from a thread of its own, for a TensorFlow that is not known.
 
     Parameters

@@ -22,7 +22,7 @@ from tensorflow.python.framework import ops
 from tfd_notebook._compat import sigint
 from tfd_notebook._compat.tf_coordinator import cancellation
 from tfd_notebook._compat.tf_data import iterator_cleanup, pipeline_model
-from tfd_notebook._compat.tf_data.meter import Blocked, Meter, Reading, again
+from tfd_notebook._compat.tf_data.meter import Blocked, IteratorMetrics, MetricTotals, again
 from tfd_notebook.errors import StateError
 
 # Read here, so that a TensorFlow without one of these names fails at this import and nowhere else.
@@ -64,7 +64,7 @@ _FROM_DATA = re.compile(
 class Watcher(Protocol):
     """Who wants to know of the iterators of a dataset."""
 
-    def opened(self, meter: Meter) -> None:
+    def opened(self, meter: IteratorMetrics) -> None:
         """An iterator was made; `meter` is its account."""
 
     def failure(self, error: Any) -> BaseException:
@@ -79,12 +79,12 @@ class WatchedIterator(iterator_ops.OwnedIterator):
     """
 
     def __init__(self, dataset: Any, watcher: Watcher) -> None:
-        self.meter = Meter()
+        self.meter = IteratorMetrics()
         self.meter.iterator = weakref.ref(self)
         self.meter.use = pipeline_model.delivery_of(dataset)
         self._watcher = watcher
         self._manager = CancellationManager()
-        self._held = iterator_cleanup.Held(dataset)
+        self._held = iterator_cleanup.IteratorHandle(dataset)
         self._rearm = 0.0
         self._listed = self._clocked = False
         super().__init__(dataset)
@@ -171,7 +171,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         if result[0] is not None:
             self.fail(result[0])
         if held.resource is not None:  # restored from one of the other kind
-            iterator_cleanup.Held(self._dataset, held.resource).end_later()
+            iterator_cleanup.IteratorHandle(self._dataset, held.resource).end_later()
         held.resource, self._clocked = resource, clocked
         if clocked:
             self.meter.clock = _Clock(self, handle)
@@ -350,9 +350,9 @@ class _Clock:
         self._iterator = weakref.ref(iterator)
         self._handle = handle
         self._element_bytes = iterator._static_bytes
-        self._last = Reading()
+        self._last = MetricTotals()
 
-    def read(self) -> Reading:
+    def read(self) -> MetricTotals:
         last = self._last
         latencies = self._latencies()
         size = self._element_bytes
@@ -370,7 +370,7 @@ class _Clock:
             total = root.bytes
         else:  # the iterator is gone: its last elements were like the others
             total = last.bytes * elements // max(1, last.elements)
-        self._last = Reading(elements, total, waited)
+        self._last = MetricTotals(elements, total, waited)
         return self._last
 
     def starved(self) -> bool:
@@ -397,13 +397,13 @@ class _Clock:
                 return int(value.histo.num), value.histo.sum / 1e6
         return 0, 0.0
 
-    def _root(self) -> Reading | None:
+    def _root(self) -> MetricTotals | None:
         """What left the iterator by other ways than Python's ``next``, by TensorFlow's model."""
         model, iterator = self._model(), self._iterator()
         if model is None or iterator is None:
             return None
         root, counted = model.nodes[model.output], iterator.meter
-        return Reading(
+        return MetricTotals(
             max(0, root.num_elements - counted.elements),
             max(0, root.bytes_produced - counted.bytes),
         )
@@ -471,7 +471,7 @@ def _concerns(iterator: WatchedIterator, error: Any) -> bool:
     return isinstance(error, OpError) and _FROM_DATA.search(error.message) is not None
 
 
-def _dropped(meter: Meter, held: iterator_cleanup.Held) -> None:
+def _dropped(meter: IteratorMetrics, held: iterator_cleanup.IteratorHandle) -> None:
     if meter.clock is not None and meter.failure is None and meter.error is None:
         meter.finished = True  # a function does not tell that it found the end
     meter.end()

@@ -20,7 +20,7 @@ _PATIENCE = 10.0
 _GAP = 5.0
 
 
-class Held:
+class IteratorHandle:
     """The only reference to an iterator's resource that lasts.
 
     Parameters
@@ -94,4 +94,4 @@ def _references(only: list[Any]) -> int:
 #: The references to an object that only a list holds.
 _OURS = _references([object()])
 #: Those that end and were left early.
-_ending: list[Held] = []
+_ending: list[IteratorHandle] = []

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple, Protocol
 from tfd_notebook.errors import TfdError
 
 
-class Reading(NamedTuple):
+class MetricTotals(NamedTuple):
     """Totals of an iteration: elements, bytes, and seconds its consumer waited for them."""
 
     elements: int = 0
     bytes: int = 0
     waited: float = 0.0
 
-    def plus(self, other: Reading) -> Reading:
+    def plus(self, other: MetricTotals) -> MetricTotals:
         """Return the sum of both."""
-        return Reading(
+        return MetricTotals(
             self.elements + other.elements, self.bytes + other.bytes, self.waited + other.waited
         )
 
@@ -31,7 +31,7 @@ Blocked = tuple[float, Callable[[], None], bool]
 class GraphClock(Protocol):
     """What TensorFlow itself counts for an iterator that a ``tf.function`` reads."""
 
-    def read(self) -> Reading: ...
+    def read(self) -> MetricTotals: ...
 
     def starved(self) -> bool:
         """Whether nothing is buffered in front of the consumer."""
@@ -39,7 +39,7 @@ class GraphClock(Protocol):
     def close(self) -> None: ...
 
 
-class Meter:
+class IteratorMetrics:
     """The account of one iterator; it outlives the iterator.
 
     Attributes
@@ -95,14 +95,14 @@ class Meter:
         self.finished = False
         self.complete = False
         self.ended: float | None = None
-        self._settled: Reading | None = None
+        self._settled: MetricTotals | None = None
         self._progress = (0, time.perf_counter())
 
-    def read(self) -> Reading:
+    def read(self) -> MetricTotals:
         """Return the totals up to now, the wait in progress included."""
         if self._settled is not None:
             return self._settled
-        reading = Reading(self.elements, self.bytes, self.waited)
+        reading = MetricTotals(self.elements, self.bytes, self.waited)
         clock = self.clock
         if clock is not None:
             reading = reading.plus(clock.read())

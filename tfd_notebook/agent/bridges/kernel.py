@@ -39,7 +39,7 @@ _ALIVE_SECONDS = 5.0
 _CULL = re.compile(r"""^[^#\n]*\bcull_idle_timeout\b["']?\s*[=:]\s*(\d+)""", re.MULTILINE)
 _VARIABLES = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "JPY_INTERRUPT_EVENT")
 
-_joints: list[_Joint] = []
+_joints: list[CommSocketBridge] = []
 _leases: list[_Lease] = []
 
 
@@ -66,7 +66,9 @@ def main(agent: str, how: str, towards: str) -> None:
         _greet(said)
         return
     # Its end is told by a message, not by this name's.
-    _joints.append(_Joint(peer, max(0.5, min(_ALIVE_SECONDS, (said["culls"] or 60.0) / 4))))
+    _joints.append(
+        CommSocketBridge(peer, max(0.5, min(_ALIVE_SECONDS, (said["culls"] or 60.0) / 4)))
+    )
     _greet(said)
 
 
@@ -75,7 +77,7 @@ def _greet(said: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-class _Joint:
+class CommSocketBridge:
     """A comm and a socket, joined."""
 
     def __init__(self, peer: socket.socket, alive_seconds: float) -> None:

@@ -52,11 +52,11 @@ def main() -> None:
         os.dup2(null, descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    _End(given, said).run()
+    ExecutorBridge(given, said).run()
     os._exit(0)
 
 
-class _End:
+class ExecutorBridge:
     """The executor's end of all connections."""
 
     def __init__(self, given: dict[str, Any], said: dict[str, Any]) -> None:
@@ -69,7 +69,7 @@ class _End:
         self._heard = time.monotonic()
         self._over = threading.Event()
         self._agents: set[str] = set()
-        self._idle: secure_channel.Channel | None = None
+        self._idle: secure_channel.AuthenticatedChannel | None = None
 
     def run(self) -> None:
         """Serve until the executor has ended, or nobody is there any more."""
@@ -101,7 +101,7 @@ class _End:
             except (OSError, EOFError):
                 channel.close()
 
-    def _await_session(self, channel: secure_channel.Channel) -> None:
+    def _await_session(self, channel: secure_channel.AuthenticatedChannel) -> None:
         while True:
             header, _ = channel.receive(SILENT_SECONDS)
             self._heard = time.monotonic()
@@ -120,7 +120,7 @@ class _End:
                 joint.start()
                 return
 
-    def _join(self, channel: secure_channel.Channel, agent: str, start: bool) -> None:
+    def _join(self, channel: secure_channel.AuthenticatedChannel, agent: str, start: bool) -> None:
         """Join a connection to an agent."""
         with channel, contextlib.suppress(OSError, EOFError):
             said = dict(self._said)
@@ -140,14 +140,14 @@ class _End:
                 while data := peer.recv(_CHUNK_BYTES):
                     channel.send({}, data)
 
-    def _ping(self, channel: secure_channel.Channel) -> None:
+    def _ping(self, channel: secure_channel.AuthenticatedChannel) -> None:
         """Show the other end that this one can be heard, which a broken network might hide."""
         with contextlib.suppress(OSError):
             while not channel.closed:
                 channel.send({})
                 time.sleep(PING_SECONDS)
 
-    def _carry_in(self, channel: secure_channel.Channel, peer: socket.socket) -> None:
+    def _carry_in(self, channel: secure_channel.AuthenticatedChannel, peer: socket.socket) -> None:
         with contextlib.suppress(OSError, EOFError):
             while True:
                 peer.sendall(channel.receive(SILENT_SECONDS)[1])

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from tfd_notebook._compat.tf_data.meter import Meter, Reading
+from tfd_notebook._compat.tf_data.meter import IteratorMetrics, MetricTotals
 from tfd_notebook.data.explain.classification import is_busy
-from tfd_notebook.data.explain.live_limit import Live, Pulse
-from tfd_notebook.data.service.usage import WorkerUse, processors
+from tfd_notebook.data.explain.live_limit import LiveLimit, ProcessSampler
+from tfd_notebook.data.service.usage import WorkerUtilization, processors
 from tfd_notebook.errors import Interrupted, TfdError, TimeLimit, UnknownName
 from tfd_notebook.model.snapshot import StreamRow
 
@@ -26,7 +26,7 @@ _QUIET = 2.0
 _ENDED_LISTED = 20
 
 
-class Second(NamedTuple):
+class RateSample(NamedTuple):
     """What happened in one second: totals at its end, and what it waited."""
 
     second: int
@@ -48,18 +48,18 @@ class Series:
 
     def __init__(self, keep: int = 60) -> None:
         self._start = time.perf_counter()
-        self._recent: deque[tuple[float, Reading]] = deque([(self._start, Reading())])
-        self._last_second = (self._start, Reading())
-        self._seconds: deque[Second] = deque(maxlen=keep)
+        self._recent: deque[tuple[float, MetricTotals]] = deque([(self._start, MetricTotals())])
+        self._last_second = (self._start, MetricTotals())
+        self._seconds: deque[RateSample] = deque(maxlen=keep)
         self._keep = keep
         self._lock = threading.Lock()
 
-    def add(self, reading: Reading, now: float) -> None:
+    def add(self, reading: MetricTotals, now: float) -> None:
         """Take in the totals `reading` as of `now` (`time.perf_counter`)."""
         with self._lock:
             self._add(reading, now)
 
-    def _add(self, reading: Reading, now: float) -> None:
+    def _add(self, reading: MetricTotals, now: float) -> None:
         self._recent.append((now, reading))
         while len(self._recent) > 2 and self._recent[1][0] < now - WINDOW:
             self._recent.popleft()
@@ -67,14 +67,16 @@ class Series:
         if now - began >= 1.0:
             self._close_seconds(began, before, reading, now)
 
-    def _close_seconds(self, began: float, before: Reading, reading: Reading, now: float) -> None:
+    def _close_seconds(
+        self, began: float, before: MetricTotals, reading: MetricTotals, now: float
+    ) -> None:
         """Spread what came since `began` evenly over the seconds that passed."""
         count = int(now - began)
         share = 1.0 / (now - began)
         rates = [(after - old) * share for after, old in zip(reading, before, strict=True)]
         for step in range(max(1, count - self._keep + 1), count + 1):
             self._seconds.append(
-                Second(
+                RateSample(
                     second=round(began + step - self._start),
                     elements=round(before.elements + rates[0] * step),
                     bytes=round(before.bytes + rates[1] * step),
@@ -84,7 +86,10 @@ class Series:
                 )
             )
         ahead = [old + rate * count for old, rate in zip(before, rates, strict=True)]
-        self._last_second = (began + count, Reading(round(ahead[0]), round(ahead[1]), ahead[2]))
+        self._last_second = (
+            began + count,
+            MetricTotals(round(ahead[0]), round(ahead[1]), ahead[2]),
+        )
 
     def rates(self) -> tuple[float, float, float | None]:
         """Return elements/s, bytes/s and the waiting share of the last seconds."""
@@ -97,17 +102,17 @@ class Series:
         )
         return elements, size, min(1.0, max(0.0, waited))
 
-    def history(self) -> tuple[Second, ...]:
+    def history(self) -> tuple[RateSample, ...]:
         """Return what happened in each whole second, the latest last."""
         with self._lock:
             return tuple(self._seconds)
 
 
-class Source(Protocol):
+class Consumer(Protocol):
     """A consumer as the registry sees it."""
 
     series: Series
-    live: Live
+    live: LiveLimit
 
     @property
     def kind(self) -> str:
@@ -118,7 +123,7 @@ class Source(Protocol):
         """Whether somebody takes the elements, who may be the limit."""
 
     @property
-    def meter(self) -> Meter | None:
+    def meter(self) -> IteratorMetrics | None:
         """The account of the latest iterator."""
 
     @property
@@ -132,39 +137,39 @@ class Source(Protocol):
     def ended(self) -> float | None:
         """When it ended (`time.perf_counter`), None while it has not."""
 
-    def reading(self) -> Reading: ...
+    def reading(self) -> MetricTotals: ...
 
     def waiting_since(self) -> float | None: ...
 
     def cancel(self, error: TfdError) -> None: ...
 
 
-class DatasetSource:
+class DatasetConsumer:
     """A watched dataset: all its iterators, one epoch after the other, make one consumer."""
 
     kind = "dataset"
     used = True
 
     def __init__(self) -> None:
-        self._done = Reading()
-        self._meters: list[Meter] = []
-        self._latest: Meter | None = None
+        self._done = MetricTotals()
+        self._meters: list[IteratorMetrics] = []
+        self._latest: IteratorMetrics | None = None
         self.series = Series()
-        self.live = Live()
+        self.live = LiveLimit()
         self._lock = threading.Lock()
 
     @property
-    def meter(self) -> Meter | None:
+    def meter(self) -> IteratorMetrics | None:
         return self._latest
 
-    def add(self, meter: Meter) -> None:
+    def add(self, meter: IteratorMetrics) -> None:
         """Take in the account of another iterator."""
         self.reading()  # folds the ended ones, so that a thousand epochs do not pile up
         with self._lock:
             self._meters.append(meter)
             self._latest = meter
 
-    def reading(self) -> Reading:
+    def reading(self) -> MetricTotals:
         with self._lock:
             total, live = self._done, []
             for meter in self._meters:
@@ -219,7 +224,7 @@ class DatasetSource:
 
 @dataclass
 class _Entry:
-    source: Source
+    source: Consumer
     elements: int = 0
     moved: float = field(default_factory=time.perf_counter)
     final: StreamRow | None = None
@@ -238,9 +243,9 @@ class Consumers:
         self.task_of = task_of or (lambda address: None)
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.RLock()
-        self._pulse = Pulse()
+        self._pulse = ProcessSampler()
 
-    def add(self, source: Source, name: str) -> str:
+    def add(self, source: Consumer, name: str) -> str:
         """List `source`; return its name, made unique among those that have not ended."""
         with self._lock:
             for known, entry in self._entries.items():
@@ -261,7 +266,7 @@ class Consumers:
             now = time.perf_counter()
             return tuple(self._row(name, entry, now) for name, entry in self._entries.items())
 
-    def look(self, workers: Sequence[WorkerUse] = ()) -> None:
+    def look(self, workers: Sequence[WorkerUtilization] = ()) -> None:
         """See what limits each of them; to be called about once a second.
 
         Raises
@@ -289,7 +294,7 @@ class Consumers:
         """Return True if the cores of this machine were busy in the last second."""
         return is_busy(self._pulse.machine, processors())
 
-    def latest(self) -> Source | None:
+    def latest(self) -> Consumer | None:
         """Return the consumer, among those that have not ended, that was served last."""
         self.rows()
         with self._lock:
@@ -297,7 +302,7 @@ class Consumers:
         entry = max(living, key=lambda entry: entry.moved, default=None)
         return entry.source if entry is not None else None
 
-    def named(self, name: str) -> Source:
+    def named(self, name: str) -> Consumer:
         """Return the consumer of that name, or raise UnknownName."""
         with self._lock:
             if name in self._entries:

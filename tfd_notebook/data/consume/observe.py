@@ -10,8 +10,8 @@ from types import ModuleType
 from typing import Any
 
 from tfd_notebook import errors
-from tfd_notebook._compat.tf_data.meter import Meter, again
-from tfd_notebook.data.consume.consumers import Consumers, DatasetSource
+from tfd_notebook._compat.tf_data.meter import IteratorMetrics, again
+from tfd_notebook.data.consume.consumers import Consumers, DatasetConsumer
 from tfd_notebook.data.op_errors import combine
 from tfd_notebook.data.service.memory_datasets import check_transfer
 
@@ -84,7 +84,7 @@ def load_compat() -> ModuleType | None:
     return tf_data_iterator
 
 
-def open_iterator(dataset: Any, consumers: Consumers) -> tuple[Any, Meter]:
+def open_iterator(dataset: Any, consumers: Consumers) -> tuple[Any, IteratorMetrics]:
     """Return an iterator of `dataset` that `consumers` does not list, and its account."""
     check_dataset(dataset)
     compat = load_compat()
@@ -103,7 +103,7 @@ class _PlainIterator:
     """What is left of a watched iterator with a TensorFlow whose internals are unknown."""
 
     def __init__(self, dataset: Any) -> None:
-        self.meter = Meter()
+        self.meter = IteratorMetrics()
         self.element_spec = dataset.element_spec
         self._dataset = dataset
         self._iterator: Any = None
@@ -130,7 +130,7 @@ class _Unlisted:
         self._consumers = consumers
         self.before = before
 
-    def opened(self, meter: Meter) -> None:
+    def opened(self, meter: IteratorMetrics) -> None:
         if self.before is not None:
             self.before()
 
@@ -146,9 +146,9 @@ class _Watcher(_Unlisted):
     ) -> None:
         super().__init__(consumers, before)
         self._name = name
-        self._source = DatasetSource()
+        self._source = DatasetConsumer()
 
-    def opened(self, meter: Meter) -> None:
+    def opened(self, meter: IteratorMetrics) -> None:
         super().opened(meter)
         self._source.add(meter)
         self._consumers.add(self._source, self._name)

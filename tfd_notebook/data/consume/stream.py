@@ -14,11 +14,11 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tfd_notebook._compat.tf_data.meter import Meter, Reading, again
+from tfd_notebook._compat.tf_data.meter import IteratorMetrics, MetricTotals, again
 from tfd_notebook.data.consume import checkpoint as consume_checkpoint
-from tfd_notebook.data.consume.consumers import Consumers, Second, Series
+from tfd_notebook.data.consume.consumers import Consumers, RateSample, Series
 from tfd_notebook.data.consume.observe import open_iterator
-from tfd_notebook.data.explain.live_limit import Live
+from tfd_notebook.data.explain.live_limit import LiveLimit
 from tfd_notebook.errors import DataError, Interrupted, StateError, TfdError, TimeLimit, UsageError
 from tfd_notebook.model.limit import Limit
 
@@ -106,7 +106,7 @@ class Stream:
         self._thread: threading.Thread | None = None
         self._iterator, self._meter = open_iterator(dataset, consumers)
         self.series = Series(keep=3600)
-        self.live = Live()
+        self.live = LiveLimit()
         self.name = consumers.add(self, name or "stream")
 
     @property
@@ -150,7 +150,7 @@ class Stream:
         return self.live.limit
 
     @property
-    def meter(self) -> Meter:
+    def meter(self) -> IteratorMetrics:
         return self._meter
 
     def start(self) -> Stream:
@@ -359,9 +359,9 @@ class Stream:
         import pandas as pd
 
         self._sample()
-        return pd.DataFrame.from_records(self.series.history(), columns=list(Second._fields))
+        return pd.DataFrame.from_records(self.series.history(), columns=list(RateSample._fields))
 
-    def reading(self) -> Reading:
+    def reading(self) -> MetricTotals:
         return self._meter.read()
 
     def waiting_since(self) -> float | None:

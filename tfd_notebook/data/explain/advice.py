@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook._compat.tf_data.pipeline_model import READERS, Splits
-from tfd_notebook.data.explain.classification import Verdict
+from tfd_notebook.data.explain.classification import Bottleneck
 from tfd_notebook.data.variable_names import variable_of
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def more_workers(workers: int, delivery: Delivery | None, saturated: bool, wante
 
 
 def advise(
-    verdict: Verdict,
+    verdict: Bottleneck,
     workers: int,
     delivery: Delivery | None = None,
     dataset: Any = None,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tfd_notebook._compat.tf_data.pipeline_model import Stage
-from tfd_notebook.data.explain.cost_model import Lane
+from tfd_notebook.data.explain.cost_model import ThreadCost
 
 if TYPE_CHECKING:
-    from tfd_notebook.data.explain.cost_model import Measured
-    from tfd_notebook.data.service.usage import WorkerUse
+    from tfd_notebook.data.explain.cost_model import Measurement
+    from tfd_notebook.data.service.usage import WorkerUtilization
 
 #: Below this share of waiting the consumer has what it needs.
 _WAITS = 0.1
@@ -48,7 +48,7 @@ TRANSFER_PER_ELEMENT = 300e-6
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Bottleneck:
     """What limits.
 
     Parameters
@@ -81,37 +81,37 @@ class Verdict:
         return f"{self.task} ({self.state})" if self.state else self.task
 
 
-def judge(seen: Measured, last: Stage, cores: int, has_consumer: bool) -> Verdict:
+def judge(seen: Measurement, last: Stage, cores: int, has_consumer: bool) -> Bottleneck:
     """Return what limits a pipeline that runs in this process."""
     waits = seen.wait_fraction
     if has_consumer and waits < _WAITS:
-        return Verdict("consumer", 1.0 - waits)
+        return Bottleneck("consumer", 1.0 - waits)
     shuffle = _filled(seen, last)
     filling = seen.first / (seen.first + seen.seconds) if seen.elements else 1.0
     if shuffle is not None and filling > _FILLING:
-        return Verdict("stage", filling, shuffle)
+        return Bottleneck("stage", filling, shuffle)
     if any(s.kind == "DataService" for s in last.walk()):
         lane = next((lane for lane in seen.lanes if _before_service(lane)), None)
         if lane is None or lane.busy < _SATURATED:
-            return Verdict("workers", waits)
+            return Bottleneck("workers", waits)
     saturated = seen.cpu >= _SATURATED * cores
     python = [s for s in last.walk() if s.python]
     if python and seen.locked > _LOCKED and not saturated:
         stage = max(python, key=lambda s: _busy_of(seen.lanes, s))
         if _busy_of(seen.lanes, stage) >= _BUSY:
-            return Verdict("python", max(seen.locked, 0.0), stage)
+            return Bottleneck("python", max(seen.locked, 0.0), stage)
     copy = next((s for s in last.walk() if s.kind == "CopyToDevice"), None)
     if copy is not None:
-        return Verdict("device_copy", waits, copy)
+        return Bottleneck("device_copy", waits, copy)
     hand_over = seen.rate * _HAND_OVER
     lane = next((lane for lane in seen.lanes if _stage_of(lane) is not None), None)
     if not seen.elements and (lane is None or lane.busy < _BUSY):
         # What is in the middle of its first call has not counted it yet.
-        return Verdict("source", 1.0, next((s for s in last.walk() if s.is_source), last))
+        return Bottleneck("source", 1.0, next((s for s in last.walk() if s.is_source), last))
     if lane is None or lane.busy < _BUSY or (hand_over > _BUSY and lane.busy < 0.8):
         if hand_over > _BUSY and not _batched(last):
-            return Verdict("consumer", min(1.0, hand_over), last)
-        return Verdict("none", 1.0 - waits)
+            return Bottleneck("consumer", min(1.0, hand_over), last)
+        return Bottleneck("none", 1.0 - waits)
     # Where all processors are in use it is who uses most of them, whichever lane that is in.
     among = seen.lanes if saturated else (lane,)
     parts = [
@@ -122,10 +122,10 @@ def judge(seen: Measured, last: Stage, cores: int, has_consumer: bool) -> Verdic
     ]
     _, stage, part, lane = max(parts, key=lambda entry: entry[0])
     source = stage.is_source or (part.inner and part.kind in _READING)
-    return Verdict("source" if source else "stage", lane.busy, stage, saturated=saturated)
+    return Bottleneck("source" if source else "stage", lane.busy, stage, saturated=saturated)
 
 
-def _filled(seen: Measured, last: Stage) -> Stage | None:
+def _filled(seen: Measurement, last: Stage) -> Stage | None:
     """Return the shuffle whose buffer must have filled before the first element came."""
     large = (s for s in last.walk() if s.kind == "Shuffle" and (s.number or 0) >= _LARGE_BUFFER)
     shuffle = next(large, None)
@@ -144,8 +144,8 @@ def _filled(seen: Measured, last: Stage) -> Stage | None:
 
 
 def judge_service(
-    seen: Measured, workers: Sequence[WorkerUse], cores: int, alone: float | None
-) -> Verdict:
+    seen: Measurement, workers: Sequence[WorkerUtilization], cores: int, alone: float | None
+) -> Bottleneck:
     """Return which part of a tf.data service is the limit, where the consumer waits for it.
 
     Parameters
@@ -156,7 +156,7 @@ def judge_service(
     alone : float, optional
         Processor seconds that one element takes in a process of its own, without a service.
     """
-    odd = odd_worker(workers)
+    odd = slow_worker(workers)
     if odd is not None:
         return odd
     used = sum(worker.cpu or 0.0 for worker in workers) + seen.cpu
@@ -168,8 +168,8 @@ def judge_service(
     spent = used / seen.rate if seen.rate else 0.0
     overhead = max(0.0, 1 - alone / spent) if spent else 0.0
     if overhead > 0.5 and used > 0.5:
-        return Verdict("transfer", overhead, saturated=saturated)
-    return Verdict("workers", seen.wait_fraction, saturated=saturated)
+        return Bottleneck("transfer", overhead, saturated=saturated)
+    return Bottleneck("workers", seen.wait_fraction, saturated=saturated)
 
 
 def is_busy(used: float, cores: int) -> bool:
@@ -177,7 +177,7 @@ def is_busy(used: float, cores: int) -> bool:
     return used >= _SATURATED * cores
 
 
-def odd_worker(workers: Sequence[WorkerUse]) -> Verdict | None:
+def slow_worker(workers: Sequence[WorkerUtilization]) -> Bottleneck | None:
     """Return the verdict on a worker that does not keep up with the others, None without one.
 
     A worker is slow if it keeps sending less than the others, or if it sends no more and the others
@@ -186,17 +186,17 @@ def odd_worker(workers: Sequence[WorkerUse]) -> Verdict | None:
     """
     for worker in workers:
         if worker.state in ("hung", "restarting", "failed", "lost"):
-            return Verdict("workers", 1.0, task=worker.task, state=worker.state)
+            return Bottleneck("workers", 1.0, task=worker.task, state=worker.state)
     ready = [worker for worker in workers if worker.state == "ready" and worker.bytes_per_s]
     for worker in ready:
         # A worker that sends nothing has no share of this data, or has sent all of it.
         others = [each for each in ready if each is not worker]
         if others and (share := max(_lags(worker, others), _holds_up(worker, others))):
-            return Verdict("workers", share, task=worker.task)
+            return Bottleneck("workers", share, task=worker.task)
     return None
 
 
-def _lags(worker: WorkerUse, others: Sequence[WorkerUse]) -> float:
+def _lags(worker: WorkerUtilization, others: Sequence[WorkerUtilization]) -> float:
     """Return by what share a worker sends less than the others; 0 if it does not always do so.
 
     In the first seconds, and after a short stop of one of them, averages are not reliable. So each
@@ -218,7 +218,7 @@ def _lags(worker: WorkerUse, others: Sequence[WorkerUse]) -> float:
     return 1 - statistics.fmean(latest) / statistics.median(usual)
 
 
-def _holds_up(worker: WorkerUse, others: Sequence[WorkerUse]) -> float:
+def _holds_up(worker: WorkerUtilization, others: Sequence[WorkerUtilization]) -> float:
     """Return the share of the time that others wait for a worker that sends no more than they."""
     shares = [each.working for each in others if each.working is not None]
     if worker.working is None or len(shares) < len(others) or not _is_steady(worker):
@@ -231,11 +231,11 @@ def _holds_up(worker: WorkerUse, others: Sequence[WorkerUse]) -> float:
     return 1 - max(shares) / worker.working
 
 
-def _is_steady(worker: WorkerUse) -> bool:
+def _is_steady(worker: WorkerUtilization) -> bool:
     return len(worker.rates) >= _STEADY
 
 
-def _typical(seen: Measured, used: float) -> float:
+def _typical(seen: Measurement, used: float) -> float:
     """Return what an element costs besides its transfer, where nobody has measured it."""
     if not seen.rate:
         return 0.0
@@ -243,7 +243,7 @@ def _typical(seen: Measured, used: float) -> float:
     return max(0.0, used / seen.rate - transfer)
 
 
-def _before_service(lane: Lane) -> bool:
+def _before_service(lane: ThreadCost) -> bool:
     """Whether a lane works behind the service, in this process."""
     return any(
         part.stage is not None and part.stage.kind != "DataService" for part in lane.parts[:1]
@@ -253,11 +253,11 @@ def _before_service(lane: Lane) -> bool:
 _READING = ("TFRecord", "TextLine", "FixedLengthRecord", "FlatMap", "Interleave")
 
 
-def _stage_of(lane: Lane) -> Stage | None:
+def _stage_of(lane: ThreadCost) -> Stage | None:
     return next((part.stage for part in lane.parts if part.stage is not None), None)
 
 
-def _busy_of(lanes: tuple[Lane, ...], stage: Stage) -> float:
+def _busy_of(lanes: tuple[ThreadCost, ...], stage: Stage) -> float:
     """Return how busy the busiest lane is in which `stage` does most."""
     return max(
         (lane.busy for lane in lanes for part in lane.parts[:1] if part.stage is stage),

@@ -28,7 +28,7 @@ _POOLS = ("Map", "MapAndBatch", "Batch", "Interleave", "Filter")
 
 
 @dataclass(frozen=True)
-class Part:
+class StageCost:
     """What one stage did in a lane.
 
     Parameters
@@ -52,7 +52,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Lane:
+class ThreadCost:
     """What shares threads.
 
     Parameters
@@ -67,7 +67,7 @@ class Lane:
 
     busy: float
     threads: float
-    parts: tuple[Part, ...]
+    parts: tuple[StageCost, ...]
 
 
 _Key = tuple[int, int, str, bool]
@@ -122,22 +122,22 @@ class Costs:
         self._inputs = {}
         self._fresh = True
 
-    def lanes(self) -> list[Lane]:
+    def lanes(self) -> list[ThreadCost]:
         """Return the lanes, the busiest first."""
-        by_lane: dict[int, list[Part]] = defaultdict(list)
+        by_lane: dict[int, list[StageCost]] = defaultdict(list)
         for key, seconds in self._seconds.items():
             lane, stage, kind, inner = key
             if inner and (made := self._made[stage]):
                 seconds *= max(1.0, self._given[stage] / made)
             given = 0 if inner else self._given[stage]
-            by_lane[lane].append(Part(self._stages[key], kind, inner, seconds, given))
+            by_lane[lane].append(StageCost(self._stages[key], kind, inner, seconds, given))
         lanes = []
         for lane, parts in by_lane.items():
             available = self._threads.get(lane, self._wall)
             if available:
                 parts.sort(key=lambda part: part.seconds, reverse=True)
                 total = sum(part.seconds for part in parts)
-                lanes.append(Lane(total / available, available / self._wall, tuple(parts)))
+                lanes.append(ThreadCost(total / available, available / self._wall, tuple(parts)))
         return sorted(lanes, key=lambda lane: lane.busy, reverse=True)
 
     def _places(self, model: Model) -> Iterator[tuple[Node, Stage | None, int, int]]:
@@ -228,7 +228,7 @@ def _same(kind: str, stage: Stage) -> bool:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """What was seen while a pipeline ran.
 
     Parameters
@@ -257,7 +257,7 @@ class Measured:
     first: float
     cpu: float
     locked: float
-    lanes: tuple[Lane, ...]
+    lanes: tuple[ThreadCost, ...]
     empty: bool = False
 
     @property

@@ -10,10 +10,10 @@ from typing import Any
 from tfd_notebook._compat.tf_data.pipeline_model import READERS, Stage, stages_of
 from tfd_notebook.data.consume.observe import check_dataset
 from tfd_notebook.data.explain import advice, experiments
-from tfd_notebook.data.explain.classification import Verdict, judge, judge_service
-from tfd_notebook.data.explain.cost_model import Measured
+from tfd_notebook.data.explain.classification import Bottleneck, judge, judge_service
+from tfd_notebook.data.explain.cost_model import Measurement
 from tfd_notebook.data.explain.measurement import measure
-from tfd_notebook.data.service.usage import Machine, Workers, WorkerUse, processors
+from tfd_notebook.data.service.usage import Machine, Workers, WorkerUtilization, processors
 from tfd_notebook.errors import UsageError
 from tfd_notebook.model.limit import Limit
 
@@ -114,7 +114,7 @@ class _Explanation:
         self._until = time.monotonic() + seconds
         warm_up = min(1.0, 0.15 * seconds)
         workers = Workers(host) if host is not None else None
-        self._workers: tuple[WorkerUse, ...] = ()
+        self._workers: tuple[WorkerUtilization, ...] = ()
         #: Busy cores of this machine, with any process.
         self._busy = 0.0
 
@@ -135,7 +135,7 @@ class _Explanation:
         )
         # A step that compiled first has taken its time from nobody.
         self._until = max(self._until, time.monotonic() + (1 - _LOOK) * seconds)
-        self._alone: Measured | None = None
+        self._alone: Measurement | None = None
         self._figures = self._seen.figures()
 
     def limit(self) -> Limit:
@@ -160,7 +160,7 @@ class _Explanation:
             service=self._service(kind),
         )
 
-    def _look_at_service(self) -> Verdict:
+    def _look_at_service(self) -> Bottleneck:
         """Run the workers' pipeline here, without them, and compare what it costs."""
         cost = None
         if self._plain:
@@ -186,7 +186,7 @@ class _Explanation:
             and all(stage.kind in ("Prefetch", "DataService") for stage in self._last.walk())
         )
 
-    def _attempt(self, dataset: Any, seconds: float, warm_up: float) -> Measured | None:
+    def _attempt(self, dataset: Any, seconds: float, warm_up: float) -> Measurement | None:
         """Measure something else than the user's pipeline: it may fail, and then tells nothing."""
         if dataset is None or seconds < 0.2:
             return None
@@ -196,7 +196,7 @@ class _Explanation:
             return None
         return found if found.rate else None
 
-    def _look_before(self, verdict: Verdict) -> Verdict:
+    def _look_before(self, verdict: Bottleneck) -> Bottleneck:
         """Run what is copied without the copy: that may be as slow."""
         assert verdict.stage is not None
         before = verdict.stage.inputs[0]
@@ -235,7 +235,7 @@ class _Explanation:
 
     # One for each kind: what to change, and what that would gain
 
-    def _advise_none(self, verdict: Verdict) -> tuple[str, float | None]:
+    def _advise_none(self, verdict: Bottleneck) -> tuple[str, float | None]:
         waits = self._seen.wait_fraction
         if self._step is not None and waits >= _STARVES:
             return f"but the consumer waits {waits:.0%} of the time, for what cannot be seen", None
@@ -243,7 +243,7 @@ class _Explanation:
             return f"the data keeps up with the given step, which waits {waits:.0%}", None
         return "", None
 
-    def _advise_consumer(self, verdict: Verdict) -> tuple[str, float | None]:
+    def _advise_consumer(self, verdict: Bottleneck) -> tuple[str, float | None]:
         if verdict.stage is not None or self._step is None:
             return advice.SINGLE, None
         alone = measure(self._dataset, max(0.3, self._until - time.monotonic() - 0.5), warm_up=0.5)
@@ -251,7 +251,7 @@ class _Explanation:
         self._figures["elements_per_s_without_step"] = alone.rate
         return advice.STEP, gain
 
-    def _advise_source(self, verdict: Verdict) -> tuple[str, float | None]:
+    def _advise_source(self, verdict: Bottleneck) -> tuple[str, float | None]:
         stage = verdict.stage
         assert stage is not None
         if stage.kind == "Generator":
@@ -270,7 +270,7 @@ class _Explanation:
         }.get(stage.kind, "give it num_parallel_reads=tf.data.AUTOTUNE")
         return f"read several files at a time: {how}", gain
 
-    def _advise_stage(self, verdict: Verdict) -> tuple[str, float | None]:
+    def _advise_stage(self, verdict: Bottleneck) -> tuple[str, float | None]:
         stage = verdict.stage
         assert stage is not None
         if stage.kind == "Shuffle":
@@ -305,14 +305,14 @@ class _Explanation:
             None,
         )
 
-    def _advise_python(self, verdict: Verdict) -> tuple[str, float | None]:
+    def _advise_python(self, verdict: Bottleneck) -> tuple[str, float | None]:
         cores = self._cores
         gain = min(float(cores), cores / max(self._seen.cpu, self._busy, 1.0), self._most)
         if gain < _WORTH:  # other processes use the cores, or there is one
             return f"{advice.PYTHON}; this machine has no free core for them", None
         return f"{advice.PYTHON}: tfd.Cluster(data_workers={cores})", gain
 
-    def _advise_device_copy(self, verdict: Verdict) -> tuple[str, float | None]:
+    def _advise_device_copy(self, verdict: Bottleneck) -> tuple[str, float | None]:
         stage = verdict.stage
         assert stage is not None
         if any(s.kind == "Prefetch" and stage in s.inputs for s in self._last.walk()):
@@ -321,7 +321,7 @@ class _Explanation:
         said = advice.copy(self._dataset, "dataset")
         return said, gain if gain is not None and gain >= _WORTH else None
 
-    def _advise_transfer(self, verdict: Verdict) -> tuple[str, float | None]:
+    def _advise_transfer(self, verdict: Bottleneck) -> tuple[str, float | None]:
         use, seen = self._use, self._seen
         if use is None or use.again is None or not self._plain:
             origin = None if use is None else use.origin
@@ -345,7 +345,7 @@ class _Explanation:
         gain = self._try(lambda: use.origin, in_turn=True)
         return advice.MEMORY, gain if gain is not None and gain >= _WORTH else None
 
-    def _advise_workers(self, verdict: Verdict) -> tuple[str, float | None]:
+    def _advise_workers(self, verdict: Bottleneck) -> tuple[str, float | None]:
         if verdict.task:
             return advice.look_at(verdict.task), None
         used = sum(worker.cpu or 0.0 for worker in self._workers) + self._seen.cpu

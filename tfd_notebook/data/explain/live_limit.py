@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tfd_notebook._compat.tf_data.meter import Reading
+from tfd_notebook._compat.tf_data.meter import MetricTotals
 from tfd_notebook.data.explain.advice import advise, dataset_variable, more_workers
-from tfd_notebook.data.explain.classification import is_busy, odd_worker
-from tfd_notebook.data.service.usage import Delivery, Machine, WorkerUse, processors, use_in
+from tfd_notebook.data.explain.classification import is_busy, slow_worker
+from tfd_notebook.data.service.usage import Delivery, Machine, WorkerUtilization, processors, use_in
 from tfd_notebook.model.limit import Limit
 
 #: Seconds that an answer rests on.
@@ -29,7 +29,7 @@ _PROBES = 5
 NOTHING = Limit("none", figures={"elements_per_s": 0.0, "wait_fraction": 0.0, "cpu_cores": 0.0})
 
 
-class Pulse:
+class ProcessSampler:
     """What this process as a whole does: its processors, and the interpreter's lock."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Pulse:
         self.locked = late / _PROBES
 
 
-class Live:
+class LiveLimit:
     """The limit of one consumer, kept up to date by `look`.
 
     Attributes
@@ -78,7 +78,7 @@ class Live:
         self._delivery: Delivery | None = None
         self._costs: Any = None
         self._began = self._looked = time.perf_counter()
-        self._base = Reading()
+        self._base = MetricTotals()
         self._cpu: list[float] = []
         self._locked: list[float] = []
 
@@ -95,9 +95,9 @@ class Live:
     def look(
         self,
         iterator: Any,
-        reading: Reading,
-        pulse: Pulse,
-        workers: Sequence[WorkerUse],
+        reading: MetricTotals,
+        pulse: ProcessSampler,
+        workers: Sequence[WorkerUtilization],
         reads: bool,
     ) -> None:
         """Take in how the consumer is now.
@@ -154,17 +154,17 @@ class Live:
 
     def _judge(
         self,
-        reading: Reading,
+        reading: MetricTotals,
         seconds: float,
-        workers: Sequence[WorkerUse],
+        workers: Sequence[WorkerUtilization],
         reads: bool,
         machine: float,
     ) -> Limit:
         from tfd_notebook.data.explain.classification import judge, judge_service
-        from tfd_notebook.data.explain.cost_model import Measured
+        from tfd_notebook.data.explain.cost_model import Measurement
 
         base, cores = self._base, processors()
-        seen = Measured(
+        seen = Measurement(
             seconds=seconds,
             elements=reading.elements - base.elements,
             bytes=reading.bytes - base.bytes,
@@ -204,7 +204,7 @@ class Live:
 
 def worker_limit(
     task: str,
-    workers: Sequence[WorkerUse],
+    workers: Sequence[WorkerUtilization],
     saturated: bool = False,
     delivery: Delivery | None = None,
 ) -> Limit:
@@ -227,7 +227,7 @@ def worker_limit(
         for name, value in (("cpu_cores", mine.cpu), ("bytes_per_s", mine.bytes_per_s))
         if value is not None
     }
-    verdict = odd_worker(workers)
+    verdict = slow_worker(workers)
     if verdict is not None and verdict.task == task:
         share, advice = verdict.share, advise(verdict, len(workers))
         return Limit("workers", verdict.name, share, figures, advice)

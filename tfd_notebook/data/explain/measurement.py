@@ -11,7 +11,7 @@ from typing import Any
 from tfd_notebook._compat.tf_data.pipeline_model import Stage, model_of, stages_of
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.consume.observe import open_iterator
-from tfd_notebook.data.explain.cost_model import Costs, Measured
+from tfd_notebook.data.explain.cost_model import Costs, Measurement
 from tfd_notebook.errors import TimeLimit
 
 #: Seconds between two readings of the model; less for passes so short that they would be missed.
@@ -30,7 +30,7 @@ def measure(
     warm_up: float = 1.0,
     last: Stage | None = None,
     ended: Callable[[], object] | None = None,
-) -> Measured:
+) -> Measurement:
     """Iterate `dataset` for about that long, again from the start where it ends.
 
     Parameters
@@ -77,7 +77,7 @@ class _Run:
         seconds: float,
         consume: Callable[[Any], object] | None,
         warm_up: float,
-    ) -> Measured:
+    ) -> Measurement:
         begin = time.perf_counter()
         warm = begin + warm_up
         end = self._end = warm + seconds
@@ -142,7 +142,7 @@ class _Run:
             reading = meter.read()
             started, elements, size = begin, reading.elements, reading.bytes
             waited = reading.waited
-        return Measured(
+        return Measurement(
             seconds=now - started,
             elements=elements,
             bytes=size,

@@ -18,14 +18,14 @@ from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.pipeline_model import buffers_of, splits_of
 from tfd_notebook.data.consume.observe import check_dataset, watch
 from tfd_notebook.data.service import validation
-from tfd_notebook.data.service.options import STATIC, Reading, compression_of, mode_of
-from tfd_notebook.data.service.protocols import Registered, ServiceHost
-from tfd_notebook.data.service.usage import Delivery, ServiceUse
+from tfd_notebook.data.service.options import STATIC, ReadOptions, compression_of, mode_of
+from tfd_notebook.data.service.protocols import DataServiceProtocol, Registered
+from tfd_notebook.data.service.usage import Delivery, ServiceReadOptions
 from tfd_notebook.errors import DataError, TimeLimit, UsageError
 
 
 def distribute(
-    host: ServiceHost,
+    host: DataServiceProtocol,
     processing_mode: Any,
     job_name: str | None = None,
     consumer_index: int | None = None,
@@ -79,7 +79,7 @@ def distribute(
     --------
     tf.data.experimental.service.distribute
     """
-    reading = Reading(
+    reading = ReadOptions(
         mode_of(processing_mode),
         job_name,
         consumer_index,
@@ -122,7 +122,7 @@ def distribute(
         check_dataset(dataset)
         if graph.is_traced(dataset):
             validation.prepare_traced(host, dataset, reading.mode)
-            validation.say_delivery(host, reading.mode)
+            validation.print_delivery(host, reading.mode)
             with warnings.catch_warnings():
                 # TensorFlow warns of its own call, and of nothing that the caller can change.
                 warnings.filterwarnings("ignore", "To make it possible to preserve tf.data options")
@@ -150,7 +150,7 @@ def distribute(
             and host.policy.on_loss == "raise"
         ):
             read = read.apply(assert_cardinality(cardinality))
-        validation.say_delivery(host, reading.mode)
+        validation.print_delivery(host, reading.mode)
         before = validation.BeforeReading(host, job_name)
         compressed = compression_of(compression, host.service_on_this_host) is not None
         # Stages that count for themselves, such as batch, give each worker a last one of its own.
@@ -158,7 +158,9 @@ def distribute(
         endless = reading.needs_infinite is not None
         splits = splits_of(dataset)
         delivery = Delivery(weakref.ref(host), expected, reading.mode, job_name, endless, splits)
-        read._tfd_service = ServiceUse(delivery, dataset, compressed, again, lambda: before.joined)
+        read._tfd_service = ServiceReadOptions(
+            delivery, dataset, compressed, again, lambda: before.joined
+        )
         host.registered[key] = Registered(
             cardinality if found.keeps_count else -1,
             splits,
@@ -171,7 +173,7 @@ def distribute(
 
 
 def register(
-    host: ServiceHost,
+    host: DataServiceProtocol,
     dataset: Any,
     dataset_id: str | None = None,
     compression: str | None = "auto",
@@ -220,7 +222,7 @@ def register(
 
 
 def from_dataset_id(
-    host: ServiceHost,
+    host: DataServiceProtocol,
     processing_mode: Any,
     dataset_id: Any,
     element_spec: Any = None,
@@ -258,7 +260,7 @@ def from_dataset_id(
     """
     from tensorflow.data.experimental import service
 
-    reading = Reading(
+    reading = ReadOptions(
         mode_of(processing_mode),
         job_name,
         consumer_index,
@@ -284,10 +286,10 @@ def from_dataset_id(
             **reading.tensorflow_arguments(host.service_in_process),
         )
     )
-    validation.say_delivery(host, reading.mode)
+    validation.print_delivery(host, reading.mode)
     before = validation.BeforeReading(host, full_name)
     known = host.registered.get(plain_id, Registered(-1, None))
-    read._tfd_service = ServiceUse(
+    read._tfd_service = ServiceReadOptions(
         Delivery(weakref.ref(host), known.cardinality, reading.mode, job_name, splits=known.splits),
         joined=lambda: before.joined,
     )
@@ -296,7 +298,7 @@ def from_dataset_id(
 
 
 def save(
-    host: ServiceHost,
+    host: DataServiceProtocol,
     dataset: Any,
     path: str,
     compression: str | None = "AUTO",

@@ -81,7 +81,7 @@ class Iteration:
 
 
 @dataclass(frozen=True)
-class Task:
+class JournalTask:
     """What one data worker does for one iteration."""
 
     id: int
@@ -112,7 +112,7 @@ class JournalState:
     datasets: tuple[str, ...] = ()
     jobs: tuple[Job, ...] = ()
     iterations: tuple[Iteration, ...] = ()
-    tasks: tuple[Task, ...] = ()
+    tasks: tuple[JournalTask, ...] = ()
     size_bytes: int = 0
 
     @property
@@ -137,7 +137,7 @@ class JournalState:
         iteration = self.iteration(job_name, repetition)
         return iteration is not None and iteration.finished and not iteration.collected
 
-    def tasks_of(self, worker_address: str) -> tuple[Task, ...]:
+    def tasks_of(self, worker_address: str) -> tuple[JournalTask, ...]:
         """Return the tasks of a worker that are not finished."""
         return tuple(
             task
@@ -233,7 +233,7 @@ class _Tables:
         self._datasets: dict[str, None] = {}
         self._jobs: dict[int, Job] = {}
         self._iterations: dict[int, Iteration] = {}
-        self._tasks: dict[int, Task] = {}
+        self._tasks: dict[int, JournalTask] = {}
         self._open_tasks: dict[int, set[int]] = {}
         self._clients: dict[int, int] = {}
         self._splits: Counter[int] = Counter()
@@ -270,7 +270,7 @@ class _Tables:
         )
 
     def _create_task(self, update: Any) -> None:
-        self._tasks[update.task_id] = Task(
+        self._tasks[update.task_id] = JournalTask(
             update.task_id, update.iteration_id, update.worker_address
         )
         self._open_tasks.setdefault(update.iteration_id, set()).add(update.task_id)

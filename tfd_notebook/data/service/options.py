@@ -28,7 +28,7 @@ _COMPRESSIONS = ("auto", "AUTO", "snappy", "SNAPPY", None)
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadOptions:
     """How a consumer reads; the fields are arguments of ``distribute``, `mode` a policy's name."""
 
     mode: str

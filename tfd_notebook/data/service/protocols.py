@@ -41,7 +41,7 @@ class Registered:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class TaskEnvironment:
     """What tasks share with this process as it was when their cluster started.
 
     Parameters
@@ -54,12 +54,12 @@ class Surroundings:
     environment: Mapping[str, str] = field(repr=False)
 
     @classmethod
-    def now(cls) -> Surroundings:
+    def now(cls) -> TaskEnvironment:
         """Return those of now."""
         return cls(os.getcwd(), dict(os.environ))
 
 
-class ServiceHost(Protocol):
+class DataServiceProtocol(Protocol):
     """A tf.data service as `tfd_notebook.data` sees it; `Cluster` is one."""
 
     @property
@@ -93,7 +93,7 @@ class ServiceHost(Protocol):
         """Whether all data workers live on this host."""
 
     @property
-    def surroundings(self) -> Surroundings | None:
+    def surroundings(self) -> TaskEnvironment | None:
         """What the tasks know of this process; None where another one started them."""
 
     def inspect_tasks(self) -> Mapping[str, Mapping[str, list[str]]]:

@@ -27,7 +27,7 @@ from tfd_notebook.errors import (
     UsageError,
 )
 from tfd_notebook.model.spec import check_protocol
-from tfd_notebook.net.ports import close_to_strangers, hold_port
+from tfd_notebook.net.ports import reserve_port, restrict_port
 from tfd_notebook.net.probe import dispatcher_workers, probe
 
 _STOP_SECONDS = 10.0
@@ -91,7 +91,7 @@ class _Server(ABC):
             raise UsageError(f"port={port!r} is out of range", fix="use 0 to 65535")
         check_protocol(config)
         self._allow = tuple(allow)
-        self._running = _Running(hold_port(port))
+        self._running = _Running(reserve_port(port))
         self._port = self._running.holder.getsockname()[1]
         self._config = config._replace(port=self._port)
         self._lock = threading.Lock()
@@ -156,7 +156,7 @@ class _Server(ABC):
                     fix="check the config",
                 ) from error
             try:
-                self.open_to = close_to_strangers(self._port, self._allow, "localhost")
+                self.open_to = restrict_port(self._port, self._allow, "localhost")
             except FilterFailed:
                 self._finalizer()
                 raise

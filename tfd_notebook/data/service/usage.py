@@ -19,7 +19,7 @@ from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Role
 
 if TYPE_CHECKING:
-    from tfd_notebook.data.service.protocols import ServiceHost
+    from tfd_notebook.data.service.protocols import DataServiceProtocol
 
 
 def processors(file: Path = MINE, root: Path = ROOT) -> int:
@@ -94,7 +94,7 @@ class Delivery:
         Splits that the dispatcher assigns under dynamic sharding; None if not known.
     """
 
-    host: weakref.ref[ServiceHost]
+    host: weakref.ref[DataServiceProtocol]
     cardinality: int
     mode: str
     job_name: str | None
@@ -131,7 +131,7 @@ class Delivery:
 
 
 @dataclass(frozen=True)
-class ServiceUse:
+class ServiceReadOptions:
     """How a dataset came to be read through a service.
 
     Parameters
@@ -154,14 +154,14 @@ class ServiceUse:
     joined: Callable[[], bool] = lambda: False
 
 
-def use_in(dataset: Any) -> ServiceUse | None:
+def use_in(dataset: Any) -> ServiceReadOptions | None:
     """Return how `dataset` is read through a service of this package; None if it is not."""
     used = (stage.service for stage in stages_of(dataset).walk() if stage.service is not None)
     return next(used, None)
 
 
 @dataclass(frozen=True)
-class WorkerUse:
+class WorkerUtilization:
     """What a data worker did in a span of time.
 
     Parameters
@@ -186,10 +186,10 @@ class WorkerUse:
     working: float | None = None
 
 
-def workers_of(tasks: Sequence[TaskRow]) -> tuple[WorkerUse, ...]:
+def workers_of(tasks: Sequence[TaskRow]) -> tuple[WorkerUtilization, ...]:
     """Return what the data workers among `tasks` did lately."""
     return tuple(
-        WorkerUse(
+        WorkerUtilization(
             row.task,
             str(row.state),
             None if row.cpu_percent is None else row.cpu_percent / 100,
@@ -210,13 +210,13 @@ class Workers:
     host : ServiceHost
     """
 
-    def __init__(self, host: ServiceHost) -> None:
+    def __init__(self, host: DataServiceProtocol) -> None:
         self._host = host
         self._began = time.perf_counter()
         self._before = {row.task: row for row in host.data_workers()}
         self._cpu = {task: _cpu_seconds(row.pid) for task, row in self._before.items()}
 
-    def read(self) -> tuple[WorkerUse, ...]:
+    def read(self) -> tuple[WorkerUtilization, ...]:
         """Return what each worker did up to now; in this process they cannot be told apart."""
         seconds = time.perf_counter() - self._began
         found = []
@@ -231,7 +231,9 @@ class Workers:
                     cpu = row.cpu_percent / 100
                 if row.bytes_sent is not None and before.bytes_sent is not None:
                     sent = max(0, row.bytes_sent - before.bytes_sent) / seconds
-            found.append(WorkerUse(row.task, str(row.state), cpu, sent, row.rates, row.working))
+            found.append(
+                WorkerUtilization(row.task, str(row.state), cpu, sent, row.rates, row.working)
+            )
         return tuple(found)
 
 

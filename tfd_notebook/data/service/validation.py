@@ -12,8 +12,8 @@ from typing import Any
 from tfd_notebook._compat.tf_data import graph
 from tfd_notebook.data.consume.observe import check_dataset
 from tfd_notebook.data.service import graph_inspection, py_functions
-from tfd_notebook.data.service.options import STATIC, Reading
-from tfd_notebook.data.service.protocols import ServiceHost
+from tfd_notebook.data.service.options import STATIC, ReadOptions
+from tfd_notebook.data.service.protocols import DataServiceProtocol
 from tfd_notebook.errors import (
     DispatcherLost,
     FinishedJob,
@@ -37,7 +37,7 @@ _REACH_SECONDS = 2.0
 _said: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
-def say(text: str) -> None:
+def print_note(text: str) -> None:
     """Tell the user one line, beside the output of the cell."""
     # In a notebook stderr is red, which this is not.
     ipython = sys.modules.get("IPython")
@@ -46,7 +46,7 @@ def say(text: str) -> None:
 
 
 def prepare(
-    host: ServiceHost, dataset: Any, mode: str, lasting: bool = True
+    host: DataServiceProtocol, dataset: Any, mode: str, lasting: bool = True
 ) -> graph_inspection.Pipeline:
     """Check `dataset`, and send to the workers what they need to run it.
 
@@ -86,7 +86,7 @@ def prepare(
     return found
 
 
-def prepare_traced(host: ServiceHost, dataset: Any, mode: str) -> None:
+def prepare_traced(host: DataServiceProtocol, dataset: Any, mode: str) -> None:
     """Send to the workers what they need for a dataset that a ``tf.function`` makes.
 
     TensorFlow sends such a dataset when the function runs: its size, the number of its elements
@@ -106,7 +106,7 @@ def prepare_traced(host: ServiceHost, dataset: Any, mode: str) -> None:
 
 
 def _check_travels(
-    host: ServiceHost, found: graph_inspection.Pipeline, dataset: Any, tf: Any
+    host: DataServiceProtocol, found: graph_inspection.Pipeline, dataset: Any, tf: Any
 ) -> None:
     if found.resources:
         raise NotSerializable(
@@ -117,7 +117,7 @@ def _check_travels(
     _check_elements(host, dataset, tf)
 
 
-def _check_elements(host: ServiceHost, dataset: Any, tf: Any) -> None:
+def _check_elements(host: DataServiceProtocol, dataset: Any, tf: Any) -> None:
     specs = tf.nest.flatten(dataset.element_spec)
     if not host.service_in_process and any(isinstance(s, tf.data.DatasetSpec) for s in specs):
         raise NotSerializable(
@@ -126,7 +126,7 @@ def _check_elements(host: ServiceHost, dataset: Any, tf: Any) -> None:
         )
 
 
-def check_host(host: ServiceHost) -> None:
+def check_host(host: DataServiceProtocol) -> None:
     """Refuse to wait for a service that cannot answer."""
     live_workers(host)
     deadline = time.monotonic() + _DISPATCHER_SECONDS
@@ -148,7 +148,7 @@ def check_host(host: ServiceHost) -> None:
         time.sleep(0.1)
 
 
-def check_reach(host: ServiceHost) -> None:
+def check_reach(host: DataServiceProtocol) -> None:
     """Refuse to read from data workers of which this process reaches none; warn of some."""
     if host.service_in_process:
         return
@@ -172,7 +172,7 @@ def check_reach(host: ServiceHost) -> None:
     )
 
 
-def _bypass_proxy(host: ServiceHost) -> None:
+def _bypass_proxy(host: DataServiceProtocol) -> None:
     """Keep TensorFlow from reading through a proxy that was set after the cluster's start."""
     addresses = [host.service_target, *(row.address for row in host.data_workers() if row.address)]
     note = proxies.bypass(Endpoint.parse(address).host for address in addresses)
@@ -180,7 +180,7 @@ def _bypass_proxy(host: ServiceHost) -> None:
         warnings.warn(note, UserWarning, stacklevel=6)
 
 
-def live_workers(host: ServiceHost) -> int:
+def live_workers(host: DataServiceProtocol) -> int:
     """Return how many data workers there are; refuse to wait when there is none."""
     count = len(host.data_workers())
     if not count:
@@ -191,7 +191,7 @@ def live_workers(host: ServiceHost) -> int:
     return count
 
 
-def check_endless(reading: Reading, cardinality: int) -> None:
+def check_endless(reading: ReadOptions, cardinality: int) -> None:
     """Refuse a finite dataset where TensorFlow needs an endless one."""
     if reading.needs_infinite and cardinality >= 0:
         raise UsageError(
@@ -201,7 +201,7 @@ def check_endless(reading: Reading, cardinality: int) -> None:
         )
 
 
-def check_job(host: ServiceHost, reading: Reading, full_name: str | None) -> None:
+def check_job(host: DataServiceProtocol, reading: ReadOptions, full_name: str | None) -> None:
     """Refuse to join a job that has delivered its data: TensorFlow would deliver nothing."""
     if full_name is None:
         return
@@ -252,7 +252,7 @@ class BeforeReading:
         Whether the named job was joined before it was finished.
     """
 
-    def __init__(self, host: ServiceHost, full_name: str | None) -> None:
+    def __init__(self, host: DataServiceProtocol, full_name: str | None) -> None:
         self._host = host
         self._name = full_name
         self._warned = False
@@ -281,7 +281,7 @@ def listed_as(job_name: str | None) -> str | None:
     return f"job {job_name}" if job_name else None
 
 
-def say_delivery(host: ServiceHost, mode: str) -> None:
+def print_delivery(host: DataServiceProtocol, mode: str) -> None:
     """Say once for each cluster and mode how often an epoch delivers the data."""
     said = _said.setdefault(host, set())
     if mode in said:
@@ -297,7 +297,7 @@ def say_delivery(host: ServiceHost, mode: str) -> None:
         text = "each data worker delivers the share that shard(SHARD_HINT, SHARD_HINT) gives it"
     else:
         text = "each element arrives once, each data worker delivers a fixed share"
-    say(f"cluster {host.name!r}, {mode.lower()}: in an epoch {text}.")
+    print_note(f"cluster {host.name!r}, {mode.lower()}: in an epoch {text}.")
 
 
 def translated(call: Callable[[], Any]) -> Any:

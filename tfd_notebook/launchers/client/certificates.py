@@ -14,7 +14,7 @@ _BEFORE = datetime.timedelta(days=1)
 _AFTER = datetime.timedelta(days=3660)
 
 
-class Authority:
+class CertificateAuthority:
     """Signs certificates for one cluster; its own key is in this process only, and never written.
 
     Attributes

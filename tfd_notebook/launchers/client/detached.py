@@ -16,7 +16,7 @@ from tfd_notebook.errors import AgentLost, InvalidMessage, StateError
 from tfd_notebook.launchers import base
 from tfd_notebook.launchers.base import Node, OnEvent
 from tfd_notebook.launchers.client.agent_client import AgentNode
-from tfd_notebook.launchers.client.session import Link, SocketChannel
+from tfd_notebook.launchers.client.session import AgentSession, SocketChannel
 from tfd_notebook.model.spec import ClusterConfig
 from tfd_notebook.net import clock, messages, runtime_dir
 
@@ -44,7 +44,7 @@ class Detached:
     pid: int
     directory: Path
 
-    def reach(self) -> Reached:
+    def reach(self) -> AgentConnection:
         """Return a way to the agent.
 
         Raises
@@ -54,7 +54,7 @@ class Detached:
         """
         try:
             # An agent on this host is there, or has ended and all with it.
-            return _ReachedHere(Link(self.agent, "localhost", self._connect, grace=60.0))
+            return LocalAgent(AgentSession(self.agent, "localhost", self._connect, grace=60.0))
         except OSError as error:
             raise StateError(
                 f"the agent of cluster {self.name!r} cannot be reached: {error.strerror or error}",
@@ -68,14 +68,16 @@ class Detached:
             raise StateError(f"the agent of cluster {self.name!r} has ended") from None
 
 
-def detached() -> tuple[Detached | Away, ...]:
+def detached() -> tuple[Detached | RemoteDetachedCluster, ...]:
     """Return the clusters that this user let stay, here and from here on other hosts, by name.
 
     Reads files and asks nobody.
     """
-    found: list[Detached | Away] = [*away()]
+    found: list[Detached | RemoteDetachedCluster] = [*remote_detached_clusters()]
     # Of a cluster with agents elsewhere some may be here: a server or sshd of this very host.
-    parts = {agent for one in found if isinstance(one, Away) for agent in one.agents}
+    parts = {
+        agent for one in found if isinstance(one, RemoteDetachedCluster) for agent in one.agents
+    }
     for directory, state in runtime_dir.agent_states():
         pid, clusters = state.get("pid", 0), state.get("clusters")
         if not isinstance(clusters, dict) or not runtime_dir.is_running(state.get("process")):
@@ -104,7 +106,7 @@ class LinkedNode(AgentNode):
         Closed when this process has no more to do with the cluster.
     """
 
-    def __init__(self, link: Link, cluster: str, directory: str) -> None:
+    def __init__(self, link: AgentSession, cluster: str, directory: str) -> None:
         super().__init__(link.client, cluster, directory)
         self._link = link
 
@@ -113,10 +115,10 @@ class LinkedNode(AgentNode):
         self._link.close()
 
 
-class _ReachedHere:
+class LocalAgent:
     """A session with an agent on this host."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: AgentSession) -> None:
         self._link = link
 
     def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
@@ -138,7 +140,7 @@ _LATE_SECONDS = 0.5
 _timers: dict[Path, threading.Timer] = {}
 
 
-class Reached(Protocol):
+class AgentConnection(Protocol):
     """Who looks after a cluster, reached by this process."""
 
     def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
@@ -151,7 +153,7 @@ class Reached(Protocol):
         """Have no more to do with them; never raises."""
 
 
-class Record:
+class DetachedClusterRecord:
     """The file of one cluster, which is there while the cluster stays.
 
     Parameters
@@ -192,7 +194,9 @@ class Record:
     def leave(self) -> None:
         """Remove the file at the end of the lease, if this process still runs then."""
         if self._said["lease"] is not None:
-            timer = threading.Timer(max(0.0, _left(self._said)) + _LATE_SECONDS, away)
+            timer = threading.Timer(
+                max(0.0, _seconds_left(self._said)) + _LATE_SECONDS, remote_detached_clusters
+            )
             timer.name, timer.daemon = "tfd-lease", True
             _timers[self._path] = timer
             timer.start()
@@ -219,7 +223,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Away:
+class RemoteDetachedCluster:
     """A cluster on other hosts that stays without a kernel.
 
     Parameters
@@ -249,7 +253,7 @@ class Away:
     #: No process of this host looks after it.
     pid: None = None
 
-    def reach(self) -> Reached:
+    def reach(self) -> AgentConnection:
         """Return a way to its agents.
 
         Raises
@@ -261,7 +265,7 @@ class Away:
         """
         made = base.launcher(self.launcher, self.options)
         try:
-            reached: Reached = made.again(self.name, self.agents)
+            reached: AgentConnection = made.again(self.name, self.agents)
             return reached
         except AgentLost as error:
             self.path.unlink(missing_ok=True)
@@ -270,7 +274,7 @@ class Away:
             ) from None
 
 
-def _left(said: Mapping[str, Any]) -> float:
+def _seconds_left(said: Mapping[str, Any]) -> float:
     """Return the seconds that are left of a lease; by the wall clock if the host has rebooted."""
     boot = said["boot"]
     if boot["id"] == runtime_dir.boot_id():
@@ -278,18 +282,18 @@ def _left(said: Mapping[str, Any]) -> float:
     return float(said["lease"]) - time.time()
 
 
-def away() -> list[Away]:
+def remote_detached_clusters() -> list[RemoteDetachedCluster]:
     """Return the clusters of this user on other hosts that have a lease, by what files say."""
     found = []
     for path in sorted(runtime_dir.runtime_dir().glob("away-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, InvalidMessage):
             said = json.loads(path.read_text())
-            lease = time.time() + _left(said)
+            lease = time.time() + _seconds_left(said)
             if lease <= time.time():
                 path.unlink()
                 continue
             found.append(
-                Away(
+                RemoteDetachedCluster(
                     said["cluster"],
                     lease,
                     said["launcher"],

@@ -19,7 +19,7 @@ _MAX_SHOWN = 500
 
 
 @dataclass(frozen=True)
-class Greeting:
+class HostHandshake:
     """What a host says of itself before anything else; see `tfd_notebook.agent.bridges.stdio`."""
 
     package: str
@@ -37,7 +37,7 @@ class Greeting:
         return self.identity == identity()
 
 
-def read_greeting(label: str, lines: Iterator[bytes], again: bool = False) -> Greeting:
+def read_handshake(label: str, lines: Iterator[bytes], again: bool = False) -> HostHandshake:
     """Return what a host says of itself; what comes before, such as a banner, is passed over.
 
     Parameters
@@ -82,7 +82,7 @@ def _parsed(label: str, text: str) -> dict[str, Any]:
         raise
 
 
-def _understood(label: str, said: Mapping[str, Any]) -> Greeting:
+def _understood(label: str, said: Mapping[str, Any]) -> HostHandshake:
     python = f"its Python {said['python']} ({said['executable']})"
     if "missing" in said:
         have = said["package"]
@@ -113,7 +113,9 @@ def _understood(label: str, said: Mapping[str, Any]) -> Greeting:
             "they do not understand each other for certain",
             fix="install the same there and here",
         )
-    return Greeting(**{name: said[name] for name in Greeting.__dataclass_fields__ if name in said})
+    return HostHandshake(
+        **{name: said[name] for name in HostHandshake.__dataclass_fields__ if name in said}
+    )
 
 
 def series(version: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from tfd_notebook.errors import LaunchError, PortInUse, TfdError
 from tfd_notebook.launchers.base import Node
-from tfd_notebook.launchers.client.detached import Record
+from tfd_notebook.launchers.client.detached import DetachedClusterRecord
 from tfd_notebook.model.spec import Endpoint, Role
 from tfd_notebook.net.host import reach
 
@@ -41,7 +41,7 @@ class Tunnels(Protocol):
         """Let go of what is this process's own, when it has no more to do with the cluster."""
 
 
-class Several(Node):
+class MultiHostNode(Node):
     """The hosts of one cluster.
 
     Parameters
@@ -61,7 +61,7 @@ class Several(Node):
         nodes: Sequence[Node],
         place: Callable[[str, int], int],
         tunnels: Tunnels | None,
-        record: Record,
+        record: DetachedClusterRecord,
     ) -> None:
         self.nodes = tuple(nodes)
         self.host = nodes[0].host

@@ -20,7 +20,7 @@ _DEATH_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Leftover:
+class Orphan:
     """A process, directory or socket that outlived its owner.
 
     Parameters
@@ -38,7 +38,7 @@ class Leftover:
     what: str
 
 
-def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
+def sweep(dry_run: bool = False) -> tuple[Orphan, ...]:
     """End the processes and remove the directories of agents whose owner has ended.
 
     The environment of a process carries the id of its agent, and the agent's directory names the
@@ -55,8 +55,8 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
         What was (or would be) ended and removed.
     """
     if not dry_run:
-        detached.away()  # removes the files of clusters whose lease is over
-    found: list[Leftover] = []
+        detached.remote_detached_clusters()  # removes the files of clusters whose lease is over
+    found: list[Orphan] = []
     orphans = {
         directory.name.removeprefix("agent-"): directory
         for directory, state in runtime_dir.agent_states()
@@ -71,7 +71,7 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
                 marked = process.environ().get(runtime_dir.AGENT_VARIABLE)
                 if marked not in orphans:
                     continue
-                found.append(Leftover(marked, process.pid, " ".join(process.cmdline())[:120]))
+                found.append(Orphan(marked, process.pid, " ".join(process.cmdline())[:120]))
                 if not dry_run:
                     has_ended = stack.enter_context(runtime_dir.watched(process.pid))
                     process.send_signal(signal.SIGKILL)
@@ -83,11 +83,11 @@ def sweep(dry_run: bool = False) -> tuple[Leftover, ...]:
         for has_ended in deaths:
             has_ended(max(0.0, deadline - time.monotonic()))
     for agent, directory in orphans.items():
-        found.append(Leftover(agent, None, str(directory)))
+        found.append(Orphan(agent, None, str(directory)))
         if not dry_run and not runtime_dir.is_locked(directory):
             runtime_dir.remove(directory)
     for path in runtime_dir.orphaned_files():
-        found.append(Leftover("", None, str(path)))
+        found.append(Orphan("", None, str(path)))
         if not dry_run:
             runtime_dir.remove(path) if path.is_dir() else path.unlink(missing_ok=True)
     return tuple(found)

@@ -88,7 +88,7 @@ class SocketChannel:
         self._socket.close()
 
 
-class Link:
+class AgentSession:
     """A session with an agent that lasts longer than its channels.
 
     Parameters

@@ -10,12 +10,12 @@ from typing import Any
 
 from tfd_notebook.errors import TfdError
 from tfd_notebook.launchers.base import Node
-from tfd_notebook.launchers.client.certificates import Authority
+from tfd_notebook.launchers.client.certificates import CertificateAuthority
 from tfd_notebook.net import validation
 
 
 @dataclass(frozen=True)
-class _End:
+class TunnelHost:
     """A host as the tunnels see it: what shares its ports is one."""
 
     node: Node
@@ -48,10 +48,10 @@ class TLSTunnels:
 
     def __init__(self, hosts: Sequence[tuple[Node, str, str]], here: Node | None) -> None:
         self._here = here
-        self._ends: list[_End] = []
-        self._of_host: list[_End] = []
-        authority = Authority()
-        made: dict[str, _End] = {}
+        self._ends: list[TunnelHost] = []
+        self._of_host: list[TunnelHost] = []
+        authority = CertificateAuthority()
+        made: dict[str, TunnelHost] = {}
         trust = [authority.certificate]
         for node, identity, address in hosts:
             if identity not in made:
@@ -85,8 +85,8 @@ class TLSTunnels:
 
 
 def _opened(
-    node: Node, authority: Authority, trust: Sequence[str], address: str
-) -> tuple[_End, list[str]]:
+    node: Node, authority: CertificateAuthority, trust: Sequence[str], address: str
+) -> tuple[TunnelHost, list[str]]:
     """Open a host's end; return it and the authorities it trusts in addition to `trust`."""
     name = f"{uuid.uuid4().hex[:12]}.tfd"
     said: Mapping[str, Any] = node.request("open_tunnels", trust=list(trust), name=name)
@@ -102,4 +102,4 @@ def _opened(
     known, port = said["name"], validation.port(said["port"], "port")
     if validation.tunnel_name(known, "name") != name and issued:
         raise validation.invalid("name", known, name)
-    return _End(node, known, f"{bracketed}:{port}"), others
+    return TunnelHost(node, known, f"{bracketed}:{port}"), others

@@ -17,7 +17,7 @@ from tfd_notebook.spark.driver import feeding, jobs, node_registry, registry, ro
 from tfd_notebook.spark.driver.application import Application
 from tfd_notebook.spark.driver.jobs import Job
 from tfd_notebook.spark.driver.launch_plan import Plan
-from tfd_notebook.spark.driver.node_registry import Node, Steering
+from tfd_notebook.spark.driver.node_registry import Node, NodeServer
 from tfd_notebook.spark.driver.phases import Phase, Phases
 from tfd_notebook.spark.modes import InputMode
 
@@ -38,7 +38,7 @@ class _InstanceProperty(property):
         return None if instance is None else super().__get__(instance, owner)
 
 
-class Life:
+class SparkClusterBase:
     """The part of `TFCluster` that lives: it hears its nodes, fails with them, and is seen.
 
     Parameters
@@ -60,7 +60,7 @@ class Life:
     num_executors: int = _UNSET
     queues: list[str] = _UNSET
     sc: Any = _UNSET
-    server: Steering = _UNSET
+    server: NodeServer = _UNSET
     working_dir: str = _UNSET
 
     def __init__(
@@ -91,7 +91,7 @@ class Life:
         self._events = EventLog()
         #: Whether its nodes run servers for this process, and come to no end by themselves.
         self.serves = False
-        self.server = Steering(
+        self.server = NodeServer(
             *application.addresses(), assignments, heartbeat_limit, self._heard, self._asked
         )
         try:
@@ -171,7 +171,7 @@ class Life:
     def snapshot(self) -> Snapshot:
         """Return the cluster as it is now, for views; from any thread, and cheap."""
         with self.server.lock:
-            rows = tuple(node_registry.row(node) for node in self.nodes if node.state)
+            rows = tuple(node_registry.node_row(node) for node in self.nodes if node.state)
         phases = self._phases
         order = {node.assignment.name: n for n, node in enumerate(self.nodes)}
         spark = SparkRow(

@@ -9,7 +9,7 @@ from tfd_notebook import errors
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Role, TaskState
 from tfd_notebook.spark.driver import launch_plan
-from tfd_notebook.spark.driver.cluster import Life
+from tfd_notebook.spark.driver.cluster import SparkClusterBase
 from tfd_notebook.spark.driver.node_registry import Node
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def serve(args: Any, ctx: Any) -> None:
     del running
 
 
-class Coordinating(Life):
+class CoordinatedSparkCluster(SparkClusterBase):
     """The part of `TFCluster` that coordinates its nodes from the notebook."""
 
     _coordinator: Coordinator | None = None
@@ -139,7 +139,7 @@ class Coordinating(Life):
         from tfd_notebook._compat.tf_coordinator import connection as tf_coordinator_connection
         from tfd_notebook.coordinator import connection
 
-        with connection.arrival() as is_new:
+        with connection.new_connection_event() as is_new:
             if is_new:
                 known = (node.address for node in self.nodes if node.address)
                 connection.close(launch_plan.networks(known))

@@ -15,17 +15,17 @@ from tfd_notebook.errors import StateError, TfdError, Unsupported, UsageError
 from tfd_notebook.net import agent_protocol, secure_channel
 from tfd_notebook.spark.driver import application, jobs
 from tfd_notebook.spark.driver.phases import SHUT_DOWN
-from tfd_notebook.spark.feed import Place, feed_partition, infer_partition
+from tfd_notebook.spark.feed import InboxAddress, feed_partition, infer_partition
 from tfd_notebook.spark.feed.sender import Where
 
 if TYPE_CHECKING:
     from tfd_notebook.spark.TFCluster import TFCluster
 
 
-def places(cluster: TFCluster) -> tuple[Place, ...]:
+def places(cluster: TFCluster) -> tuple[InboxAddress, ...]:
     """Return where the nodes that take rows listen."""
     return tuple(
-        Place(
+        InboxAddress(
             cluster=str(cluster.cluster_id),
             role=node.assignment.role,
             index=node.assignment.index,
@@ -55,7 +55,7 @@ def training(
     if _is_frame(data):
         from tfd_notebook.spark.feed import arrow
 
-        if not arrow.misfits(data):
+        if not arrow.unsupported_columns(data):
             return _training_by_arrow(
                 data, epochs, functools.partial(_feed_by_arrow, report_retry, **options)
             )
@@ -176,7 +176,7 @@ def inference(
         )
     from tfd_notebook.spark.feed import arrow
 
-    if misfits := arrow.misfits(data):
+    if misfits := arrow.unsupported_columns(data):
         raise UsageError(
             f"Arrow cannot carry the columns {', '.join(misfits)} of the DataFrame: each needs a "
             "name of its own, and a type that Arrow has",

@@ -15,7 +15,7 @@ from tfd_notebook.net.secure_channel import Secret
 from tfd_notebook.spark.driver import roles
 from tfd_notebook.spark.driver.roles import Assignment
 from tfd_notebook.spark.executor.executor import Executor
-from tfd_notebook.spark.executor.fork_server import Zygote
+from tfd_notebook.spark.executor.fork_server import ForkServerClient
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def launch(
     plan: Plan,
     node: Assignment,
     place: Executor,
-    zygote: Zygote,
+    zygote: ForkServerClient,
     environment: Mapping[str, str],
     held: socket.socket,
     addresses: Mapping[int, str],

@@ -13,7 +13,7 @@ from typing import Any
 from tfd_notebook.errors import InvalidMessage, TfdError
 from tfd_notebook.model.snapshot import NodeRow
 from tfd_notebook.net import agent_protocol
-from tfd_notebook.net.secure_channel import Channel, Secret, Server, serve
+from tfd_notebook.net.secure_channel import AuthenticatedChannel, Secret, Server, serve
 from tfd_notebook.spark.driver import messages
 from tfd_notebook.spark.driver.roles import Assignment
 
@@ -26,7 +26,7 @@ _RATE_SECONDS = 3.0
 
 @dataclass
 class Node:
-    """What the driver knows of a node; changed under the lock of `Steering` alone."""
+    """What the driver knows of a node; changed under the lock of `NodeServer` alone."""
 
     assignment: Assignment
     address: str = ""
@@ -49,7 +49,7 @@ class Node:
     log: deque[str] = field(default_factory=lambda: deque(maxlen=_LOG_LINES))
     unfinished_line: str = ""
     rates: deque[tuple[float, int]] = field(default_factory=deque)
-    channel: Channel | None = None
+    channel: AuthenticatedChannel | None = None
     heard: float = 0.0
     #: The last of its words that was heard; it says again what it does not know to be heard.
     word: int = -1
@@ -98,7 +98,7 @@ class Node:
         return tuple(lines[-count:])
 
 
-class Steering:
+class NodeServer:
     """Listens for nodes, knows what they are doing, and gives them orders.
 
     Parameters
@@ -189,7 +189,7 @@ class Steering:
                 channel = node.channel
             self._remind(node, channel)
 
-    def _remind(self, node: Node, channel: Channel | None) -> None:
+    def _remind(self, node: Node, channel: AuthenticatedChannel | None) -> None:
         if node.order and channel is not None:
             with contextlib.suppress(OSError):
                 channel.send(dict(node.order))
@@ -201,7 +201,7 @@ class Steering:
         if threading.current_thread() is not self._watcher:
             self._watcher.join(timeout)
 
-    def _serve(self, channel: Channel) -> None:
+    def _serve(self, channel: AuthenticatedChannel) -> None:
         header, _ = channel.receive(timeout=60.0)
         if header.get("say") in ("gave up", "fed again"):
             channel.send(self._asked(messages.spark_message(header, "gave up", "fed again")))
@@ -217,7 +217,9 @@ class Steering:
                 raise
             self._reject(node, error)
 
-    def _serve_node(self, node: Node, channel: Channel, said: Mapping[str, Any]) -> None:
+    def _serve_node(
+        self, node: Node, channel: AuthenticatedChannel, said: Mapping[str, Any]
+    ) -> None:
         if said["say"] == "reserved":
             channel.send({"go": self.reserve(node, said)})
             self._changed(node, "reserved" if node.attempt == said["attempt"] else "again")
@@ -248,7 +250,7 @@ class Steering:
             node.gpu, node.state, node.heard = said["gpu"], "reserved", time.monotonic()
         return True
 
-    def _hold(self, node: Node, channel: Channel, hello: Mapping[str, Any]) -> None:
+    def _hold(self, node: Node, channel: AuthenticatedChannel, hello: Mapping[str, Any]) -> None:
         with self._lock:
             before, node.channel, node.heard = node.channel, channel, time.monotonic()
             node.pid = hello["pid"]
@@ -312,7 +314,7 @@ class Steering:
 _LINES = 20
 
 
-def row(node: Node) -> NodeRow:
+def node_row(node: Node) -> NodeRow:
     """Return a node's row; to be called while `node` cannot change."""
     numbers = node.numbers
     return NodeRow(

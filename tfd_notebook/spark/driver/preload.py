@@ -11,7 +11,7 @@ from tfd_notebook.spark.driver import launch_plan
 from tfd_notebook.spark.driver.application import Application
 from tfd_notebook.spark.driver.jobs import Job
 from tfd_notebook.spark.executor import executor
-from tfd_notebook.spark.executor.fork_server import Zygote
+from tfd_notebook.spark.executor.fork_server import ForkServerClient
 
 
 def warm(sc: Any) -> None:
@@ -32,5 +32,5 @@ def warm(sc: Any) -> None:
 
 def _import(_: Iterable[int]) -> Iterator[int]:
     with contextlib.suppress(Exception):
-        Zygote(executor.here(), launch_plan.environment_of({}, None)).close()
+        ForkServerClient(executor.here(), launch_plan.environment_of({}, None)).close()
     return iter(())

@@ -16,7 +16,7 @@ from tfd_notebook.resolvers import providers
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tfd_notebook.spark.driver.cluster import Life
+    from tfd_notebook.spark.driver.cluster import SparkClusterBase
     from tfd_notebook.spark.TFCluster import TFCluster
 
 _lock = threading.Lock()
@@ -25,7 +25,7 @@ _last: Any = None
 _callbacks: list[Callable[[], None]] = []
 
 
-def living() -> Mapping[str, TFCluster]:
+def running() -> Mapping[str, TFCluster]:
     """Return those that have not ended, by name, the newest last."""
     with _lock:
         return dict(_living)
@@ -50,7 +50,7 @@ def forget(callback: Callable[[], None]) -> None:
         _callbacks.remove(callback)
 
 
-def add(cluster: Life, name: str | None) -> str:
+def add(cluster: SparkClusterBase, name: str | None) -> str:
     """Note a cluster that starts; return its name, which no other living one has."""
     global _last
     with _lock:
@@ -65,7 +65,7 @@ def add(cluster: Life, name: str | None) -> str:
     return chosen
 
 
-def remove(cluster: Life) -> None:
+def remove(cluster: SparkClusterBase) -> None:
     """Note that a cluster has ended."""
     with _lock:
         for name in [name for name, other in _living.items() if other is cluster]:
@@ -84,28 +84,28 @@ def _tell() -> None:
 _STOP_SECONDS = 60
 
 _shown_lock = threading.Lock()
-_shown: dict[str, Shown] = {}
+_shown: dict[str, SparkClusterAdapter] = {}
 
 
-def shown() -> Mapping[str, Shown]:
+def adapters() -> Mapping[str, SparkClusterAdapter]:
     """Return the clusters on Spark that have not ended, by name; the same objects each time."""
     with _shown_lock:
-        known = living()
+        known = running()
         for name in _shown.keys() - known.keys():
             del _shown[name]
         for name, cluster in known.items():
             if name not in _shown or _shown[name].cluster is not cluster:
-                _shown[name] = Shown(cluster)
+                _shown[name] = SparkClusterAdapter(cluster)
         return dict(_shown)
 
 
-def of(cluster: TFCluster) -> Shown:
+def adapter_of(cluster: TFCluster) -> SparkClusterAdapter:
     """Return what shows `cluster`, also where it has ended."""
-    known = shown().get(cluster.name)
-    return known if known is not None and known.cluster is cluster else Shown(cluster)
+    known = adapters().get(cluster.name)
+    return known if known is not None and known.cluster is cluster else SparkClusterAdapter(cluster)
 
 
-class Shown:
+class SparkClusterAdapter:
     """A cluster on Spark with what views and commands ask of any cluster.
 
     Parameters
@@ -173,6 +173,6 @@ class Shown:
         )
 
 
-spark_slots.ask(lambda: {name: one.slots_held for name, one in living().items()})
-providers.register_spark_clusters(living)
-registry.register_provider("spark", shown)
+spark_slots.register_slot_holder(lambda: {name: one.slots_held for name, one in running().items()})
+providers.register_spark_clusters(running)
+registry.register_provider("spark", adapters)

@@ -28,7 +28,7 @@ from tfd_notebook.net import secure_channel
 from tfd_notebook.spark.driver import application, feeding, jobs, messages, startup
 from tfd_notebook.spark.feed.datafeed import DataFeed
 from tfd_notebook.spark.feed.inbox import Inbox
-from tfd_notebook.spark.feed.sender import Place
+from tfd_notebook.spark.feed.sender import InboxAddress
 
 #: Seconds between two looks of a task for a data worker of its host.
 _LOOK_SECONDS = 0.2
@@ -71,7 +71,7 @@ class ServiceFeed:
         self._application = application.Application(application.context_of(sc, "ServiceFeed"))
         self._secret = secure_channel.Secret.new()
         self._lock = threading.Lock()
-        self._producing: dict[secure_channel.Channel, dict[str, Any]] = {}
+        self._producing: dict[secure_channel.AuthenticatedChannel, dict[str, Any]] = {}
         self._ended = False
         host, listen_at = self._application.addresses()
         self._server = secure_channel.serve(self._secret, self._serve, host=listen_at)
@@ -159,7 +159,7 @@ class ServiceFeed:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _serve(self, channel: secure_channel.Channel) -> None:
+    def _serve(self, channel: secure_channel.AuthenticatedChannel) -> None:
         said = _received(channel, "producing", "fed again", "where")
         if said["say"] == "producing":
             self._hold(channel, said)
@@ -172,7 +172,7 @@ class ServiceFeed:
             channel.send({"producing": here})
             said = _received(channel, "where")
 
-    def _hold(self, channel: secure_channel.Channel, said: dict[str, Any]) -> None:
+    def _hold(self, channel: secure_channel.AuthenticatedChannel, said: dict[str, Any]) -> None:
         """Know of a data worker that produces until its channel ends."""
         with self._lock:
             self._producing[channel] = {name: said[name] for name in ("host", "pid", "path")}
@@ -186,7 +186,7 @@ class ServiceFeed:
                 del self._producing[channel]
 
 
-def _received(channel: secure_channel.Channel, *kinds: str) -> dict[str, Any]:
+def _received(channel: secure_channel.AuthenticatedChannel, *kinds: str) -> dict[str, Any]:
     return messages.spark_message(channel.receive(_ANSWER_SECONDS)[0], *kinds)
 
 
@@ -221,7 +221,7 @@ def _produce(driver: str, secret: bytes, batch_size: int, signature: Any) -> Ite
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _follow(channel: secure_channel.Channel, inbox: Inbox) -> None:
+def _follow(channel: secure_channel.AuthenticatedChannel, inbox: Inbox) -> None:
     """Hear in a data worker that the feed has ended."""
     with contextlib.suppress(OSError, EOFError):
         if channel.receive()[0] == _END:
@@ -230,7 +230,7 @@ def _follow(channel: secure_channel.Channel, inbox: Inbox) -> None:
     inbox.terminate("the process that feeds is gone")
 
 
-def _workers_here(driver: str, secret: bytes, feed_timeout: float) -> list[Place]:
+def _workers_here(driver: str, secret: bytes, feed_timeout: float) -> list[InboxAddress]:
     """Wait for data workers that produce on this host, and return where they take rows."""
     host = socket.gethostname()
     deadline = time.monotonic() + feed_timeout
@@ -245,10 +245,13 @@ def _workers_here(driver: str, secret: bytes, feed_timeout: float) -> list[Place
                     fix="read the dataset while it is fed, and run data workers on Spark's hosts",
                 )
             time.sleep(_LOOK_SECONDS)
-    return [Place("", "data_worker", one["pid"], host, "", 0, one["path"], secret) for one in found]
+    return [
+        InboxAddress("", "data_worker", one["pid"], host, "", 0, one["path"], secret)
+        for one in found
+    ]
 
 
-def _connected(driver: str, secret: bytes) -> secure_channel.Channel:
+def _connected(driver: str, secret: bytes) -> secure_channel.AuthenticatedChannel:
     try:
         return secure_channel.connect(driver, secret)
     except (OSError, EOFError) as error:

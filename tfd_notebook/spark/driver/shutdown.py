@@ -23,7 +23,7 @@ _FOR_EVER = float("inf")
 _MOST_WORDS = 4000
 
 
-class Draining:
+class GracefulShutdown:
     """One call of ``shutdown``.
 
     Parameters

@@ -14,11 +14,11 @@ from tfd_notebook.spark.driver import launch_plan
 from tfd_notebook.spark.driver.application import Application
 from tfd_notebook.spark.driver.jobs import Job
 from tfd_notebook.spark.driver.launch_plan import Plan
-from tfd_notebook.spark.driver.node_registry import Node, Steering
+from tfd_notebook.spark.driver.node_registry import Node, NodeServer
 from tfd_notebook.spark.executor import executor
 from tfd_notebook.spark.executor.barrier_start import Start
 from tfd_notebook.spark.executor.driver_link import BEAT_SECONDS
-from tfd_notebook.spark.executor.fork_server import Zygote
+from tfd_notebook.spark.executor.fork_server import ForkServerClient
 
 #: Seconds that the heartbeat limit has to be at least: three beats.
 _LEAST_LIMIT = 3 * BEAT_SECONDS
@@ -78,10 +78,10 @@ class Launch:
         The nodes' numbers, one in each partition.
     """
 
-    def __init__(self, application: Application, plan: Plan, steering: Steering) -> None:
+    def __init__(self, application: Application, plan: Plan, steering: NodeServer) -> None:
         self._plan = plan
         self._beside = [node for node in plan.nodes if node.on_driver]
-        self._held = {node.node: ports.hold_port() for node in self._beside}
+        self._held = {node.node: ports.reserve_port() for node in self._beside}
         self._steering = steering
         host = application.addresses()[0]
         elsewhere = {
@@ -147,7 +147,7 @@ class Launch:
         environment = launch_plan.environment_of(self._plan.environment, ())
         nodes = self._steering.nodes
         known = {number: node.address for number, node in nodes.items()}
-        zygote = Zygote(place, environment)
+        zygote = ForkServerClient(place, environment)
         try:
             for assignment in self._beside:
                 held = self._held.pop(assignment.node)

@@ -13,7 +13,7 @@ from tfd_notebook.spark.driver.launch_plan import Plan
 from tfd_notebook.spark.driver.roles import Assignment
 from tfd_notebook.spark.executor import executor
 from tfd_notebook.spark.executor.executor import Watch
-from tfd_notebook.spark.executor.fork_server import Zygote
+from tfd_notebook.spark.executor.fork_server import ForkServerClient
 
 if TYPE_CHECKING:
     from pyspark import BarrierTaskContext
@@ -56,9 +56,9 @@ class Start:
         gpus = _gpus(context)
         environment = launch_plan.environment_of(self._plan.environment, gpus)
         # TensorFlow is imported there while this task waits for the others.
-        zygote = Zygote(place, environment)
+        zygote = ForkServerClient(place, environment)
         try:
-            with ports.hold_port() as held:
+            with ports.reserve_port() as held:
                 host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
                 mine = launch_plan.reservation(node, place, f"{host}:{held.getsockname()[1]}", gpus)
                 if not report(self._plan, {**mine, "attempt": context.taskAttemptId()}):

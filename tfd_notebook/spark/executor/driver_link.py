@@ -22,7 +22,7 @@ _DEAF_SECONDS = 5.0
 MOST_LOG = 1 << 15
 
 
-class Line:
+class DriverConnection:
     """What a node says to the driver, in order, and what it hears from there.
 
     The driver tells which word it has heard; one that it may not have got is said again on the
@@ -59,7 +59,7 @@ class Line:
         self._said_at = 0.0
         self._log: collections.deque[str] = collections.deque()
         self._log_size = 0
-        self._channel: secure_channel.Channel | None = None
+        self._channel: secure_channel.AuthenticatedChannel | None = None
         self._closed = False
         self._last = time.monotonic()
         for work in (self._listen, self._speak):
@@ -133,7 +133,7 @@ class Line:
                 self._changed.notify_all()
 
     def _speak(self) -> None:
-        used: secure_channel.Channel | None = None  # by what is not heard yet
+        used: secure_channel.AuthenticatedChannel | None = None  # by what is not heard yet
 
         def may_speak() -> bool:
             fresh = self._channel is not used if self._unheard is not None else bool(self._words)

@@ -38,7 +38,7 @@ _REQUEST_SECONDS = 10.0
 _READ_AT_IMPORT = ("TF_", "KERAS_", "OMP_", "MKL_", "XLA_", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
-class Zygote:
+class ForkServerClient:
     """A connection to the process; use it from one thread.
 
     Parameters
@@ -191,7 +191,7 @@ def _import_tensorflow() -> TfdError | None:
     """Import what nodes need; return why no node can be forked then, if so."""
     gc.disable()
     try:
-        with fork_server.hidden("pyarrow"):
+        with fork_server.blocked_imports("pyarrow"):
             import cloudpickle  # noqa: F401
             import tensorflow  # noqa: F401 - loaded here, used after the fork
 
@@ -294,4 +294,4 @@ def _fork(request: dict[str, Any], fds: list[int], open_here: list[socket.socket
         os.environ.pop(VARIABLE, None)
         node_supervisor.run(request, *fds)
 
-    return fork_server.fork_away(work)
+    return fork_server.double_fork(work)

@@ -48,7 +48,7 @@ def run(request: Mapping[str, Any], held: int, control: socket.socket, directory
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     status = 1
     try:
-        _Body(request, held, control, directory).run()
+        NodeProcess(request, held, control, directory).run()
         status = 0
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -57,7 +57,9 @@ def run(request: Mapping[str, Any], held: int, control: socket.socket, directory
         os._exit(status)
 
 
-class _Body:
+class NodeProcess:
+    """The process of one node, which runs the user's function."""
+
     def __init__(
         self, request: Mapping[str, Any], held: int, control: socket.socket, directory: Path
     ) -> None:
@@ -180,7 +182,7 @@ class _Body:
             found = ports.listening_inodes(port)
             if found - closed:
                 try:
-                    open_to = ports.close_to_strangers(port, allow, host)
+                    open_to = ports.restrict_port(port, allow, host)
                 except FilterFailed as error:
                     if not found & ports.listening_inodes(port):
                         continue  # the function has closed its listener meanwhile

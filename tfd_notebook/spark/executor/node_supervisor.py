@@ -28,7 +28,7 @@ import psutil
 
 from tfd_notebook.net import runtime_dir
 from tfd_notebook.spark.executor import node_process, tensorboard
-from tfd_notebook.spark.executor.driver_link import BEAT_SECONDS, Line
+from tfd_notebook.spark.executor.driver_link import BEAT_SECONDS, DriverConnection
 from tfd_notebook.spark.executor.executor import Watch
 
 #: Seconds for the user's process to end by itself when it is told to.
@@ -60,7 +60,7 @@ def run(request: Mapping[str, Any], held: int, log: int) -> None:
     held, log : int
         Descriptors: the socket that holds the node's port, and where its output is copied to.
     """
-    _Supervisor(request, held, log).run()
+    NodeSupervisor(request, held, log).run()
 
 
 def name_process(name: str) -> None:
@@ -79,7 +79,9 @@ def _prefix(pid: int) -> str:
     return f"node-{pid}-"
 
 
-class _Supervisor:
+class NodeSupervisor:
+    """Starts the process of one node, and reports its state to the driver."""
+
     def __init__(self, request: Mapping[str, Any], held: int, log: int) -> None:
         self._request = request
         self._log = log
@@ -116,7 +118,7 @@ class _Supervisor:
         os.close(into)
         os.close(self._held)
         self._control = mine
-        self._line = Line(
+        self._line = DriverConnection(
             self._request["driver"],
             base64.b64decode(self._request["secret"]),
             self._hello,

@@ -19,8 +19,8 @@ from tfd_notebook._lazy import exports
 if TYPE_CHECKING:
     from tfd_notebook.spark.feed.datafeed import DataFeed as DataFeed
     from tfd_notebook.spark.feed.inbox import Inbox as Inbox
-    from tfd_notebook.spark.feed.sender import Fed as Fed
-    from tfd_notebook.spark.feed.sender import Place as Place
+    from tfd_notebook.spark.feed.sender import FeedResult as FeedResult
+    from tfd_notebook.spark.feed.sender import InboxAddress as InboxAddress
     from tfd_notebook.spark.feed.sender import choose as choose
     from tfd_notebook.spark.feed.sender import feed_partition as feed_partition
     from tfd_notebook.spark.feed.sender import infer_partition as infer_partition
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DataFeed",
-    "Fed",
+    "FeedResult",
     "Inbox",
-    "Place",
+    "InboxAddress",
     "choose",
     "feed_partition",
     "infer_partition",
@@ -40,9 +40,9 @@ __getattr__, __dir__ = exports(
     __name__,
     {
         "DataFeed": "datafeed",
-        "Fed": "sender",
+        "FeedResult": "sender",
         "Inbox": "inbox",
-        "Place": "sender",
+        "InboxAddress": "sender",
         "choose": "sender",
         "feed_partition": "sender",
         "infer_partition": "sender",

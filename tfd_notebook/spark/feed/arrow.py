@@ -20,7 +20,7 @@ from tfd_notebook._compat import pyspark as private
 from tfd_notebook.errors import UsageError
 from tfd_notebook.spark.feed import encode
 from tfd_notebook.spark.feed.chunks import TARGET, Chunk, Packed, packed_columns
-from tfd_notebook.spark.feed.sender import Fed, Where, feed_chunks, infer_chunks
+from tfd_notebook.spark.feed.sender import FeedResult, Where, feed_chunks, infer_chunks
 
 #: What Spark is told how many rows go into one of its batches; four chunks' worth.
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -35,7 +35,7 @@ def feed_batches(
     places: Where,
     qname: str = "input",
     feed_timeout: float = 600.0,
-) -> Fed:
+) -> FeedResult:
     """Feed record batches to the node of this executor; as `feed_partition` does with rows.
 
     Parameters
@@ -102,7 +102,7 @@ def one_value(name: str, value: Any) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({name: [value]})
 
 
-def misfits(frame: Any) -> list[str]:
+def unsupported_columns(frame: Any) -> list[str]:
     """Return the names of a DataFrame's columns that cannot be fed by Arrow.
 
     Those are columns of a type that Arrow lacks, and those that share a name.

@@ -222,7 +222,7 @@ class Inbox:
 
     # Threads of feeders.
 
-    def _serve(self, channel: secure_channel.Channel) -> None:
+    def _serve(self, channel: secure_channel.AuthenticatedChannel) -> None:
         said, _ = channel.receive(_IDLE_SECONDS)
         if said.get("op") == "load":
             numbers = self.numbers()
@@ -253,7 +253,9 @@ class Inbox:
                 source.queue.forget(source)
                 self._lock.notify_all()
 
-    def _welcome(self, channel: secure_channel.Channel, said: dict[str, Any]) -> Source | None:
+    def _welcome(
+        self, channel: secure_channel.AuthenticatedChannel, said: dict[str, Any]
+    ) -> Source | None:
         with self._lock:
             queue = self._queues.get(str(said.get("queue")))
             answer = self._last
@@ -342,7 +344,9 @@ class Source:
         It has disconnected.
     """
 
-    def __init__(self, queue: Queue, channel: secure_channel.Channel, infer: bool) -> None:
+    def __init__(
+        self, queue: Queue, channel: secure_channel.AuthenticatedChannel, infer: bool
+    ) -> None:
         self.queue = queue
         self.channel = channel
         self.infer = infer

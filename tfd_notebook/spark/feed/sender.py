@@ -32,7 +32,7 @@ _MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Fed:
+class FeedResult:
     """What became of a partition.
 
     Parameters
@@ -57,7 +57,7 @@ def feed_partition(
     places: Where,
     qname: str = "input",
     feed_timeout: float = 600.0,
-) -> Fed:
+) -> FeedResult:
     """Feed `rows` to the node of this executor, and wait until it has consumed them.
 
     Returns at once where the node wants no more: its function called ``terminate()``, or returned.
@@ -86,11 +86,13 @@ def feed_partition(
     return feed_chunks(packed(rows), places, qname, feed_timeout)
 
 
-def feed_chunks(chunks: Iterator[Packed], places: Where, qname: str, feed_timeout: float) -> Fed:
+def feed_chunks(
+    chunks: Iterator[Packed], places: Where, qname: str, feed_timeout: float
+) -> FeedResult:
     """Do what `feed_partition` does, with rows that are packed."""
     first = next(chunks, None)
     if first is None:
-        return Fed()
+        return FeedResult()
     with _Feeder(places, qname, feed_timeout, infer=False) as feeder:
         for chunk in chain([first], chunks):
             if not feeder.send(chunk):
@@ -149,7 +151,7 @@ class _Feeder:
         decode.keep()
         if callable(places):
             places = places()
-        self._place = place = places if isinstance(places, Place) else choose(places)
+        self._place = place = places if isinstance(places, InboxAddress) else choose(places)
         self._qname, self._limit = qname, feed_timeout
         self._changed = threading.Condition()
         self._rows = self._chunks = self._bytes = 0
@@ -189,9 +191,9 @@ class _Feeder:
         self._channel.close()
         self._thread.join(10)
 
-    def fed(self) -> Fed:
+    def fed(self) -> FeedResult:
         """Return what became of it."""
-        return Fed(self._rows, self._chunks, self._bytes, self._stopped, self._place.node)
+        return FeedResult(self._rows, self._chunks, self._bytes, self._stopped, self._place.node)
 
     def send(self, chunk: Packed) -> bool:
         """Send a chunk as soon as the node grants it; False where the node wants no more."""
@@ -349,7 +351,7 @@ class _Feeder:
 
 
 @dataclass(frozen=True)
-class Place:
+class InboxAddress:
     """Where the rows for one node go. It travels in the closures of tasks, and nowhere else.
 
     Parameters
@@ -387,10 +389,10 @@ class Place:
 
 
 #: Where rows may go: a node, those of which `choose` takes one, or what tells a task of them.
-Where: TypeAlias = "Place | Sequence[Place] | Callable[[], Sequence[Place]]"
+Where: TypeAlias = "InboxAddress | Sequence[InboxAddress] | Callable[[], Sequence[InboxAddress]]"
 
 
-def choose(places: Sequence[Place]) -> Place:
+def choose(places: Sequence[InboxAddress]) -> InboxAddress:
     """Return the node that a task in this process feeds.
 
     That is the node of its own executor; where that has none, one of this host. Of several, the
@@ -432,7 +434,7 @@ def _partition() -> int:
     return context.partitionId() if context is not None else 0
 
 
-def _load(place: Place) -> tuple[int, int]:
+def _load(place: InboxAddress) -> tuple[int, int]:
     try:
         with secure_channel.connect(f"unix:{place.path}", place.secret) as channel:
             channel.send({"op": "load"})

@@ -23,7 +23,7 @@ from tfd_notebook.errors import LaunchError, StartTimeout, StateError, Unsupport
 from tfd_notebook.net.runtime_dir import variables
 from tfd_notebook.spark.driver import jobs, preload
 from tfd_notebook.spark.local_session import java, spark_home
-from tfd_notebook.spark.local_session.spark_home import Home
+from tfd_notebook.spark.local_session.spark_home import WritableSparkHome
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,7 +33,7 @@ _END_SECONDS = 20.0
 _UNITS = {"": 1 << 20, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 _lock = threading.RLock()
-_home: Home | None = None
+_home: WritableSparkHome | None = None
 _wished: dict[str, Any] | None = None
 
 
@@ -250,11 +250,11 @@ def _within(entry: str, prefix: str) -> bool:
     return os.path.commonpath([entry, os.path.abspath(prefix)]) == os.path.abspath(prefix)
 
 
-def _made_home() -> Home:
+def _made_home() -> WritableSparkHome:
     """Return the directory of this process's Spark, which is made where there is none."""
     global _home
     if _home is None:
-        _home = Home(Path(private.spark_home()))
+        _home = WritableSparkHome(Path(private.spark_home()))
         atexit.register(end)
     return _home
 

@@ -47,7 +47,7 @@ exec 3<&0
 """
 
 
-class Home:
+class WritableSparkHome:
     """A SPARK_HOME that can be written to: executors have their directories in it.
 
     It is removed when this process has ended, in whatever way: a Jupyter server gives a kernel

@@ -14,7 +14,7 @@ from tfd_notebook.model import diagnostics
 from tfd_notebook.spark.driver import application, jobs
 from tfd_notebook.spark.preflight import facts, fixes
 from tfd_notebook.spark.preflight.diagnostics import DYNAMIC, SLOTS, SPECULATION
-from tfd_notebook.spark.preflight.facts import Asked
+from tfd_notebook.spark.preflight.facts import SparkFacts
 from tfd_notebook.views.diagnostics import Findings
 
 
@@ -55,7 +55,7 @@ def check(
 
 def looked(
     spark: Any, num_executors: int | None = None, timeout: float = 60.0
-) -> tuple[Asked, Findings]:
+) -> tuple[SparkFacts, Findings]:
     """Return what a Spark says of itself and what is wrong with it; see `check`."""
     _alive(spark)
     seen = facts.of(spark, num_executors)
@@ -66,7 +66,7 @@ def looked(
     return seen, Findings(diagnostics.look("spark", seen), [f"the Spark at {named}"])
 
 
-def said(seen: Asked, found: Findings) -> Iterator[str]:
+def said(seen: SparkFacts, found: Findings) -> Iterator[str]:
     """Yield the lines that `check` prints."""
     held = "".join(f", {slots} held by cluster {name!r}" for name, slots in seen.held.items())
     wanted = f", {seen.needed} nodes wanted" if seen.needed is not None else ""
@@ -127,7 +127,7 @@ def needed(sc: Any, num: int, *, is_fed: bool = False) -> None:
     # Where executors come and go it is refused, however many there are.
     if not application.is_connect(sc) and not seen.dynamic:
         context = application.context_of(sc)
-        spark_slots.wait(context, lambda: facts.of(context).free >= num)
+        spark_slots.wait_for_executors(context, lambda: facts.of(context).free >= num)
         seen = facts.of(sc, num)
     for one in diagnostics.look("spark", seen):
         if one.code == SLOTS.code:

@@ -12,7 +12,7 @@ from tfd_notebook.launchers.spark_slots import told
 from tfd_notebook.model.diagnostics import Finding, Kind, check, kind, listed
 from tfd_notebook.net.host import tensorflow_version
 from tfd_notebook.spark.preflight import facts, fixes
-from tfd_notebook.spark.preflight.facts import Asked, Executor
+from tfd_notebook.spark.preflight.facts import Executor, SparkFacts
 
 #: Bytes without which a node has no room for logs and checkpoints.
 LEAST_BYTES = 1_000_000_000
@@ -100,7 +100,7 @@ GPUS = kind(
 
 
 @check("spark")
-def slots(seen: Asked) -> Iterator[Finding]:
+def slots(seen: SparkFacts) -> Iterator[Finding]:
     """Find too few slots for the nodes that shall run."""
     if seen.connect or seen.dynamic:
         return
@@ -115,7 +115,7 @@ def slots(seen: Asked) -> Iterator[Finding]:
 
 
 @check("spark")
-def dynamic(seen: Asked) -> Iterator[Finding]:
+def dynamic(seen: SparkFacts) -> Iterator[Finding]:
     """Find dynamic allocation."""
     if seen.dynamic:
         yield DYNAMIC.found(
@@ -126,7 +126,7 @@ def dynamic(seen: Asked) -> Iterator[Finding]:
 
 
 @check("spark")
-def connect(seen: Asked) -> Iterator[Finding]:
+def connect(seen: SparkFacts) -> Iterator[Finding]:
     """Find a session of Spark Connect."""
     if seen.connect:
         yield CONNECT.found(
@@ -138,7 +138,7 @@ def connect(seen: Asked) -> Iterator[Finding]:
 
 
 @check("spark")
-def python(seen: Asked) -> Iterator[Finding]:
+def python(seen: SparkFacts) -> Iterator[Finding]:
     """Find executors with another Python than this process."""
     mine = platform.python_version_tuple()[:2]
     yield from _each(
@@ -155,7 +155,7 @@ def python(seen: Asked) -> Iterator[Finding]:
 
 
 @check("spark")
-def package(seen: Asked) -> Iterator[Finding]:
+def package(seen: SparkFacts) -> Iterator[Finding]:
     """Find executors without this package, or with another version."""
 
     def wrong(one: Executor) -> str:
@@ -168,7 +168,7 @@ def package(seen: Asked) -> Iterator[Finding]:
 
 
 @check("spark")
-def tensorflow(seen: Asked) -> Iterator[Finding]:
+def tensorflow(seen: SparkFacts) -> Iterator[Finding]:
     """Find executors without TensorFlow, or with one of another series."""
     mine = tensorflow_version()
 
@@ -184,7 +184,7 @@ def tensorflow(seen: Asked) -> Iterator[Finding]:
 
 
 @check("spark")
-def unreachable(seen: Asked) -> Iterator[Finding]:
+def unreachable(seen: SparkFacts) -> Iterator[Finding]:
     """Find executors that cannot connect to this process."""
     host = seen.setting("spark.driver.host", "localhost")
     yield from _each(
@@ -197,7 +197,7 @@ def unreachable(seen: Asked) -> Iterator[Finding]:
 
 
 @check("spark")
-def room(seen: Asked) -> Iterator[Finding]:
+def room(seen: SparkFacts) -> Iterator[Finding]:
     """Find executors with little room on their disk."""
     yield from _each(
         seen,
@@ -212,7 +212,7 @@ def room(seen: Asked) -> Iterator[Finding]:
 
 
 @check("spark")
-def readable(seen: Asked) -> Iterator[Finding]:
+def readable(seen: SparkFacts) -> Iterator[Finding]:
     """Find a Spark on several hosts that takes tasks from anybody, or sends them in the open."""
     if seen.connect or fixes.stays_here(seen):
         return
@@ -228,7 +228,7 @@ def readable(seen: Asked) -> Iterator[Finding]:
 
 
 @check("spark")
-def untested(seen: Asked) -> Iterator[Finding]:
+def untested(seen: SparkFacts) -> Iterator[Finding]:
     """Find a cluster manager that nobody has tried."""
     if not seen.connect and seen.manager not in _TESTED:
         yield UNTESTED.found(
@@ -237,7 +237,7 @@ def untested(seen: Asked) -> Iterator[Finding]:
 
 
 @check("spark")
-def silent(seen: Asked) -> Iterator[Finding]:
+def silent(seen: SparkFacts) -> Iterator[Finding]:
     """Find that executors could not be asked."""
     if seen.silent:
         if "PYTHON_VERSION_MISMATCH" in seen.silent or "Cannot run program" in seen.silent:
@@ -253,7 +253,7 @@ def silent(seen: Asked) -> Iterator[Finding]:
 
 
 @check("spark")
-def speculation(seen: Asked) -> Iterator[Finding]:
+def speculation(seen: SparkFacts) -> Iterator[Finding]:
     """Find tasks that are run twice."""
     if seen.setting("spark.speculation") == "true":
         yield SPECULATION.found(
@@ -262,7 +262,7 @@ def speculation(seen: Asked) -> Iterator[Finding]:
 
 
 @check("spark")
-def gpus(seen: Asked) -> Iterator[Finding]:
+def gpus(seen: SparkFacts) -> Iterator[Finding]:
     """Find GPUs that Spark knows, or that hosts have, and of which tasks are given none."""
     if seen.connect or fixes.amount(seen, "spark.task.resource.gpu.amount"):
         return
@@ -289,7 +289,7 @@ def in_this_process(_: None) -> Iterator[Finding]:
 
 
 def _each(
-    seen: Asked, found: Kind, wrong: Callable[[Executor], str], fix: str
+    seen: SparkFacts, found: Kind, wrong: Callable[[Executor], str], fix: str
 ) -> Iterator[Finding]:
     """Yield one finding for all executors with which the same is wrong, by host."""
     hosts: dict[str, set[str]] = {}

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
-def looker(host: str, port: int, seconds: float) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def executor_probe(
+    host: str, port: int, seconds: float
+) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Return what a task runs to tell of its executor; the address is this process's."""
 
     def look(_: Iterable[Any]) -> Iterator[dict[str, Any]]:

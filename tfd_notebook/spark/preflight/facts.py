@@ -48,7 +48,7 @@ class Executor:
 
 
 @dataclass(frozen=True)
-class Asked:
+class SparkFacts:
     """A Spark, as its checks see it.
 
     Parameters
@@ -111,16 +111,16 @@ class Asked:
         return re.split(r"[\[:]", self.master)[0]
 
 
-def of(spark: Any, needed: int | None = None) -> Asked:
+def of(spark: Any, needed: int | None = None) -> SparkFacts:
     """Return what can be said of a session or context without running anything."""
     if application.is_connect(spark):
         names = ("spark.dynamicAllocation.enabled", "spark.speculation")
         settings = {name: str(spark.conf.get(name, "false")) for name in names}
-        return Asked(connect=True, settings=settings, needed=needed)
+        return SparkFacts(connect=True, settings=settings, needed=needed)
     context = application.context_of(spark)
     settings = dict(context.getConf().getAll())
-    return Asked(
-        context.master, False, settings, private.slots(context), spark_slots.held(), needed
+    return SparkFacts(
+        context.master, False, settings, private.slots(context), spark_slots.slots_held(), needed
     )
 
 
@@ -143,7 +143,7 @@ def executors(spark: Any, slots: int, timeout: float) -> tuple[tuple[Executor, .
         # By value: they may have none of this package, or another version.
         cloudpickle.register_pickle_by_value(executor_probe)
         try:
-            look = executor_probe.looker(host, port, _REACH_SECONDS)
+            look = executor_probe.executor_probe(host, port, _REACH_SECONDS)
             tasks = context.parallelize(range(slots), slots).barrier().mapPartitions(look)
             job = Job(application.of(context), "what the executors have", tasks.collect)
             try:

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from tfd_notebook._version import VERSION
 from tfd_notebook.net.host import address_towards
-from tfd_notebook.spark.preflight.facts import Asked
+from tfd_notebook.spark.preflight.facts import SparkFacts
 
 #: Findings that an environment like this process's mends: Python, this package, TensorFlow.
 _ENVIRONMENT = ("TFD873", "TFD874", "TFD875")
@@ -24,7 +24,7 @@ _COMMANDS = (
 _GPU, _TASK_GPU = "spark.executor.resource.gpu.amount", "spark.task.resource.gpu.amount"
 
 
-def settings(seen: Asked, codes: Collection[str]) -> dict[str, str]:
+def settings(seen: SparkFacts, codes: Collection[str]) -> dict[str, str]:
     """Return the settings that a Spark lacks where these findings were made."""
     if seen.connect:
         return {}
@@ -47,19 +47,19 @@ def settings(seen: Asked, codes: Collection[str]) -> dict[str, str]:
     return {name: value for name, value in lines.items() if seen.setting(name) != value}
 
 
-def variables(seen: Asked, codes: Collection[str]) -> dict[str, str]:
+def variables(seen: SparkFacts, codes: Collection[str]) -> dict[str, str]:
     """Return the variables that this process lacks when it starts Spark."""
     if not set(codes) & set(_ENVIRONMENT):
         return {}
     return {"PYSPARK_PYTHON": sys.executable if stays_here(seen) else _ARCHIVED_PYTHON}
 
 
-def commands(seen: Asked, codes: Collection[str]) -> tuple[str, ...]:
+def commands(seen: SparkFacts, codes: Collection[str]) -> tuple[str, ...]:
     """Return what makes an environment that executors on other hosts can be sent."""
     return _COMMANDS if _ships(seen, codes) else ()
 
 
-def environment(seen: Asked) -> str:
+def environment(seen: SparkFacts) -> str:
     """Return in a sentence how executors get this process's Python, and what is in it."""
     if stays_here(seen):
         return f"have PYSPARK_PYTHON={sys.executable} in the environment of this process"
@@ -70,7 +70,7 @@ def environment(seen: Asked) -> str:
     )
 
 
-def more(seen: Asked) -> dict[str, str]:
+def more(seen: SparkFacts) -> dict[str, str]:
     """Return the settings with which as many nodes as are needed could run."""
     needed = (seen.needed or 1) + sum(seen.held.values())
     if seen.manager == "local":
@@ -85,12 +85,12 @@ def more(seen: Asked) -> dict[str, str]:
     return lines
 
 
-def more_listed(seen: Asked) -> str:
+def more_listed(seen: SparkFacts) -> str:
     """Return them in a sentence."""
     return _listed(more(seen))
 
 
-def slots_of_one(seen: Asked) -> int:
+def slots_of_one(seen: SparkFacts) -> int:
     """Return how many tasks an executor runs at once: its cores and its GPUs have to do."""
     slots = seen.cores // int(seen.setting("spark.task.cpus") or 1)
     have, take = amount(seen, _GPU), amount(seen, _TASK_GPU)
@@ -100,7 +100,7 @@ def slots_of_one(seen: Asked) -> int:
     return max(slots, 1)
 
 
-def gpus(seen: Asked) -> dict[str, str]:
+def gpus(seen: SparkFacts) -> dict[str, str]:
     """Return the settings with which each task is given its share of an executor's GPUs."""
     have = int(amount(seen, _GPU)) or max((one.gpus for one in seen.executors), default=0) or 1
     slots = max(seen.cores // int(seen.setting("spark.task.cpus") or 1), 1)
@@ -110,17 +110,17 @@ def gpus(seen: Asked) -> dict[str, str]:
     return {_GPU: str(have), _TASK_GPU: share}
 
 
-def gpus_listed(seen: Asked) -> str:
+def gpus_listed(seen: SparkFacts) -> str:
     """Return them in a sentence."""
     return _listed(gpus(seen))
 
 
-def amount(seen: Asked, name: str) -> float:
+def amount(seen: SparkFacts, name: str) -> float:
     """Return a setting that is a number; 0 where it is not set."""
     return float(seen.setting(name) or 0)
 
 
-def reachable(seen: Asked) -> str:
+def reachable(seen: SparkFacts) -> str:
     """Return the address of this process's host that executors are most likely to reach."""
     for one in seen.executors:
         if one.unreachable:
@@ -129,7 +129,7 @@ def reachable(seen: Asked) -> str:
     return "ADDRESS"
 
 
-def stays_here(seen: Asked) -> bool:
+def stays_here(seen: SparkFacts) -> bool:
     """Whether all of a Spark is on this host."""
     if seen.manager in ("local", "local-cluster"):
         return True
@@ -140,7 +140,7 @@ def stays_here(seen: Asked) -> bool:
         return host == "localhost"
 
 
-def _ships(seen: Asked, codes: Collection[str]) -> bool:
+def _ships(seen: SparkFacts, codes: Collection[str]) -> bool:
     return bool(set(codes) & set(_ENVIRONMENT)) and not stays_here(seen)
 
 

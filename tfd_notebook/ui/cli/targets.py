@@ -11,7 +11,7 @@ from tfd_notebook.errors import StateError, UnknownName, UsageError
 from tfd_notebook.ui.argparsing import Parser, nearest
 
 
-class Place:
+class ClusterTarget:
     """A cluster of this user.
 
     Parameters
@@ -57,7 +57,7 @@ def add_pid(parser: Parser) -> None:
     parser.add_argument("--pid", type=int, help="its process or agent, where two are called NAME")
 
 
-def find(options: argparse.Namespace) -> Place:
+def find(options: argparse.Namespace) -> ClusterTarget:
     """Return the cluster that is meant.
 
     Raises
@@ -73,7 +73,7 @@ def find(options: argparse.Namespace) -> Place:
         and options.pid in (None, one["pid"], one.get("agent"))
     ]
     if len(found) == 1:
-        return Place(found[0]["name"], found[0]["pid"], found[0].get("agent"))
+        return ClusterTarget(found[0]["name"], found[0]["pid"], found[0].get("agent"))
     said = ", ".join(f"{one['name']} ({_where(one)})" for one in found or known)
     if found:
         raise UsageError("several clusters could be meant", fix=f"add NAME or --pid: {said}")

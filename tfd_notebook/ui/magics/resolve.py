@@ -8,15 +8,15 @@ from typing import Any
 
 from tfd_notebook import views
 from tfd_notebook.errors import UsageError
-from tfd_notebook.model.resolution import Look
+from tfd_notebook.model.resolution import ResolutionSnapshot
 from tfd_notebook.resolution import factory, resolve
-from tfd_notebook.resolution.service import Desk, read_options
+from tfd_notebook.resolution.service import ResolveService, read_options
 from tfd_notebook.ui import cleanup
 from tfd_notebook.ui.argparsing import Command, CommandLine, Parser, SingleCommand
 from tfd_notebook.ui.magics import lookup
 
 #: All forms of a kernel ask here, so that they share what was found and its history.
-_desk = Desk()
+_desk = ResolveService()
 
 
 def close() -> None:
@@ -144,7 +144,7 @@ class _Said:
 class _Shown:
     """A look as it is displayed."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, look: ResolutionSnapshot) -> None:
         self._look = look
 
     def __repr__(self) -> str:

@@ -42,14 +42,14 @@ def on_spark() -> Mapping[str, Any]:
     """Return the clusters on Spark that live here, by name."""
     from tfd_notebook.spark.driver import registry as known
 
-    return known.living()
+    return known.running()
 
 
 def _pick(name: str | None, ended: bool = False) -> Any:
     """Return the cluster of that name, or the only one; the newest where `ended` ones count."""
     from tfd_notebook.spark.driver import registry as known
 
-    found, last = known.living(), known.last()
+    found, last = known.running(), known.last()
     if name is not None:
         if name in found:
             return found[name]
@@ -284,7 +284,7 @@ def _status(options: argparse.Namespace) -> Any:
         from tfd_notebook.spark.driver import registry
         from tfd_notebook.ui.widgets import live
 
-        followed: Any = registry.of(cluster)
+        followed: Any = registry.adapter_of(cluster)
         return live(followed)
     seen = cluster.snapshot()
     return seen.nodes_frame() if options.frame else views.View(seen)

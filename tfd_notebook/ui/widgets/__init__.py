@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import views
-from tfd_notebook._compat.ipykernel import answer_beside_cells, takes_clicks_beside_cells
+from tfd_notebook._compat.ipykernel import (
+    handle_messages_during_execution,
+    handles_messages_during_execution,
+)
 from tfd_notebook._version import VERSION
 from tfd_notebook.bus import hub
 from tfd_notebook.bus.session import Extra, Session
@@ -32,7 +35,7 @@ __all__ = ["VIEWS", "Live", "ResolveForm", "StartForm", "close_all", "live"]
 VIEWS = ("cluster", "throughput", "values", "timeline", "stepper")
 
 _ESM = Path(__file__).parent / "static" / "widget.js"
-_open: weakref.WeakSet[_Shown] = weakref.WeakSet()
+_open: weakref.WeakSet[WidgetView] = weakref.WeakSet()
 _known: weakref.WeakKeyDictionary[Cluster, dict[str, Live]] = weakref.WeakKeyDictionary()
 
 
@@ -64,7 +67,7 @@ def close_all() -> None:
         shown.close()
 
 
-class _Shown:
+class WidgetView:
     """What has a widget where one can be shown, and always its twins in HTML and text.
 
     Parameters
@@ -99,7 +102,7 @@ class _Shown:
             name = cluster.name if cluster is not None else ""
             self.widget = widget = _widget_class()(view=view, cluster=name)
             self._session = Session(self._send, cluster, extra=extra)
-            answer_beside_cells(widget.comm)
+            handle_messages_during_execution(widget.comm)
             widget.on_msg(self._receive)
             hub.join(self._session)
             _open.add(self)
@@ -130,7 +133,7 @@ class _Shown:
         return bundle, {"tfd_notebook": {}}
 
 
-class Live(_Shown):
+class Live(WidgetView):
     """A view that follows a cluster until `close` is called, beyond its end.
 
     Parameters
@@ -144,7 +147,7 @@ class Live(_Shown):
         super().__init__(view, lambda: views.mimebundle(cluster.snapshot()), cluster)
 
 
-class _Form(_Shown):
+class _Form(WidgetView):
     """A form of a few commands, one of which gets a cluster that is followed from then on."""
 
     #: What is shown, and the command that answers with a cluster.
@@ -206,7 +209,7 @@ def _widget_class() -> Any:
         view = traitlets.Unicode("cluster").tag(sync=True)
         cluster = traitlets.Unicode("").tag(sync=True)
         #: Whether clicks are taken while a cell runs.
-        beside = traitlets.Bool(takes_clicks_beside_cells()).tag(sync=True)
+        beside = traitlets.Bool(handles_messages_during_execution()).tag(sync=True)
         version = traitlets.Unicode(VERSION).tag(sync=True)
         hint = traitlets.Unicode("tfd pause NAME, tfd resume NAME, tfd stop NAME").tag(sync=True)
 
