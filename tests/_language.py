@@ -549,6 +549,8 @@ def _around(text: str, match: re.Match[str]) -> str:
 
 
 def _excepted(match: re.Match[str], text: Text) -> bool:
+    if re.match(r"""["'][\w ]+["']$""", text.text[max(match.start() - 1, 0) : match.end() + 1]):
+        return True  # A word in quotes is mentioned, not used.
     word = match[0].strip().lower()
     before = text.text[max(match.start() - 60, 0) : match.start()].lower()
     if word in ("who", "wants", "knows", "says", "said", "do not know") and PEOPLE.search(before):
@@ -639,6 +641,8 @@ def files(paths: Iterable[str]) -> Iterator[str]:
     """Yield the files under the paths that the rules apply to, relative to the root."""
     for given in paths:
         path = ROOT / given
+        if path.is_symlink():
+            continue
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             name = file.relative_to(ROOT).as_posix()
             built = re.search(
@@ -646,7 +650,7 @@ def files(paths: Iterable[str]) -> Iterator[str]:
                 r"|^tfd_notebook/labextension/",
                 name,
             )
-            if _reader(name) and file.is_file() and not built:
+            if _reader(name) and file.is_file() and not file.is_symlink() and not built:
                 yield name
 
 

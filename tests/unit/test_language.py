@@ -1,0 +1,650 @@
+"""Texts and names follow the language rules of CONTRIBUTING.md.
+
+``python -m tests._language PATH ...`` prints the violations with replacements. Add a path to
+``CLEAN`` or ``CLEAN_NAMES`` once it has none. ``python -m tests._language --clean`` lists these.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests import _language
+
+#: Paths whose texts have no violation.
+CLEAN = (
+    "tfd_notebook/__main__.py",
+    "tfd_notebook/_compat/asyncio_pipes.py",
+    "tfd_notebook/_compat/tf_coordinator/__init__.py",
+    "tfd_notebook/_compat/tf_coordinator/adoption.py",
+    "tfd_notebook/_compat/tf_data/__init__.py",
+    "tfd_notebook/_lazy.py",
+    "tfd_notebook/agent/__init__.py",
+    "tfd_notebook/agent/bridges/__init__.py",
+    "tfd_notebook/agent/cgroups.py",
+    "tfd_notebook/agent/thread_activity.py",
+    "tfd_notebook/agent/work_dir.py",
+    "tfd_notebook/bus/command_queues.py",
+    "tfd_notebook/bus/running_cell.py",
+    "tfd_notebook/cluster/__init__.py",
+    "tfd_notebook/cluster/journal_mirror.py",
+    "tfd_notebook/data/consume/__init__.py",
+    "tfd_notebook/data/explain/__init__.py",
+    "tfd_notebook/data/op_errors.py",
+    "tfd_notebook/data/service/__init__.py",
+    "tfd_notebook/data/service/memory_datasets.py",
+    "tfd_notebook/data/variable_names.py",
+    "tfd_notebook/diagnosis/commands.py",
+    "tfd_notebook/launchers/client/__init__.py",
+    "tfd_notebook/model/__init__.py",
+    "tfd_notebook/net/__init__.py",
+    "tfd_notebook/net/channel_handshake.py",
+    "tfd_notebook/net/clock.py",
+    "tfd_notebook/resolution/__init__.py",
+    "tfd_notebook/spark/__init__.py",
+    "tfd_notebook/spark/driver/__init__.py",
+    "tfd_notebook/spark/executor/__init__.py",
+    "tfd_notebook/spark/local_session/__init__.py",
+    "tfd_notebook/spark/preflight/__init__.py",
+    "tfd_notebook/spark/publishing.py",
+    "tfd_notebook/ui/__init__.py",
+    "tfd_notebook/ui/cleanup.py",
+    "tfd_notebook/ui/magics/__init__.py",
+    "tfd_notebook/views/html.py",
+    "tfd_notebook/views/spark.py",
+    "tfd_notebook/views/text.py",
+    "tests/_clock.py",
+    "tests/_jupyter.py",
+    "tests/_recording.py",
+    "tests/browser/test_resolve.py",
+    "tests/browser/test_spark.py",
+    "tests/conformance/_services.py",
+    "tests/hosts/test_bad_hosts.py",
+    "tests/integration/_consume.py",
+    "tests/integration/_oplibrary.py",
+    "tests/integration/_service.py",
+    "tests/integration/test_agent_start.py",
+    "tests/integration/test_clock_steps.py",
+    "tests/integration/test_magics_live.py",
+    "tests/integration/test_python_functions.py",
+    "tests/integration/test_resolvers.py",
+    "tests/integration/test_servers.py",
+    "tests/integration/test_thirdparty.py",
+    "tests/integration/test_work_dir.py",
+    "tests/spark/test_feed_memory.py",
+    "tests/spark/test_inference_frames.py",
+    "tests/spark/test_overwrite.py",
+    "tests/spark/test_private_names.py",
+    "tests/spark/test_roles.py",
+    "tests/spark/test_run.py",
+    "tests/spark/test_train.py",
+    "tests/thirdparty/pyproject.toml",
+    "tests/unit/test_cli.py",
+    "tests/unit/test_clock.py",
+    "tests/unit/test_compat_guards.py",
+    "tests/unit/test_consumers.py",
+    "tests/unit/test_control.py",
+    "tests/unit/test_display.py",
+    "tests/unit/test_forks.py",
+    "tests/unit/test_hosted.py",
+    "tests/unit/test_kernels.py",
+    "tests/unit/test_language.py",
+    "tests/unit/test_launch_functions.py",
+    "tests/unit/test_memory.py",
+    "tests/unit/test_messages.py",
+    "tests/unit/test_resolve_magic.py",
+    "tests/unit/test_resolver_slurm.py",
+    "tests/unit/test_runtime.py",
+    "tests/unit/test_spark_roles.py",
+    "tests/unit/test_tokens.py",
+    "tests/unit/test_watched_dataset.py",
+    "benchmarks/coordinator_gate.py",
+    "benchmarks/results.md",
+    "benchmarks/start_cluster.py",
+    "docs/changelog.md",
+    "docs/conf.py",
+    "docs/contributing.md",
+    "docs/data-service.md",
+    "docs/index.md",
+    "docs/launching.md",
+    "docs/why.md",
+    "labextension/src/index.ts",
+    "labextension/src/shared/confirm.ts",
+    "labextension/src/shared/coordinatorPart.ts",
+    "labextension/src/shared/cssParts.ts",
+    "labextension/src/shared/sparkline.ts",
+    "labextension/src/shared/taskRow.ts",
+    "labextension/src/shared/throughputView.ts",
+    "labextension/src/sidebar/clusters.ts",
+    "labextension/src/sidebar/dashboards.ts",
+    "labextension/src/sidebar/icon.ts",
+    "labextension/src/sidebar/insert.ts",
+    "labextension/src/sidebar/version.ts",
+    "labextension/tests/shared/kernel.ts",
+    "labextension/tests/shared/protocol.test.ts",
+    "labextension/scripts",
+    "labextension/style/index.css",
+    "labextension/schema",
+    "labextension/package.json",
+    "README.md",
+)
+
+#: Paths whose names have no violation.
+CLEAN_NAMES = (
+    "tfd_notebook/__init__.py",
+    "tfd_notebook/__main__.py",
+    "tfd_notebook/_compat/__init__.py",
+    "tfd_notebook/_compat/asyncio_pipes.py",
+    "tfd_notebook/_compat/errors.py",
+    "tfd_notebook/_compat/import_hooks.py",
+    "tfd_notebook/_compat/ipykernel.py",
+    "tfd_notebook/_compat/tf_coordinator/__init__.py",
+    "tfd_notebook/_compat/tf_coordinator/cancellation.py",
+    "tfd_notebook/_compat/tf_coordinator/closure_queue.py",
+    "tfd_notebook/_compat/tf_coordinator/closure_waits.py",
+    "tfd_notebook/_compat/tf_coordinator/fallback.py",
+    "tfd_notebook/_compat/tf_data/__init__.py",
+    "tfd_notebook/_compat/tf_data/iterator.py",
+    "tfd_notebook/_compat/tf_data/meter.py",
+    "tfd_notebook/_compat/tf_data/servers.py",
+    "tfd_notebook/_compat/tf_data/source_locations.py",
+    "tfd_notebook/_lazy.py",
+    "tfd_notebook/_version.py",
+    "tfd_notebook/agent/__init__.py",
+    "tfd_notebook/agent/bridges/__init__.py",
+    "tfd_notebook/agent/cluster.py",
+    "tfd_notebook/agent/dataset_functions.py",
+    "tfd_notebook/agent/error_server.py",
+    "tfd_notebook/agent/gpu_monitor.py",
+    "tfd_notebook/agent/processes.py",
+    "tfd_notebook/agent/tf_servers.py",
+    "tfd_notebook/agent/work_dir.py",
+    "tfd_notebook/bus/__init__.py",
+    "tfd_notebook/bus/comm.py",
+    "tfd_notebook/bus/command_queues.py",
+    "tfd_notebook/bus/running_cell.py",
+    "tfd_notebook/cluster/__init__.py",
+    "tfd_notebook/cluster/handles.py",
+    "tfd_notebook/cluster/journal_mirror.py",
+    "tfd_notebook/cluster/registry.py",
+    "tfd_notebook/cluster/watchdog.py",
+    "tfd_notebook/coordinator/__init__.py",
+    "tfd_notebook/coordinator/connection.py",
+    "tfd_notebook/data/__init__.py",
+    "tfd_notebook/data/consume/__init__.py",
+    "tfd_notebook/data/consume/checkpoint.py",
+    "tfd_notebook/data/consume/observe.py",
+    "tfd_notebook/data/consume/stream.py",
+    "tfd_notebook/data/explain/__init__.py",
+    "tfd_notebook/data/explain/measurement.py",
+    "tfd_notebook/data/op_errors.py",
+    "tfd_notebook/data/service/__init__.py",
+    "tfd_notebook/data/service/journal.py",
+    "tfd_notebook/data/service/memory_datasets.py",
+    "tfd_notebook/data/service/options.py",
+    "tfd_notebook/data/service/protocols.py",
+    "tfd_notebook/data/service/py_functions.py",
+    "tfd_notebook/diagnosis/commands.py",
+    "tfd_notebook/errors.py",
+    "tfd_notebook/launchers/__init__.py",
+    "tfd_notebook/launchers/client/__init__.py",
+    "tfd_notebook/launchers/client/certificates.py",
+    "tfd_notebook/launchers/client/ssh_connections.py",
+    "tfd_notebook/launchers/fake.py",
+    "tfd_notebook/launchers/inprocess.py",
+    "tfd_notebook/launchers/local.py",
+    "tfd_notebook/model/__init__.py",
+    "tfd_notebook/model/closure_gate.py",
+    "tfd_notebook/model/events.py",
+    "tfd_notebook/model/spec.py",
+    "tfd_notebook/net/__init__.py",
+    "tfd_notebook/net/agent_protocol.py",
+    "tfd_notebook/net/bounded_write.py",
+    "tfd_notebook/net/clock.py",
+    "tfd_notebook/net/runtime_dir.py",
+    "tfd_notebook/net/tf_messages.py",
+    "tfd_notebook/net/unix_socket.py",
+    "tfd_notebook/remote_kernel/__init__.py",
+    "tfd_notebook/resolution/__init__.py",
+    "tfd_notebook/resolution/factory.py",
+    "tfd_notebook/resolvers/__init__.py",
+    "tfd_notebook/resolvers/cluster.py",
+    "tfd_notebook/resolvers/kubernetes_watch.py",
+    "tfd_notebook/resolvers/providers.py",
+    "tfd_notebook/resolvers/union.py",
+    "tfd_notebook/spark/TFCluster.py",
+    "tfd_notebook/spark/TFNode.py",
+    "tfd_notebook/spark/__init__.py",
+    "tfd_notebook/spark/compat.py",
+    "tfd_notebook/spark/driver/__init__.py",
+    "tfd_notebook/spark/driver/application.py",
+    "tfd_notebook/spark/driver/coordinator.py",
+    "tfd_notebook/spark/driver/jobs.py",
+    "tfd_notebook/spark/driver/phases.py",
+    "tfd_notebook/spark/driver/preload.py",
+    "tfd_notebook/spark/driver/shutdown.py",
+    "tfd_notebook/spark/executor/__init__.py",
+    "tfd_notebook/spark/executor/context.py",
+    "tfd_notebook/spark/executor/executor.py",
+    "tfd_notebook/spark/executor/fork_server.py",
+    "tfd_notebook/spark/feed/__init__.py",
+    "tfd_notebook/spark/feed/arrow.py",
+    "tfd_notebook/spark/feed/encode.py",
+    "tfd_notebook/spark/feed/uniform.py",
+    "tfd_notebook/spark/local_session/__init__.py",
+    "tfd_notebook/spark/local_session/spark_home.py",
+    "tfd_notebook/spark/modes.py",
+    "tfd_notebook/spark/preflight/__init__.py",
+    "tfd_notebook/spark/publishing.py",
+    "tfd_notebook/ui/__init__.py",
+    "tfd_notebook/ui/argparsing.py",
+    "tfd_notebook/ui/cleanup.py",
+    "tfd_notebook/ui/cli/__init__.py",
+    "tfd_notebook/ui/extension.py",
+    "tfd_notebook/ui/magics/explain.py",
+    "tfd_notebook/ui/magics/stream.py",
+    "tfd_notebook/ui/widgets",
+    "tfd_notebook/views/__init__.py",
+    "tfd_notebook/views/html.py",
+    "tfd_notebook/views/style.py",
+    "tfd_notebook/views/table.py",
+    "tfd_notebook/views/text.py",
+    "tests/_clock.py",
+    "tests/_doctor.py",
+    "tests/_jupyter.py",
+    "tests/_language.py",
+    "tests/_nvml.py",
+    "tests/_patch.py",
+    "tests/_programs.py",
+    "tests/_reading.py",
+    "tests/_recording.py",
+    "tests/_steered.py",
+    "tests/_waiting.py",
+    "tests/browser",
+    "tests/conformance/_services.py",
+    "tests/conformance/test_data_service_faults.py",
+    "tests/conftest.py",
+    "tests/coordinator/conftest.py",
+    "tests/coordinator/test_keras.py",
+    "tests/coordinator/test_readers.py",
+    "tests/coordinator/test_restarts.py",
+    "tests/hosts/_authority.py",
+    "tests/hosts/_faulty.py",
+    "tests/hosts/_hosts.py",
+    "tests/hosts/_jupyter.py",
+    "tests/hosts/_network.py",
+    "tests/hosts/_services.py",
+    "tests/hosts/_slurm.py",
+    "tests/hosts/_spark.py",
+    "tests/hosts/_sshd.py",
+    "tests/hosts/conftest.py",
+    "tests/hosts/test_kernel_resolver.py",
+    "tests/hosts/test_spark.py",
+    "tests/hosts/test_ssh.py",
+    "tests/hosts/test_vanished.py",
+    "tests/integration/_consume.py",
+    "tests/integration/_kernel.py",
+    "tests/integration/_kubernetes.py",
+    "tests/integration/_oplibrary.py",
+    "tests/integration/_service.py",
+    "tests/integration/_tasks.py",
+    "tests/integration/test_agent_start.py",
+    "tests/integration/test_clock_steps.py",
+    "tests/integration/test_doctor_datasets.py",
+    "tests/integration/test_import_path.py",
+    "tests/integration/test_journal.py",
+    "tests/integration/test_kernel.py",
+    "tests/integration/test_policy.py",
+    "tests/integration/test_probe.py",
+    "tests/integration/test_python_functions.py",
+    "tests/integration/test_resolvers.py",
+    "tests/integration/test_servers.py",
+    "tests/integration/test_tombstone.py",
+    "tests/integration/test_watch.py",
+    "tests/integration/test_work_dir.py",
+    "tests/run.py",
+    "tests/spark/_connected.py",
+    "tests/spark/_feeding.py",
+    "tests/spark/_sources.py",
+    "tests/spark/_standalone.py",
+    "tests/spark/_strangers.py",
+    "tests/spark/conftest.py",
+    "tests/spark/programs",
+    "tests/spark/test_compat.py",
+    "tests/spark/test_connect.py",
+    "tests/spark/test_driver.py",
+    "tests/spark/test_feed_memory.py",
+    "tests/spark/test_feed_rows.py",
+    "tests/spark/test_inference_frames.py",
+    "tests/spark/test_java.py",
+    "tests/spark/test_magics.py",
+    "tests/spark/test_overwrite.py",
+    "tests/spark/test_parallel.py",
+    "tests/spark/test_pipeline.py",
+    "tests/spark/test_port.py",
+    "tests/spark/test_private_names.py",
+    "tests/spark/test_programs.py",
+    "tests/spark/test_run.py",
+    "tests/spark/test_session.py",
+    "tests/spark/test_stop_spark.py",
+    "tests/spark/test_stream.py",
+    "tests/spark/test_train.py",
+    "tests/spark/test_training.py",
+    "tests/thirdparty",
+    "tests/unit/_grpc.py",
+    "tests/unit/test_cli.py",
+    "tests/unit/test_clock.py",
+    "tests/unit/test_closures.py",
+    "tests/unit/test_compat_guards.py",
+    "tests/unit/test_compat_iteration.py",
+    "tests/unit/test_connections.py",
+    "tests/unit/test_display.py",
+    "tests/unit/test_forks.py",
+    "tests/unit/test_functions.py",
+    "tests/unit/test_hosted.py",
+    "tests/unit/test_house.py",
+    "tests/unit/test_interpreter.py",
+    "tests/unit/test_interrupt.py",
+    "tests/unit/test_kernels.py",
+    "tests/unit/test_language.py",
+    "tests/unit/test_looks.py",
+    "tests/unit/test_memory.py",
+    "tests/unit/test_messages.py",
+    "tests/unit/test_profiles.py",
+    "tests/unit/test_resolve_magic.py",
+    "tests/unit/test_resolver_accelerators.py",
+    "tests/unit/test_run.py",
+    "tests/unit/test_sessions.py",
+    "tests/unit/test_spark_launcher.py",
+    "tests/unit/test_spark_roles.py",
+    "tests/unit/test_tokens.py",
+    "tests/unit/test_tombstone.py",
+    "tests/unit/test_views.py",
+    "tests/unit/test_wire.py",
+    "benchmarks",
+    "docs",
+    "notebooks",
+    "labextension/src",
+    "labextension/tests",
+    "labextension/scripts",
+    "labextension/style",
+    "labextension/schema",
+    "labextension/package.json",
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "Makefile",
+    "pyproject.toml",
+    ".ci/run",
+)
+
+
+@pytest.mark.parametrize("path", CLEAN)
+def test_texts_follow_the_rules(path):
+    assert list(_language.files([path])), f"{path} has no text files"
+    _fail_on(list(_language.hits([path])))
+
+
+@pytest.mark.parametrize("path", CLEAN_NAMES)
+def test_names_describe_their_values(path):
+    assert list(_language.files([path])), f"{path} has no text files"
+    _fail_on(list(_language.name_hits([path])))
+
+
+def _fail_on(hits):
+    if hits:
+        pytest.fail("\n".join(map(str, hits)) + f"\n{len(hits)} violations", pytrace=False)
+
+
+def _python(source, name="tfd_notebook/sample.py"):
+    return [hit for text in _language.python_texts(source, name) for hit in _language.check(text)]
+
+
+def _function(docstring, name="tfd_notebook/sample.py"):
+    return _python(f'def run(self):\n    """{docstring}"""\n', name)
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "The server accepts whoever has the token.",
+        "Nobody reads the queue.",
+        "Keep the socket for the client who asked first.",
+        "What the server sends is parsed later.",
+        "Two causes: what is lost is sent again.",
+        "The file is no journal.",
+        "An empty name cannot be meant.",
+        "Wait for so many seconds.",
+        "Allocate as many GPUs as workers.",
+        "The pool is built anew after a crash.",
+        "The agent shall restart the task.",
+        "Block for ever on an empty queue.",
+        "Runs beside the kernel.",
+        "Mend the connection first.",
+        "The readers are served in turn.",
+        "A dataset of ours.",
+        "A thread of its own sends the messages.",
+        "Refuse connections of strangers.",
+        "The file is stored elsewhere.",
+        "The other end closes without a word.",
+        "Bytes on the way to the host.",
+        "Let it go after the last read.",
+        "The driver hears of the failure.",
+        "The agent is told to stop.",
+        "The kernel says that it is busy.",
+        "The dispatcher lives in the kernel.",
+        "The watchdog looks at every task.",
+        "The scheduler wants two slots.",
+        "The agent knows the port.",
+        "The task goes on without its owner.",
+        "Its port, None where the task has stopped.",
+    ],
+)
+def test_forbidden_phrases_are_reported(comment):
+    (hit,) = _python(f"x = 1\n\n# {comment}\n")
+    assert (hit.path, hit.line) == ("tfd_notebook/sample.py", 3)
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        "The server accepts clients that have the token.",
+        "Users who run two kernels see both clusters.",
+        "There is no dispatcher in this mode, so the port stays free.",
+        "Retry three times. The notice says which host failed.",
+        "The live view updates once a second.",
+        "Return early: what if the queue is empty?",
+        "The lists tell apart two hosts of one name.",
+        "Wait as long as the lease lasts.",
+        "The word 'nobody' is the name of a Unix user.",
+        "noqa: whoever reads this",
+    ],
+)
+def test_plain_english_is_not_reported(comment):
+    assert _python(f"# {comment}\n") == []
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    [
+        "What the worker has read.",
+        "How many tasks run.",
+        "Whether the task runs.",
+        "Have the agent stop the task.",
+        "Let the closures run.",
+        "Who reads the dataset.",
+        "The running clusters by name.",
+        "Returns the running clusters.",
+        "Running clusters by name.",
+        "Nothing happens here.",
+        "Tell the agent to stop.",
+    ],
+)
+def test_docstrings_of_functions_open_with_an_imperative(docstring):
+    hits = _function(docstring)
+    assert hits
+    assert {hit.line for hit in hits} == {2}
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    [
+        "Return the running clusters by name.",
+        "Return True if the task runs.",
+        "Pass the request to the agent.",
+        "Look up the address of a task.",
+        "Apply a merge patch.",
+    ],
+)
+def test_imperative_docstrings_are_not_reported(docstring):
+    assert _function(docstring) == []
+
+
+def test_only_functions_need_an_imperative():
+    assert _python('"""Callbacks that run when a cluster starts."""\n') == []
+    assert _python('class Task:\n    """A running task."""\n') == []
+    assert _python('@property\ndef port(self):\n    """The port of the task."""\n') == []
+    assert _function("The agent restarts the task.", "tests/helpers.py")
+    assert _python('def test_x():\n    """The agent restarts it."""\n', "tests/test_x.py") == []
+    assert _python('class Task:\n    """What runs."""\n')
+    assert _python('"""What runs on a host."""\n')
+
+
+def test_long_sentences_are_reported():
+    sentence = "Return " + "the port and " * 12 + "the name."
+    (hit,) = _function(sentence)
+    assert "32 words" not in sentence
+    assert "words: split" in hit.hint
+    parameters = "".join(f"    port_{n} : int\n        The port.\n" for n in range(20))
+    assert _function(f"Return a port.\n\n    Parameters\n    ----------\n{parameters}    ") == []
+
+
+def test_chains_of_semicolons_are_reported():
+    (hit,) = _function("Close the port; stop the task; remove the files.")
+    assert "chain" in hit.hint
+    assert _function("Close the port; stop the task.") == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'f"{port} is no port"',
+        '"there is no cluster with this name"',
+        'f"{name!r}: there is no such task"',
+        '"the name" " cannot be meant"',
+        '"nobody reads this stream"',
+    ],
+)
+def test_messages_are_checked(message):
+    (hit,) = _python(f"raise ValueError(\n    {message}\n)\n")
+    assert hit.line == 2
+
+
+def test_strings_of_tests_are_not_checked():
+    assert _python('text = "nobody reads this stream"\n', "tests/unit/test_x.py") == []
+
+
+def test_code_is_not_checked():
+    assert _function("Return ``the way``.\n\n    >>> print('whoever said so')\n    ") == []
+    assert _function("Return `nobody`.") == []
+
+
+def test_a_phrase_across_lines_is_reported_at_its_first_line():
+    source = "x = 1\n# The message is on the\n# way to the host.\n"
+    (hit,) = _python(source)
+    assert hit.line == 2
+    (hit,) = _function("Return the port.\n\n    It is on the\n    way to the host.\n    ")
+    assert hit.line == 4
+
+
+def _markdown(text):
+    return [
+        (hit.line, hit.hint)
+        for part in _language.markdown_texts(text, "docs/sample.md")
+        for hit in _language.check(part)
+    ]
+
+
+def test_markdown_is_checked_without_its_code():
+    assert _markdown("# Who can connect\n\nRun `whoever`.\n\n```python\n# anew\n```\n") == []
+    assert _markdown("| column | what it means |\n|---|---|\n| a | the state |\n") == []
+    assert [line for line, _ in _markdown("Start.\n\n* It runs\n  anew.\n")] == [4]
+    assert [line for line, _ in _markdown("| a | b |\n|---|---|\n| x | for ever |\n")] == [3]
+    assert _markdown("See [the guide](https://example.org/the way).\n") == []
+
+
+def test_notebooks_are_checked_at_the_lines_of_their_file():
+    cells = [
+        {"cell_type": "markdown", "source": ["# A title\n", "\n", "It runs anew.\n"]},
+        {"cell_type": "code", "source": ["%load_ext x\n", "run()  # beside the kernel\n"]},
+    ]
+    source = json.dumps({"cells": cells}, indent=1)
+    lines = source.split("\n")
+    hits = [
+        hit
+        for text in _language.notebook_texts(source, "notebooks/sample.ipynb")
+        for hit in _language.check(text)
+    ]
+    assert [lines[hit.line - 1].strip() for hit in hits] == [
+        r'"It runs anew.\n"',
+        r'"run()  # beside the kernel\n"',
+    ]
+
+
+def test_typescript_is_checked():
+    source = (
+        "// Nobody reads this.\n"
+        "const label = 'no cluster lives here';\n"
+        "/** The view is\n * built anew. */\n"
+        "const title = `what ${name} is`;\n"
+        "import {whoever} from './whoever';\n"
+    )
+    hits = [
+        hit.line
+        for text in _language.typescript_texts(source, "labextension/src/sample.ts")
+        for hit in _language.check(text)
+    ]
+    assert sorted(hits) == [1, 2, 4, 5]
+
+
+def test_comments_of_scripts_are_checked():
+    hits = [
+        hit.line
+        for text in _language.hash_texts("# Nobody.\nall: x  # anew\n\ttest '#' anew\n", "Makefile")
+        for hit in _language.check(text)
+    ]
+    assert hits == [1, 2]
+
+
+def test_names_are_checked():
+    source = (
+        "def start(told, clusters):\n"
+        "    found = [one for one in clusters]\n"
+        "    for task in found:\n"
+        "        task.seen = True\n"
+    )
+    hits = list(_language.python_name_hits(source, "tfd_notebook/sample.py"))
+    assert sorted((hit.line, hit.text) for hit in hits) == [(1, "told"), (2, "found"), (2, "one")]
+    source = "def test_nobody_is_told(made):\n    found = made\n"
+    (hit,) = _language.python_name_hits(source, "tests/unit/test_sample.py")
+    assert hit.text == "test_nobody_is_told"
+
+
+def test_quotations_are_allowed(monkeypatch):
+    source = '"""Explain why the user asks "is it on the way"."""\n'
+    assert _python(source)
+    quotation = ("tfd_notebook/sample.py", 'asks "is it on the way"')
+    monkeypatch.setattr(_language, "QUOTATIONS", (quotation,))
+    assert _python(source) == []
+
+
+def test_every_quotation_is_in_use():
+    for name, quotation in _language.QUOTATIONS:
+        flowing = [" ".join(text.text.split()) for text in _language.texts(name)]
+        assert any(quotation in text for text in flowing), f"{name} no longer has {quotation!r}"
+
+
+def test_the_command_prints_and_counts(capsys):
+    assert _language.main(["tests/unit/test_language.py"]) == 0
+    assert capsys.readouterr().out.strip() == "0 in all"
