@@ -400,7 +400,7 @@ def markdown_texts(source: str, name: str, numbers: list[int] | None = None) -> 
             yield from text()
             for cell in line.strip().strip("|").split("|"):
                 yield Text(name, "cell", _plain(cell.strip()), (number,))
-        elif not line.strip() or line.lstrip().startswith("<"):
+        elif re.fullmatch(r"\s*|\s*<.*|\([\w-]+\)=", line):  # the last one is a target of links
             yield from text()
         else:
             if re.match(r"\s*(?:[-*+]|\d+\.)\s", line):
