@@ -145,22 +145,22 @@ def test_restarted_when_asked(cluster: tfd.Cluster) -> None:
 
 
 def test_scaled_up_and_down(cluster: tfd.Cluster) -> None:
-    before = cluster._fleet.cluster_spec()
+    before = cluster._task_manager.cluster_spec()
     cluster.scale(workers=4)
-    grown = cluster._fleet.cluster_spec()
+    grown = cluster._task_manager.cluster_spec()
     assert (grown["ps"], grown["worker"][:2]) == (before["ps"], before["worker"])
     found = server_at(grown["worker"][3])
     assert "/job:worker/replica:0/task:3/" in found.devices[0].name
     pids = [row(cluster, f"worker:{index}").pid for index in (2, 3)]
     cluster.scale(workers=2)
-    assert cluster._fleet.cluster_spec() == before
+    assert cluster._task_manager.cluster_spec() == before
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids if pid))
     assert [task.name for task in cluster.tasks if task.role == "worker"] == [
         "worker:0",
         "worker:1",
     ]
     cluster.scale(workers=3)
-    assert cluster._fleet.cluster_spec()["worker"][2] == grown["worker"][2]  # its own port
+    assert cluster._task_manager.cluster_spec()["worker"][2] == grown["worker"][2]  # its own port
     cluster.scale(workers=2)
 
 
@@ -204,7 +204,7 @@ import tensorflow as tf
 import tfd_notebook as tfd
 
 with tfd.Cluster(workers=2, ps=1, launcher=sys.argv[1], name="bare") as cluster:
-    spec = tf.train.ClusterSpec(cluster._fleet.cluster_spec())
+    spec = tf.train.ClusterSpec(cluster._task_manager.cluster_spec())
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, rpc_layer="grpc")
     strategy = tf.distribute.ParameterServerStrategy(resolver)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)

@@ -110,7 +110,7 @@ def test_a_host_does_not_choose_what_an_attach_starts(cluster: tfd.Cluster) -> N
     """An attach takes the specification from this host, not from the agent."""
     config, options = cluster.config, base.launcher("command", cluster.config.options).options
     cluster.detach(1.0)
-    (node,) = cluster._fleet._node.nodes  # type: ignore[union-attr]
+    (node,) = cluster._task_manager._node.nodes  # type: ignore[union-attr]
     (known,) = remote_detached_clusters()
     try:
         stored = known.about["config"]
@@ -120,9 +120,9 @@ def test_a_host_does_not_choose_what_an_attach_starts(cluster: tfd.Cluster) -> N
         cluster.leave()
         attached = tfd.attach("elsewhere", connect=False)
         assert attached.config == config
-        assert attached._fleet._launcher.options == options
+        assert attached._task_manager._launcher.options == options
         assert attached.state == "ready"
-        (node,) = attached._fleet._node.nodes
+        (node,) = attached._task_manager._node.nodes
         node.request("describe", about={"config": {"launcher": "x"}})
         attached.leave()
         with pytest.raises(errors.TfdError, match=r"(?s)nice.*not valid.*about\.config"):

@@ -168,7 +168,7 @@ def test_whose_launcher_is_gone_is_told_so(directory: Path) -> None:
 
 def test_a_launcher_of_this_host_has_none() -> None:
     with pytest.raises(errors.Unsupported, match="no agents on other hosts"):
-        base.launcher("local").again("training", ["a1"])
+        base.launcher("local").reconnect("training", ["a1"])
 
 
 def test_two_of_one_name_are_told_apart(record: DetachedClusterRecord) -> None:

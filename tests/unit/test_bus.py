@@ -525,7 +525,7 @@ def test_a_lease_does_not_wait_for_tasks_that_start(cluster: Cluster, command: s
         entered.set()
         assert release.wait(60)
 
-    cluster._fleet.scale = scale  # type: ignore[method-assign]
+    cluster._task_manager.scale = scale  # type: ignore[method-assign]
     scaling = threading.Thread(target=cluster.scale, kwargs={"data_workers": 3})
     scaling.start()
     done = threading.Event()
@@ -553,7 +553,7 @@ def test_logs_can_be_read_while_tasks_are_changed(panel: Browser, cluster: Clust
         entered.set()
         assert release.wait(60)
 
-    cluster._fleet.scale = scale  # type: ignore[method-assign]
+    cluster._task_manager.scale = scale  # type: ignore[method-assign]
     try:
         panel.says("command", ask="scale", command="scale", name="shown", data_workers=3)
         assert entered.wait(20)

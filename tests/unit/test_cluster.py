@@ -142,7 +142,7 @@ def test_each_server_is_told_its_cluster(fake):
         "worker": [address["worker:0"], address["worker:1"]],
         "ps": [address["ps:0"], address["ps:1"]],
     }
-    assert cluster._fleet.cluster_spec() == training
+    assert cluster._task_manager.cluster_spec() == training
     assert node.settings == {
         "worker:0": {"cluster": training, "job": "worker", "index": 0},
         "worker:1": {"cluster": training, "job": "worker", "index": 1},
@@ -155,13 +155,13 @@ def test_each_server_is_told_its_cluster(fake):
         },
     }
     cluster.scale(workers=3)
-    grown = cluster._fleet.cluster_spec()
+    grown = cluster._task_manager.cluster_spec()
     assert grown["worker"][:2] == training["worker"]
     assert node.settings["worker:2"] == {"cluster": grown, "job": "worker", "index": 2}
     cluster.scale(workers=1)
-    assert cluster._fleet.cluster_spec() == dict(training, worker=[address["worker:0"]])
+    assert cluster._task_manager.cluster_spec() == dict(training, worker=[address["worker:0"]])
     node.tell("worker:0", TaskState.FAILED, "it died", pid=None)
-    assert cluster._fleet.cluster_spec() == {"ps": training["ps"]}
+    assert cluster._task_manager.cluster_spec() == {"ps": training["ps"]}
     cluster.scale(workers=1)  # what had failed comes back
     assert cluster.snapshot().task("worker:0").state is TaskState.READY
 

@@ -40,7 +40,7 @@ def test_they_are_kept_where_no_worker_beside_it_has_one(
 ) -> None:
     launcher = Fake(gpus=gpus)
     if options.pop("launcher", None):
-        monkeypatch.setattr("tfd_notebook.launchers.fake.FakeNode.here", False)
+        monkeypatch.setattr("tfd_notebook.launchers.fake.FakeNode.is_local", False)
     tfd.Cluster(workers=2, ps=1, launcher=launcher, **options)
     assert done == []
 

@@ -191,8 +191,8 @@ def test_a_spoilt_event_ends_the_session_or_does_no_harm(seed: int) -> None:
         monitor = monitored()
         client = AgentClient("agent", HOST, lambda line: None)
         client.listen("c", lambda body, m=monitor: m.take({**body, "host": HOST}))  # type: ignore[misc]
-        client.feed(frame(TASK))
-        client.feed(frame(spoilt(chance.choice(EVENTS), chance)))
+        client.handle_line(frame(TASK))
+        client.handle_line(frame(spoilt(chance.choice(EVENTS), chance)))
         seen = monitor.snapshot()
         # All views can show the message.
         assert foreign_elements(views.View(seen)._repr_mimebundle_()["text/html"]) == []
@@ -218,7 +218,7 @@ def test_a_spoilt_reply_ends_the_session_or_fits_its_request(seed: int) -> None:
         body = {"re": 1, "ok": True, "value": value}
         if chance.random() < 0.2:
             body = {"re": 1, "ok": False, "error": packed}
-        client.feed(frame(spoilt(body, chance)))
+        client.handle_line(frame(spoilt(body, chance)))
         if not client.alive:
             refused += 1
             with pytest.raises(errors.AgentLost, match=HOST):
@@ -300,7 +300,7 @@ def asked_to_hold(*tasks: dict[str, Any]) -> tuple[AgentClient, list[Any], Any]:
     told: list[Any] = []
     client.listen("c", told.append)
     client.submit("open", cluster="c")
-    client.feed(frame({"re": 1, "ok": True, "value": "/run/c"}))
+    client.handle_line(frame({"re": 1, "ok": True, "value": "/run/c"}))
     return client, told, client.submit("hold", cluster="c", tasks=list(tasks))
 
 
@@ -315,7 +315,7 @@ def asked_to_hold(*tasks: dict[str, Any]) -> tuple[AgentClient, list[Any], Any]:
 ])  # fmt: skip
 def test_an_agent_holds_what_it_was_asked_for(asked: dict[str, Any], held: Any) -> None:
     client, told, reply = asked_to_hold(packed("worker:0", **asked))
-    client.feed(frame({"re": 2, "ok": True, "value": held}))
+    client.handle_line(frame({"re": 2, "ok": True, "value": held}))
     with pytest.raises(errors.AgentLost, match=rf"{HOST}.*'hold'"):
         reply.result(0)
     assert [body["event"] for body in told] == ["lost"]
@@ -326,13 +326,13 @@ def test_a_task_is_reported_at_its_own_address(asked: dict[str, Any]) -> None:
     client, told, reply = asked_to_hold(packed("worker:0", **asked))
     at = "[fd00::1]:4000" if "host" in asked else "10.0.0.5:4000"
     planned = {**TASK, "address": at, "state": "planned"}
-    client.feed(frame(planned))
-    client.feed(frame({"re": 2, "ok": True, "value": {"worker:0": at}}))
+    client.handle_line(frame(planned))
+    client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": at}}))
     assert reply.result(0) == {"worker:0": at}
-    client.feed(frame({**TASK, "address": at}))
+    client.handle_line(frame({**TASK, "address": at}))
     assert told == [planned, {**TASK, "address": at}]
     client.submit("hold", cluster="c", tasks=[packed("worker:1", **asked)])
-    client.feed(frame({"re": 3, "ok": True, "value": {"worker:1": at}}))
+    client.handle_line(frame({"re": 3, "ok": True, "value": {"worker:1": at}}))
     assert client.alive
 
 
@@ -342,30 +342,30 @@ def test_a_task_is_reported_at_its_own_address(asked: dict[str, Any]) -> None:
 ])  # fmt: skip
 def test_an_agent_reports_no_other_task_or_address(change: dict[str, Any]) -> None:
     client, told, _ = asked_to_hold(packed("worker:0"))
-    client.feed(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
-    client.feed(frame({**TASK, **change}))
+    client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
+    client.handle_line(frame({**TASK, **change}))
     assert f"session with {HOST}" in client.why_lost
     assert [body["event"] for body in told] == ["lost"]
 
 
 def test_a_resynchronised_agent_reports_no_other_task() -> None:
     client, told, _ = asked_to_hold(packed("worker:0"))
-    client.feed(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
-    client.feed(frame({**EVENTS[6], "whole": False}))
+    client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
+    client.handle_line(frame({**EVENTS[6], "whole": False}))
     found = {**ADOPT, "tasks": [TASK, {**TASK, "task": "worker:1"}]}
-    client.feed(frame({"re": 3, "ok": True, "value": found}))
+    client.handle_line(frame({"re": 3, "ok": True, "value": found}))
     assert "worker:1" in client.why_lost
     assert [body["event"] for body in told] == ["lost"]
 
 
 def test_a_detached_cluster_has_tasks_that_another_process_added() -> None:
     client, told, _ = asked_to_hold(packed("worker:0"))
-    client.feed(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
+    client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
     client.submit("lease", cluster="c", seconds=5.0, renew=False)
     other = {**TASK, "task": "worker:1", "address": "10.0.0.5:4001"}
-    client.feed(frame(other))
+    client.handle_line(frame(other))
     assert told == [other]
-    client.feed(frame({**other, "address": "10.0.0.6:4001"}))
+    client.handle_line(frame({**other, "address": "10.0.0.6:4001"}))
     assert "task.address" in client.why_lost
 
 
@@ -374,8 +374,8 @@ def test_a_detached_cluster_has_tasks_that_another_process_added() -> None:
                                   {"event": "lost", "cluster": "c", "reason": "r"}])  # fmt: skip
 def test_other_json_is_never_an_exception(body: Any) -> None:
     client = AgentClient("agent", HOST, lambda line: None)
-    client.feed(frame(body))
-    client.feed(b"TFD1 h a 1 200000 " + b"[" * 200_000 + b"\n")
+    client.handle_line(frame(body))
+    client.handle_line(b"TFD1 h a 1 200000 " + b"[" * 200_000 + b"\n")
 
 
 def test_whole_messages_pass_as_they_are() -> None:
@@ -673,9 +673,9 @@ TREE = {
 
 def read(tree: Any) -> BusClient:
     reader = BusClient(lambda message: None)
-    reader.take({"kind": "hello", "protocol": PROTOCOL, "version": VERSION}, ())
+    reader.handle_message({"kind": "hello", "protocol": PROTOCOL, "version": VERSION}, ())
     state = {"clusters": {"c": tree}}
-    reader.take({"kind": "state", "seq": 1, "whole": True, "state": state}, ())
+    reader.handle_message({"kind": "state", "seq": 1, "whole": True, "state": state}, ())
     return reader
 
 
@@ -715,7 +715,7 @@ def test_spoilt_closures_of_another_kernel_are_refused(seed: int) -> None:
         reader = read(TREE)
         with_buffers = bytes(8 * chance.randrange(3)) + b"x" * chance.randrange(2)
         try:
-            reader.take(spoilt(VALUES, chance), (with_buffers,))
+            reader.handle_message(spoilt(VALUES, chance), (with_buffers,))
         except errors.InvalidMessage:
             continue
         reader.mirror("c").lost_attempts()

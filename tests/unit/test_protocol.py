@@ -45,7 +45,7 @@ def answering(body):
 
     def send(line):
         number = agent_protocol.decode(line).body["id"]
-        client.feed(frame({"re": number, **body}))
+        client.handle_line(frame({"re": number, **body}))
 
     client = AgentClient("agent", "host", send)
     return client
@@ -75,7 +75,7 @@ def test_a_request_that_was_given_up_is_not_sent_again():
     sent = []
     client.resume(lambda line: sent.append(agent_protocol.decode(line.lstrip(b"\n")).body))
     assert [body["do"] for body in sent] == ["waiting"]
-    client.feed(frame({"re": sent[0]["id"], "ok": True, "value": 5}))
+    client.handle_line(frame({"re": sent[0]["id"], "ok": True, "value": 5}))
     assert waiting.result(1) == 5
 
 
@@ -97,14 +97,14 @@ def test_events_reach_their_cluster_only():
     mine, other = [], []
     client.listen("mine", mine.append)
     client.listen("other", other.append)
-    client.feed(frame({"event": "ended", "cluster": "mine", "reason": "over"}))
-    client.feed(b"stray output\n")
+    client.handle_line(frame({"event": "ended", "cluster": "mine", "reason": "over"}))
+    client.handle_line(b"stray output\n")
     assert (len(mine), len(other)) == (1, 0)
 
 
 def test_another_version_is_refused_by_both_numbers():
     client = AgentClient("agent", "host", lambda line: None)
-    client.feed(frame({"event": "hello", "version": 99, "pid": 1}))
+    client.handle_line(frame({"event": "hello", "version": 99, "pid": 1}))
     with pytest.raises(errors.AgentLost, match=r"99.*1"):
         client.request("x", 1)
 
@@ -123,9 +123,9 @@ def test_an_agent_that_has_forgotten_a_session_is_asked_how_all_is():
     )
     client.listen("c", told.append)
     hello = {"event": "hello", "version": agent_protocol.VERSION, "pid": 1}
-    client.feed(frame({**hello, "whole": True}))
+    client.handle_line(frame({**hello, "whole": True}))
     assert asked == []
-    client.feed(frame({**hello, "whole": False}))
+    client.handle_line(frame({**hello, "whole": False}))
     assert [(one["do"], one["arguments"]) for one in asked] == [("adopt", {"cluster": "c"})]
     event = {
         "event": "task",
@@ -140,9 +140,9 @@ def test_an_agent_that_has_forgotten_a_session_is_asked_how_all_is():
         "log": [],
     }
     found = {"about": {}, "directory": "/d", "lease": 9, "left": None, "tasks": [event]}
-    client.feed(frame({"re": asked[0]["id"], "ok": True, "value": found}))
+    client.handle_line(frame({"re": asked[0]["id"], "ok": True, "value": found}))
     assert told == [event, {"event": "lease", "cluster": "c", "left": 9}]
-    client.feed(frame({**hello, "whole": False}))
+    client.handle_line(frame({**hello, "whole": False}))
     unknown = agent_protocol.pack_error(errors.StateError("no such cluster"))
-    client.feed(frame({"re": asked[1]["id"], "ok": False, "error": unknown}))
+    client.handle_line(frame({"re": asked[1]["id"], "ok": False, "error": unknown}))
     assert told[2]["event"] == "ended"

@@ -45,4 +45,4 @@ def test_it_is_made_again_from_its_options() -> None:
     made = tfd.launchers.Spark(executors=2, grace=5)
     assert tfd.launchers.Spark(**made.options).options == made.options
     with pytest.raises(errors.Unsupported, match="ends with its Spark application"):
-        made.again("mine", [])
+        made.reconnect("mine", [])

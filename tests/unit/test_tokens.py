@@ -181,13 +181,13 @@ def test_a_detached_cluster_describes_no_secret() -> None:
     env = {"HF_TOKEN": "s3cret"}
     with tfd.Cluster(launcher="fake", data_workers=1, name="secret", env=env) as cluster:
         described = []
-        ask = cluster._fleet.ask
+        ask = cluster._task_manager.ask
 
         def recorded(do: str, **arguments: Any) -> Any:
             described.append(arguments.get("about"))
             return ask(do, **arguments)
 
-        cluster._fleet.ask = recorded  # type: ignore[method-assign]
+        cluster._task_manager.ask = recorded  # type: ignore[method-assign]
         cluster.detach(1)
         assert described[-1]["config"]["env"] == {"HF_TOKEN": ""}
         assert "s3cret" not in json.dumps(described)

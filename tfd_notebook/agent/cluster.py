@@ -126,7 +126,7 @@ class AgentCluster:
         with self.reported("writing the agent's state"):
             self._agent.write_state()
 
-    def told(self) -> list[dict[str, Any]]:
+    def task_events(self) -> list[dict[str, Any]]:
         """Return the events that say how each task is now."""
         return [{**self._event(task), "log": []} for task in self.tasks.values()]
 

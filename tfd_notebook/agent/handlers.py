@@ -113,7 +113,7 @@ class AgentHandlers(ABC):
             "directory": str(hosted.directory),
             "lease": hosted.lease and hosted.lease.left,
             "left": None if limit is None or since is None else limit + since - clock.now(),
-            "tasks": hosted.told(),
+            "tasks": hosted.task_events(),
         }
 
     async def do_leave(self, session: Session, cluster: str) -> None:
@@ -125,7 +125,7 @@ class AgentHandlers(ABC):
                 "name": cluster.name,
                 "lease": cluster.lease and cluster.lease.left,
                 "about": cluster.about,
-                "tasks": [task["state"] for task in cluster.told()],
+                "tasks": [task["state"] for task in cluster.task_events()],
                 "heard": self.is_heard(cluster.name),
             }
             for cluster in self.clusters.values()
@@ -144,7 +144,7 @@ class AgentHandlers(ABC):
                 if retired is None:
                     held.append(TaskSupervisor(hosted, spec))
                 else:
-                    retired.revive(spec)
+                    retired.reset(spec)
                     held.append(retired)
         except BaseException:
             for task in held:

@@ -82,12 +82,12 @@ class TaskSupervisor:
         """Begin the task's life."""
         self.settings.update(settings)
         if self._life is None:
-            self._life = asyncio.ensure_future(self._live())
+            self._life = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:
         """End the task for good and let go of its port."""
         await self._end()
-        self._bury(None)
+        self._start_error_server(None)
         self._holder.close()
         self._enter(TaskState.STOPPED)
 
@@ -99,7 +99,9 @@ class TaskSupervisor:
         """End the task, but keep its port: the dispatcher goes on giving work to its address."""
         await self._end()
         if self.spec.role is Role.DATA_WORKER:
-            self._bury(f"[TFD302] {self.spec.name} has left the cluster", on_loss="warn")
+            self._start_error_server(
+                f"[TFD302] {self.spec.name} has left the cluster", on_loss="warn"
+            )
             if self.open_iterations:
                 self._cluster.notice(
                     "warning",
@@ -110,10 +112,10 @@ class TaskSupervisor:
                 )
         self._enter(TaskState.STOPPED)
 
-    def revive(self, spec: TaskSpec) -> None:
+    def reset(self, spec: TaskSpec) -> None:
         """Make a retired task one that can be started again, on its own port, as `spec` says."""
         self.spec = spec
-        self._bury(None)
+        self._start_error_server(None)
         self._deaths = self.restarts = 0
         self.state = TaskState.PLANNED
 
@@ -152,7 +154,9 @@ class TaskSupervisor:
     def bury(self) -> None:
         """Answer for a task that was given up, so that who waits for it hears that it is gone."""
         if self.state is TaskState.FAILED and self._tombstone is None:
-            self._bury(f"[TFD302] {self.spec.name} of cluster {self._cluster.name!r} is gone")
+            self._start_error_server(
+                f"[TFD302] {self.spec.name} of cluster {self._cluster.name!r} is gone"
+            )
 
     async def install(self, blob: bytes, gone: list[str]) -> None:
         """Send the running process Python functions, and the tokens of those to forget.
@@ -226,7 +230,7 @@ class TaskSupervisor:
 
     # The life
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
         while True:
             reason, final = await self._one_life_or_failure()
             if not self._asked:
@@ -234,13 +238,13 @@ class TaskSupervisor:
                 if final or self._deaths > self._cluster.policy.restarts:
                     times = f", {self._deaths} times in a row" if self._deaths > 1 else ""
                     with self._cluster.reported("reporting its end", self):
-                        await self._give_up(f"{reason}{times}")
+                        await self._mark_failed(f"{reason}{times}")
                     await self._wake.wait()  # for a restart that the user asks for
                 else:
                     await self._pause(reason)
             self._asked = False
             self._wake.clear()
-            self._bury(None)
+            self._start_error_server(None)
 
     async def _pause(self, reason: str) -> None:
         """Wait before the next start, or until a restart is requested."""
@@ -255,7 +259,7 @@ class TaskSupervisor:
     async def _one_life_or_failure(self) -> tuple[str, bool]:
         """Run one process; an exception here ends it and is returned as the reason."""
         try:
-            return await self._one_life()
+            return await self._run_once()
         except Exception as error:
             traceback.print_exc()
             try:
@@ -264,7 +268,7 @@ class TaskSupervisor:
                 traceback.print_exc()
             return f"it could not be supervised: {type(error).__name__}: {error}", False
 
-    async def _one_life(self) -> tuple[str, bool]:
+    async def _run_once(self) -> tuple[str, bool]:
         """Run one process to its end; return why it ended and whether trying again is useless."""
         if self.state is TaskState.PLANNED:
             self._enter(TaskState.STARTING)
@@ -340,7 +344,7 @@ class TaskSupervisor:
             await asyncio.sleep(pause)
             pause = min(pause * 1.5, 0.2)
 
-    async def _give_up(self, reason: str) -> None:
+    async def _mark_failed(self, reason: str) -> None:
         """Count the task as failed and keep its consumers from waiting for it for ever."""
         self.connections.release()
         self._enter(TaskState.FAILED, reason, log=last_lines(self.log, 5))
@@ -349,15 +353,15 @@ class TaskSupervisor:
         if memory.is_reason(reason):
             fix = memory.FIX
         if self.spec.role is Role.DISPATCHER:
-            self._bury(f"[TFD306] {name} is gone: {reason}.\nNext: {fix}")
+            self._start_error_server(f"[TFD306] {name} is gone: {reason}.\nNext: {fix}")
         elif self.spec.role is Role.DATA_WORKER:
-            self._bury(
+            self._start_error_server(
                 f"[TFD302] {name} is gone: {reason}. What it held of this epoch cannot be "
                 f"delivered.\nNext: {fix}",
                 on_loss=self._cluster.policy.on_loss,
             )
 
-    def _bury(self, message: str | None, on_loss: str = "raise") -> None:
+    def _start_error_server(self, message: str | None, on_loss: str = "raise") -> None:
         """Have a tombstone at the port that answers with `message`; None takes it away."""
         if self._tombstone is not None:
             self._tombstone.close()

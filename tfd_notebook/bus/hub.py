@@ -88,7 +88,7 @@ class Hub:
         self._progress: dict[str, Any] = {}
         self._living: dict[str, Cluster] = {}
         self._ended: dict[str, Snapshot] = {}
-        self._presences = ControllerPresence()
+        self._controllers = ControllerPresence()
         self._complained = ""
         self.put = self._inbox.put
         _start("tfd-bus", self._work)
@@ -97,7 +97,7 @@ class Hub:
         tick = time.monotonic()
         served = False
         while self._sessions or not served:
-            ticks = self._presences.any or any(session.watched for session in self._sessions)
+            ticks = self._controllers.any or any(session.watched for session in self._sessions)
             wait = max(tick - time.monotonic(), 0.0) if ticks else ALIVE_SECONDS
             with contextlib.suppress(queue.Empty):
                 self._handle(*self._inbox.get(timeout=wait))
@@ -105,7 +105,7 @@ class Hub:
             if time.monotonic() >= tick:
                 self._attempt(self._tick)
                 tick = time.monotonic() + TICK_SECONDS
-        self._presences.renew({}, [])
+        self._controllers.renew({}, [])
         self._end()
 
     def _end(self) -> None:
@@ -135,20 +135,22 @@ class Hub:
 
     def _serve(self, session: Session, message: Any) -> None:
         if message["kind"] != "command":
-            self._attempt(lambda: session.take(message))
+            self._attempt(lambda: session.handle_message(message))
             return
         queue_name = commands.queue_of(message)
         if queue_name is None:
-            self._attempt(lambda: session.obey(message))
+            self._attempt(lambda: session.execute_command(message))
         else:
-            work = functools.partial(self._attempt, functools.partial(session.obey, message))
+            work = functools.partial(
+                self._attempt, functools.partial(session.execute_command, message)
+            )
             self._attempt(lambda: self._commands.put(queue_name, work))
 
     def _tick(self) -> None:
         living = registry.running_clusters()
         for session in self._sessions:
             session.forget_silent()
-        self._presences.renew(living, [session.steers for session in self._sessions])
+        self._controllers.renew(living, [session.controlled_clusters for session in self._sessions])
         if any(session.watched for session in self._sessions):
             self._told_alive = time.monotonic()
             self._push(living)

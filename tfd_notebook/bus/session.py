@@ -78,7 +78,7 @@ class Session:
 
     # What comes in
 
-    def take(self, message: Any) -> None:
+    def handle_message(self, message: Any) -> None:
         """Act upon a message that is no command; what makes no sense is not answered."""
         client, kind = message["client"], message["kind"]
         if kind == "hello":
@@ -133,7 +133,7 @@ class Session:
                 del self._clients[name]
                 self.greet(unknown=name)
 
-    def obey(self, message: Any) -> None:
+    def execute_command(self, message: Any) -> None:
         """Execute a command and send its reply; may wait, and runs in any thread."""
         request = {**message, "wait": False}
         work = self._extra().get(str(request.get("command")))
@@ -153,7 +153,7 @@ class Session:
         return any(not c.tells or self._seq - c.seen < _MOST_UNSEEN for c in self._clients.values())
 
     @property
-    def steers(self) -> frozenset[str]:
+    def controlled_clusters(self) -> frozenset[str]:
         """The clusters whose coordinators somebody sees here, and could resume."""
         if not self.watched:
             return frozenset()

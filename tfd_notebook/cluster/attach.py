@@ -149,7 +149,7 @@ def attach(
         config = spec.unpack(about["config"])
 
         def adopt(one: Cluster) -> tuple[base.Node, Mapping[str, Any]]:
-            node, found = reached.adopt(config, one._monitor.take)
+            node, found = reached.adopt(config, one._monitor.handle_event)
             return node, {**found, "about": about} if isinstance(
                 where, RemoteDetachedCluster
             ) else found
@@ -180,7 +180,7 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
     )
 
     def adopt(one: Cluster) -> tuple[external.ExternalNode, dict[str, Any]]:
-        node = external.ExternalNode(jobs, name, one._monitor.take)
+        node = external.ExternalNode(jobs, name, one._monitor.handle_event)
         seen = [event["task"].partition(":")[0] for event in node.first]
         fleet: dict[str, Any] = {
             "counts": {role: seen.count(role) for role in seen},

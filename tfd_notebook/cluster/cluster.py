@@ -183,11 +183,11 @@ class Cluster(LeasedCluster):
                     f"cluster {self.name!r} is {self.state} and cannot be started again",
                     fix="make a new one with tfd.Cluster(...)",
                 )
-            self._surroundings = TaskEnvironment.now()
+            self._environment = TaskEnvironment.now()
             self._begin()
             self._say_if_another_is_detached()
             try:
-                self._fleet.bring_up()
+                self._task_manager.start_all()
                 if self._ending:
                     raise errors.LaunchError(f"cluster {self.name!r} was stopped while it started")
                 if self.policy.time_limit is not None:
@@ -196,7 +196,7 @@ class Cluster(LeasedCluster):
                 ended = self._ending
                 self._end("failed")
                 if ended:  # what came up since then is not to stay
-                    self._fleet.close(_STOP_SECONDS)
+                    self._task_manager.close(_STOP_SECONDS)
                     if isinstance(error, errors.TfdError):
                         why = [notice.what for notice in self._monitor.snapshot().notices][-1:]
                         raise errors.LaunchError(
@@ -215,7 +215,7 @@ class Cluster(LeasedCluster):
         registry.notify_cluster_start()
         self._monitor.set_state("starting")
         upkeep = Watchdog(
-            self._fleet, self._monitor, self._consumers, self.policy.hang_seconds, self._end
+            self._task_manager, self._monitor, self._consumers, self.policy.hang_seconds, self._end
         )
         self._monitor.start(on_tick=upkeep)
 
@@ -326,8 +326,8 @@ class Cluster(LeasedCluster):
         if not counts:
             raise errors.UsageError("scale to how many?", fix="cluster.scale(data_workers=4)")
         with self._lock:
-            self._must_run()
-            living = len(self._fleet.rows_of(Role.PS))
+            self._require_running()
+            living = len(self._task_manager.rows_of(Role.PS))
             if counts.pop(Role.PS, living) != living:
                 raise errors.Unsupported(
                     f"the {living} ps of a cluster that lives cannot become {ps}: variables are "
@@ -346,8 +346,8 @@ class Cluster(LeasedCluster):
         LaunchError
             It did not come up.
         """
-        self._must_run()
-        self._fleet.restart(task, {})
+        self._require_running()
+        self._task_manager.restart(task, {})
 
     def kill(self, task: str) -> int | None:
         """Kill the process of `task` as a crash would; the policy decides what follows.
@@ -357,8 +357,8 @@ class Cluster(LeasedCluster):
         int or None
             The pid that was killed; None if the task had no process.
         """
-        self._must_run()
-        pid: int | None = self._fleet.ask("kill", task=task)
+        self._require_running()
+        pid: int | None = self._task_manager.ask("kill", task=task)
         return pid
 
     def interrupt(self) -> None:
@@ -410,7 +410,13 @@ class Cluster(LeasedCluster):
         """The tasks as they are now, the dispatcher first."""
         return tuple(
             TaskHandle(
-                row.task, row.role, row.state, row.address, row.pid, self._fleet, self._worker_limit
+                row.task,
+                row.role,
+                row.state,
+                row.address,
+                row.pid,
+                self._task_manager,
+                self._worker_limit,
             )
             for row in self.snapshot().tasks
         )
@@ -461,12 +467,12 @@ class Cluster(LeasedCluster):
             with contextlib.suppress(errors.TfdError):
                 stream.stop()
         self._let_go()
-        if state == "stopped" and self._fleet.is_foreign:
+        if state == "stopped" and self._task_manager.is_foreign:
             state = "left"
         if state == "left":
-            self._fleet.leave()
+            self._task_manager.leave()
         else:
-            self._fleet.close(_STOP_SECONDS)
+            self._task_manager.close(_STOP_SECONDS)
         self._monitor.set_state(state)
         self._monitor.close()
         with registry.locked() as known:

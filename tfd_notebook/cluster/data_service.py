@@ -42,7 +42,7 @@ def _of_cluster(
     """Return the method that calls a function of `data.service.distribute` for its cluster."""
 
     def method(self: ClusterDataService, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        self._must_serve()
+        self._require_service()
         return function(self, *args, **kwargs)
 
     functools.update_wrapper(method, function)
@@ -62,11 +62,11 @@ class ClusterDataService:
         self._consumers = Consumers(task_of=self._task_at)
         self._monitor = Monitor(config, self._consumers)
         self._monitor.memory_cause = self.memory_cause
-        self._fleet = TaskManager(config, launcher, self._monitor)
+        self._task_manager = TaskManager(config, launcher, self._monitor)
         self._journal: Journal | None = None
         self._registered: dict[str, Registered] = {}
         self._functions = FunctionWatch()
-        self._surroundings: TaskEnvironment | None = None
+        self._environment: TaskEnvironment | None = None
         self._streams: dict[str, Stream] = {}
         #: The name that a stream got, by the name that was asked for.
         self._stream_names: dict[str, str] = {}
@@ -119,7 +119,7 @@ class ClusterDataService:
         """Return `dataset` with its figures shown under `name`; it stays a ``tf.data.Dataset``."""
         from tfd_notebook.data.consume import observe as consume_observe
 
-        self._must_run()
+        self._require_running()
         return consume_observe.watch(dataset, self._consumers, name)
 
     def stream(
@@ -159,7 +159,7 @@ class ClusterDataService:
         """
         from tfd_notebook.data.consume.stream import Stream
 
-        self._must_run()
+        self._require_running()
         with self._lock:
             if name is None:
                 taken = self._streams
@@ -179,17 +179,17 @@ class ClusterDataService:
     @property
     def service_target(self) -> str:
         """``"grpc://host:port"`` of the dispatcher."""
-        self._must_serve()
-        return f"grpc://{self._fleet.row(DISPATCHER).address}"
+        self._require_service()
+        return f"grpc://{self._task_manager.row(DISPATCHER).address}"
 
     @property
     def journal(self) -> Journal | None:
         """What the dispatcher writes down, None where it does not."""
-        work_dir = self._fleet.work_dir
+        work_dir = self._task_manager.work_dir
         if work_dir is None:
             return None
-        if not self._fleet.on_this_host and not agent_work_dir.is_url(work_dir):
-            copy = self._fleet.journal_copy
+        if not self._task_manager.on_this_host and not agent_work_dir.is_url(work_dir):
+            copy = self._task_manager.journal_copy
             if self._journal is None or self._journal.work_dir != copy.directory:
                 self._journal = Journal(copy.directory, copy.refresh)
         elif self._journal is None or self._journal.work_dir != work_dir:
@@ -204,22 +204,22 @@ class ClusterDataService:
     @property
     def service_in_process(self) -> bool:
         """Whether the data workers live in this process."""
-        return self._fleet.in_process
+        return self._task_manager.in_process
 
     @property
     def service_on_this_host(self) -> bool:
         """Whether the data workers live on this host."""
-        return self._fleet.on_this_host
+        return self._task_manager.on_this_host
 
     @property
     def surroundings(self) -> TaskEnvironment | None:
         """What the tasks know of this process; None where another one started them."""
-        return self._surroundings
+        return self._environment
 
     @property
     def removed_addresses(self) -> frozenset[str]:
         """The addresses of tasks that `scale` removed."""
-        return self._fleet.removed_addresses()
+        return self._task_manager.removed_addresses()
 
     @property
     def reconnects(self) -> Mapping[str, int]:
@@ -239,7 +239,7 @@ class ClusterDataService:
     def inspect_tasks(self) -> dict[str, dict[str, list[str]]]:
         """Return stale modules (``stale``) and loaded ops (``ops``) of each task that answers."""
         try:
-            found: dict[str, dict[str, list[str]]] = self._fleet.ask(
+            found: dict[str, dict[str, list[str]]] = self._task_manager.ask(
                 "inspect", timeout=_INSPECT_SECONDS
             )
         except errors.TfdError:
@@ -265,11 +265,11 @@ class ClusterDataService:
 
         TensorFlow's dispatcher takes a definition that it could not write for an empty dataset.
         """
-        free = self._fleet.room()
+        free = self._task_manager.room()
         if free is not None and free < needed + _SPARE_BYTES:
             raise errors.WorkDirError(
-                f"the disk with the dispatcher's journal ({self._fleet.work_dir} on "
-                f"{self._fleet.row(DISPATCHER).host}) has {free / 1e6:.1f} MB left",
+                f"the disk with the dispatcher's journal ({self._task_manager.work_dir} on "
+                f"{self._task_manager.row(DISPATCHER).host}) has {free / 1e6:.1f} MB left",
                 task=DISPATCHER,
                 fix="make room there, or start the cluster with another Service(work_dir=...)",
             )
@@ -280,7 +280,7 @@ class ClusterDataService:
         """Send Python functions to every present and future data worker."""
         gone = self._functions.gone(len(blob))
         try:
-            self._fleet.install(functions, blob, gone)
+            self._task_manager.install(functions, blob, gone)
         except BaseException:
             self._functions.gone_again(gone)
             raise
@@ -289,7 +289,7 @@ class ClusterDataService:
     def enable_static_sharding(self) -> None:
         """Have the dispatcher know its workers by address, restarting it if that is news."""
         with self._lock:
-            if self._fleet.knows_workers():
+            if self._task_manager.knows_workers():
                 return
             if not self._config.service.fault_tolerant and self._consumers.reading():
                 raise errors.StateError(
@@ -297,9 +297,9 @@ class ClusterDataService:
                     "fault_tolerant would end what is being read",
                     fix="finish reading first, or use Service(fault_tolerant=True)",
                 )
-            self._fleet.enable_static_sharding()
+            self._task_manager.enable_static_sharding()
 
-    def _must_run(self) -> None:
+    def _require_running(self) -> None:
         if self.state not in ("ready", "degraded", "starting"):
             fix = {
                 "new": "cluster.start()",
@@ -307,9 +307,9 @@ class ClusterDataService:
             }.get(self.state, "make a new one: tfd.Cluster(...)")
             raise errors.StateError(f"cluster {self.name!r} is {self.state}", fix=fix)
 
-    def _must_serve(self) -> None:
+    def _require_service(self) -> None:
         """Raise StateError unless the cluster runs and has a dispatcher."""
-        self._must_run()
+        self._require_running()
         self._must_have_dispatcher()
 
     def _must_have_dispatcher(self) -> None:

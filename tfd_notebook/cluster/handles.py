@@ -25,7 +25,7 @@ class TaskHandle:
     state: TaskState
     address: str
     pid: int | None
-    _fleet: TaskManager
+    _task_manager: TaskManager
     _limit: Callable[[str], Limit]
 
     @property
@@ -35,7 +35,7 @@ class TaskHandle:
 
     def logs(self, lines: int = 100) -> str:
         """Return the last `lines` lines that the task wrote."""
-        return self._fleet.log(self.name, lines)
+        return self._task_manager.log(self.name, lines)
 
 
 class ClusterDispatcher:

@@ -94,11 +94,11 @@ class LeasedCluster(ParameterServerTraining):
         check_hours(hours)
         limits().check_lease(hours)
         # Without the cluster's lock, which `start` and `scale` hold for minutes.
-        self._must_run()
+        self._require_running()
         if not renew and not self.detached:
             self._must_be_only_one()
-        left = float(self._fleet.ask("lease", seconds=hours * 3600.0, renew=renew))
-        self._monitor.take({"event": "lease", "cluster": self.name, "left": left})
+        left = float(self._task_manager.ask("lease", seconds=hours * 3600.0, renew=renew))
+        self._monitor.handle_event({"event": "lease", "cluster": self.name, "left": left})
         self._describe()
         return time.time() + left
 
@@ -127,14 +127,14 @@ class LeasedCluster(ParameterServerTraining):
             about = {
                 # The values of env are secrets, which an attach does not need.
                 "config": pack(without_values(self._config)),
-                "fleet": self._fleet.about(),
+                "fleet": self._task_manager.about(),
                 "used": self._used,
                 "pid": os.getpid(),
                 "since": time.time(),
             }
             # The loss of an agent is reported by its own event.
             with contextlib.suppress(errors.AgentLost, errors.TimeLimit):
-                self._fleet.ask("describe", about=about)
+                self._task_manager.ask("describe", about=about)
 
     def _scale(self, counts: Mapping[Role, int]) -> None:
         try:
@@ -157,9 +157,9 @@ class LeasedCluster(ParameterServerTraining):
     def _take_over(self, node: base.Node, found: Mapping[str, Any]) -> None:
         """Make a cluster of what an agent says of one; see `AgentNode.adopt`."""
         about = found["about"]
-        self._fleet.adopt(node, about["fleet"], found["tasks"])
+        self._task_manager.adopt(node, about["fleet"], found["tasks"])
         # Whoever comes later meets the variables of whoever was there before.
         self._used = bool(about["used"])
-        self._monitor.take({"event": "lease", "cluster": self.name, "left": found["lease"]})
+        self._monitor.handle_event({"event": "lease", "cluster": self.name, "left": found["lease"]})
         if found["left"] is not None:
             self._monitor.expires = Deadline(found["left"])

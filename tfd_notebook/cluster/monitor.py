@@ -139,7 +139,7 @@ class Monitor:
                 self._state = state
                 self._touch()
 
-    def take(self, body: dict[str, Any]) -> None:
+    def handle_event(self, body: dict[str, Any]) -> None:
         """Take an event of a node, as JSON values."""
         kind = body["event"]
         if kind == "task":

@@ -77,11 +77,11 @@ class ClusterReports(ClusterDataService):
                 raise errors.UsageError(
                     "follow=True needs a task", fix='logs("data_worker:0", ...)'
                 )
-            return self._fleet.follow(task, lines)
+            return self._task_manager.follow(task, lines)
         if task is not None:
-            return self._fleet.log(task, lines)
+            return self._task_manager.log(task, lines)
         names = [row.task for row in self.snapshot().tasks]
-        return "\n".join(f"--- {name}\n{self._fleet.log(name, lines)}" for name in names)
+        return "\n".join(f"--- {name}\n{self._task_manager.log(name, lines)}" for name in names)
 
     def log_from(self, task: str, offset: int | None = None, lines: int = 100) -> tuple[str, int]:
         """Return what a task's log has from a place on, and the place to go on from.
@@ -99,7 +99,7 @@ class ClusterReports(ClusterDataService):
         str, int
             At most about 64 kB of text, and the offset behind it.
         """
-        return self._fleet.log_from(task, offset, lines)
+        return self._task_manager.log_from(task, offset, lines)
 
     def limits(self, name: str | None = None) -> tuple[tuple[float, Limit], ...]:
         """Return what limited a consumer in the last hour.
@@ -195,7 +195,7 @@ class ClusterReports(ClusterDataService):
 
         for count in data_workers:
             check_count("data_workers", count)
-        self._must_run()
+        self._require_running()
         return views.forecast_table(*self._forecast(data_workers or (2, 4, 8)))
 
     def _forecast(self, counts: Sequence[int]) -> tuple[list[Forecast], str]:
@@ -216,12 +216,12 @@ class ClusterReports(ClusterDataService):
                 "what is read now does not come from the data workers, so they cannot change it",
                 fix="read dataset.apply(cluster.distribute('dynamic')), and ask again",
             )
-        workers, pulse = Workers(self), ProcessSampler()
+        workers, sampler = Workers(self), ProcessSampler()
         readings = [source.reading()]
         for _ in range(_FORECAST_SECONDS):
             time.sleep(1.0)
             readings.append(source.reading())
-        pulse.feel()
+        sampler.sample()
         used = workers.read()
         first, last = readings[0], readings[-1]
         if last.elements == first.elements:
@@ -236,8 +236,8 @@ class ClusterReports(ClusterDataService):
             workers=len(used),
             rates=[float(rate) for rate in rates],
             wait_fraction=min(1.0, (last.waited - first.waited) / _FORECAST_SECONDS),
-            worker_cpu=sum(worker.cpu or 0.0 for worker in used) or pulse.cpu,
-            consumer_cpu=0.0 if self.service_in_process else pulse.cpu,
+            worker_cpu=sum(worker.cpu or 0.0 for worker in used) or sampler.cpu,
+            consumer_cpu=0.0 if self.service_in_process else sampler.cpu,
             cores=processors() if self.service_on_this_host else None,
             behind=source.live.limit.kind in ("source", "stage", "python", "device_copy"),
             useful=delivery.can_use if delivery is not None else lambda count: count,

@@ -63,7 +63,7 @@ class TaskManager:
     @property
     def on_this_host(self) -> bool:
         """Whether the tasks live on this host."""
-        return self._node is not None and self._node.here
+        return self._node is not None and self._node.is_local
 
     @property
     def is_foreign(self) -> bool:
@@ -83,12 +83,12 @@ class TaskManager:
 
     # As a whole
 
-    def bring_up(self) -> None:
+    def start_all(self) -> None:
         """Start all tasks; return when they are ready."""
         config = self._config
         if note := proxies.bypass():
             self._monitor.notice("info", note)
-        (self._node,) = self._launcher.connect(config, self._monitor.take)
+        (self._node,) = self._launcher.connect(config, self._monitor.handle_event)
         self._keep_journal()
         self._deal = self._deal_gpus(config.counts.get(Role.WORKER, 0))
         for role, count in config.counts.items():
@@ -192,7 +192,7 @@ class TaskManager:
             self._monitor.plan(Role(role), count)
             self._monitor.request(Role(role), count)
         for event in tasks:
-            self._monitor.take(event)
+            self._monitor.handle_event(event)
 
     def enable_static_sharding(self) -> None:
         """Have the dispatcher know its workers' addresses, restarting it if that is news."""
@@ -265,7 +265,7 @@ class TaskManager:
                 self.restart(row.task, {})
         self._await_ready([row.task for row in rows])
 
-    def bury_lost(self) -> None:
+    def serve_errors_for_lost_workers(self) -> None:
         """Have the addresses of workers that were given up answer that they are gone."""
         lost = [row.task for row in self.rows_of(Role.WORKER) if row.state.ended]
         if lost:
@@ -323,7 +323,7 @@ class TaskManager:
         starting = server_config.tf_server_configs(held, self._monitor.rows())
         if DISPATCHER in held:
             starting[DISPATCHER], self.work_dir = server_config.dispatcher_config(
-                self._config, self._node.directory, self._node.here, self.in_process
+                self._config, self._node.directory, self._node.is_local, self.in_process
             )
         if starting:
             self.ask("start", tasks=starting)
@@ -461,7 +461,7 @@ class TaskManager:
             if time.monotonic() >= deadline:
                 return False
             # Once is a task that ends just now, twice the same is a fact.
-            said = "; ".join(self.cut_off())
+            said = "; ".join(self.unreachable_peers())
             if said and said == before:
                 raise errors.LaunchError(said, fix="let these hosts talk, then start again")
             before = said
@@ -475,12 +475,12 @@ class TaskManager:
             return shutil.disk_usage(self.work_dir).free
         return int(self.ask("room"))
 
-    def cut_off(self) -> list[str]:
+    def unreachable_peers(self) -> list[str]:
         """Say which hosts cannot reach which tasks that are ready; takes some seconds."""
         ready = {
             row.task: row.address for row in self._monitor.rows() if row.state is TaskState.READY
         }
-        return [] if self._node is None else self._node.cut_off(ready)
+        return [] if self._node is None else self._node.unreachable_peers(ready)
 
     def _last_words(self, task: str) -> str:
         with contextlib.suppress(errors.TfdError):

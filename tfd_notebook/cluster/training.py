@@ -58,8 +58,8 @@ class ParameterServerTraining(ClusterReports):
         coordinator_connection.require()
         from tfd_notebook.resolvers.cluster import OwnResolver
 
-        self._must_run()
-        return OwnResolver(self._fleet.cluster_spec, self._connected, self.name)
+        self._require_running()
+        return OwnResolver(self._task_manager.cluster_spec, self._connected, self.name)
 
     def strategy(self, *args: Any, **options: Any) -> Any:
         """Return a fresh ``ParameterServerStrategy`` on this cluster.
@@ -96,7 +96,7 @@ class ParameterServerTraining(ClusterReports):
 
         coordinator_connection.require()
         with self._lock:
-            self._must_run()
+            self._require_running()
             self._must_have_servers()
             coordinator_connection.await_readers()
             self._let_go()
@@ -104,7 +104,7 @@ class ParameterServerTraining(ClusterReports):
                 self._recycle()
             self.check_servers()
             self._strategy_options = (args, options)
-            coordinator_connection.prepare(self._fleet.cluster_spec())
+            coordinator_connection.prepare(self._task_manager.cluster_spec())
             self._used = True
             strategy = tf.distribute.ParameterServerStrategy(self.resolver, *args, **options)
             self._adopt(strategy)
@@ -137,14 +137,14 @@ class ParameterServerTraining(ClusterReports):
         from tfd_notebook._compat.tf_coordinator import connection
 
         with self._lock:
-            self._must_run()
+            self._require_running()
             if strategy is None:
                 if self._coordinator is None or self._coordinator.stopped:
                     self.strategy()
                 assert self._coordinator is not None
                 return self._coordinator
             if strategy is not self._strategy or self._coordinator is None:
-                self._must_be_here(strategy)
+                self._require_local(strategy)
                 self._adopt(strategy)
                 self._strategy_options = ((), connection.options_of(strategy))
             elif self._coordinator.stopped:
@@ -186,10 +186,10 @@ class ParameterServerTraining(ClusterReports):
         if build is None and path is not None:
             build = self._build
         with self._lock:
-            self._must_run()
+            self._require_running()
             self._must_have_servers()
             self._let_go()
-            self._fleet.await_servers()
+            self._task_manager.await_servers()
             args, options = self._strategy_options
             self.strategy(*args, **options)
             coordinator = self._coordinator
@@ -229,7 +229,7 @@ class ParameterServerTraining(ClusterReports):
         """
         from tfd_notebook.net.probe import probe_many
 
-        rows = (*self._fleet.rows_of(Role.WORKER), *self._fleet.rows_of(Role.PS))
+        rows = (*self._task_manager.rows_of(Role.WORKER), *self._task_manager.rows_of(Role.PS))
         living = [row for row in rows if not row.state.ended]
         found = probe_many([row.address for row in living], timeout=_PROBE_SECONDS)
         ended = [f"{row.task} ({row.state}: {row.reason})" for row in rows if row.state.ended]
@@ -253,9 +253,9 @@ class ParameterServerTraining(ClusterReports):
         """Leave the GPUs to the workers, where there are both workers and parameter servers."""
         from tfd_notebook.coordinator import connection as coordinator_connection
 
-        if not (self._fleet.rows_of(Role.WORKER) and self._fleet.rows_of(Role.PS)):
+        if not (self._task_manager.rows_of(Role.WORKER) and self._task_manager.rows_of(Role.PS)):
             return
-        shared = self._fleet.on_this_host and self._fleet.gives_gpus
+        shared = self._task_manager.on_this_host and self._task_manager.gives_gpus
         if shared and not coordinator_connection.hide_gpus_from_kernel():
             self._monitor.notice(
                 "warning",
@@ -276,20 +276,22 @@ class ParameterServerTraining(ClusterReports):
             self._used = True
             known = {
                 Endpoint.parse(address).host
-                for tasks in self._fleet.cluster_spec().values()
+                for tasks in self._task_manager.cluster_spec().values()
                 for address in tasks
             }
             host = "localhost" if known == {"localhost"} else None
             coordinator_connection.close(self._config.allow, host)
             connection.send_functions()
 
-    def _must_be_here(self, strategy: Any) -> None:
+    def _require_local(self, strategy: Any) -> None:
         """Raise UsageError unless a strategy is one of this cluster."""
         from tfd_notebook._compat.tf_coordinator import connection
 
         resolver = connection.resolver_of(strategy)
         spec = {} if resolver is None else resolver.cluster_spec().as_dict()
-        known = {address for tasks in self._fleet.cluster_spec().values() for address in tasks}
+        known = {
+            address for tasks in self._task_manager.cluster_spec().values() for address in tasks
+        }
         if not known.intersection((*spec.get("worker", ()), *spec.get("ps", ()))):
             raise errors.UsageError(
                 f"this strategy is not one of cluster {self.name!r}",
@@ -316,19 +318,19 @@ class ParameterServerTraining(ClusterReports):
                 "as ever, but not every transition is seen, and nothing can be paused",
                 fix="TensorFlow 2.15 to 2.21 are known",
             )
-        coordinator.belongs_to(
+        coordinator.bind_cluster(
             self._monitor.tasks,
             self._bytes_on_ps,
             self._strategy_lost,
             self._monitor.notice,
-            self._fleet.bury_lost,
+            self._task_manager.serve_errors_for_lost_workers,
             self,
         )
         self._strategy, self._coordinator = strategy, coordinator
 
     def _must_have_servers(self) -> None:
         for role, name in ((Role.PS, "parameter server"), (Role.WORKER, "worker")):
-            if not self._fleet.rows_of(role):
+            if not self._task_manager.rows_of(role):
                 raise errors.StateError(
                     f"cluster {self.name!r} has no {name}, and ParameterServerStrategy needs one",
                     fix="make a cluster with both: tfd.Cluster(workers=2, ps=1)",
@@ -343,9 +345,9 @@ class ParameterServerTraining(ClusterReports):
     def _scale(self, counts: Mapping[Role, int]) -> None:
         """Scale the tasks, and the coordinator that runs with them."""
         coordinator, wanted = self._coordinator, counts.get(Role.WORKER)
-        before = len(self._fleet.rows_of(Role.WORKER))
+        before = len(self._task_manager.rows_of(Role.WORKER))
         if coordinator is None or coordinator.stopped or wanted is None or wanted == before:
-            self._fleet.scale(counts)
+            self._task_manager.scale(counts)
             return
         from tfd_notebook._compat.tf_coordinator import connection
         from tfd_notebook.coordinator import connection as coordinator_connection
@@ -355,18 +357,18 @@ class ParameterServerTraining(ClusterReports):
                 "a coordinator needs a worker", fix="coordinator.stop() first, or keep one worker"
             )
         if wanted < before:
-            addresses = self._fleet.cluster_spec()["worker"][:wanted]
+            addresses = self._task_manager.cluster_spec()["worker"][:wanted]
             connection.resize(coordinator, addresses)
-            self._fleet.scale(counts)
+            self._task_manager.scale(counts)
         else:
-            self._fleet.scale(counts)
-            connection.resize(coordinator, self._fleet.cluster_spec()["worker"])
+            self._task_manager.scale(counts)
+            connection.resize(coordinator, self._task_manager.cluster_spec()["worker"])
         with coordinator_connection.new_connection_event():
             pass  # not the connection of a strategy
 
     def _recycle(self) -> None:
-        rows = (*self._fleet.rows_of(Role.PS), *self._fleet.rows_of(Role.WORKER))
-        self._fleet.restart_all([row.task for row in rows])
+        rows = (*self._task_manager.rows_of(Role.PS), *self._task_manager.rows_of(Role.WORKER))
+        self._task_manager.restart_all([row.task for row in rows])
 
     def _strategy_lost(self, tasks: str) -> None:
         self._monitor.notice(

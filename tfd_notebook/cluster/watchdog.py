@@ -39,7 +39,7 @@ class Watchdog:
         hang_seconds: float,
         end: Callable[[str], None],
     ) -> None:
-        self._fleet = fleet
+        self._task_manager = fleet
         self._monitor = monitor
         self._consumers = consumers
         self._hang_seconds = hang_seconds
@@ -70,8 +70,10 @@ class Watchdog:
         threading.Thread(target=self._end, args=(state,), name="tfd-end", daemon=True).start()
 
     def _look_at_journal(self) -> None:
-        work_dir = self._fleet.work_dir
-        if work_dir is None or not (self._fleet.on_this_host or agent_work_dir.is_url(work_dir)):
+        work_dir = self._task_manager.work_dir
+        if work_dir is None or not (
+            self._task_manager.on_this_host or agent_work_dir.is_url(work_dir)
+        ):
             return
         if time.monotonic() < self._journal_due:
             return
@@ -102,7 +104,7 @@ class Watchdog:
         """Say a word when somebody waits long for data, once for each wait."""
         stuck = set(self._consumers.stuck(self._hang_seconds))
         for name in stuck - self._stuck:
-            if self._fleet.on_this_host:
+            if self._task_manager.on_this_host:
                 self._say_stuck(name)
             else:
                 # Hosts that are asked may take their time, and this thread has none.
@@ -112,7 +114,7 @@ class Watchdog:
         self._stuck = stuck
 
     def _say_stuck(self, name: str) -> None:
-        why = "; ".join(self._fleet.cut_off())
+        why = "; ".join(self._task_manager.unreachable_peers())
         if name not in self._consumers.stuck(self._hang_seconds):
             return
         states = ", ".join(f"{row.task} {row.state}" for row in self._monitor.rows())

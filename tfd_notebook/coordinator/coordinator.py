@@ -128,22 +128,22 @@ class Coordinator(closure_queue.ClusterCoordinator):
         workers: Sequence[Any] = connection.cluster_of(self).workers
         return workers
 
-    def belongs_to(
+    def bind_cluster(
         self,
         tasks: Callable[[], Sequence[TaskRow]],
         ps_bytes: Callable[[], Mapping[str, int]],
         on_ps_lost: Callable[[str], None],
         tell: Callable[[str, str], None],
-        bury_lost: Callable[[], None],
+        serve_errors_for_lost_workers: Callable[[], None],
         cluster: object = None,
     ) -> None:
-        """Note the cluster: its tasks, its variables' bytes, whom to tell of what happens.
+        """Connect the coordinator with its cluster: tasks, sizes of variables, and listeners.
 
-        `bury_lost` has the addresses of tasks that were given up answer that they are gone.
-        Advice names the variable that holds `cluster`.
+        `serve_errors_for_lost_workers` starts error servers at the addresses of lost tasks. Advice
+        names the variable that holds `cluster`.
         """
         self._tasks, self._ps_bytes, self._on_ps_lost = tasks, ps_bytes, on_ps_lost
-        self._tell, self._bury_lost = tell, bury_lost
+        self._tell, self._bury_lost = tell, serve_errors_for_lost_workers
         self._owner = cluster
 
     # TensorFlow's

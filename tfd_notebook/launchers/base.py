@@ -39,7 +39,7 @@ class Node(ABC):
 
     host: str
     directory: str
-    here: bool = True
+    is_local: bool = True
     label: str = ""
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Node(ABC):
         """Return the position of the host that a task runs on, or would."""
         return 0
 
-    def cut_off(self, tasks: Mapping[str, str]) -> list[str]:
+    def unreachable_peers(self, tasks: Mapping[str, str]) -> list[str]:
         """Say which hosts of the cluster cannot reach which of these tasks, and why.
 
         Parameters
@@ -176,7 +176,7 @@ class Launcher(ABC):
             Called from any thread with each event of the cluster's tasks.
         """
 
-    def again(self, cluster: str, agents: Sequence[str]) -> Any:
+    def reconnect(self, cluster: str, agents: Sequence[str]) -> Any:
         """Return a way to the agents of a cluster that stays on other hosts.
 
         Parameters

@@ -109,7 +109,7 @@ class ExternalNode(Node):
         self._closed = threading.Event()
         hosts = {Endpoint.parse(address).host for address in self._addresses.values()}
         self.host = sorted(hosts)[0]
-        self.here = all(map(_is_here, hosts))
+        self.is_local = all(map(_is_here, hosts))
         self._discover()
         self.first = self._look()
         missing = [name for name, state in self._states.items() if state is not TaskState.READY]

@@ -200,7 +200,7 @@ class InProcessNode(Node):
             if task.role is Role.DATA_WORKER and not self._closing.is_set():
                 self._retired.append((name, task))
                 if stopped:
-                    self._bury(name, task)
+                    self._start_error_server(name, task)
                 else:
                     threading.Thread(
                         target=self._bury_later, args=(name, task, server), daemon=True
@@ -209,7 +209,7 @@ class InProcessNode(Node):
                 task.close()
             self._tell(name, task, TaskState.STOPPED, reason)
 
-    def _bury(self, name: str, task: _Hosted) -> None:
+    def _start_error_server(self, name: str, task: _Hosted) -> None:
         """Have somebody answer for a data worker that has left."""
         text = f"[TFD302] {name} has left the cluster"
         dispatcher = task.settings.get("dispatcher_address")
@@ -225,7 +225,7 @@ class InProcessNode(Node):
         server.stop(None)
         with self._lock:
             if not self._closing.is_set():
-                self._bury(name, task)
+                self._start_error_server(name, task)
 
     def _do_restart(self, task: str, settings: Mapping[str, Any]) -> None:
         hosted = self._task(task)

@@ -179,7 +179,7 @@ class _LocalAgent:
         assert process.stdout is not None
         with contextlib.suppress(ValueError):
             for line in process.stdout:
-                self.client.feed(line)
+                self.client.handle_line(line)
                 answered = self.client.ready.is_set() and not self._closed
                 if answered and not self._answered.done():
                     self._answered.set_result(None)

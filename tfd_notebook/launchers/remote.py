@@ -86,7 +86,7 @@ class RemoteHost:
         LaunchError
             It cannot run an agent.
         OSError
-            It has greeted before, `again` says, and the connection broke at once.
+            It has greeted before, `reconnect` says, and the connection broke at once.
         """
         self.greeting = read_handshake(self.label, channel.lines(), again)
 
@@ -151,7 +151,7 @@ class RemoteLauncher(Launcher):
     ) -> Tunnels:
         """Return what makes tasks reach each other where that is to be encrypted."""
         here = None
-        if not any(node.here for node in nodes):
+        if not any(node.is_local for node in nodes):
             here = local.local_tunnel_agent(config, on_event)
         ends = [(node, node.identity, self.address_of(node.remote)) for node in nodes]
         try:
@@ -177,7 +177,7 @@ class RemoteLauncher(Launcher):
             reached.close()
             raise
 
-    def again(self, cluster: str, agents: Sequence[str]) -> RemoteAgents:
+    def reconnect(self, cluster: str, agents: Sequence[str]) -> RemoteAgents:
         hosts = self.hosts()
         links, errors = self._reach_all(hosts, agents)
         reached = RemoteAgents(self, hosts, links)
@@ -373,7 +373,7 @@ class RemoteNode(AgentNode):
         super().__init__(link.client, cluster, directory)
         self.label = host.label
         assert host.greeting is not None
-        self.here = host.greeting.is_here
+        self.is_local = host.greeting.is_here
         self._link = link
         self.remote = host
         self.identity = host.greeting.identity

@@ -78,7 +78,7 @@ class Spark(RemoteLauncher):
     def options(self) -> dict[str, Any]:
         return {**super().options, "executors": self._executors}
 
-    def again(self, cluster: str, agents: Sequence[str]) -> Any:
+    def reconnect(self, cluster: str, agents: Sequence[str]) -> Any:
         raise Unsupported(
             f"cluster {cluster!r} ends with its Spark application, and nobody else can take it up"
         )
@@ -133,7 +133,7 @@ class Spark(RemoteLauncher):
         if holding := spark_slots.slots_held():
             raise NotEnoughSlots(
                 "an agent is started by a task that takes each slot for a moment, and "
-                + spark_slots.told(private.slots(context), holding),
+                + spark_slots.report(private.slots(context), holding),
                 fix="start this cluster before those that hold slots, whose nodes can use it; or "
                 "shut them down",
             )

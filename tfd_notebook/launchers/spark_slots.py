@@ -22,7 +22,7 @@ def slots_held() -> dict[str, int]:
     return {name: count for holders in _holders for name, count in holders().items() if count}
 
 
-def told(slots: int, holding: Mapping[str, int]) -> str:
+def report(slots: int, holding: Mapping[str, int]) -> str:
     """Return in words how many tasks Spark runs at once, and for how many there is room."""
     said = f"Spark can run {slots} task{'s' * (slots != 1)} at once"
     if not holding:

@@ -286,7 +286,7 @@ class _Client:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                requests.feed(line)
+                requests.handle_line(line)
         requests.lost("the process that holds the connections has ended")
 
     def _send(self, data: bytes) -> None:

@@ -21,7 +21,7 @@ def prove_to_client(connected: socket.socket, secret: bytes, timeout: float) -> 
     mine = secrets.token_bytes(NONCE)
     connected.settimeout(timeout)
     connected.sendall(MAGIC + mine)
-    said = take(connected, len(MAGIC) + NONCE + CODE, deadline=deadline)
+    said = receive_exactly(connected, len(MAGIC) + NONCE + CODE, deadline=deadline)
     client_nonce = bytes(said[len(MAGIC) : len(MAGIC) + NONCE])
     both = mine + client_nonce
     proof = bytes(said[len(MAGIC) + NONCE :])
@@ -35,13 +35,13 @@ def prove_to_server(connected: socket.socket, secret: bytes, timeout: float) -> 
     """Send the client's proof, then demand the server's; return keys to send and receive."""
     deadline = time.monotonic() + timeout
     connected.settimeout(timeout)
-    said = take(connected, len(MAGIC) + NONCE, deadline=deadline)
+    said = receive_exactly(connected, len(MAGIC) + NONCE, deadline=deadline)
     if said[: len(MAGIC)] != MAGIC:
         raise PermissionError("another program listens there")
     mine = secrets.token_bytes(NONCE)
     both = bytes(said[len(MAGIC) :]) + mine
     connected.sendall(MAGIC + mine + _key(secret, b"1", both))
-    proof = bytes(take(connected, CODE, deadline=deadline))
+    proof = bytes(receive_exactly(connected, CODE, deadline=deadline))
     if not hmac.compare_digest(proof, _key(secret, b"2", both)):
         raise PermissionError("authentication failed: the server does not have the secret")
     return _key(secret, b"4", both), _key(secret, b"3", both)
@@ -63,7 +63,7 @@ def notice_vanished_peers(connected: socket.socket, seconds: int) -> None:
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def take(
+def receive_exactly(
     connected: socket.socket,
     size: int,
     *,

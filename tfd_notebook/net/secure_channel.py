@@ -191,13 +191,17 @@ class AuthenticatedChannel:
             self._socket.close()
 
     def _receive(self, allocate: Callable[[int], Any]) -> tuple[dict[str, Any], memoryview]:
-        first = channel_handshake.take(self._socket, _LENGTHS.size, first=True)
+        first = channel_handshake.receive_exactly(self._socket, _LENGTHS.size, first=True)
         head_size, size = _LENGTHS.unpack(first)
         if head_size > MOST_HEADER or size > MOST_BODY:
             raise ConnectionAbortedError("what arrived is no message")
-        code = channel_handshake.take(self._socket, channel_handshake.CODE) if self._keys else b""
-        head = channel_handshake.take(self._socket, head_size)
-        body = memoryview(channel_handshake.take(self._socket, size, allocate=allocate))
+        code = (
+            channel_handshake.receive_exactly(self._socket, channel_handshake.CODE)
+            if self._keys
+            else b""
+        )
+        head = channel_handshake.receive_exactly(self._socket, head_size)
+        body = memoryview(channel_handshake.receive_exactly(self._socket, size, allocate=allocate))
         if self._keys:
             expected = _code(self._keys[1], self._received, bytes(first), head, [body])
             self._received += 1

@@ -122,7 +122,7 @@ class BusClient:
 
     # What arrives
 
-    def take(self, message: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
+    def handle_message(self, message: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
         """Take a message of the bus.
 
         Raises
@@ -170,7 +170,7 @@ class BusClient:
         else:
             mirror = self._mirrors.setdefault(message["cluster"], ClosureStoreReplica())
             try:
-                mirror.take(message, buffers)
+                mirror.apply(message, buffers)
             except (LookupError, TypeError, ValueError, OverflowError):
                 raise validation.invalid("values", "...", "the columns of closures") from None
         if self._seq % _SEEN_EVERY == 0:

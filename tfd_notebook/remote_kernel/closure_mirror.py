@@ -34,7 +34,7 @@ class ClosureStoreReplica:
         #: Whether what is queued does not move.
         self.paused = False
 
-    def take(self, head: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
+    def apply(self, head: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
         """Take a message of the kind ``values``."""
         part = {
             name: np.frombuffer(buffer, dtype=f"<{kind}")

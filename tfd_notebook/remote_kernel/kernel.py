@@ -367,7 +367,7 @@ class RemoteKernel:
             self._give_up(f"the kernel at {self.label} has ended: its process died")
         elif kind == "comm_msg" and content["comm_id"] == comm.COMM_ID:
             try:
-                self._reader.take(content["data"], message["buffers"])
+                self._reader.handle_message(content["data"], message["buffers"])
             except OSError:
                 pass  # the connection has just ended
             except InvalidMessage:

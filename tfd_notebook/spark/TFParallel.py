@@ -98,29 +98,29 @@ def _run(
     on = application.of(sc)
     host, listen_at = on.addresses()
     root = compat_pyspark.default_fs(sc)
-    complaints = TaskErrorCollector()
-    with secure_channel.serve(secret, complaints.take, host=listen_at) as server:
+    collector = TaskErrorCollector()
+    with secure_channel.serve(secret, collector.collect, host=listen_at) as server:
         driver = f"{host}:{server.address.rpartition(':')[2]}"
         task = PartitionTask(map_fn, tf_args, num_executors, use_barrier, root, driver, secret)
         numbers = sc.parallelize(range(num_executors), num_executors)
         ready = numbers.barrier() if use_barrier else numbers
         job = Job(on, f"TFParallel: {num_executors} times", ready.mapPartitions(task).collect)
-        complaints.end(job)
+        collector.end(job)
         try:
             job.future.result()
         except BaseException as error:
             job.cancel()
             if not isinstance(error, Exception):
                 raise  # Ctrl-C
-            if complaints.first is None:
+            if collector.first is None:
                 said = str(error).strip().splitlines()
                 raise SparkError(
                     f"Spark could not run all {num_executors} tasks: "
                     f"{said[-1] if said else type(error).__name__}",
                     fix="the log of the driver and the pages of Spark tell more",
                 ) from error
-        if complaints.first is not None:
-            raise complaints.first
+        if collector.first is not None:
+            raise collector.first
 
 
 class TaskErrorCollector:
@@ -138,7 +138,7 @@ class TaskErrorCollector:
         if self.first is not None:
             job.cancel()
 
-    def take(self, channel: secure_channel.AuthenticatedChannel) -> None:
+    def collect(self, channel: secure_channel.AuthenticatedChannel) -> None:
         """Take the one message of a channel, and answer it."""
         said = messages.function_error(channel.receive(timeout=_TELL_SECONDS)[0], "message")
         name = f"worker:{said['number']}"

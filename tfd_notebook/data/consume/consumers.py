@@ -243,7 +243,7 @@ class Consumers:
         self.task_of = task_of or (lambda address: None)
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.RLock()
-        self._pulse = ProcessSampler()
+        self._sampler = ProcessSampler()
 
     def add(self, source: Consumer, name: str) -> str:
         """List `source`; return its name, made unique among those that have not ended."""
@@ -277,22 +277,22 @@ class Consumers:
         running = [
             entry.source
             for _, entry in self._living()
-            if entry.source.state == "running" and not entry.source.live.blind
+            if entry.source.state == "running" and not entry.source.live.disabled
         ]
         if not running:
             return
-        self._pulse.feel()
+        self._sampler.sample()
         for source in running:
             iterator = source.meter.iterator() if source.meter is not None else None
             try:
-                source.live.look(iterator, source.reading(), self._pulse, workers, source.used)
+                source.live.look(iterator, source.reading(), self._sampler, workers, source.used)
             except Exception:
-                source.live.blind = True
+                source.live.disabled = True
                 raise
 
     def machine_is_busy(self) -> bool:
         """Return True if the cores of this machine were busy in the last second."""
-        return is_busy(self._pulse.machine, processors())
+        return is_busy(self._sampler.machine, processors())
 
     def latest(self) -> Consumer | None:
         """Return the consumer, among those that have not ended, that was served last."""

@@ -40,8 +40,8 @@ class ProcessSampler:
         self.machine = 0.0
         self.locked = 0.0
 
-    def feel(self) -> None:
-        """Take the pulse since the last time; takes some milliseconds of waiting."""
+    def sample(self) -> None:
+        """Take the sampler since the last time; takes some milliseconds of waiting."""
         now, cpu = time.perf_counter(), _cpu()
         if now > self._at:
             self.cpu = (cpu - self._cpu) / (now - self._at)
@@ -70,7 +70,7 @@ class LiveLimit:
 
     def __init__(self) -> None:
         self.limit = NOTHING
-        self.blind = False
+        self.disabled = False
         self.history: deque[tuple[float, Limit]] = deque(maxlen=_KEPT)
         self._iterator: Callable[[], Any] = lambda: None
         self._dataset: Callable[[], Any] = lambda: None
@@ -96,7 +96,7 @@ class LiveLimit:
         self,
         iterator: Any,
         reading: MetricTotals,
-        pulse: ProcessSampler,
+        sampler: ProcessSampler,
         workers: Sequence[WorkerUtilization],
         reads: bool,
     ) -> None:
@@ -107,7 +107,7 @@ class LiveLimit:
         iterator : WatchedIterator or None
         reading : Reading
             Its totals.
-        pulse : Pulse
+        sampler : Pulse
         workers : sequence of WorkerUse
             The data workers of its cluster.
         reads : bool
@@ -138,12 +138,12 @@ class LiveLimit:
         if model is not None:
             self._costs.add(model, now - self._looked)
         self._looked = now
-        self._cpu.append(pulse.cpu)
-        self._locked.append(pulse.locked)
+        self._cpu.append(sampler.cpu)
+        self._locked.append(sampler.locked)
         seconds = now - self._began
         if seconds < (1.0 if reading.elements > self._base.elements else _WINDOW):
             return
-        self.limit = self._judge(reading, seconds, workers, reads, pulse.machine)
+        self.limit = self._judge(reading, seconds, workers, reads, sampler.machine)
         if seconds >= _WINDOW:
             self.history.append((time.time(), self.limit))
             lanes = Costs(self._last)

@@ -219,7 +219,7 @@ class AgentClient:
             else:
                 self._listeners[cluster] = on_event
 
-    def feed(self, line: bytes) -> None:
+    def handle_line(self, line: bytes) -> None:
         """Handle a line that arrived; one that is not valid ends the session.
 
         Never raises, since an agent may depend on the thread.
@@ -282,7 +282,7 @@ class AgentClient:
         body = messages.event(body)
         if body["event"] == "hello":
             if not body["whole"]:
-                self._hear_again()
+                self._resync()
             self.ready.set()
         elif body["event"] == "stays":
             self.stays = True
@@ -349,7 +349,7 @@ class AgentClient:
                     expected = f"{host}, port {port or 'any'}"
                     raise validation.invalid(f"{path}.address", event["address"], expected)
 
-    def _hear_again(self) -> None:
+    def _resync(self) -> None:
         """Learn how all is now, since the agent does not know any more what was missed."""
         self.seq = 0
         with self._lock:

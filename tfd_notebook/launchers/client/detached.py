@@ -265,7 +265,7 @@ class RemoteDetachedCluster:
         """
         made = base.launcher(self.launcher, self.options)
         try:
-            reached: AgentConnection = made.again(self.name, self.agents)
+            reached: AgentConnection = made.reconnect(self.name, self.agents)
             return reached
         except AgentLost as error:
             self.path.unlink(missing_ok=True)

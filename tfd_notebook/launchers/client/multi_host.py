@@ -65,7 +65,7 @@ class MultiHostNode(Node):
     ) -> None:
         self.nodes = tuple(nodes)
         self.host = nodes[0].host
-        self.here = all(node.here for node in nodes)
+        self.is_local = all(node.is_local for node in nodes)
         self.directory = nodes[place(Role.DISPATCHER, 0)].directory
         self._place = place
         self._tunnels = tunnels
@@ -124,7 +124,7 @@ class MultiHostNode(Node):
     def place_of(self, role: str, index: int) -> int:
         return self._place(role, index)
 
-    def cut_off(self, tasks: Mapping[str, str]) -> list[str]:
+    def unreachable_peers(self, tasks: Mapping[str, str]) -> list[str]:
         known = {name: self._where[name] for name in tasks if name in self._where}
         asked = {
             position: {"addresses": far}
@@ -134,7 +134,7 @@ class MultiHostNode(Node):
         found = {}
         silent = {}
         with concurrent.futures.ThreadPoolExecutor(len(asked) + 1, "tfd-hosts") as pool:
-            own = None if self.here else pool.submit(reach, tasks)
+            own = None if self.is_local else pool.submit(reach, tasks)
             answers = {
                 self.nodes[position].label: pool.submit(
                     self.nodes[position].request, "reach", timeout=_REACH_SECONDS, **arguments

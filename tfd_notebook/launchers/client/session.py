@@ -201,7 +201,7 @@ class AgentSession:
         while True:
             try:
                 for line in channel.lines():
-                    self.client.feed(line)
+                    self.client.handle_line(line)
                     if not self.client.alive:
                         break
             except InvalidMessage as error:

@@ -292,7 +292,7 @@ class SparkClusterBase:
         else:
             self._advance()
         self._note_feeders()
-        self._phases.poke()
+        self._phases.wake_waiters()
 
     def _problem(self, node: Node, kind: str) -> errors.TfdError | None:
         """Return what the cluster fails of, by what a node said."""
@@ -413,9 +413,9 @@ class SparkClusterBase:
         limit = None if timeout in (None, float("inf")) else timeout
         return self._phases.wait_until(reached, limit)
 
-    def poke(self) -> None:
+    def wake_waiters(self) -> None:
         """Have those that wait look again."""
-        self._phases.poke()
+        self._phases.wake_waiters()
 
     def _repr_html_(self) -> str:
         return views.html(self.snapshot())

@@ -95,7 +95,7 @@ class CoordinatedSparkCluster(SparkClusterBase):
         connection.prepare(self._servers())
         strategy = tf.distribute.ParameterServerStrategy(self.resolver, *args, **options)
         coordinator = Coordinator(strategy)
-        coordinator.belongs_to(
+        coordinator.bind_cluster(
             self._task_rows, dict, lambda tasks: None, lambda severity, what: None, lambda: None
         )
         self._strategy, self._coordinator = strategy, coordinator

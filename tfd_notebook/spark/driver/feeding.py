@@ -315,7 +315,7 @@ def feed_stream(
             if isinstance(error, StateError) and cluster.phase in SHUT_DOWN:
                 return
             problems.append(error)
-            cluster.poke()
+            cluster.wake_waiters()
             raise  # Spark tells it to who waits for the StreamingContext
 
     def follow() -> None:

@@ -108,10 +108,10 @@ class Phases:
             return self._condition.wait_for(lambda: reached(self._now), timeout)
 
     def wait_until(self, reached: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until `reached` says so; it is asked after each move, and each `poke`."""
+        """Wait until `reached` says so; it is asked after each move, and each `wake_waiters`."""
         return self.wait(lambda _: reached(), timeout)
 
-    def poke(self) -> None:
+    def wake_waiters(self) -> None:
         """Have those that wait look again."""
         with self._condition:
             self._condition.notify_all()

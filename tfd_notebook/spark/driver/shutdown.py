@@ -66,7 +66,7 @@ class GracefulShutdown:
     def abandon(self) -> None:
         """Wait for the workers no more; the cluster goes on."""
         self._abandoned.set()
-        self._cluster.poke()
+        self._cluster.wake_waiters()
 
     def run(self) -> None:
         """Do it."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from tfd_notebook._compat import pyspark as private
 from tfd_notebook._version import VERSION
 from tfd_notebook.launchers.client.handshake import series
-from tfd_notebook.launchers.spark_slots import told
+from tfd_notebook.launchers.spark_slots import report
 from tfd_notebook.model.diagnostics import Finding, Kind, check, kind, listed
 from tfd_notebook.net.host import tensorflow_version
 from tfd_notebook.spark.preflight import facts, fixes
@@ -106,7 +106,7 @@ def slots(seen: SparkFacts) -> Iterator[Finding]:
         return
     if seen.needed is not None and seen.free < seen.needed:
         yield SLOTS.found(
-            f"{seen.needed} nodes are to run at the same time, and {told(seen.slots, seen.held)}",
+            f"{seen.needed} nodes are to run at the same time, and {report(seen.slots, seen.held)}",
             ("shut down a cluster that holds some; or " if seen.held else "")
             + f"start Spark with {fixes.more_listed(seen)}; or have fewer nodes",
         )
