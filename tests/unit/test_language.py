@@ -128,6 +128,7 @@ CLEAN = (
     "labextension/schema",
     "labextension/package.json",
     "README.md",
+    "CONTRIBUTING.md",
 )
 
 #: Paths whose names have no violation.
