@@ -95,7 +95,7 @@ PEOPLE = re.compile(
 
 #: Nouns for documents at the end of a text. A document can say something.
 WRITINGS = re.compile(
-    r"\b(?:message|notice|warning|documentation|docs|page|comment|docstring|specification"
+    r"\b(?:message|notice|finding|warning|documentation|docs|page|comment|docstring|specification"
     r"|rfc\s+\d+)\s+$"
 )
 
@@ -121,7 +121,7 @@ RULES = (
     _rule(
         r"(?:\A|\n|(?<=[.;:¶]) )what (?!if\b|to\b)(?![^.?!]*\?)[\w']+",
         "start with the thing, not with a what-clause",
-        NO_HEADING - {"cell"},
+        NO_HEADING,
     ),
     # Existence and validity
     _rule(
@@ -151,6 +151,19 @@ RULES = (
         "name the owner: started by tfd, the caller's",
     ),
     _rule(r"\bof (?:its|their|his|your|our|one's) own\b", "its own <noun>, a separate <noun>"),
+    _rule(
+        r"\b(?:of|none of) (?:(?:the|a|an|its|their|this|that) )?\w+'s"
+        r"(?= (?:is|are|was|has|that|which|and|or|in|to|at|on|with|for|from)\b|[.,;:)]|$)"
+        r"(?! (?:and|or) \w+'s)",
+        "the <owner>'s <noun>, a <noun> of <owner>",
+    ),
+    _rule(r"\bno more(?= of\b|[.,;:)]|$)|\bno more to do with\b", "no longer, not ... any more"),
+    _rule(r"\bbut for\b", "except, except for"),
+    _rule(
+        r"(?:\A|(?<=[.;:¶]) )(?:have|let) (?:the(?! user)|it|its|them|a|an|CODE|what)\b",
+        "an active verb: make, start, allow",
+        NO_HEADING - {"docstring"},
+    ),
     _rule(r"\bstrangers?\b", "other users, unauthenticated clients"),
     _rule(r"\belsewhere\b", "on another host, in another process, remote"),
     _rule(r"\ba word\b", "message, argument"),
@@ -399,7 +412,8 @@ def markdown_texts(source: str, name: str, numbers: list[int] | None = None) -> 
         elif line.lstrip().startswith("|"):
             yield from text()
             for cell in line.strip().strip("|").split("|"):
-                yield Text(name, "cell", _plain(cell.strip()), (number,))
+                kind = "cell" if len(cell.split()) > 4 else "heading"
+                yield Text(name, kind, _plain(cell.strip()), (number,))
         elif re.fullmatch(r"\s*|\s*<.*|\([\w-]+\)=", line):  # the last one is a target of links
             yield from text()
         else:
@@ -554,6 +568,8 @@ def _excepted(match: re.Match[str], text: Text) -> bool:
     word = match[0].strip().lower()
     before = text.text[max(match.start() - 60, 0) : match.start()].lower()
     if word in ("who", "wants", "knows", "says", "said", "do not know") and PEOPLE.search(before):
+        return True
+    if word == "tell" and re.match(r" \w+ apart\b", text.text[match.end() :]):
         return True
     if word in ("says", "tells") and WRITINGS.search(before):
         return True

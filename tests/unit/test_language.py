@@ -440,6 +440,10 @@ def _function(docstring, name="tfd_notebook/sample.py"):
         "The agent knows the port.",
         "The task goes on without its owner.",
         "Its port, None where the task has stopped.",
+        "A private name of TensorFlow's.",
+        "The client receives no more.",
+        "Nothing remains but for the lease.",
+        "Let the closures run first.",
     ],
 )
 def test_forbidden_phrases_are_reported(comment):
@@ -456,7 +460,9 @@ def test_forbidden_phrases_are_reported(comment):
         "Retry three times. The notice says which host failed.",
         "The live view updates once a second.",
         "Return early: what if the queue is empty?",
-        "The lists tell apart two hosts of one name.",
+        "The pids tell them apart.",
+        "At most no more than three.",
+        "The name of the task's host.",
         "Wait as long as the lease lasts.",
         "The word 'nobody' is the name of a Unix user.",
         "noqa: whoever reads this",
