@@ -160,7 +160,7 @@ RULES = (
     _rule(r"\bno more(?= of\b|[.,;:)]|$)|\bno more to do with\b", "no longer, not ... any more"),
     _rule(r"\bbut for\b", "except, except for"),
     _rule(
-        r"(?:\A|(?<=[.;:¶]) )(?:have|let) (?:the(?! user)|it|its|them|a|an|CODE|what)\b",
+        r"(?:\A|(?<=[.;:¶]) )(?:have|let) (?:the(?! user)|it|its|them|a|an|CODE|what)\b(?! go\b)",
         "an active verb: make, start, allow",
         NO_HEADING - {"docstring"},
     ),
