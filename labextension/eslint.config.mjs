@@ -16,7 +16,7 @@ export default tseslint.config(
         { selector: 'interface', format: ['PascalCase'], prefix: ['I'] }
       ],
       '@typescript-eslint/no-unused-vars': ['error', { args: 'none' }],
-      // Signals take a method and, beside it, its object.
+      // `Signal.connect` takes a method and its object as separate arguments.
       '@typescript-eslint/unbound-method': 'off',
       curly: 'error',
       eqeqeq: 'error',

@@ -4,9 +4,9 @@ export default defineConfig({
   test: {
     environment: 'jsdom',
     include: ['tests/**/*.test.ts'],
-    // Two workers are enough, and leave room on small machines.
+    // Two workers are sufficient and suit machines with two cores.
     maxWorkers: 2,
-    // Not what a busy machine meets: how long things take is no business of these tests.
+    // These tests do not measure time, so the timeout allows for a busy machine.
     testTimeout: 60_000,
     server: { deps: { inline: [/@jupyter/, /@lumino/] } }
   }

@@ -1,4 +1,4 @@
-// Remove what a build makes, so that nothing of an earlier one is shipped.
+// Remove all build outputs, so that no stale file is shipped.
 
 import { rm } from 'node:fs/promises';
 

@@ -1,4 +1,4 @@
-// Rebuild both outputs whenever a source changes, until interrupted.
+// Rebuild both outputs after every source change, until interrupted.
 
 import { spawn } from 'node:child_process';
 

@@ -1,4 +1,4 @@
-// The notebook widgets as one ESM file, which anywidget loads.
+// Build the notebook widgets as one ES module for anywidget.
 
 import { mkdir, readFile, writeFile } from 'node:fs/promises';
 import { dirname } from 'node:path';
@@ -18,14 +18,14 @@ export const options = {
   target: 'es2022'
 };
 
-/** The packages of Lumino come without the file. */
+/** Return the licence file of a package; Lumino packages do not contain one. */
 function licenceOf(name) {
   return name.startsWith('@lumino/')
     ? 'scripts/lumino-license.txt'
     : `node_modules/${name}/LICENSE`;
 }
 
-/** Return a comment with the licences of all packages that are in the bundle. */
+/** Return a comment with the licences of all bundled packages. */
 async function licences(inputs) {
   const names = new Set(
     Object.keys(inputs)

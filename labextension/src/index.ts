@@ -1,4 +1,4 @@
-// The plugins: the panel with its commands and dashboards, and clusters among what runs.
+// The plugins: the panel with its commands and dashboards, and the list of running clusters.
 
 import {
   ILayoutRestorer,
@@ -15,12 +15,12 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { Clusters } from './sidebar/clusters';
 import { addCommands, CommandIDs, confirm } from './sidebar/commands';
 import { Dashboards } from './sidebar/dashboards';
-import { askServer, Detached } from './sidebar/detached';
+import { detachedApi, Detached } from './sidebar/detached';
 import { clusterIcon } from './sidebar/icon';
 import { Kernels } from './sidebar/kernels';
 import { ClustersPanel } from './sidebar/panel';
 import { RunningClusters } from './sidebar/running';
-import { fallBackToTwins } from './sidebar/twins';
+import { restoreSavedViews } from './sidebar/savedViews';
 import { DEFAULTS, IClusters, type ISettings } from './sidebar/tokens';
 import { VERSION } from './sidebar/version';
 
@@ -32,7 +32,7 @@ const RANK = 550;
 
 const plugin: JupyterFrontEndPlugin<IClusters> = {
   id: PLUGIN,
-  description: 'A panel of distributed TensorFlow clusters, and a dashboard of each.',
+  description: 'A panel and dashboards for distributed TensorFlow clusters.',
   autoStart: true,
   provides: IClusters,
   optional: [
@@ -56,13 +56,13 @@ const plugin: JupyterFrontEndPlugin<IClusters> = {
     const kernels = new Kernels(app.serviceManager, VERSION);
     const clusters = new Clusters({
       kernels,
-      detached: new Detached(askServer(app.serviceManager.serverSettings)),
+      detached: new Detached(detachedApi(app.serviceManager.serverSettings)),
       notebooks,
       confirm: question => confirm(question, trans.__('Yes'), trans),
       open: (kernel, cluster) => dashboards.open({ kernel: kernel.id, path: kernel.path, cluster }),
       show: id => app.shell.activateById(id),
       showPanel: () => app.shell.activateById(PANEL),
-      warn: words => Notification.warning(words, { autoClose: 8000 })
+      warn: text => Notification.warning(text, { autoClose: 8000 })
     });
     const dashboards = new Dashboards(app.shell, clusters, trans);
 
@@ -82,21 +82,21 @@ const plugin: JupyterFrontEndPlugin<IClusters> = {
       panel,
       trans,
       showPanel: () => app.shell.activateById(panel.id),
-      current: () => notebooks?.currentWidget?.sessionContext.session?.kernel?.id
+      currentKernel: () => notebooks?.currentWidget?.sessionContext.session?.kernel?.id
     });
     for (const command of Object.values(CommandIDs)) {
       palette?.addItem({ command, category: trans.__('TFD Clusters') });
     }
     void restorer?.restore(dashboards.tracker, {
       command: CommandIDs.open,
-      args: ({ content }) => ({ ...content.place }),
-      name: ({ content }) => `${content.place.kernel}:${content.place.cluster}`
+      args: ({ content }) => ({ ...content.target }),
+      name: ({ content }) => `${content.target.kernel}:${content.target.cluster}`
     });
 
     if (registry) {
-      void followSettings(registry, settings => {
+      void watchSettings(registry, settings => {
         clusters.change(settings);
-        // Not before the layout is restored, which puts the panel where it was.
+        // The restored layout moves the panel, so apply the setting afterwards.
         void app.restored.then(() => {
           if (settings.side !== side) {
             side = settings.side;
@@ -106,16 +106,16 @@ const plugin: JupyterFrontEndPlugin<IClusters> = {
       });
     }
     if (states) {
-      void keepFolds(states, panel);
+      void persistFolds(states, panel);
     }
-    window.addEventListener('pagehide', () => kernels.leave());
+    window.addEventListener('pagehide', () => kernels.sendBye());
     return clusters;
   }
 };
 
 const running: JupyterFrontEndPlugin<void> = {
   id: 'tfd-notebook-lab:running',
-  description: 'Lists clusters among what runs.',
+  description: 'Lists clusters in the Running Terminals and Kernels panel.',
   autoStart: true,
   requires: [IClusters],
   optional: [IRunningSessionManagers, ITranslator],
@@ -129,31 +129,31 @@ const running: JupyterFrontEndPlugin<void> = {
   }
 };
 
-const twins: JupyterFrontEndPlugin<void> = {
-  id: 'tfd-notebook-lab:twins',
-  description: 'Shows what a widget looked like where its kernel is gone.',
+const savedViews: JupyterFrontEndPlugin<void> = {
+  id: 'tfd-notebook-lab:saved-views',
+  description: 'Shows the saved view of a widget whose model no longer exists.',
   autoStart: true,
   requires: [INotebookTracker],
   activate: (_app: JupyterFrontEnd, notebooks: INotebookTracker): void => {
-    fallBackToTwins(notebooks);
+    restoreSavedViews(notebooks);
   }
 };
 
-async function followSettings(
+async function watchSettings(
   registry: ISettingRegistry,
-  take: (settings: ISettings) => void
+  apply: (settings: ISettings) => void
 ): Promise<void> {
   try {
     const loaded = await registry.load(PLUGIN);
-    const read = () => take({ ...DEFAULTS, ...(loaded.composite as Partial<ISettings>) });
+    const read = () => apply({ ...DEFAULTS, ...(loaded.composite as Partial<ISettings>) });
     loaded.changed.connect(read);
     read();
   } catch (error) {
-    console.warn(`${PLUGIN}: the settings are not used`, error);
+    console.warn(`${PLUGIN}: loading the settings failed`, error);
   }
 }
 
-async function keepFolds(states: IStateDB, panel: ClustersPanel): Promise<void> {
+async function persistFolds(states: IStateDB, panel: ClustersPanel): Promise<void> {
   const folded = await states.fetch(FOLDED);
   if (Array.isArray(folded)) {
     panel.restore(folded.filter(key => typeof key === 'string'));
@@ -161,4 +161,4 @@ async function keepFolds(states: IStateDB, panel: ClustersPanel): Promise<void> 
   panel.foldsChanged.connect(() => void states.save(FOLDED, panel.folded));
 }
 
-export default [plugin, running, twins];
+export default [plugin, running, savedViews];

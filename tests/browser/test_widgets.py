@@ -64,9 +64,7 @@ def test_the_form_starts_a_cluster_and_then_shows_it(lab: Lab) -> None:
     button(form, "Start").click()
     expect(output.locator(".tfd-cluster")).to_contain_text("2 of 2 tasks ready", timeout=90_000)
     expect(output.locator(".tfd-head")).to_contain_text("from-form")
-    expect(output).to_contain_text(
-        "The cluster from-form was started; it is in the variable cluster."
-    )
+    expect(output).to_contain_text("Cluster from-form was started. Variable: cluster.")
     expect(output).to_contain_text("%tfd_cluster start --data-workers 1 --name from-form")
     assert notebook.ask("print(cluster.name, len(cluster.tasks))") == "from-form 2"
     lab.picture("form-started", output)

@@ -1,4 +1,4 @@
-// One polite live region of the page; of what comes quickly only the last is said.
+// One polite live region for the page. Of several texts within PAUSE_MS only the last is announced.
 
 const PAUSE_MS = 3000;
 
@@ -6,26 +6,26 @@ let region: HTMLElement | null = null;
 let next = '';
 let timer: ReturnType<typeof setTimeout> | null = null;
 
-/** Have screen readers say `text` when they are ready for it. */
+/** Announce `text` to screen readers. */
 export function announce(text: string): void {
   next = text;
   if (timer === null) {
-    speak();
+    flush();
   }
 }
 
-function speak(): void {
+function flush(): void {
   timer = null;
   if (!next) {
     return;
   }
   if (!region?.isConnected) {
     region = document.createElement('div');
-    region.className = 'tfd-unseen';
+    region.className = 'tfd-visually-hidden';
     region.setAttribute('aria-live', 'polite');
     document.body.append(region);
   }
   region.textContent = next;
   next = '';
-  timer = setTimeout(speak, PAUSE_MS);
+  timer = setTimeout(flush, PAUSE_MS);
 }

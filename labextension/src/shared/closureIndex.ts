@@ -1,5 +1,5 @@
-// Which rows of a closure table are shown, in which order. Of a table that changes a little only
-// the changed rows are placed anew.
+// Filter and sort order of a closure table. After small changes only the changed rows are sorted
+// again.
 
 import type { ClosureTable } from './closures';
 
@@ -16,7 +16,7 @@ export type SortColumn =
   | 'error';
 
 export interface IFilter {
-  /** Position of a state; null for all. */
+  /** Index in CLOSURE_STATES; null for all. */
   state: number | null;
   worker: number | null;
   function: number | null;
@@ -25,7 +25,7 @@ export interface IFilter {
 const NO_FILTER: IFilter = { state: null, worker: null, function: null };
 
 export class ClosureIndex {
-  /** The rows that are shown, in their order; only the first `length` count. */
+  /** The shown rows in display order; only the first `length` entries are valid. */
   rows = new Int32Array(0);
   length = 0;
   sort: SortColumn = 'id';
@@ -33,7 +33,7 @@ export class ClosureIndex {
   filter: IFilter = NO_FILTER;
 
   private _spare = new Int32Array(0);
-  /** What the rows are sorted by, smallest first; infinite for what is not known. */
+  /** Sort keys, smallest first; infinite for unknown values. */
   private _keys = new Float64Array(0);
   private _marked = new Uint8Array(0);
   private _version = -1;
@@ -43,7 +43,7 @@ export class ClosureIndex {
 
   constructor(private _table: ClosureTable) {}
 
-  /** Sort and filter otherwise. */
+  /** Change sort order and filter. */
   choose(sort: SortColumn, descending: boolean, filter: IFilter): void {
     this.sort = sort;
     this.descending = descending;
@@ -52,7 +52,7 @@ export class ClosureIndex {
     this.update(this._table);
   }
 
-  /** Follow the table; returns whether anything may look different now. */
+  /** Apply changes of the table; return true if the display may have changed. */
   update(table: ClosureTable): boolean {
     if (table !== this._table) {
       this._table = table;
@@ -76,19 +76,19 @@ export class ClosureIndex {
     return true;
   }
 
-  /** Where a row is shown, -1 where it is not. */
-  placeOf(row: number): number {
+  /** Return the position of a row, -1 if it is not shown. */
+  positionOf(row: number): number {
     return this.rows.subarray(0, this.length).indexOf(row);
   }
 
   private _build(): void {
     const { length } = this._table;
     this._rank();
-    this._room(length);
+    this._reserve(length);
     let kept = 0;
     for (let row = 0; row < length; row++) {
       this._keys[row] = this._keyOf(row);
-      if (this._fits(row)) {
+      if (this._matches(row)) {
         this.rows[kept++] = row;
       }
     }
@@ -102,7 +102,7 @@ export class ClosureIndex {
     }
   }
 
-  /** Follow rows that the table forgot at its beginning. */
+  /** Remove the oldest rows, which the table has dropped. */
   private _dropOld(): void {
     const count = this._table.first - this._first;
     if (count <= 0) {
@@ -121,7 +121,7 @@ export class ClosureIndex {
 
   private _merge(ids: Float64Array): void {
     const { first, length } = this._table;
-    this._room(length);
+    this._reserve(length);
     const marked = this._marked;
     const changed: number[] = [];
     for (const id of ids) {
@@ -142,7 +142,7 @@ export class ClosureIndex {
     for (const row of changed) {
       marked[row] = 0;
       this._keys[row] = this._keyOf(row);
-      if (this._fits(row)) {
+      if (this._matches(row)) {
         placed.push(row);
       }
     }
@@ -150,17 +150,17 @@ export class ClosureIndex {
     let from = 0;
     let to = 0;
     for (const row of placed) {
-      const place = this._search(spare, from, kept, row);
-      rows.set(spare.subarray(from, place), to);
-      to += place - from;
+      const position = this._search(spare, from, kept, row);
+      rows.set(spare.subarray(from, position), to);
+      to += position - from;
       rows[to++] = row;
-      from = place;
+      from = position;
     }
     rows.set(spare.subarray(from, kept), to);
     this.length = to + kept - from;
   }
 
-  /** The first place from `low` on that `row` comes before. */
+  /** Return the first position from `low` on at which `row` can be inserted. */
   private _search(rows: Int32Array, low: number, high: number, row: number): number {
     while (low < high) {
       const middle = (low + high) >>> 1;
@@ -181,7 +181,7 @@ export class ClosureIndex {
     return this.descending ? b - a : a - b;
   };
 
-  private _fits(row: number): boolean {
+  private _matches(row: number): boolean {
     const { state, worker, function: name } = this.filter;
     const table = this._table;
     return (
@@ -193,7 +193,7 @@ export class ClosureIndex {
 
   private _keyOf(row: number): number {
     const value = this._valueOf(row);
-    // What is not known comes last in both directions.
+    // Unknown values come last in both directions.
     return Number.isNaN(value) ? Infinity : this.descending ? -value : value;
   }
 
@@ -201,7 +201,7 @@ export class ClosureIndex {
     const table = this._table;
     switch (this.sort) {
       case 'id':
-        // Not the row, which changes when old ones are forgotten.
+        // Not the row, which changes when old rows are dropped.
         return table.first + row;
       case 'function':
         return this._ranks[table.function[row]] ?? NaN;
@@ -214,7 +214,7 @@ export class ClosureIndex {
       case 'fetched':
         return table.finished[row] - table.fetching[row];
       case 'error':
-        return beginning(table.errorOf(row));
+        return prefixKey(table.errorOf(row));
       default:
         return table[this.sort][row];
     }
@@ -224,27 +224,27 @@ export class ClosureIndex {
     const names = this._table.functions;
     const order = names.map((_, i) => i).sort((a, b) => (names[a] < names[b] ? -1 : 1));
     this._ranks = [];
-    order.forEach((place, rank) => (this._ranks[place] = rank));
+    order.forEach((position, rank) => (this._ranks[position] = rank));
   }
 
-  private _room(length: number): void {
+  private _reserve(length: number): void {
     if (this.rows.length >= length) {
       return;
     }
-    const room = Math.ceil(length * 1.25) + 1024;
+    const capacity = Math.ceil(length * 1.25) + 1024;
     const grown = <T extends Int32Array | Float64Array | Uint8Array>(larger: T, old: T): T => {
       larger.set(old);
       return larger;
     };
-    this.rows = grown(new Int32Array(room), this.rows);
-    this._spare = new Int32Array(room);
-    this._keys = grown(new Float64Array(room), this._keys);
-    this._marked = new Uint8Array(room);
+    this.rows = grown(new Int32Array(capacity), this.rows);
+    this._spare = new Int32Array(capacity);
+    this._keys = grown(new Float64Array(capacity), this._keys);
+    this._marked = new Uint8Array(capacity);
   }
 }
 
-/** The first letters of a text as a number, by which texts can be sorted; NaN for none. */
-function beginning(text: string): number {
+/** Return the first six characters of a text as a sortable number; NaN for an empty text. */
+function prefixKey(text: string): number {
   if (!text) {
     return NaN;
   }

@@ -12,10 +12,10 @@ const KINDS: Record<string, { new (buffer: ArrayBuffer): Column; new (length: nu
   u1: Uint8Array
 };
 
-/** Whoever has not looked for more changes than these looks at all rows. */
-const MOST_LOGGED = 50_000;
+/** Ids of changed rows that are kept; a reader that is further behind reads all rows. */
+const MAX_LOGGED = 50_000;
 
-/** Attempts that a lost worker took along. */
+/** An attempt that ended with a lost worker. */
 export interface ILostAttempt {
   id: number;
   worker: number;
@@ -23,9 +23,9 @@ export interface ILostAttempt {
   ended: number;
 }
 
-/** Rows are in the order of their ids, which have no gaps. */
+/** Closures in the order of their ids, which have no gaps. */
 export class ClosureTable {
-  /** Grows with every change. */
+  /** Incremented with every change. */
   version = 0;
   length = 0;
   first = 0;
@@ -33,11 +33,12 @@ export class ClosureTable {
   errors = new Map<number, string>();
   lost: ILostAttempt[] = [];
   paused = false;
-  /** Seconds since the epoch, by the kernel's clock, and when that was heard by ours. */
+  /** Seconds since the Unix epoch by the kernel's clock. */
   now = 0;
-  heard = 0;
-  /** More than so many are not sent. */
-  most = Infinity;
+  /** Local time at which `now` was received, in seconds of `performance.now`. */
+  receivedAt = 0;
+  /** Maximum number of rows that the kernel sends. */
+  maxRows = Infinity;
   function: Column = new Int32Array(0);
   state: Column = new Uint8Array(0);
   worker: Column = new Int16Array(0);
@@ -48,12 +49,12 @@ export class ClosureTable {
   fetching: Column = new Float64Array(0);
   finished: Column = new Float64Array(0);
 
-  private _known = false;
+  private _initialized = false;
   private _log: { version: number; ids: Float64Array | null }[] = [];
 
-  /** Take a message; one about changes is left alone before there was a whole one. */
-  take(message: IValuesMessage, buffers: readonly (ArrayBuffer | ArrayBufferView)[]): void {
-    if (!message.whole && !this._known) {
+  /** Apply a message; changes are ignored until the first full table. */
+  apply(message: IValuesMessage, buffers: readonly (ArrayBuffer | ArrayBufferView)[]): void {
+    if (!message.whole && !this._initialized) {
       return;
     }
     const columns = new Map<string, Column>();
@@ -63,8 +64,8 @@ export class ClosureTable {
     this.functions = message.functions;
     this.paused = message.paused;
     this.now = message.now;
-    this.heard = performance.now() / 1000;
-    this.most = message.most;
+    this.receivedAt = performance.now() / 1000;
+    this.maxRows = message.most;
     this.lost = message.lost.map(([id, worker, dispatched, ended]) => ({
       id,
       worker,
@@ -74,7 +75,7 @@ export class ClosureTable {
     const ids = columns.get('id')! as Float64Array;
     this.version += 1;
     if (message.whole) {
-      this._known = true;
+      this._initialized = true;
       this.errors.clear();
       this.length = message.count;
       this.first = message.count ? ids[0] : 0;
@@ -86,7 +87,7 @@ export class ClosureTable {
       this._log = [{ version: this.version, ids: null }];
     } else {
       this._update(ids, columns);
-      this._note(ids);
+      this._logChange(ids);
       for (const id of ids) {
         this.errors.delete(id);
       }
@@ -97,7 +98,7 @@ export class ClosureTable {
     this._drop();
   }
 
-  /** The ids that changed after `version`, some of them twice; null when it was all of them. */
+  /** Return the ids that changed after `version`, possibly with duplicates; null for all rows. */
   changedSince(version: number): Float64Array | null {
     if (version === this.version) {
       return new Float64Array(0);
@@ -107,15 +108,15 @@ export class ClosureTable {
       return null;
     }
     const all = new Float64Array(log.reduce((sum, entry) => sum + entry.ids!.length, 0));
-    let place = 0;
+    let offset = 0;
     for (const { ids } of log) {
-      all.set(ids!, place);
-      place += ids!.length;
+      all.set(ids!, offset);
+      offset += ids!.length;
     }
     return all;
   }
 
-  /** The name of a row's state, as it is shown. */
+  /** Return the displayed state of a row. */
   stateOf(row: number): string {
     const name = CLOSURE_STATES[this.state[row]];
     return this.paused && name === 'queued' ? 'paused' : name;
@@ -129,23 +130,23 @@ export class ClosureTable {
     return this.errors.get(this.first + row) ?? '';
   }
 
-  private _note(ids: Float64Array): void {
+  private _logChange(ids: Float64Array): void {
     this._log.push({ version: this.version, ids });
     let sum = 0;
     let first = this._log.length;
-    while (first > 0 && sum <= MOST_LOGGED) {
+    while (first > 0 && sum <= MAX_LOGGED) {
       first -= 1;
       sum += this._log[first].ids?.length ?? 0;
     }
     this._log.splice(0, first);
   }
 
-  /** Forget the oldest rows when there are many more than are sent. */
+  /** Drop the oldest rows when the table is 25 % larger than what the kernel sends. */
   private _drop(): void {
-    if (this.length <= 1.25 * this.most) {
+    if (this.length <= 1.25 * this.maxRows) {
       return;
     }
-    const count = this.length - this.most;
+    const count = this.length - this.maxRows;
     for (const name of NAMES) {
       this[name].copyWithin(0, count, this.length);
     }
@@ -173,11 +174,11 @@ export class ClosureTable {
       if (name === 'id') {
         continue;
       }
-      const mine = (this as unknown as Record<string, Column | undefined>)[name];
-      if (mine !== undefined) {
+      const target = (this as unknown as Record<string, Column | undefined>)[name];
+      if (target !== undefined) {
         for (let i = 0; i < rows.length; i++) {
           if (rows[i] >= 0) {
-            mine[rows[i]] = column[i];
+            target[rows[i]] = column[i];
           }
         }
       }
@@ -186,12 +187,12 @@ export class ClosureTable {
 
   private _grow(length: number): void {
     if (length > this.state.length) {
-      const room = Math.max(length, Math.ceil(this.state.length * 1.5), 1024);
+      const capacity = Math.max(length, Math.ceil(this.state.length * 1.5), 1024);
       for (const name of NAMES) {
-        const mine = this[name];
-        const Kind = mine.constructor as new (length: number) => Column;
-        const larger = new Kind(room);
-        larger.set(mine);
+        const target = this[name];
+        const Kind = target.constructor as new (length: number) => Column;
+        const larger = new Kind(capacity);
+        larger.set(target);
         this[name] = larger;
       }
     }
@@ -212,7 +213,7 @@ const NAMES = [
 ] as const;
 
 function copied(buffer: ArrayBuffer | ArrayBufferView): ArrayBuffer {
-  // Views may begin at any byte, which a typed array of larger numbers does not accept.
+  // A view may start at any byte, but a typed array requires an aligned offset.
   return ArrayBuffer.isView(buffer)
     ? (buffer.buffer.slice(buffer.byteOffset, buffer.byteOffset + buffer.byteLength) as ArrayBuffer)
     : buffer.slice(0);

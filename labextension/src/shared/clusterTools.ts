@@ -1,8 +1,8 @@
-// What can be done with a cluster as a whole.
+// The buttons that act on a whole cluster.
 
-import { Asker } from './asker';
+import { CommandStatus } from './statusLine';
 import { button, enable, h, labelled, show } from './dom';
-import { counted, Findings, type IFinding } from './findings';
+import { findingCount, Findings, type IFinding } from './findings';
 import type { Link } from './link';
 import { hasEnded, type ICluster } from './protocol';
 import type { IActions } from './view';
@@ -14,13 +14,13 @@ interface ICount {
   field: string;
   input: HTMLInputElement;
   label: HTMLElement;
-  /** What is planned, as it was shown last; the input follows it unless somebody typed. */
-  seen: number;
+  /** The planned number as last shown; the input follows it unless the user has changed it. */
+  shown: number;
 }
 
 export class ClusterTools {
   readonly node = h('div');
-  private readonly _asker: Asker;
+  private readonly _status: CommandStatus;
   private readonly _counts: ICount[];
   private readonly _scale: HTMLButtonElement;
   private readonly _stop: HTMLButtonElement;
@@ -36,21 +36,25 @@ export class ClusterTools {
     private readonly _actions: IActions,
     private readonly _confirm: Confirm
   ) {
-    this._asker = new Asker(link, _cluster);
+    this._status = new CommandStatus(link, _cluster);
     this._counts = [
       this._count('data_worker', 'data_workers', 'data workers'),
       this._count('worker', 'workers', 'workers')
     ];
-    this._scale = button('Scale', 'have as many tasks as said here', () => void this._doScale());
-    this._stop = button('Stop', 'stop all tasks of this cluster', () => void this._doStop());
+    this._scale = button(
+      'Scale',
+      'Scale the cluster to these numbers of tasks',
+      () => void this._doScale()
+    );
+    this._stop = button('Stop', 'Stop all tasks of this cluster', () => void this._doStop());
     this._interrupt = button(
       'Interrupt',
-      'end what is being read or computed now; the tasks stay',
-      one => void this._asker.run('interrupt', 'interrupt', {}, [one], () => 'interrupted')
+      'Interrupt running reads and computations; the tasks keep running',
+      button => void this._status.run('Interrupt', 'interrupt', {}, [button], () => 'Interrupted')
     );
     this._doctor = button(
       'Doctor',
-      'look for what is wrong with this cluster, or will be',
+      'Diagnose problems of this cluster',
       () => void this._doDoctor()
     );
     this._scaling = h(
@@ -77,7 +81,7 @@ export class ClusterTools {
     if (insert) {
       this._insert = button(
         'Insert code',
-        'put code that uses this cluster into the notebook',
+        'Insert code that uses this cluster into the notebook',
         () =>
           insert(
             `import tfd_notebook as tfd\n\ncluster = tfd.clusters()[${JSON.stringify(_cluster)}]`
@@ -86,18 +90,20 @@ export class ClusterTools {
       row.append(this._insert);
     }
     if (open) {
-      row.append(button('Open', 'open this cluster in a tab of its own', () => open(_cluster)));
+      row.append(
+        button('Open', 'Open the dashboard of this cluster in a tab', () => open(_cluster))
+      );
     }
-    this.node.append(row, this._asker.node, this._findings.node);
+    this.node.append(row, this._status.node, this._findings.node);
   }
 
-  show(seen: ICluster, alive: boolean): void {
-    const usable = !this._actions.readOnly && !hasEnded(seen);
-    for (const one of [this._stop, this._interrupt, this._doctor, this._scaling]) {
-      show(one, usable);
+  show(snapshot: ICluster, connected: boolean): void {
+    const usable = !this._actions.readOnly && !hasEnded(snapshot);
+    for (const element of [this._stop, this._interrupt, this._doctor, this._scaling]) {
+      show(element, usable);
     }
-    if (seen.spark) {
-      // What it may be asked is to come to its end.
+    if (snapshot.spark) {
+      // A TFCluster supports only `stop`.
       show(this._interrupt, false);
       show(this._doctor, false);
       if (this._insert) {
@@ -106,79 +112,79 @@ export class ClusterTools {
     }
     let scalable = false;
     for (const count of this._counts) {
-      const planned = seen.planned[count.role] ?? 0;
+      const planned = snapshot.planned[count.role] ?? 0;
       const fits =
-        planned > 0 || (count.role === 'data_worker' && (seen.planned.dispatcher ?? 0) > 0);
+        planned > 0 || (count.role === 'data_worker' && (snapshot.planned.dispatcher ?? 0) > 0);
       show(count.label, fits);
       scalable ||= fits;
-      if (planned !== count.seen) {
-        count.seen = planned;
+      if (planned !== count.shown) {
+        count.shown = planned;
         count.input.value = String(planned);
       }
-      enable(count.input, alive);
+      enable(count.input, connected);
     }
     show(this._scaling, usable && scalable);
-    for (const one of [this._stop, this._interrupt, this._doctor, this._scale]) {
-      enable(one, alive && seen.state !== 'stopping');
+    for (const control of [this._stop, this._interrupt, this._doctor, this._scale]) {
+      enable(control, connected && snapshot.state !== 'stopping');
     }
   }
 
   dispose(): void {
-    this._asker.dispose();
+    this._status.dispose();
   }
 
   private _count(role: string, field: string, label: string): ICount {
     const input = h('input', { type: 'number', min: 0, max: 1024, step: 1, required: true });
-    return { role, field, input, label: labelled(label, input), seen: -1 };
+    return { role, field, input, label: labelled(label, input), shown: -1 };
   }
 
   private async _doScale(): Promise<void> {
-    const wishes: Record<string, number> = {};
-    for (const { label, input, field, seen } of this._counts) {
+    const changes: Record<string, number> = {};
+    for (const { label, input, field, shown } of this._counts) {
       if (!label.hidden) {
         if (!input.reportValidity()) {
           return;
         }
-        const wish = Number(input.value);
-        if (wish !== seen) {
-          wishes[field] = wish;
+        const requested = Number(input.value);
+        if (requested !== shown) {
+          changes[field] = requested;
         }
       }
     }
-    if (!Object.keys(wishes).length) {
-      this._asker.say('scale: that is what there is already', 'quiet');
+    if (!Object.keys(changes).length) {
+      this._status.report('Scale: no change', 'quiet');
       return;
     }
-    await this._asker.run<Record<string, number>>(
+    await this._status.run<Record<string, number>>(
+      'Scale',
       'scale',
-      'scale',
-      wishes,
+      changes,
       [this._scale],
       observed =>
-        `scaled: ${Object.entries(observed)
+        `Scaled: ${Object.entries(observed)
           .map(([role, number]) => `${number} ${role}`)
           .join(', ')}`
     );
   }
 
   private async _doDoctor(): Promise<void> {
-    const found = await this._asker.run<IFinding[]>(
-      'doctor',
+    const findings = await this._status.run<IFinding[]>(
+      'Doctor',
       'doctor',
       {},
       [this._doctor],
-      counted
+      findingCount
     );
-    if (found) {
-      this._findings.show(found);
-      // They are counted above them.
-      this._asker.node.hidden ||= found.length > 0;
+    if (findings) {
+      this._findings.show(findings);
+      // The heading of the findings already has their number.
+      this._status.node.hidden ||= findings.length > 0;
     }
   }
 
   private async _doStop(): Promise<void> {
     if (await this._confirm(`Stop the cluster ${this._cluster} and all its tasks?`, this._stop)) {
-      await this._asker.run('stop', 'stop', {}, [this._stop], () => 'stopped');
+      await this._status.run('Stop', 'stop', {}, [this._stop], () => 'Stopped');
     }
   }
 }

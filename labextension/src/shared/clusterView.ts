@@ -1,22 +1,22 @@
-// One cluster: what it is, what limits it, its tasks, streams, coordinator and notices.
+// One cluster: state, bottlenecks, tasks, streams, coordinator and notices.
 
 import { announce } from './announce';
 import { ClusterTools } from './clusterTools';
 import { CoordinatorPart } from './coordinatorPart';
-import { h, Keyed, setCut, setText, show } from './dom';
-import { duration, plural, signed, tone, whole } from './figures';
+import { h, KeyedList, setTruncatedText, setText, show } from './dom';
+import { duration, plural, signed, tone, formatInteger } from './figures';
 import { GpuStrip } from './gpuStrip';
 import { useHistory } from './history';
 import type { Link } from './link';
 import { NoticeList } from './noticeList';
 import { hasEnded, type ICluster } from './protocol';
-import { SparkPart, sparkWords } from './sparkPart';
+import { SparkPart, sparkSummary } from './sparkPart';
 import { StreamList } from './streamList';
 import { TaskTable } from './taskTable';
 import { type IActions, View } from './view';
 
 export interface IClusterOptions {
-  /** For a narrow panel. */
+  /** Use the layout for a narrow panel. */
   compact?: boolean;
 }
 
@@ -28,7 +28,7 @@ export class ClusterView extends View {
   private readonly _expires = h('span', { class: 'tfd-quiet' });
   private readonly _roles = h('div', { class: 'tfd-warn tfd-wrap' });
   private readonly _limits = h('div');
-  private readonly _limitRows: Keyed<HTMLElement>;
+  private readonly _limitRows: KeyedList<HTMLElement>;
   private readonly _tools: ClusterTools;
   private readonly _tasks: TaskTable;
   private readonly _gpus = new GpuStrip();
@@ -36,7 +36,7 @@ export class ClusterView extends View {
   private readonly _streams: StreamList;
   private readonly _coordinator: CoordinatorPart;
   private readonly _notices = new NoticeList();
-  private _said = '';
+  private _announced = '';
 
   constructor(link: Link, cluster: string, actions: IActions, options: IClusterOptions = {}) {
     super(link, cluster, actions, `tfd-cluster${options.compact ? ' tfd-compact' : ''}`);
@@ -44,7 +44,9 @@ export class ClusterView extends View {
     const { history, end } = useHistory(link, cluster);
     this.onDispose(end);
     const ask = (question: string, near: HTMLElement) => this.confirm(question, near);
-    this._limitRows = new Keyed<HTMLElement>(this._limits, () => h('div', { class: 'tfd-limit' }));
+    this._limitRows = new KeyedList<HTMLElement>(this._limits, () =>
+      h('div', { class: 'tfd-limit' })
+    );
     this._tools = new ClusterTools(link, cluster, actions, ask);
     this._tasks = new TaskTable(link, cluster, actions, history, ask);
     this._streams = new StreamList();
@@ -76,8 +78,8 @@ export class ClusterView extends View {
     this.begin();
   }
 
-  protected draw(seen: ICluster | undefined): void {
-    setCut(this._name, this.cluster);
+  protected draw(snapshot: ICluster | undefined): void {
+    setTruncatedText(this._name, this.cluster);
     for (const part of [
       this._tools,
       this._spark,
@@ -87,58 +89,58 @@ export class ClusterView extends View {
       this._coordinator,
       this._notices
     ]) {
-      show(part.node, seen !== undefined);
+      show(part.node, snapshot !== undefined);
     }
-    if (!seen) {
+    if (!snapshot) {
       return;
     }
-    const [planned, observed] = [total(seen.planned), total(seen.observed)];
-    setText(this._state, signed(seen.state));
-    this._state.className = `tfd-${tone(seen.state)}`;
+    const [planned, observed] = [total(snapshot.planned), total(snapshot.observed)];
+    setText(this._state, signed(snapshot.state));
+    this._state.className = `tfd-${tone(snapshot.state)}`;
     setText(
       this._ready,
-      seen.spark
-        ? sparkWords(seen.spark)
-        : hasEnded(seen)
+      snapshot.spark
+        ? sparkSummary(snapshot.spark)
+        : hasEnded(snapshot)
           ? ''
-          : `${whole(observed)} of ${plural(planned, 'task')} ready`
+          : `${formatInteger(observed)} of ${plural(planned, 'task')} ready`
     );
-    setText(this._launcher, seen.launcher);
-    const left = (seen.expires ?? 0) - Date.now() / 1000;
-    const stays = Math.max(0, (seen.lease ?? 0) - Date.now() / 1000);
+    setText(this._launcher, snapshot.launcher);
+    const left = (snapshot.expires ?? 0) - Date.now() / 1000;
+    const kept = Math.max(0, (snapshot.lease ?? 0) - Date.now() / 1000);
     setText(
       this._expires,
       [
-        seen.expires && left > 0 ? `stops in ${duration(left)}` : '',
-        seen.lease ? `detached, stays for ${duration(stays)}` : ''
+        snapshot.expires && left > 0 ? `stops in ${duration(left)}` : '',
+        snapshot.lease ? `detached, kept for ${duration(kept)}` : ''
       ]
         .filter(Boolean)
         .join('; ')
     );
-    const differs = hasEnded(seen) ? [] : differences(seen);
+    const differs = hasEnded(snapshot) ? [] : differences(snapshot);
     setText(this._roles, differs.join('\n'));
     this._roles.style.whiteSpace = 'pre-line';
     show(this._roles, differs.length > 0);
-    const limits = limitsOf(seen);
+    const limits = limitsOf(snapshot);
     this._limitRows.update(Object.keys(limits), (row, key) => setText(row, limits[key]));
-    this._tools.show(seen, this.alive);
-    this._spark.show(seen.spark);
-    this._tasks.show(seen, this.alive);
-    show(this._tasks.node, !seen.spark);
-    this._gpus.show(Object.values(seen.gpus ?? {}));
-    this._streams.show(seen);
-    this._coordinator.show(seen.coordinator);
-    this._notices.show(seen.notices);
-    this._announce(seen);
+    this._tools.show(snapshot, this.connected);
+    this._spark.show(snapshot.spark);
+    this._tasks.show(snapshot, this.connected);
+    show(this._tasks.node, !snapshot.spark);
+    this._gpus.show(Object.values(snapshot.gpus ?? {}));
+    this._streams.show(snapshot);
+    this._coordinator.show(snapshot.coordinator);
+    this._notices.show(snapshot.notices);
+    this._announce(snapshot);
   }
 
-  private _announce(seen: ICluster): void {
-    const phase = seen.spark ? `, ${seen.spark.phase}` : '';
-    const words = `cluster ${seen.name} ${seen.state}${phase}`;
-    if (this._said && this._said !== words) {
-      announce(words);
+  private _announce(snapshot: ICluster): void {
+    const phase = snapshot.spark ? `, ${snapshot.spark.phase}` : '';
+    const text = `cluster ${snapshot.name} ${snapshot.state}${phase}`;
+    if (this._announced && this._announced !== text) {
+      announce(text);
     }
-    this._said = words;
+    this._announced = text;
   }
 }
 
@@ -146,13 +148,13 @@ function total(counts: Record<string, number>): number {
   return Object.values(counts).reduce((sum, number) => sum + number, 0);
 }
 
-/** What limits now, by where that is seen. */
-function limitsOf(seen: ICluster): Record<string, string> {
+/** Return the current bottlenecks by coordinator or stream. */
+function limitsOf(snapshot: ICluster): Record<string, string> {
   const limits: Record<string, string> = {};
-  if (seen.coordinator?.limit && !hasEnded(seen)) {
-    limits.coordinator = seen.coordinator.limit;
+  if (snapshot.coordinator?.limit && !hasEnded(snapshot)) {
+    limits.coordinator = snapshot.coordinator.limit;
   }
-  for (const stream of Object.values(seen.streams)) {
+  for (const stream of Object.values(snapshot.streams)) {
     if (stream.limit && stream.state === 'running') {
       limits[`stream ${stream.name}`] = `${stream.name}: ${stream.limit}`;
     }
@@ -160,18 +162,20 @@ function limitsOf(seen: ICluster): Record<string, string> {
   return limits;
 }
 
-/** Roles of which planned, requested and observed are not the same, and why. */
-export function differences(seen: ICluster): string[] {
+/** Describe the roles whose planned, requested and observed numbers differ. */
+export function differences(snapshot: ICluster): string[] {
   const roles = new Set([
-    ...Object.keys(seen.planned),
-    ...Object.keys(seen.requested),
-    ...Object.keys(seen.observed)
+    ...Object.keys(snapshot.planned),
+    ...Object.keys(snapshot.requested),
+    ...Object.keys(snapshot.observed)
   ]);
   const lines: string[] = [];
   for (const role of roles) {
-    const [planned, requested, observed] = [seen.planned, seen.requested, seen.observed].map(
-      counts => counts[role] ?? 0
-    );
+    const [planned, requested, observed] = [
+      snapshot.planned,
+      snapshot.requested,
+      snapshot.observed
+    ].map(counts => counts[role] ?? 0);
     if (planned === requested && requested === observed) {
       continue;
     }
@@ -179,16 +183,16 @@ export function differences(seen: ICluster): string[] {
     if (planned > requested) {
       why.push(`${planned - requested} not requested yet`);
     } else if (planned < requested) {
-      why.push(`${requested - planned} no longer wanted`);
+      why.push(`${requested - planned} to be stopped`);
     }
-    const unseen = Object.values(seen.tasks).filter(
+    const missing = Object.values(snapshot.tasks).filter(
       task => task.role === role && task.state !== 'ready'
     );
-    for (const task of unseen.slice(0, 3)) {
+    for (const task of missing.slice(0, 3)) {
       why.push(`${task.task} ${task.state}${task.reason ? ` (${task.reason})` : ''}`);
     }
-    if (unseen.length > 3) {
-      why.push(`and ${unseen.length - 3} more`);
+    if (missing.length > 3) {
+      why.push(`and ${missing.length - 3} more`);
     }
     const counts = `${role}: ${planned} planned, ${requested} requested, ${observed} observed`;
     lines.push(why.length ? `${counts}; ${why.join('; ')}` : counts);

@@ -1,20 +1,20 @@
-// A question in place, for pages that offer no dialog.
+// Inline confirmation for pages without a dialog.
 
 import { button, h } from './dom';
 
-/** Ask beneath `near`; Escape and leaving it unanswered mean no. */
+/** Show the question below `near`; resolve to true only on Yes. */
 export function confirmInline(question: string, near: HTMLElement): Promise<boolean> {
   return new Promise(resolve => {
     const before = document.activeElement;
-    const end = (said: boolean) => {
+    const end = (confirmed: boolean) => {
       box.remove();
       if (before instanceof HTMLElement && before.isConnected) {
         before.focus();
       }
-      resolve(said);
+      resolve(confirmed);
     };
-    const yes = button('Yes', 'do it', () => end(true));
-    const no = button('No', 'leave it as it is', () => end(false));
+    const yes = button('Yes', 'Confirm', () => end(true));
+    const no = button('No', 'Cancel', () => end(false));
     const box = h(
       'div',
       { class: 'tfd-confirm', role: 'alertdialog', 'aria-label': question },

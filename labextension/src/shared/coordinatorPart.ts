@@ -1,11 +1,11 @@
-// The coordinator in figures, and its workers.
+// Figures of a coordinator, and a table of its workers.
 
-import { h, Keyed, setAttribute, setCut, setText, show } from './dom';
-import { brief, count, counted, sign, signed, size, tone, whole } from './figures';
+import { h, KeyedList, setAttribute, setTruncatedText, setText, show } from './dom';
+import { brief, count, counted, sign, signed, size, tone, formatInteger } from './figures';
 import type { ICoordinatedWorker, ICoordinator } from './protocol';
 
-const MOST_WORKERS = 50;
-const MOST_NAMED = 5;
+const MAX_WORKERS = 50;
+const MAX_NAMED = 5;
 const COLUMNS: readonly [string, string][] = [
   ['worker', ''],
   ['state', ''],
@@ -27,10 +27,10 @@ export class CoordinatorPart {
   private readonly _reduced = h(
     'div',
     { class: 'tfd-quiet tfd-wrap' },
-    'This version of TensorFlow is not known: only what is scheduled and what comes of it is seen, ' +
-      'and nothing can be paused.'
+    'This version of TensorFlow is not supported: only scheduled closures and their results are ' +
+      'shown, and closures cannot be paused.'
   );
-  private readonly _rows: Keyed<HTMLElement>;
+  private readonly _rows: KeyedList<HTMLElement>;
 
   constructor() {
     const heads = COLUMNS.map(([text, name]) => h('th', { class: name, scope: 'col' }, text));
@@ -38,16 +38,16 @@ export class CoordinatorPart {
     this._scroll.append(
       h(
         'table',
-        { 'aria-label': 'workers of the coordinator' },
+        { 'aria-label': 'Workers of the coordinator' },
         h('thead', {}, h('tr', {}, ...heads)),
         body
       )
     );
-    this._rows = new Keyed<HTMLElement>(body, () =>
+    this._rows = new KeyedList<HTMLElement>(body, () =>
       h('tr', {}, ...COLUMNS.map(([, name]) => h('td', { class: name })))
     );
     this.node.append(
-      h('h4', {}, 'coordinator'),
+      h('h4', {}, 'Coordinator'),
       this._state,
       this._facts,
       this._scroll,
@@ -70,41 +70,41 @@ export class CoordinatorPart {
     while (this._facts.children.length < 2 * facts.length) {
       this._facts.append(h('dt'), h('dd'));
     }
-    facts.forEach(([name, words], i) => {
+    facts.forEach(([name, text], i) => {
       setText(this._facts.children[2 * i], name);
-      setText(this._facts.children[2 * i + 1], words);
+      setText(this._facts.children[2 * i + 1], text);
     });
     const workers = Object.keys(row.workers).sort((a, b) => Number(a) - Number(b));
-    this._rows.update(workers.slice(0, MOST_WORKERS), (element, index) =>
+    this._rows.update(workers.slice(0, MAX_WORKERS), (element, index) =>
       fill(element, row.workers[index])
     );
     show(this._scroll, workers.length > 0);
-    const rest = workers.length - MOST_WORKERS;
+    const rest = workers.length - MAX_WORKERS;
     setText(this._more, rest > 0 ? `… and ${rest} more` : '');
     show(this._reduced, row.reduced);
   }
 }
 
 function fill(element: HTMLElement, row: ICoordinatedWorker): void {
-  const words = [
+  const texts = [
     `worker:${row.index}`,
     null,
     row.id === undefined ? '' : String(row.id),
     row.function ?? '',
     row.seconds === undefined ? '' : brief(row.seconds),
-    whole(row.done),
-    row.failed ? whole(row.failed) : '',
-    row.lost ? whole(row.lost) : '',
-    row.unbuilt ? `${row.built}, ${row.unbuilt} failed` : row.built ? whole(row.built) : ''
+    formatInteger(row.done),
+    row.failed ? formatInteger(row.failed) : '',
+    row.lost ? formatInteger(row.lost) : '',
+    row.unbuilt ? `${row.built}, ${row.unbuilt} failed` : row.built ? formatInteger(row.built) : ''
   ];
-  words.forEach((text, i) => {
+  texts.forEach((text, i) => {
     if (text !== null) {
-      setCut(element.children[i], text);
+      setTruncatedText(element.children[i], text);
     }
   });
   const state = element.children[1];
   if (!state.firstChild) {
-    // Of which a narrow place shows the sign alone.
+    // A narrow panel shows only the symbol.
     state.append(h('span'), h('span', { class: 'tfd-word' }));
   }
   setText(state.children[0], sign(row.state));
@@ -115,30 +115,30 @@ function fill(element: HTMLElement, row: ICoordinatedWorker): void {
 }
 
 function factsOf(row: ICoordinator): [string, string][] {
-  const facts: [string, string][] = [['closures', counted(row.counts) || 'none yet']];
+  const facts: [string, string][] = [['closures', counted(row.counts) || 'none']];
   if (row.closures_per_s) {
     facts.push(['rate', `${count(row.closures_per_s)} closures/s`]);
   }
   if (row.left_s?.length === 3) {
     const [middle, low, high] = row.left_s.map(brief);
-    facts.push(['left', `about ${middle}${low === high ? '' : ` (${low} to ${high})`}`]);
+    facts.push(['ETA', `${middle}${low === high ? '' : ` (${low} to ${high})`}`]);
   }
-  for (const [word, spans] of [
-    ['waited', row.queue_ms],
-    ['ran', row.run_ms]
+  for (const [label, spans] of [
+    ['queue', row.queue_ms],
+    ['run', row.run_ms]
   ] as const) {
     if (spans?.length === 3) {
-      const [half, most, nearlyAll] = spans.map(ms => brief(ms / 1e3));
-      facts.push([word, `half ${half}, 90 % ${most}, 99 % ${nearlyAll}`]);
+      const [p50, p90, p99] = spans.map(ms => brief(ms / 1e3));
+      facts.push([label, `p50 ${p50}, p90 ${p90}, p99 ${p99}`]);
     }
   }
   const some = (named: Record<string, string>) => {
-    const said = Object.entries(named).map(([name, words]) => `${name} ${words}`);
-    const rest = said.length - MOST_NAMED;
-    return said.slice(0, MOST_NAMED).join(', ') + (rest > 0 ? ` and ${rest} more` : '');
+    const items = Object.entries(named).map(([name, text]) => `${name} ${text}`);
+    const rest = items.length - MAX_NAMED;
+    return items.slice(0, MAX_NAMED).join(', ') + (rest > 0 ? ` and ${rest} more` : '');
   };
-  const each = (numbers: Record<string, number>, say: (number: number) => string) =>
-    some(Object.fromEntries(Object.entries(numbers).map(([name, n]) => [name, say(n)])));
+  const each = (numbers: Record<string, number>, format: (number: number) => string) =>
+    some(Object.fromEntries(Object.entries(numbers).map(([name, n]) => [name, format(n)])));
   if (Object.keys(row.ps_bytes).length) {
     facts.push(['variables', each(row.ps_bytes, size)]);
   }
@@ -146,7 +146,7 @@ function factsOf(row: ICoordinator): [string, string][] {
     facts.push(['traces', each(row.traces, String)]);
   }
   if (row.break_on_failure) {
-    facts.push(['breaks', 'on failure']);
+    facts.push(['break', 'on failure']);
   }
   return facts;
 }

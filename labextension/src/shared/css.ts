@@ -1,11 +1,11 @@
-// The style sheet of all views, put into the page once. A page of VS Code has no --jp-* variables,
-// others have neither these nor its own. The HTML views of saved notebooks, which are not ours to
-// change, bring a sheet for .tfd-view: the class here is another one.
+// The style sheet of all views. VS Code has no --jp-* variables, and other pages have neither these
+// nor --vscode-*. The HTML views in saved notebooks bring their own sheet for .tfd-view, so live
+// views use the class .tfd-live.
 
 import { PARTS } from './cssParts';
 
 const BASE = `
-.tfd-live, .tfd-unseen { box-sizing: border-box; }
+.tfd-live, .tfd-visually-hidden { box-sizing: border-box; }
 .tfd-live {
   --tfd-text: var(--jp-ui-font-color1, var(--vscode-foreground, CanvasText));
   --tfd-quiet: var(--jp-ui-font-color2, var(--vscode-descriptionForeground, GrayText));
@@ -29,7 +29,7 @@ const BASE = `
 }
 .tfd-live *, .tfd-live *::before { box-sizing: border-box; }
 .tfd-live [hidden] { display: none !important; }
-.tfd-unseen {
+.tfd-visually-hidden {
   position: absolute; width: 1px; height: 1px; margin: -1px; overflow: hidden;
   clip-path: inset(50%); white-space: nowrap;
 }
@@ -86,7 +86,7 @@ body[data-jp-theme-light='false'] .tfd-live .tfd-button.tfd-main {
 .tfd-live select option { color: initial; background: initial; }
 .tfd-live input[type='number'] { width: 5.5em; }
 .tfd-labelled { display: inline-flex; align-items: center; gap: 4px; min-width: 0; }
-.tfd-asked { margin: 4px 0; overflow-wrap: anywhere; white-space: pre-line; }
+.tfd-status-line { margin: 4px 0; overflow-wrap: anywhere; white-space: pre-line; }
 .tfd-confirm {
   display: flex; flex-wrap: wrap; align-items: center; gap: 4px 8px; margin: 4px 0; padding: 4px 8px;
   border: 1px solid var(--tfd-line); border-left: 3px solid var(--tfd-warn);
@@ -114,7 +114,7 @@ body[data-jp-theme-light='false'] .tfd-live .tfd-button.tfd-main {
 }
 `;
 
-/** Put the style sheet into the page, if it is not there yet. */
+/** Add the style sheet to the page unless it is already there. */
 export function ensureStyle(): void {
   const text = BASE + PARTS;
   const sheets = document.querySelectorAll('style[data-tfd-notebook]');

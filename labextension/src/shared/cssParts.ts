@@ -1,4 +1,4 @@
-// The part of the style sheet that is about single views.
+// Style rules of the individual views.
 
 export const PARTS = `
 .tfd-head { display: flex; flex-wrap: wrap; gap: 1px 10px; align-items: baseline; min-width: 0; }
@@ -124,7 +124,7 @@ export const PARTS = `
   border: 1px solid var(--tfd-line); background: var(--tfd-back); font-family: var(--tfd-mono);
   font-size: 12px; line-height: 1.4;
 }
-.tfd-log:empty::before { content: "nothing was written yet"; padding: 0 6px; color: var(--tfd-quiet); }
+.tfd-log:empty::before { content: "no output yet"; padding: 0 6px; color: var(--tfd-quiet); }
 .tfd-log > div { padding: 0 6px; white-space: pre-wrap; overflow-wrap: anywhere; content-visibility: auto; contain-intrinsic-size: auto 17px; }
 .tfd-log .tfd-times { margin-left: 8px; padding: 0 5px; border-radius: 7px; background: var(--tfd-raised); color: var(--tfd-quiet); white-space: nowrap; }
 .tfd-log mark { background: var(--jp-warn-color2, var(--vscode-editor-findMatchHighlightBackground, #ffd54f)); color: inherit; }

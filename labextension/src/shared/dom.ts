@@ -1,9 +1,9 @@
-// Elements without a library. Text only ever gets in as text.
+// DOM helpers. Text is never parsed as HTML.
 
 type Child = Node | string | null | undefined;
 type Value = string | number | boolean | null | undefined | ((event: never) => void);
 
-/** Make an element: `onclick` and the like are listeners, a false or absent value is left out. */
+/** Create an element; functions (`onclick`) become listeners, false and absent values are skipped. */
 export function h<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   attributes: Record<string, Value> = {},
@@ -25,7 +25,7 @@ export function h<K extends keyof HTMLElementTagNameMap>(
   return element;
 }
 
-/** Set an attribute, or remove it; does nothing where nothing changes. */
+/** Set or remove an attribute; no-op if the value is unchanged. */
 export function setAttribute(
   element: Element,
   name: string,
@@ -43,15 +43,15 @@ export function setAttribute(
   }
 }
 
-/** Set the text of an element; does nothing where nothing changes, so that a selection stays. */
+/** Set the text of an element; no-op if unchanged, so that a text selection is kept. */
 export function setText(element: Element, text: string): void {
   if (element.textContent !== text) {
     element.textContent = text;
   }
 }
 
-/** Text that is cut with an ellipsis where there is no room, and whole in its title. */
-export function setCut(element: Element, text: string, title = text): void {
+/** Set a text that the CSS truncates, and the full text as its title. */
+export function setTruncatedText(element: Element, text: string, title = text): void {
   setText(element, text);
   setAttribute(element, 'title', title || null);
 }
@@ -64,7 +64,7 @@ export function show(element: HTMLElement, shown: boolean): void {
 
 type Control = HTMLButtonElement | HTMLInputElement | HTMLSelectElement;
 
-/** Let a control be used, unless what it asked for last is not answered yet. */
+/** Enable or disable a control; it stays disabled while its command is pending. */
 export function enable(control: Control, usable: boolean): void {
   const disabled = !usable || control.dataset.busy !== undefined;
   if (control.disabled !== disabled) {
@@ -72,7 +72,7 @@ export function enable(control: Control, usable: boolean): void {
   }
 }
 
-/** Whether what a control asked for is not answered yet. */
+/** Mark the command of a control as pending or done. */
 export function setBusy(control: Control, busy: boolean): void {
   if (busy) {
     control.dataset.busy = '';
@@ -84,37 +84,37 @@ export function setBusy(control: Control, busy: boolean): void {
 
 let ids = 0;
 
-/** An id for labels and the like. */
+/** Return an element id that is unique in the page. */
 export function uniqueId(): string {
   ids += 1;
   return `tfd-${Date.now().toString(36)}-${ids}`;
 }
 
-/** A button of words, with a title that says what it does. */
+/** Create a text button with a tooltip. */
 export function button(
   label: string,
   title: string,
   onClick: (button: HTMLButtonElement) => void
 ): HTMLButtonElement {
-  const made = h('button', { type: 'button', class: 'tfd-button', title }, label);
-  made.addEventListener('click', () => onClick(made));
-  return made;
+  const element = h('button', { type: 'button', class: 'tfd-button', title }, label);
+  element.addEventListener('click', () => onClick(element));
+  return element;
 }
 
-/** A label that goes with an input. */
+/** Create a label for an input. */
 export function labelled(label: string, input: HTMLElement, title = ''): HTMLLabelElement {
   return h('label', { class: 'tfd-labelled', title: title || null }, h('span', {}, label), input);
 }
 
-/** Keep one element for each key, in the order of `keys`; those that stay are not touched. */
-export class Keyed<E extends HTMLElement> {
+/** A list with one element per key; elements of unchanged keys are reused. */
+export class KeyedList<E extends HTMLElement> {
   private _elements = new Map<string, E>();
 
   constructor(
     private readonly _parent: HTMLElement,
     private readonly _make: (key: string) => E,
     private readonly _drop: (element: E) => void = () => undefined,
-    /** A child of the parent that stays before all of them. */
+    /** A child of the parent that precedes all elements. */
     private readonly _head: ChildNode | null = null
   ) {}
 
@@ -123,38 +123,38 @@ export class Keyed<E extends HTMLElement> {
   }
 
   update(keys: readonly string[], fill: (element: E, key: string) => void): void {
-    const wanted = new Set(keys);
+    const keySet = new Set(keys);
     for (const [key, element] of this._elements) {
-      if (!wanted.has(key)) {
+      if (!keySet.has(key)) {
         element.remove();
         this._drop(element);
         this._elements.delete(key);
       }
     }
     let before = this._head;
-    for (const key of wanted) {
+    for (const key of keySet) {
       let element = this._elements.get(key);
       if (!element) {
         element = this._make(key);
         this._elements.set(key, element);
       }
       fill(element, key);
-      const place: ChildNode | null = before ? before.nextSibling : this._parent.firstChild;
-      if (place !== element) {
-        this._parent.insertBefore(element, place);
+      const next: ChildNode | null = before ? before.nextSibling : this._parent.firstChild;
+      if (next !== element) {
+        this._parent.insertBefore(element, next);
       }
       before = element;
     }
   }
 }
 
-/** As Keyed, for parts that keep more than an element. */
-export class Parts<P extends { readonly node: HTMLElement }> {
+/** A keyed list of components that own an element each. */
+export class KeyedParts<P extends { readonly node: HTMLElement }> {
   private readonly _parts = new Map<HTMLElement, P>();
-  private readonly _nodes: Keyed<HTMLElement>;
+  private readonly _nodes: KeyedList<HTMLElement>;
 
   constructor(parent: HTMLElement, make: () => P, head: ChildNode | null = null) {
-    this._nodes = new Keyed<HTMLElement>(
+    this._nodes = new KeyedList<HTMLElement>(
       parent,
       () => {
         const part = make();

@@ -1,4 +1,4 @@
-// Signs, words and figures, the same as in the kernel's text views.
+// Symbols and number formats, identical to those of the kernel's text views.
 
 const SIGNS: Record<string, string> = {
   new: '○',
@@ -41,8 +41,8 @@ const TONES: Record<string, string[]> = {
   bad: ['failed', 'lost', 'error', 'refused', 'unreachable', 'foreign', 'mismatch']
 };
 
-const MOST_ERROR = 400;
-/** What lines of TensorFlow's errors begin with that say where and not what. */
+const MAX_ERROR = 400;
+/** Prefixes of the lines of TensorFlow errors that give locations, not causes. */
 const STACK = [
   'Graph execution error',
   'Detected at node',
@@ -71,7 +71,7 @@ function grouped(number: number): string {
     .replace(/\B(?=(\d{3})+$)/g, ',');
 }
 
-/** A number of things, short: 950, 12,345, 1.2 M. */
+/** Format a count: 950, 12,345, 1.2 M. */
 export function count(number: number): string {
   for (const [limit, unit] of [
     [1e12, 'T'],
@@ -85,10 +85,10 @@ export function count(number: number): string {
   return number >= 10 || Number.isInteger(number) ? grouped(number) : number.toFixed(1);
 }
 
-/** A number of things with all its digits. */
-export const whole = grouped;
+/** Format a count with all its digits. */
+export const formatInteger = grouped;
 
-/** A number of bytes in decimal units. */
+/** Format bytes in decimal units. */
 export function size(bytes: number | undefined): string {
   if (bytes === undefined) {
     return '';
@@ -115,7 +115,7 @@ export function percent(number: number | undefined): string {
   return number === undefined ? '' : `${number.toFixed(0)} %`;
 }
 
-/** A span of time in its largest sensible unit: 40 s, 58 min, 3.5 h. */
+/** Format a duration in s, min or h: 40 s, 58 min, 3.5 h. */
 export function duration(seconds: number): string {
   if (seconds < 100) {
     return `${Math.max(seconds, 0).toFixed(0)} s`;
@@ -123,7 +123,7 @@ export function duration(seconds: number): string {
   return seconds < 6000 ? `${(seconds / 60).toFixed(0)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
 
-/** A span of time of any length: 0.2 ms, 35 ms, 4.2 s, 58 min; empty where it is not known. */
+/** Format a duration of any length: 0.2 ms, 35 ms, 4.2 s, 58 min; empty if unknown. */
 export function brief(seconds: number): string {
   if (!Number.isFinite(seconds)) {
     return '';
@@ -135,32 +135,32 @@ export function brief(seconds: number): string {
   return seconds < 9.95 ? `${seconds.toFixed(1)} s` : duration(seconds);
 }
 
-/** The time of day of seconds since the epoch. */
+/** Format seconds since the Unix epoch as a time of day. */
 export function clock(seconds: number, digits = 0): string {
   const date = new Date(seconds * 1e3);
   const two = (number: number) => String(number).padStart(2, '0');
-  const words = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
+  const text = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
   const rest = String(date.getMilliseconds()).padStart(3, '0').slice(0, digits);
-  return digits ? `${words}.${rest}` : words;
+  return digits ? `${text}.${rest}` : text;
 }
 
-/** One line. */
+/** Return the text as one line. */
 export function clean(text: string): string {
   return text.replace(/\s+/g, ' ').trim();
 }
 
-/** What an error of TensorFlow says, without the stacks that it repeats it with. */
-export function gist(error: string): string {
-  const told = error
+/** Return the message of a TensorFlow error without its stack traces. */
+export function errorSummary(error: string): string {
+  const lines = error
     .slice(0, 20_000)
     .split('\n')
     .map(line => line.trim())
     .filter(line => line && !STACK.some(start => line.startsWith(start)));
-  const words = clean(told.slice(0, 3).join(' ')) || clean(error.slice(0, MOST_ERROR));
-  return words.length <= MOST_ERROR ? words : `${words.slice(0, MOST_ERROR - 1)}…`;
+  const text = clean(lines.slice(0, 3).join(' ')) || clean(error.slice(0, MAX_ERROR));
+  return text.length <= MAX_ERROR ? text : `${text.slice(0, MAX_ERROR - 1)}…`;
 }
 
-/** Numbers by state in words, those that are 0 left out. */
+/** Format counts by state; zeros are omitted. */
 export function counted(counts: Record<string, number>): string {
   return Object.entries(counts)
     .filter(([, number]) => number)
@@ -168,7 +168,7 @@ export function counted(counts: Record<string, number>): string {
     .join(', ');
 }
 
-/** `1 task`, `2 tasks`. */
+/** Return a count with its noun: `1 task`, `2 tasks`. */
 export function plural(number: number, thing: string): string {
   return `${grouped(number)} ${thing}${number === 1 ? '' : 's'}`;
 }

@@ -1,4 +1,4 @@
-// What the doctor found, until somebody has read it.
+// Findings of the doctor, shown until they are closed.
 
 import { button, h, setText, show } from './dom';
 import { clean, plural, signed, tone } from './figures';
@@ -18,20 +18,20 @@ export class Findings {
   private readonly _list = h('ul', { class: 'tfd-notices' });
 
   constructor() {
-    const close = button('Close', 'show the findings no more', () => show(this.node, false));
+    const close = button('Close', 'Close the findings', () => show(this.node, false));
     close.className = 'tfd-link';
     this.node.append(h('div', { class: 'tfd-row' }, this._count, close), this._list);
   }
 
-  show(found: readonly IFinding[]): void {
-    setText(this._count, counted(found));
-    this._list.replaceChildren(...found.map(itemOf));
-    show(this.node, found.length > 0);
+  show(findings: readonly IFinding[]): void {
+    setText(this._count, findingCount(findings));
+    this._list.replaceChildren(...findings.map(itemOf));
+    show(this.node, findings.length > 0);
   }
 }
 
-export function counted(found: readonly IFinding[]): string {
-  return found.length ? plural(found.length, 'finding') : 'nothing was found';
+export function findingCount(findings: readonly IFinding[]): string {
+  return findings.length ? plural(findings.length, 'finding') : 'No problems found';
 }
 
 function itemOf({ code, severity, where, what, why, fix }: IFinding): HTMLElement {

@@ -1,12 +1,12 @@
-// The GPUs of a cluster in one strip: by host, in it by the task that sees them. Each has its
-// number, its use in figures and as a bar, and its memory as another one.
+// The GPUs of a cluster, grouped by host and by the task that uses them. Each tile shows index,
+// utilization and memory.
 
-import { h, Parts, setAttribute, setCut, setText, show } from './dom';
+import { h, KeyedParts, setAttribute, setTruncatedText, setText, show } from './dom';
 import { percent } from './figures';
 import type { IGpu } from './protocol';
 
-/** GPUs that are drawn one by one. */
-const MOST = 256;
+/** Maximum number of tiles. */
+const MAX_TILES = 256;
 const FREE = 'free';
 
 export class GpuStrip {
@@ -14,7 +14,7 @@ export class GpuStrip {
   private readonly _summary = h('div', { class: 'tfd-quiet tfd-wrap' });
   private readonly _list = h('div');
   private readonly _more = h('div', { class: 'tfd-quiet' });
-  private readonly _hosts = new Parts(this._list, () => new Host());
+  private readonly _hosts = new KeyedParts(this._list, () => new Host());
 
   constructor() {
     this.node.append(h('h4', {}, 'GPUs'), this._summary, this._list, this._more);
@@ -22,10 +22,10 @@ export class GpuStrip {
 
   show(gpus: readonly IGpu[]): void {
     setText(this._summary, gpus.length ? `${summary(gpus)}; bars: use, memory` : '');
-    const drawn = runs(gpus.slice(0, MOST), gpu => gpu.host);
-    const hosts = new Map(drawn.map(own => [own[0].host, own]));
+    const drawn = runsOf(gpus.slice(0, MAX_TILES), gpu => gpu.host);
+    const hosts = new Map(drawn.map(group => [group[0].host, group]));
     this._hosts.update([...hosts.keys()], (part, host) => part.show(host, hosts.get(host)!));
-    setText(this._more, gpus.length > MOST ? `… and ${gpus.length - MOST} more` : '');
+    setText(this._more, gpus.length > MAX_TILES ? `… and ${gpus.length - MAX_TILES} more` : '');
     show(this.node, gpus.length > 0);
   }
 }
@@ -34,27 +34,30 @@ class Host {
   readonly node = h('div', { class: 'tfd-gpuhost' });
   private readonly _name = h('div', { class: 'tfd-cut' });
   private readonly _row = h('div', { class: 'tfd-row' });
-  private readonly _groups = new Parts(this._row, () => new Group());
+  private readonly _groups = new KeyedParts(this._row, () => new Group());
 
   constructor() {
     this.node.append(this._name, this._row);
   }
 
   show(host: string, gpus: readonly IGpu[]): void {
-    setCut(this._name, host);
+    setTruncatedText(this._name, host);
     const groups = new Map(
-      runs(gpus, gpu => gpu.task ?? '').map(own => [`${own[0].task ?? ''} ${own[0].index}`, own])
+      runsOf(gpus, gpu => gpu.task ?? '').map(group => [
+        `${group[0].task ?? ''} ${group[0].index}`,
+        group
+      ])
     );
     this._groups.update([...groups.keys()], (part, key) => part.show(groups.get(key)!));
   }
 }
 
-/** GPUs beside each other that the same task sees, or none. */
+/** Adjacent GPUs of the same task, or of no task. */
 class Group {
   readonly node = h('div', { class: 'tfd-gputask' });
   private readonly _task = h('div', { class: 'tfd-cut tfd-quiet' });
   private readonly _row = h('div', { class: 'tfd-gpurow' });
-  private readonly _tiles = new Parts(this._row, () => new Tile());
+  private readonly _tiles = new KeyedParts(this._row, () => new Tile());
 
   constructor() {
     this.node.append(this._task, this._row);
@@ -62,7 +65,7 @@ class Group {
 
   show(gpus: readonly IGpu[]): void {
     const { task } = gpus[0];
-    setCut(this._task, task ?? FREE);
+    setTruncatedText(this._task, task ?? FREE);
     this.node.classList.toggle('tfd-free', !task);
     const known = new Map(gpus.map(gpu => [String(gpu.index), gpu]));
     this._tiles.update([...known.keys()], (part, key) => part.show(known.get(key)!));
@@ -85,14 +88,14 @@ class Tile {
     [gpu.use_percent, filled(gpu)].forEach((share, i) => {
       this._bars[i].style.width = `${Math.min(100, share ?? 0).toFixed(0)}%`;
     });
-    const words = wordsOf(gpu);
-    setAttribute(this.node, 'aria-label', words);
-    setAttribute(this.node, 'title', words);
+    const label = labelOf(gpu);
+    setAttribute(this.node, 'aria-label', label);
+    setAttribute(this.node, 'title', label);
   }
 }
 
-/** A GPU in words, as those read it who do not see the strip. */
-function wordsOf(gpu: IGpu): string {
+/** Return the accessible label of a GPU. */
+function labelOf(gpu: IGpu): string {
   const use = gpu.use_percent === undefined ? 'use unknown' : `${percent(gpu.use_percent)} busy`;
   const memory = memoryOf([gpu]);
   const name = gpu.name ? ` (${gpu.name})` : '';
@@ -102,7 +105,7 @@ function wordsOf(gpu: IGpu): string {
   );
 }
 
-/** How many there are, how many of them no task sees, and what they do together. */
+/** Return number, unassigned GPUs, mean utilization and memory. */
 function summary(gpus: readonly IGpu[]): string {
   const hosts = new Set(gpus.map(gpu => gpu.host)).size;
   const free = gpus.filter(gpu => !gpu.task).length;
@@ -111,14 +114,16 @@ function summary(gpus: readonly IGpu[]): string {
   return [
     hosts > 1 ? `${gpus.length} on ${hosts} hosts` : String(gpus.length),
     free ? `${free} free` : '',
-    known.length ? `${percent(known.reduce((sum, one) => sum + one, 0) / known.length)} busy` : '',
+    known.length
+      ? `${percent(known.reduce((sum, share) => sum + share, 0) / known.length)} busy`
+      : '',
     memory ? `${memory} used` : ''
   ]
     .filter(Boolean)
     .join(', ');
 }
 
-/** Used and whole memory of those of which both are known. */
+/** Return used and total memory of the GPUs that report both. */
 function memoryOf(gpus: readonly IGpu[]): string {
   const known = gpus.filter(gpu => filled(gpu) !== undefined);
   const sum = (name: 'used_mb' | 'memory_mb') =>
@@ -126,15 +131,15 @@ function memoryOf(gpus: readonly IGpu[]): string {
   return known.length ? `${sum('used_mb').toFixed(1)} of ${sum('memory_mb').toFixed(0)} GB` : '';
 }
 
-/** How much of its memory is used, in percent. */
+/** Return the used memory in percent. */
 function filled(gpu: IGpu): number | undefined {
   return gpu.used_mb === undefined || !gpu.memory_mb
     ? undefined
     : (100 * gpu.used_mb) / gpu.memory_mb;
 }
 
-/** Parts of a list of which `key` says the same, in order. */
-function runs(gpus: readonly IGpu[], key: (gpu: IGpu) => string): IGpu[][] {
+/** Split a list into runs of equal `key`. */
+function runsOf(gpus: readonly IGpu[], key: (gpu: IGpu) => string): IGpu[][] {
   const parts: IGpu[][] = [];
   for (const gpu of gpus) {
     const last = parts.at(-1);

@@ -1,50 +1,50 @@
-// What the rates of a cluster were, one value a second; kept by the page, also after the cluster.
+// Rates of a cluster, one value per second. The page keeps them after the cluster has stopped.
 
 import type { Link } from './link';
 import { hasEnded, type ICluster } from './protocol';
 
-export const MOST_SECONDS = 600;
-/** Seconds that a timer may be late. */
-const LATE = 4;
+export const MAX_SECONDS = 600;
+/** Timer delay in seconds that is filled with the next value. */
+const MAX_DELAY = 4;
 
 export type Series = (number | null)[];
 
 export class History {
-  /** Grows with every second. */
+  /** Incremented every second. */
   version = 0;
-  /** The second, since the epoch, of the first value of every series. */
+  /** Time of the first value of every series, in seconds since the Unix epoch. */
   start = 0;
   length = 0;
   readonly streams = new Map<string, Series>();
   readonly tasks = new Map<string, Series>();
 
-  /** Note what is at `second`; null for a cluster that does not exist now. */
+  /** Record the rates at `second`; null for a cluster that does not exist. */
   sample(cluster: ICluster | undefined, second: number): void {
     if (this.length === 0) {
-      // A stream brings its own last minute along.
+      // The kernel sends the last minute of each stream.
       this.start = second - 60;
     }
-    const place = second - this.start;
-    if (place < 0 || place > this.length + MOST_SECONDS) {
+    const index = second - this.start;
+    if (index < 0 || index > this.length + MAX_SECONDS) {
       this._clear(second);
       return this.sample(cluster, second);
     }
-    this.length = Math.max(this.length, place + 1);
+    this.length = Math.max(this.length, index + 1);
     if (cluster && !hasEnded(cluster)) {
       for (const stream of Object.values(cluster.streams)) {
         const series = this._series(this.streams, stream.name);
         const known = stream.history;
         for (let back = 1; back < known.length; back++) {
-          const at = place - back;
+          const at = index - back;
           if (at >= 0 && (series[at] ?? null) === null) {
             series[at] = known[known.length - 1 - back];
           }
         }
-        put(series, place, stream.state === 'running' ? stream.elements_per_s : null);
+        setValue(series, index, stream.state === 'running' ? stream.elements_per_s : null);
       }
       for (const task of Object.values(cluster.tasks)) {
         if (task.bytes_per_s !== undefined && task.role !== 'dispatcher') {
-          put(this._series(this.tasks, task.task), place, task.bytes_per_s);
+          setValue(this._series(this.tasks, task.task), index, task.bytes_per_s);
         }
       }
     }
@@ -70,7 +70,7 @@ export class History {
   }
 
   private _drop(): void {
-    const count = this.length - MOST_SECONDS;
+    const count = this.length - MAX_SECONDS;
     if (count <= 0) {
       return;
     }
@@ -94,50 +94,50 @@ export class History {
   }
 }
 
-/** Set a value; seconds before it that a late timer left out get it, too. */
-function put(series: Series, place: number, value: number | null): void {
-  series[place] = value;
-  let known = place - 1;
-  while (known >= 0 && known > place - LATE && series[known] === null) {
+/** Set a value, also for preceding seconds that a delayed timer skipped. */
+function setValue(series: Series, index: number, value: number | null): void {
+  series[index] = value;
+  let known = index - 1;
+  while (known >= 0 && known > index - MAX_DELAY && series[known] === null) {
     known -= 1;
   }
   if (known >= 0 && series[known] !== null) {
-    series.fill(value, known + 1, place);
+    series.fill(value, known + 1, index);
   }
 }
 
-interface IKept {
+interface IEntry {
   history: History;
   users: number;
   timer: ReturnType<typeof setInterval> | null;
 }
 
-const kept = new WeakMap<Link, Map<string, IKept>>();
+const entries = new WeakMap<Link, Map<string, IEntry>>();
 
-/** The history of a cluster, which grows while somebody uses it. */
+/** Return the history of a cluster; it is recorded until `end` is called. */
 export function useHistory(link: Link, cluster: string): { history: History; end: () => void } {
-  let all = kept.get(link);
+  let all = entries.get(link);
   if (!all) {
     all = new Map();
-    kept.set(link, all);
+    entries.set(link, all);
   }
-  let mine = all.get(cluster);
-  if (!mine) {
-    mine = { history: new History(), users: 0, timer: null };
-    all.set(cluster, mine);
+  let entry = all.get(cluster);
+  if (!entry) {
+    entry = { history: new History(), users: 0, timer: null };
+    all.set(cluster, entry);
   }
-  const { history } = mine;
-  mine.users += 1;
+  const { history } = entry;
+  entry.users += 1;
   const sample = () => {
-    const seen = link.state === 'ready' ? link.cluster(cluster) : undefined;
-    // Of a cluster that has ended the history stays as it is.
-    if (seen && !hasEnded(seen)) {
-      history.sample(seen, Math.floor(Date.now() / 1000));
+    const snapshot = link.state === 'ready' ? link.cluster(cluster) : undefined;
+    // The history of a stopped cluster does not change.
+    if (snapshot && !hasEnded(snapshot)) {
+      history.sample(snapshot, Math.floor(Date.now() / 1000));
     }
   };
-  if (mine.timer === null) {
+  if (entry.timer === null) {
     sample();
-    mine.timer = setInterval(sample, 1000);
+    entry.timer = setInterval(sample, 1000);
   }
   let used = true;
   return {
@@ -147,10 +147,10 @@ export function useHistory(link: Link, cluster: string): { history: History; end
         return;
       }
       used = false;
-      mine.users -= 1;
-      if (mine.users === 0 && mine.timer !== null) {
-        clearInterval(mine.timer);
-        mine.timer = null;
+      entry.users -= 1;
+      if (entry.users === 0 && entry.timer !== null) {
+        clearInterval(entry.timer);
+        entry.timer = null;
       }
     }
   };

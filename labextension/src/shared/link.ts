@@ -1,4 +1,4 @@
-// One reader of one kernel: keeps what the kernel told, asks again after a gap, sends commands.
+// The bus client of one kernel: keeps its state tree, resynchronizes after a gap, sends commands.
 
 import { ClosureTable } from './closures';
 import {
@@ -7,20 +7,20 @@ import {
   type Incoming,
   type IProblem,
   type ITree,
-  merged,
+  mergePatch,
   PROTOCOL
 } from './protocol';
 
-/** How messages reach the kernel. */
+/** Transport of messages to the kernel. */
 export interface ITransport {
   send(message: Record<string, unknown>): void;
-  /** Whether messages are taken while a cell runs; otherwise they wait for its end. */
-  readonly beside: boolean;
-  /** What to do where they wait, such as a command for a terminal. */
+  /** Whether the kernel processes messages while a cell runs; otherwise they wait for its end. */
+  readonly concurrent: boolean;
+  /** Alternative for queued messages, such as a command for a terminal. */
   readonly hint?: string;
 }
 
-export type LinkState = 'connecting' | 'ready' | 'mismatch' | 'gone';
+export type LinkState = 'connecting' | 'ready' | 'mismatch' | 'ended';
 
 export class CommandError extends Error {
   constructor(readonly problem: IProblem) {
@@ -36,17 +36,17 @@ interface IPending {
 }
 
 const EMPTY: ITree = { clusters: {} };
-/** The reader tells what it has seen after so many messages. */
-const TELL_EVERY = 20;
-/** A kernel forgets a reader that it sends to and that stays silent for minutes. */
+/** Number of messages after which the client acknowledges them. */
+const ACK_EVERY = 20;
+/** The kernel drops clients that are silent for minutes although it sends to them. */
 const PING_MS = 60_000;
 const QUICK_MS = 20_000;
 const SLOW_MS = 300_000;
-/** Commands that the kernel answers at once; all others may wait, each in its cluster's queue. */
+/** Commands that the kernel answers at once; others wait in the queue of their cluster. */
 const QUICK = ['list', 'snapshot', 'pause', 'resume', 'step', 'kinds', 'resolvers'];
 
 function newId(): string {
-  // Not crypto.randomUUID, which pages without TLS do not have.
+  // crypto.randomUUID is not available in pages without TLS.
   return Array.from(crypto.getRandomValues(new Uint32Array(4)), n => n.toString(16)).join('');
 }
 
@@ -54,7 +54,7 @@ export class Link {
   readonly client = newId();
   version: string;
   state: LinkState = 'connecting';
-  /** What the kernel said of itself. */
+  /** Version and protocol from the hello message of the kernel. */
   kernelVersion = '';
   kernelProtocol = PROTOCOL;
   pid = 0;
@@ -62,8 +62,8 @@ export class Link {
 
   private _seq = -1;
   private _synced = false;
-  private _ending = -1;
-  private _told = 0;
+  private _endingPid = -1;
+  private _acknowledged = 0;
   private _pinging: ReturnType<typeof setInterval> | undefined;
   /** Whether the kernel has sent something since the last ping. */
   private _received = false;
@@ -71,7 +71,7 @@ export class Link {
   private _scheduled = false;
   private _pending = new Map<string, IPending>();
   private _closures = new Map<string, ClosureTable>();
-  private _wanted = new Map<string, number>();
+  private _subscribed = new Map<string, number>();
 
   constructor(
     readonly transport: ITransport,
@@ -80,23 +80,23 @@ export class Link {
     this.version = version;
   }
 
-  /** Ask who is there; the answer brings everything else. */
+  /** Send a hello message; the kernel replies with its own and with the state tree. */
   hello(): void {
     this._send('hello', {
       protocol: PROTOCOL,
       version: this.version,
-      tells: this.transport.beside
+      tells: this.transport.concurrent
     });
     this._pinging ??= setInterval(() => this._ping(), PING_MS);
   }
 
-  /** Send no more pings, so that the kernel forgets this reader. */
-  rest(): void {
+  /** Stop the pings, so that the kernel drops this client. */
+  stopPings(): void {
     clearInterval(this._pinging);
     this._pinging = undefined;
   }
 
-  /** Whether the tree is what the kernel has now. */
+  /** Whether the tree is up to date. */
   get synced(): boolean {
     return this._synced;
   }
@@ -109,13 +109,13 @@ export class Link {
     return this.tree.clusters[name];
   }
 
-  /** Call `listener` at most once a frame when something has changed; returns what ends that. */
+  /** Call `listener` after changes, at most once per frame; return an unsubscribe function. */
   onChange(listener: () => void): () => void {
     this._listeners.add(listener);
     return () => this._listeners.delete(listener);
   }
 
-  /** The closures of a cluster; what it shows is kept up to date between `want` and its end. */
+  /** Return the closures of a cluster; they are updated only while subscribed. */
   closures(name: string): ClosureTable {
     let table = this._closures.get(name);
     if (!table) {
@@ -125,93 +125,95 @@ export class Link {
     return table;
   }
 
-  /** Have the closures of a cluster sent; returns what ends that. */
-  want(name: string): () => void {
-    this._wanted.set(name, (this._wanted.get(name) ?? 0) + 1);
-    this._sendWanted();
+  /** Subscribe to the closures of a cluster; return an unsubscribe function. */
+  subscribe(name: string): () => void {
+    this._subscribed.set(name, (this._subscribed.get(name) ?? 0) + 1);
+    this._sendSubscriptions();
     let open = true;
     return () => {
       if (open) {
         open = false;
-        const left = (this._wanted.get(name) ?? 1) - 1;
-        if (left > 0) {
-          this._wanted.set(name, left);
+        const count = (this._subscribed.get(name) ?? 1) - 1;
+        if (count > 0) {
+          this._subscribed.set(name, count);
         } else {
-          this._wanted.delete(name);
+          this._subscribed.delete(name);
         }
-        this._sendWanted();
+        this._sendSubscriptions();
       }
     };
   }
 
-  /** Have the kernel do something; rejects with a `CommandError`. */
+  /** Send a command; rejects with a `CommandError`. */
   command(command: string, args: Record<string, unknown> = {}): Promise<unknown> {
-    if (this.state === 'gone' || this.state === 'mismatch') {
-      return Promise.reject(new CommandError({ what: 'the kernel does not answer' }));
+    if (this.state === 'ended' || this.state === 'mismatch') {
+      return Promise.reject(new CommandError({ what: 'the kernel does not respond' }));
     }
     const id = newId();
     return new Promise((resolve, reject) => {
-      const limit = QUICK.includes(command) ? QUICK_MS : SLOW_MS;
-      const give = () => {
-        if (!this.transport.beside) {
-          // It waits for the running cell, which may take any time.
-          pending.timer = setTimeout(give, limit);
+      const timeout = QUICK.includes(command) ? QUICK_MS : SLOW_MS;
+      const expire = () => {
+        if (!this.transport.concurrent) {
+          // The command waits for the running cell, whose duration is unknown.
+          pending.timer = setTimeout(expire, timeout);
           return;
         }
         this._pending.delete(id);
-        reject(new CommandError({ what: `no answer to "${command}" after ${limit / 1000} s` }));
+        reject(new CommandError({ what: `"${command}" timed out after ${timeout / 1000} s` }));
       };
-      const pending: IPending = { resolve, reject, timer: setTimeout(give, limit) };
+      const pending: IPending = { resolve, reject, timer: setTimeout(expire, timeout) };
       this._pending.set(id, pending);
       this._send('command', { ...args, ask: id, command });
     });
   }
 
-  /** Take a message of the kernel's. */
+  /** Process a message from the kernel. */
   receive(message: Incoming, buffers: readonly (ArrayBuffer | ArrayBufferView)[]): void {
     switch (message.kind) {
       case 'hello':
-        this._greeted(message);
+        this._onHello(message);
         break;
       case 'reply':
-        this._replied(message.client, message.ask, message.value, message.error);
+        this._onReply(message.client, message.ask, message.value, message.error);
         break;
       case 'bye':
-        this.gone();
+        this.disconnect();
         break;
       case 'state':
         if (this.state === 'ready' && this._accept(message.seq, message.whole)) {
-          this.tree = message.whole ? (message.state as ITree) : merged(this.tree, message.state);
-          this._changed();
+          this.tree = message.whole
+            ? (message.state as ITree)
+            : mergePatch(this.tree, message.state);
+          this._scheduleNotify();
         }
         break;
       case 'values':
         if (this.state === 'ready' && this._accept(message.seq, false)) {
-          this.closures(message.cluster).take(message, buffers);
-          this._changed();
+          this.closures(message.cluster).apply(message, buffers);
+          this._scheduleNotify();
         }
         break;
     }
   }
 
-  /** The kernel has ended, or is another one now. */
-  gone(): void {
-    this.rest();
-    this.state = 'gone';
+  /** Record that the kernel has ended or was replaced. */
+  disconnect(): void {
+    this.stopPings();
+    this.state = 'ended';
     this._synced = false;
     this._fail('the kernel has ended');
-    this._changed();
+    this._scheduleNotify();
   }
 
-  /** The kernel ends, and another one takes its place; it may still greet on its way out. */
-  restarts(): void {
-    this._ending = this.pid;
-    this.gone();
+  /** Record that the kernel restarts; a late hello of the old process is ignored. */
+  expectRestart(): void {
+    this._endingPid = this.pid;
+    this.disconnect();
   }
 
-  /** Say goodbye. */
+  /** Send a bye message and drop all listeners. */
   dispose(): void {
-    this.rest();
+    this.stopPings();
     if (this.state === 'ready') {
       this._send('bye', {});
     }
@@ -219,8 +221,8 @@ export class Link {
     this._fail('the view was closed');
   }
 
-  private _greeted({ protocol, version, pid, known, unknown }: IHello): void {
-    if (pid === this._ending) {
+  private _onHello({ protocol, version, pid, known, unknown }: IHello): void {
+    if (pid === this._endingPid) {
       return;
     }
     const restarted = this.pid !== 0 && pid !== this.pid;
@@ -236,23 +238,23 @@ export class Link {
       this._fail('the kernel was restarted');
     }
     if (known === this.client) {
-      this._sendWanted();
+      this._sendSubscriptions();
     } else if (
       this.state === 'ready' &&
       (restarted || before !== 'ready' || unknown === this.client)
     ) {
-      this.hello(); // it spoke first, and does not know us
+      this.hello(); // the kernel does not know this client yet
     }
-    this._changed();
+    this._scheduleNotify();
   }
 
   /**
-   * Report that the page is open, if the kernel sends to it or counts on it.
+   * Send a keep-alive message if the kernel sends to this client or has its subscriptions.
    *
-   * A kernel that is not used gets no messages, so that its server can cull it.
+   * An idle kernel receives no messages, so that the Jupyter server can cull it.
    */
   private _ping(): void {
-    if (this.state === 'ready' && (this._received || this._wanted.size > 0)) {
+    if (this.state === 'ready' && (this._received || this._subscribed.size > 0)) {
       this._received = false;
       this._send('seen', { seq: this._seq });
     }
@@ -271,14 +273,17 @@ export class Link {
       return false;
     }
     this._seq = seq;
-    if (this.transport.beside && (seq - this._told >= TELL_EVERY || seq < this._told)) {
-      this._told = seq;
+    if (
+      this.transport.concurrent &&
+      (seq - this._acknowledged >= ACK_EVERY || seq < this._acknowledged)
+    ) {
+      this._acknowledged = seq;
       this._send('seen', { seq });
     }
     return true;
   }
 
-  private _replied(client: string, id: string, value: unknown, error?: IProblem): void {
+  private _onReply(client: string, id: string, value: unknown, error?: IProblem): void {
     const pending = client === this.client ? this._pending.get(id) : undefined;
     if (pending) {
       this._pending.delete(id);
@@ -299,9 +304,9 @@ export class Link {
     this._pending.clear();
   }
 
-  private _sendWanted(): void {
+  private _sendSubscriptions(): void {
     if (this.state === 'ready') {
-      this._send('want', { values: [...this._wanted.keys()] });
+      this._send('want', { values: [...this._subscribed.keys()] });
     }
   }
 
@@ -309,22 +314,22 @@ export class Link {
     this.transport.send({ ...content, kind, client: this.client });
   }
 
-  private _changed(): void {
+  private _scheduleNotify(): void {
     if (this._scheduled) {
       return;
     }
     this._scheduled = true;
-    const tell = () => {
+    const notify = () => {
       this._scheduled = false;
       for (const listener of [...this._listeners]) {
         listener();
       }
     };
-    // Hidden pages get no frames; they are told, and draw nothing.
+    // Hidden pages get no animation frames.
     if (typeof document !== 'undefined' && !document.hidden) {
-      requestAnimationFrame(tell);
+      requestAnimationFrame(notify);
     } else {
-      setTimeout(tell, 250);
+      setTimeout(notify, 250);
     }
   }
 }

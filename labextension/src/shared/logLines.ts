@@ -1,41 +1,41 @@
-// Lines of a log, those that repeat each other folded into one.
+// Log lines; repeated lines are merged into one with a count.
 
 export interface ILogLine {
   text: string;
-  /** How often it came in a row. */
-  times: number;
+  /** Number of consecutive repetitions. */
+  count: number;
 }
 
-/** What the beginning of a line may say that makes two lines with the same words differ. */
+/** The timestamp at the start of a line, which is ignored when lines are compared. */
 const STAMP =
   /^\s*(?:[IWEF]\d{4}\s+)?[[(]?(?:\d{4}-\d{2}-\d{2}[T ])?\d{1,2}:\d{2}:\d{2}(?:[.,]\d+)?Z?[\])]?:?\s*(?:\d+\s+)?/;
 
-/** The words of a line without its time. */
-export function wordsOf(line: string): string {
+/** Return a line without its timestamp. */
+export function withoutTimestamp(line: string): string {
   return line.replace(STAMP, '');
 }
 
 export class LogLines {
   readonly lines: ILogLine[] = [];
-  /** How many were dropped at the beginning so far. */
+  /** Number of lines dropped so far. */
   dropped = 0;
 
-  constructor(private readonly _most: number) {}
+  constructor(private readonly _maxLines: number) {}
 
-  /** Take in lines; returns the position of the first that changed or is new. */
+  /** Add lines; return the position of the first changed or new line. */
   add(lines: readonly string[]): number {
     let first = this.lines.length;
     for (const text of lines) {
       const last = this.lines[this.lines.length - 1];
-      if (last && wordsOf(last.text) === wordsOf(text)) {
+      if (last && withoutTimestamp(last.text) === withoutTimestamp(text)) {
         last.text = text;
-        last.times += 1;
+        last.count += 1;
         first = Math.min(first, this.lines.length - 1);
       } else {
-        this.lines.push({ text, times: 1 });
+        this.lines.push({ text, count: 1 });
       }
     }
-    const over = this.lines.length - this._most;
+    const over = this.lines.length - this._maxLines;
     if (over > 0) {
       this.lines.splice(0, over);
       this.dropped += over;
@@ -44,10 +44,10 @@ export class LogLines {
     return first;
   }
 
-  /** All of it as text, folded. */
+  /** Return all lines as text, repeated lines merged. */
   text(): string {
     return this.lines
-      .map(({ text, times }) => (times > 1 ? `${text}  × ${times}` : text))
+      .map(({ text, count }) => (count > 1 ? `${text}  × ${count}` : text))
       .join('\n');
   }
 }

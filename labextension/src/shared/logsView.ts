@@ -1,17 +1,17 @@
-// The log of one task: what is there, then what comes, while the view is open and seen.
+// The log of one task, polled while the view is visible.
 
-import { problemText } from './asker';
+import { problemText } from './statusLine';
 import { button, h, labelled, setText } from './dom';
 import type { Link } from './link';
 import { type ILogLine, LogLines } from './logLines';
 import { type IActions, View } from './view';
 
-const MOST_LINES = 5000;
+const MAX_LINES = 5000;
 const FIRST_LINES = 500;
 const PAUSE_MS = 1000;
-/** An answer of nearly as much as is sent at once has more behind it. */
-const MUCH = 48_000;
-const AGAIN_MS = 200;
+/** Length of a reply near the limit of the kernel, after which more output is pending. */
+const LARGE_REPLY = 48_000;
+const CONTINUE_MS = 200;
 
 export class LogsView extends View {
   private readonly _log = h('div', {
@@ -21,12 +21,12 @@ export class LogsView extends View {
     tabindex: 0
   });
   private readonly _search = h('input', { type: 'search', placeholder: 'text', size: 12 });
-  private readonly _said = h('span', { class: 'tfd-quiet tfd-wrap' });
-  private readonly _lines = new LogLines(MOST_LINES);
+  private readonly _status = h('span', { class: 'tfd-quiet tfd-wrap' });
+  private readonly _lines = new LogLines(MAX_LINES);
   private _offset: number | null = null;
   private _timer: ReturnType<typeof setTimeout> | null = null;
-  private _asking = false;
-  private _open = false;
+  private _loading = false;
+  private _visible = false;
 
   constructor(
     link: Link,
@@ -41,51 +41,51 @@ export class LogsView extends View {
       h(
         'div',
         { class: 'tfd-row' },
-        labelled('Find', this._search, 'show only lines that have this text'),
-        button('Copy', 'copy the lines that are kept here', () => void this._copy()),
-        this._said
+        labelled('Find', this._search, 'Show only lines that contain this text'),
+        button('Copy', 'Copy the loaded lines', () => void this._copy()),
+        this._status
       ),
       this._log
     );
-    this.onDispose(() => this._rest());
+    this.onDispose(() => this._cancelTimer());
     this.begin();
   }
 
   protected draw(): void {
-    if (this._open && this._timer === null && !this._asking && this.alive) {
-      this._later(0);
+    if (this._visible && this._timer === null && !this._loading && this.connected) {
+      this._schedule(0);
     }
   }
 
-  protected override seen(visible: boolean): void {
-    this._open = visible;
+  protected override onVisibilityChange(visible: boolean): void {
+    this._visible = visible;
     if (!visible) {
-      this._rest();
-    } else if (this._timer === null && !this._asking) {
-      this._later(0);
+      this._cancelTimer();
+    } else if (this._timer === null && !this._loading) {
+      this._schedule(0);
     }
   }
 
-  private _later(ms: number): void {
-    this._rest();
+  private _schedule(ms: number): void {
+    this._cancelTimer();
     this._timer = setTimeout(() => {
       this._timer = null;
-      void this._ask();
+      void this._load();
     }, ms);
   }
 
-  private _rest(): void {
+  private _cancelTimer(): void {
     if (this._timer !== null) {
       clearTimeout(this._timer);
       this._timer = null;
     }
   }
 
-  private async _ask(): Promise<void> {
-    if (!this._open || this.disposed || this._asking || !this.alive) {
+  private async _load(): Promise<void> {
+    if (!this._visible || this.disposed || this._loading || !this.connected) {
       return;
     }
-    this._asking = true;
+    this._loading = true;
     let pause = PAUSE_MS;
     try {
       const args =
@@ -101,15 +101,15 @@ export class LogsView extends View {
       }
       this._offset = offset;
       this._add(text);
-      this._tell();
-      pause = text.length > MUCH ? AGAIN_MS : PAUSE_MS;
+      this._showStatus();
+      pause = text.length > LARGE_REPLY ? CONTINUE_MS : PAUSE_MS;
     } catch (error) {
-      setText(this._said, problemText(error));
+      setText(this._status, problemText(error));
       pause = 5 * PAUSE_MS;
     } finally {
-      this._asking = false;
-      if (this._open && !this.disposed && this.alive) {
-        this._later(pause);
+      this._loading = false;
+      if (this._visible && !this.disposed && this.connected) {
+        this._schedule(pause);
       }
     }
   }
@@ -124,19 +124,19 @@ export class LogsView extends View {
     this._redraw(first, this._lines.dropped - dropped, before);
   }
 
-  private _tell(): void {
+  private _showStatus(): void {
     const kept = this._lines.lines.length;
     setText(
-      this._said,
-      kept ? (this._lines.dropped ? `the last ${kept} lines` : '') : 'nothing was written yet'
+      this._status,
+      kept ? (this._lines.dropped ? `last ${kept} lines` : '') : 'no output yet'
     );
   }
 
-  /** Draw the lines from `first` on, after `dropped` ones at the beginning went. */
+  /** Draw the lines from `first` on and remove the `dropped` oldest ones. */
   private _redraw(first: number, dropped: number, before = Infinity): void {
     const atEnd = this._log.scrollHeight - this._log.scrollTop - this._log.clientHeight < 30;
-    const wanted = this._search.value.toLowerCase();
-    if (wanted || before === Infinity || this._log.childElementCount !== before) {
+    const query = this._search.value.toLowerCase();
+    if (query || before === Infinity || this._log.childElementCount !== before) {
       first = 0;
       this._log.replaceChildren();
     } else {
@@ -149,10 +149,10 @@ export class LogsView extends View {
     }
     const shown = this._lines.lines
       .slice(first)
-      .filter(line => !wanted || line.text.toLowerCase().includes(wanted));
-    const made = document.createDocumentFragment();
-    made.append(...shown.map(line => lineElement(line, wanted)));
-    this._log.append(made);
+      .filter(line => !query || line.text.toLowerCase().includes(query));
+    const fragment = document.createDocumentFragment();
+    fragment.append(...shown.map(line => lineElement(line, query)));
+    this._log.append(fragment);
     if (atEnd) {
       this._log.scrollTop = this._log.scrollHeight;
     }
@@ -161,26 +161,26 @@ export class LogsView extends View {
   private async _copy(): Promise<void> {
     try {
       await navigator.clipboard.writeText(this._lines.text());
-      setText(this._said, 'copied');
+      setText(this._status, 'Copied');
     } catch {
-      // Pages without TLS have no clipboard.
+      // navigator.clipboard is not available in pages without TLS.
       getSelection()?.selectAllChildren(this._log);
-      setText(this._said, 'selected: press Ctrl+C');
+      setText(this._status, 'Selected; press Ctrl+C to copy');
     }
   }
 }
 
-function lineElement({ text, times }: ILogLine, wanted: string): HTMLElement {
+function lineElement({ text, count }: ILogLine, query: string): HTMLElement {
   const line = h('div');
-  const place = wanted ? text.toLowerCase().indexOf(wanted) : -1;
-  if (place < 0) {
+  const start = query ? text.toLowerCase().indexOf(query) : -1;
+  if (start < 0) {
     line.append(text || ' ');
   } else {
-    const end = place + wanted.length;
-    line.append(text.slice(0, place), h('mark', {}, text.slice(place, end)), text.slice(end));
+    const end = start + query.length;
+    line.append(text.slice(0, start), h('mark', {}, text.slice(start, end)), text.slice(end));
   }
-  if (times > 1) {
-    line.append(h('span', { class: 'tfd-times', title: `${times} times in a row` }, `× ${times}`));
+  if (count > 1) {
+    line.append(h('span', { class: 'tfd-times', title: `repeated ${count} times` }, `× ${count}`));
   }
   return line;
 }

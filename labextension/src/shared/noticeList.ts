@@ -1,4 +1,4 @@
-// What a person should read about a cluster: the latest first.
+// The notices of a cluster, newest first.
 
 import { announce } from './announce';
 import { button, h, setText, show } from './dom';
@@ -16,12 +16,12 @@ export class NoticeList {
   private _latest = -1;
 
   constructor() {
-    this._more = button('', 'show older notices, or only the latest', () => {
+    this._more = button('', 'Show all notices, or only the latest', () => {
       this._all = !this._all;
       this._draw();
     });
     this._more.className = 'tfd-link';
-    this.node.append(h('h4', {}, 'notices'), this._list, this._more);
+    this.node.append(h('h4', {}, 'Notices'), this._list, this._more);
   }
 
   show(notices: readonly INotice[]): void {

@@ -1,6 +1,6 @@
-// What travels between kernel and browser: see docs/bus.md.
+// Messages between kernel and browser; see docs/bus.md.
 
-/** Grows whenever kernel and browser of different versions would misunderstand each other. */
+/** Incremented with every incompatible change of the messages. */
 export const PROTOCOL = 1;
 
 export const CLOSURE_STATES = [
@@ -49,12 +49,12 @@ export interface IStream {
   job?: string;
 }
 
-/** A GPU that tasks may be given; use and memory are of all of it, whoever uses it. */
+/** A GPU of the cluster. Utilization and memory include processes of other users. */
 export interface IGpu {
   host: string;
   index: number;
   name?: string;
-  /** The task that sees it. */
+  /** The task to which it is assigned. */
   task?: string;
   use_percent?: number;
   used_mb?: number;
@@ -86,7 +86,7 @@ export interface ICoordinator {
   traces: Record<string, number>;
   ps_bytes: Record<string, number>;
   limit?: string;
-  /** Workers that get no closure, whether or not all of it is paused. */
+  /** Workers on hold, independent of a pause of the coordinator. */
   held: number[];
   break_on_failure: boolean;
   reduced: boolean;
@@ -114,7 +114,7 @@ export interface INode {
 
 export interface ISpark {
   phase: string;
-  /** When the phase began; seconds since the epoch. */
+  /** Start of the phase in seconds since the Unix epoch. */
   since: number;
   reserved: number;
   needed: number;
@@ -150,7 +150,7 @@ export interface ICluster {
   coordinator?: ICoordinator;
   spark?: ISpark;
   expires?: number;
-  /** Until when it stays without a kernel; seconds since the epoch. */
+  /** End of the lease in seconds since the Unix epoch. */
   lease?: number;
 }
 
@@ -158,7 +158,7 @@ export interface ITree {
   clusters: Record<string, ICluster>;
 }
 
-/** An error of the kernel's, as it answers a command. */
+/** The error in the reply to a command. */
 export interface IProblem {
   code?: string;
   what: string;
@@ -171,7 +171,7 @@ export interface IHello {
   protocol: number;
   version: string;
   pid: number;
-  /** The client whom this answers, or who has to say hello again. */
+  /** Client that this message answers, or that has to send hello again. */
   known?: string;
   unknown?: string;
 }
@@ -214,8 +214,8 @@ export type Incoming =
   | { kind: 'alive'; time: number }
   | { kind: 'bye' };
 
-/** Return what `patch` makes of `target`, as RFC 7396 says; neither is changed. */
-export function merged<T>(target: T, patch: unknown): T {
+/** Return `target` with a JSON merge patch (RFC 7396) applied; neither is modified. */
+export function mergePatch<T>(target: T, patch: unknown): T {
   if (patch === null || typeof patch !== 'object' || Array.isArray(patch)) {
     return patch as T;
   }
@@ -228,13 +228,13 @@ export function merged<T>(target: T, patch: unknown): T {
     if (value === null) {
       delete result[key];
     } else {
-      result[key] = merged(result[key], value);
+      result[key] = mergePatch(result[key], value);
     }
   }
   return result as T;
 }
 
-/** Whether a cluster has ended and stays so. */
+/** Return true if a cluster is stopped, failed or lost. */
 export function hasEnded(cluster: ICluster): boolean {
   return ['stopped', 'failed', 'lost'].includes(cluster.state);
 }

@@ -1,15 +1,15 @@
-// Finding a cluster: a choice of resolvers, the tasks that were found, and what can be done next.
+// Resolving a cluster: a choice of resolvers, the resolved tasks and the code of the next step.
 
 import { announce } from './announce';
-import { problemText, Teller } from './asker';
+import { problemText, StatusLine } from './statusLine';
 import { ensureStyle } from './css';
 import { button, enable, h, labelled, setBusy, setText, show } from './dom';
-import { brief, clean, signed, whole } from './figures';
-import { FoundTasks, type ISighting, nameOf } from './foundTasks';
+import { brief, clean, plural, signed, formatInteger } from './figures';
+import { ResolvedTasks, type ITaskStatus, nameOf } from './resolvedTasks';
 import type { Link } from './link';
-import { type IActions, type IView, linkTrouble } from './view';
+import { type IActions, type IView, linkProblem } from './view';
 
-interface IConsidered {
+interface IRuleResult {
   rule: string;
   outcome: string;
   why: string;
@@ -23,23 +23,23 @@ interface IChange {
   reason: string;
 }
 
-/** What the kernel saw: see `tfd_notebook/model/resolution.py`. */
-export interface ILook {
+/** The result of a resolution; see `tfd_notebook/model/resolution.py`. */
+export interface IResolution {
   rule: string;
   place: string;
-  tasks: ISighting[];
+  tasks: ITaskStatus[];
   counts: Record<string, number>;
-  considered: IConsidered[];
+  considered: IRuleResult[];
   cell: string;
   seconds: number;
-  /** The latest of `changed` changes. */
+  /** The latest changes; `changed` is their total number. */
   changes: IChange[];
   changed: number;
-  /** Of this table; an answer `since` it has only those of its tasks that changed. */
+  /** Sequence number of this table; a reply with `since` has only the tasks changed after it. */
   number: number;
   since: number | null;
   trouble: string;
-  /** Whether somebody knows the tasks; otherwise the cell is an offer. */
+  /** Whether a cluster was found; otherwise `cell` suggests how to start one. */
   found: boolean;
 }
 
@@ -58,7 +58,7 @@ interface IAttached {
 const WATCH_MS = 1000;
 
 export class ResolveView implements IView {
-  readonly node = h('section', { class: 'tfd-live tfd-resolve', 'aria-label': 'find a cluster' });
+  readonly node = h('section', { class: 'tfd-live tfd-resolve', 'aria-label': 'Find a cluster' });
   private readonly _banner = h('div', { class: 'tfd-banner', hidden: true });
   private readonly _form = h('form', { class: 'tfd-row', novalidate: true, hidden: true });
   private readonly _choice = h('select', { 'aria-label': 'resolver' });
@@ -68,14 +68,18 @@ export class ResolveView implements IView {
     placeholder: '{"port": 8470}',
     'aria-label': 'arguments of the resolver, as JSON'
   });
-  private readonly _look = h('button', { type: 'submit', class: 'tfd-button tfd-main' }, 'Look');
+  private readonly _resolve = h(
+    'button',
+    { type: 'submit', class: 'tfd-button tfd-main' },
+    'Resolve'
+  );
   private readonly _watch = h('input', { type: 'checkbox' });
   private readonly _head = h('div', { class: 'tfd-wrap' });
   private readonly _rule = h('summary', { class: 'tfd-quiet' });
   private readonly _rules = h('dl', { class: 'tfd-facts' });
   private readonly _why = h('details', { hidden: true }, this._rule, this._rules);
-  private readonly _trouble = h('div', { class: 'tfd-bad tfd-wrap', hidden: true });
-  private readonly _tasks = new FoundTasks();
+  private readonly _error = h('div', { class: 'tfd-bad tfd-wrap', hidden: true });
+  private readonly _tasks = new ResolvedTasks();
   private readonly _changed = h('summary', { class: 'tfd-quiet' });
   private readonly _changes = h('ol', { class: 'tfd-changes' });
   private readonly _history = h('details', { hidden: true }, this._changed, this._changes);
@@ -83,58 +87,58 @@ export class ResolveView implements IView {
   private readonly _use: HTMLButtonElement;
   private readonly _insert: HTMLButtonElement;
   private readonly _next: HTMLElement;
-  private readonly _teller = new Teller();
+  private readonly _status = new StatusLine();
   private readonly _end: () => void;
   private _timer: ReturnType<typeof setTimeout> | null = null;
-  private _known = false;
-  private _asking = false;
-  /** The kernel did not say what can be chosen: it is asked again when it is another one. */
+  private _ready = false;
+  private _pending = false;
+  /** The list of resolvers could not be loaded; it is requested again after a kernel restart. */
   private _failed = false;
-  private _seen: ILook | null = null;
-  /** What the shown table was asked for. */
-  private _asked: { resolver: string; options: Record<string, unknown> } | null = null;
+  private _current: IResolution | null = null;
+  /** Resolver and options of the shown table. */
+  private _query: { resolver: string; options: Record<string, unknown> } | null = null;
   private _disposed = false;
 
   constructor(
     private readonly _link: Link,
     private readonly _actions: IActions,
-    private readonly _onAttached: (cluster: string, said: string) => void
+    private readonly _onAttached: (cluster: string, message: string) => void
   ) {
     ensureStyle();
     this._use = button(
       'Use as cluster',
-      'watch these tasks as a cluster of this kernel',
+      'Monitor these tasks as a cluster of this kernel',
       () => void this._attach()
     );
-    this._insert = button('Insert cell', 'put this into a cell of the notebook', () =>
-      this._actions.insert?.(this._seen?.cell ?? '')
+    this._insert = button('Insert cell', 'Insert this code into a cell of the notebook', () =>
+      this._actions.insert?.(this._current?.cell ?? '')
     );
     this._next = h(
       'div',
       { hidden: true },
-      h('div', { class: 'tfd-quiet' }, 'The next cell:'),
+      h('div', { class: 'tfd-quiet' }, 'Code for the next cell:'),
       this._cell,
       h('div', { class: 'tfd-row' }, this._use, this._insert)
     );
     this._form.append(
       this._choice,
       this._options,
-      this._look,
-      labelled('watch', this._watch, 'look again every second')
+      this._resolve,
+      labelled('Watch', this._watch, 'Update every second')
     );
     this._form.addEventListener('submit', event => {
       event.preventDefault();
-      void this._ask(false);
+      void this._load(false);
     });
     this._watch.addEventListener('change', () => this._schedule());
     this._choice.addEventListener('change', () => this._explain());
     this.node.append(
       this._banner,
       this._form,
-      this._teller.node,
+      this._status.node,
       this._head,
       this._why,
-      this._trouble,
+      this._error,
       this._tasks.node,
       this._history,
       this._next
@@ -147,28 +151,28 @@ export class ResolveView implements IView {
   dispose(): void {
     this._disposed = true;
     this._stop();
-    this._teller.dispose();
+    this._status.dispose();
     this._end();
     this.node.remove();
   }
 
   private _update(): void {
     const ready = this._link.state === 'ready';
-    const words = linkTrouble(this._link) || (ready ? '' : 'Waiting for the kernel …');
-    setText(this._banner, words);
-    show(this._banner, words !== '');
-    show(this._form, this._known);
-    enable(this._look, ready && !this._asking);
+    const banner = linkProblem(this._link) || (ready ? '' : 'Waiting for the kernel …');
+    setText(this._banner, banner);
+    show(this._banner, banner !== '');
+    show(this._form, this._ready);
+    enable(this._resolve, ready && !this._pending);
     enable(this._use, ready && !this._actions.readOnly);
     this._failed &&= ready;
-    if (ready && !this._known && !this._asking && !this._failed) {
+    if (ready && !this._ready && !this._pending && !this._failed) {
       void this._begin();
     }
   }
 
-  /** Ask what can be chosen, and look at once. */
+  /** Load the list of resolvers, then resolve. */
   private async _begin(): Promise<void> {
-    this._asking = true;
+    this._pending = true;
     try {
       const { choices, chosen, options } = (await this._link.command('resolvers')) as IChoices;
       if (this._disposed) {
@@ -182,53 +186,53 @@ export class ResolveView implements IView {
       );
       this._choice.value = chosen ?? choices[0].name;
       this._options.value = options && Object.keys(options).length ? JSON.stringify(options) : '';
-      this._known = true;
+      this._ready = true;
       this._explain();
     } catch (error) {
       this._failed = true;
-      this._teller.say(problemText(error), 'bad');
+      this._status.report(problemText(error), 'bad');
       return;
     } finally {
-      this._asking = false;
+      this._pending = false;
     }
     this._update();
-    await this._ask(false);
+    await this._load(false);
   }
 
-  private async _ask(again: boolean): Promise<void> {
-    if (this._asking || this._disposed) {
+  private async _load(again: boolean): Promise<void> {
+    if (this._pending || this._disposed) {
       return;
     }
-    const wanted = again ? this._asked : this._wanted();
-    if (!wanted) {
+    const query = again ? this._query : this._readForm();
+    if (!query) {
       return;
     }
     this._stop();
-    this._asking = true;
-    setBusy(this._look, true);
-    const { beside, hint } = this._link.transport;
+    this._pending = true;
+    setBusy(this._resolve, true);
+    const { concurrent, hint } = this._link.transport;
     if (!again) {
-      const waits = `queued until the cell ends.${hint ? ` At once, in a terminal: ${hint}` : ''}`;
-      this._teller.say(beside ? 'looking …' : waits, 'quiet');
+      const queued = `Queued until the cell ends.${hint ? ` To run it now, in a terminal: ${hint}` : ''}`;
+      this._status.report(concurrent ? 'Resolving …' : queued, 'quiet');
     }
     try {
-      const since = again ? this._seen?.number : undefined;
-      const told = await this._link.command('resolve', { ...wanted, again, since });
+      const since = again ? this._current?.number : undefined;
+      const reply = await this._link.command('resolve', { ...query, again, since });
       if (!this._disposed) {
-        this._asked = wanted;
-        this._show(completed(told as ILook, this._seen), again);
+        this._query = query;
+        this._show(completed(reply as IResolution, this._current), again);
       }
     } catch (error) {
       if (!this._disposed) {
-        this._teller.say(problemText(error), 'bad');
+        this._status.report(problemText(error), 'bad');
         this._watch.checked = false;
         if (!again) {
-          this._forget();
+          this._clear();
         }
       }
     } finally {
-      this._asking = false;
-      setBusy(this._look, false);
+      this._pending = false;
+      setBusy(this._resolve, false);
       if (!this._disposed) {
         this._update();
         this._schedule();
@@ -236,8 +240,8 @@ export class ResolveView implements IView {
     }
   }
 
-  /** What was chosen; null, with a word about it, where it cannot be meant. */
-  private _wanted(): { resolver: string; options: Record<string, unknown> } | null {
+  /** Return resolver and options; null, with an error message, if the options are invalid. */
+  private _readForm(): { resolver: string; options: Record<string, unknown> } | null {
     const text = this._options.value.trim();
     try {
       const options: unknown = text ? JSON.parse(text) : {};
@@ -245,59 +249,65 @@ export class ResolveView implements IView {
         return { resolver: this._choice.value, options: options as Record<string, unknown> };
       }
     } catch {
-      // said below
+      // reported below
     }
-    this._teller.say(`These arguments are no JSON object. Next: write {"port": 8470}`, 'bad');
+    this._status.report(
+      'Invalid arguments: expected a JSON object. Next: enter, for example, {"port": 8470}',
+      'bad'
+    );
     return null;
   }
 
-  /** Show nothing of what was asked before: it is no answer. */
-  private _forget(): void {
-    this._seen = this._asked = null;
+  /** Clear the previous result. */
+  private _clear(): void {
+    this._current = this._query = null;
     setText(this._head, '');
     this._tasks.show([]);
-    for (const part of [this._why, this._trouble, this._history, this._next]) {
+    for (const part of [this._why, this._error, this._history, this._next]) {
       show(part, false);
     }
   }
 
-  private _show(look: ILook, again: boolean): void {
-    const before = this._seen;
-    this._seen = look;
-    this._teller.node.hidden = true;
-    setText(this._head, headOf(look));
-    const fired = look.considered.at(-1);
+  private _show(resolution: IResolution, again: boolean): void {
+    const before = this._current;
+    this._current = resolution;
+    this._status.node.hidden = true;
+    setText(this._head, headOf(resolution));
+    const fired = resolution.considered.at(-1);
     show(this._why, fired !== undefined);
     setText(this._rule, fired ? `rule ${fired.rule}: ${clean(fired.why)}` : '');
     this._rules.replaceChildren(
-      ...look.considered.flatMap(({ rule, outcome, why }) => [
+      ...resolution.considered.flatMap(({ rule, outcome, why }) => [
         h('dt', { class: outcome === 'close' ? 'tfd-warn' : null }, `${rule}: ${outcome}`),
         h('dd', {}, clean(why))
       ])
     );
-    setText(this._trouble, clean(look.trouble));
-    show(this._trouble, look.trouble !== '');
-    this._tasks.show(look.tasks);
-    this._showChanges(look);
-    setText(this._cell, look.cell);
-    show(this._next, look.cell !== '');
-    show(this._use, look.found && !this._actions.readOnly);
+    setText(this._error, clean(resolution.trouble));
+    show(this._error, resolution.trouble !== '');
+    this._tasks.show(resolution.tasks);
+    this._showChanges(resolution);
+    setText(this._cell, resolution.cell);
+    show(this._next, resolution.cell !== '');
+    show(this._use, resolution.found && !this._actions.readOnly);
     show(this._insert, this._actions.insert !== undefined && !this._actions.readOnly);
-    if (!again || headOf(look, false) !== (before && headOf(before, false))) {
-      announce(headOf(look, false));
+    if (!again || headOf(resolution, false) !== (before && headOf(before, false))) {
+      announce(headOf(resolution, false));
     }
   }
 
-  private _showChanges({ changes, changed }: ILook): void {
+  private _showChanges({ changes, changed }: IResolution): void {
     show(this._history, changed > 0);
-    const many = changed === 1 ? 'change' : 'changes';
-    setText(this._changed, `${whole(changed)} ${many}, the latest first`);
+    setText(this._changed, `${plural(changed, 'change')}, newest first`);
     this._changes.replaceChildren(
       ...[...changes].reverse().map(({ time, task, before, after, reason }) => {
         const at = new Date(time * 1000).toLocaleTimeString();
         const why = reason ? ` (${clean(reason)})` : '';
-        const was = before ? signed(before) : 'new';
-        return h('li', {}, `${at}  ${task}: ${was} → ${after ? signed(after) : 'gone'}${why}`);
+        const previous = before ? signed(before) : 'new';
+        return h(
+          'li',
+          {},
+          `${at}  ${task}: ${previous} → ${after ? signed(after) : 'removed'}${why}`
+        );
       })
     );
   }
@@ -307,30 +317,30 @@ export class ResolveView implements IView {
   }
 
   private async _attach(): Promise<void> {
-    const wanted = this._asked;
-    if (!wanted) {
+    const query = this._query;
+    if (!query) {
       return;
     }
-    const done = await this._teller.attempt(
-      'use as cluster',
-      async () => (await this._link.command('attach', wanted)) as IAttached,
+    const attached = await this._status.attempt(
+      'Use as cluster',
+      async () => (await this._link.command('attach', query)) as IAttached,
       [this._use],
       ({ said }) => said
     );
-    if (done && !this._disposed) {
-      this._onAttached(done.cluster, done.said);
+    if (attached && !this._disposed) {
+      this._onAttached(attached.cluster, attached.said);
     }
   }
 
-  /** Look again in a second, if that is wished and somebody can see it. */
+  /** Schedule the next update if watching is enabled. */
   private _schedule(): void {
     this._stop();
-    if (this._watch.checked && this._seen?.found && !this._disposed) {
+    if (this._watch.checked && this._current?.found && !this._disposed) {
       this._timer = setTimeout(() => {
         if (document.hidden || this._link.state !== 'ready') {
           this._schedule();
         } else {
-          void this._ask(true);
+          void this._load(true);
         }
       }, WATCH_MS);
     }
@@ -344,23 +354,24 @@ export class ResolveView implements IView {
   }
 }
 
-/** Return what was told with the tasks that it leaves out, which are as they were. */
-function completed(told: ILook, before: ILook | null): ILook {
-  if (told.since === null || before === null) {
-    return told;
+/** Add the unchanged tasks, which a reply with `since` omits. */
+function completed(reply: IResolution, before: IResolution | null): IResolution {
+  if (reply.since === null || before === null) {
+    return reply;
   }
-  const changed = new Map(told.tasks.map(task => [nameOf(task), task]));
-  return { ...told, tasks: before.tasks.map(task => changed.get(nameOf(task)) ?? task) };
+  const changed = new Map(reply.tasks.map(task => [nameOf(task), task]));
+  return { ...reply, tasks: before.tasks.map(task => changed.get(nameOf(task)) ?? task) };
 }
 
-function headOf(look: ILook, timed = true): string {
-  if (!look.found) {
+function headOf(resolution: IResolution, timed = true): string {
+  if (!resolution.found) {
     return 'no cluster yet';
   }
-  const states = Object.entries(look.counts).map(([state, count]) => `${whole(count)} ${state}`);
-  const many = look.tasks.length === 1 ? 'task' : 'tasks';
+  const states = Object.entries(resolution.counts).map(
+    ([state, count]) => `${formatInteger(count)} ${state}`
+  );
   const counts = states.length
-    ? `${whole(look.tasks.length)} ${many}: ${states.join(', ')}`
+    ? `${plural(resolution.tasks.length, 'task')}: ${states.join(', ')}`
     : 'no tasks';
-  return `${clean(look.place)}, ${counts}${timed ? `; seen in ${brief(look.seconds)}` : ''}`;
+  return `${clean(resolution.place)}, ${counts}${timed ? `; resolved in ${brief(resolution.seconds)}` : ''}`;
 }

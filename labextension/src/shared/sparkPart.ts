@@ -1,18 +1,38 @@
-// A cluster on Spark: its phases, its nodes and what is fed to them, and the error that ended it.
+// A cluster on Spark: phases, nodes, feeding rates and its error.
 
-import { button, h, Keyed, Parts, setAttribute, setCut, setText, show } from './dom';
-import { brief, clean, count, duration, gist, plural, sign, signed, tone, whole } from './figures';
+import {
+  button,
+  h,
+  KeyedList,
+  KeyedParts,
+  setAttribute,
+  setTruncatedText,
+  setText,
+  show
+} from './dom';
+import {
+  brief,
+  clean,
+  count,
+  duration,
+  errorSummary,
+  plural,
+  sign,
+  signed,
+  tone,
+  formatInteger
+} from './figures';
 import type { INode, ISpark } from './protocol';
 
-/** The way of a cluster; it may stop or fail in any of these. */
+/** Phases of a cluster in their order; it can stop or fail in each of them. */
 const PHASES = ['reserving', 'starting', 'running', 'feeding', 'draining'] as const;
 const ENDS = ['stopped', 'failed'];
-const OVER = ['finished', 'failed', 'lost', 'stopped'];
+const ENDED = ['finished', 'failed', 'lost', 'stopped'];
 const URGENT = ['failed', 'lost', 'starting', 'reserved'];
-const MOST_ROWS = 20;
-const MOST_ERROR = 50_000;
+const MAX_ROWS = 20;
+const MAX_ERROR = 50_000;
 
-/** Title and class of each column; the classes `tfd-c…` give way in this order, c5 first. */
+/** Title and class of each column; narrow views hide `tfd-c…` columns, c5 first. */
 const COLUMNS: readonly [string, string][] = [
   ['node', ''],
   ['state', ''],
@@ -29,7 +49,7 @@ const COLUMNS: readonly [string, string][] = [
 export class SparkPart {
   readonly node = h('div', { class: 'tfd-onspark' });
   private readonly _phases = h('ol', { class: 'tfd-phases', 'aria-label': 'phases' });
-  private readonly _steps: Keyed<HTMLElement>;
+  private readonly _steps: KeyedList<HTMLElement>;
   private readonly _bar = h('progress', { class: 'tfd-reserved' });
   private readonly _reserved = h('span', { class: 'tfd-quiet' });
   private readonly _reason = h('div', { class: 'tfd-quiet tfd-wrap' });
@@ -38,26 +58,26 @@ export class SparkPart {
     class: 'tfd-error',
     tabindex: 0,
     role: 'group',
-    'aria-label': 'the error, with its traceback'
+    'aria-label': 'Error with traceback'
   });
   private readonly _scroll = h('div', { class: 'tfd-scroll tfd-tasks' });
   private readonly _none = h('div', { class: 'tfd-quiet' }, 'no node has reported yet');
-  private readonly _rows: Parts<NodePart>;
+  private readonly _rows: KeyedParts<NodePart>;
   private readonly _more: HTMLButtonElement;
   private _all = false;
-  private _seen: ISpark | undefined;
+  private _current: ISpark | undefined;
 
   constructor() {
-    this._steps = new Keyed<HTMLElement>(this._phases, () => h('li', {}, h('span'), h('span')));
+    this._steps = new KeyedList<HTMLElement>(this._phases, () => h('li', {}, h('span'), h('span')));
     this._facts = new Facts();
     const heads = COLUMNS.map(([text, name]) => h('th', { class: name, scope: 'col' }, text));
     const table = h('table', { 'aria-label': 'nodes on Spark' });
     const head = h('thead', {}, h('tr', {}, ...heads));
     table.append(head);
-    this._rows = new Parts<NodePart>(table, () => new NodePart(), head);
-    this._more = button('', 'show all nodes, or only those that need a look', () => {
+    this._rows = new KeyedParts<NodePart>(table, () => new NodePart(), head);
+    this._more = button('', 'Show all nodes, or problems first', () => {
       this._all = !this._all;
-      this.show(this._seen);
+      this.show(this._current);
     });
     this._scroll.append(table);
     this.node.append(
@@ -74,7 +94,7 @@ export class SparkPart {
   }
 
   show(row: ISpark | undefined): void {
-    this._seen = row;
+    this._current = row;
     show(this.node, row !== undefined);
     if (!row) {
       return;
@@ -82,13 +102,13 @@ export class SparkPart {
     this._showPhases(row);
     setAttribute(this._bar, 'max', Math.max(row.needed, 1));
     setAttribute(this._bar, 'value', Math.min(row.reserved, row.needed));
-    const reserved = `${whole(row.reserved)} of ${plural(row.needed, 'node')} reported`;
+    const reserved = `${formatInteger(row.reserved)} of ${plural(row.needed, 'node')} reported`;
     setAttribute(this._bar, 'aria-label', reserved);
     show(this._bar, row.phase === 'reserving');
     setText(this._reserved, reserved);
     setText(this._reason, clean(row.reason ?? ''));
     const error = tail(row.error ?? '');
-    // Said once, where it stands in the error below.
+    // The error below may already contain the reason.
     show(this._reason, !error.includes(row.reason ?? ''));
     setText(this._error, error);
     show(this._error, Boolean(row.error));
@@ -97,28 +117,31 @@ export class SparkPart {
   }
 
   private _showPhases(row: ISpark): void {
-    const ended = ENDS.includes(row.phase);
+    const stopped = ENDS.includes(row.phase);
     const at = (PHASES as readonly string[]).indexOf(row.phase);
-    const steps = ended ? [row.phase] : [...PHASES];
+    const steps = stopped ? [row.phase] : [...PHASES];
     const lasted = duration(Math.max(0, Date.now() / 1000 - row.since));
     this._steps.update(steps, (step, phase) => {
-      const here = phase === row.phase;
-      const place = (PHASES as readonly string[]).indexOf(phase);
-      setText(step.children[0], here ? sign(phase) : place < at ? sign('finished') : sign('new'));
-      setText(step.children[1], here && !ended ? ` ${phase}, ${lasted}` : ` ${phase}`);
-      step.className = here ? `tfd-here tfd-${tone(phase)}` : 'tfd-quiet';
-      setAttribute(step, 'aria-current', here ? 'step' : null);
+      const current = phase === row.phase;
+      const position = (PHASES as readonly string[]).indexOf(phase);
+      setText(
+        step.children[0],
+        current ? sign(phase) : position < at ? sign('finished') : sign('new')
+      );
+      setText(step.children[1], current && !stopped ? ` ${phase}, ${lasted}` : ` ${phase}`);
+      step.className = current ? `tfd-here tfd-${tone(phase)}` : 'tfd-quiet';
+      setAttribute(step, 'aria-current', current ? 'step' : null);
     });
   }
 
   private _showNodes(row: ISpark): void {
     let names = row.order.filter(name => name in row.nodes);
-    show(this._more, names.length > MOST_ROWS);
-    if (names.length > MOST_ROWS) {
+    show(this._more, names.length > MAX_ROWS);
+    if (names.length > MAX_ROWS) {
       setText(this._more, this._all ? 'Fewer' : `All ${plural(names.length, 'node')}`);
       if (!this._all) {
         const urgent = names.filter(name => URGENT.includes(row.nodes[name].state));
-        const chosen = new Set([...urgent, ...names].slice(0, MOST_ROWS));
+        const chosen = new Set([...urgent, ...names].slice(0, MAX_ROWS));
         names = names.filter(name => chosen.has(name));
       }
     }
@@ -128,14 +151,14 @@ export class SparkPart {
   }
 }
 
-/** A node: a row, and below it what else is known, with the end of its log. */
+/** A node: a table row, and a second row with details and the end of its log. */
 class NodePart {
   /** Both rows. */
   readonly node = h('tbody');
   private readonly _name = h('span', { class: 'tfd-cut' });
-  private readonly _sign = h('span');
-  private readonly _word = h('span', { class: 'tfd-word' });
-  private readonly _state = h('td', {}, this._sign, this._word);
+  private readonly _symbol = h('span');
+  private readonly _stateText = h('span', { class: 'tfd-word' });
+  private readonly _state = h('td', {}, this._symbol, this._stateText);
   private readonly _cells = COLUMNS.slice(2).map(([, name]) => h('td', { class: name }));
   private readonly _facts = new Facts();
   private readonly _error = h('pre', { class: 'tfd-error', tabindex: 0, role: 'group' });
@@ -185,27 +208,27 @@ class NodePart {
 
   show(name: string, row: INode): void {
     this._shown = [name, row];
-    setCut(this._name, name);
-    setText(this._sign, sign(row.state));
-    this._sign.className = `tfd-${tone(row.state)}`;
-    setText(this._word, ` ${row.state}`);
+    setTruncatedText(this._name, name);
+    setText(this._symbol, sign(row.state));
+    this._symbol.className = `tfd-${tone(row.state)}`;
+    setText(this._stateText, ` ${row.state}`);
     setAttribute(this._state, 'title', row.state);
-    const over = OVER.includes(row.state);
-    const words = [
-      over || !row.rows ? '' : count(row.rows_per_s),
-      over ? '' : queueOf(row),
-      over ? '' : ageOf(row),
+    const ended = ENDED.includes(row.state);
+    const texts = [
+      ended || !row.rows ? '' : count(row.rows_per_s),
+      ended ? '' : queueOf(row),
+      ended ? '' : ageOf(row),
       row.rows ? count(row.rows) : '',
       row.executor ?? '',
       row.host ?? '',
       row.gpu ?? '',
-      gist(firstOf(row.error ?? ''))
+      errorSummary(firstOf(row.error ?? ''))
     ];
-    words.forEach((text, i) => setCut(this._cells[i], text));
+    texts.forEach((text, i) => setTruncatedText(this._cells[i], text));
     setAttribute(
       this._cells[1],
       'class',
-      `${COLUMNS[3][1]}${isFull(row) && !over ? ' tfd-warn' : ''}`
+      `${COLUMNS[3][1]}${isFull(row) && !ended ? ' tfd-warn' : ''}`
     );
     if (!this._below.hidden) {
       this._fill(name, row);
@@ -213,7 +236,7 @@ class NodePart {
   }
 
   private _fill(name: string, row: INode): void {
-    const over = OVER.includes(row.state);
+    const ended = ENDED.includes(row.state);
     this._facts.show([
       ['state', row.state],
       ['executor', row.executor ?? ''],
@@ -221,16 +244,16 @@ class NodePart {
       ['address', row.address ?? ''],
       ['pid', row.pid === undefined ? '' : String(row.pid)],
       ['GPU', row.gpu ?? ''],
-      ['rows', row.rows ? whole(row.rows) : ''],
-      ['rows/s', row.rows && !over ? count(row.rows_per_s) : ''],
-      ['results', row.results ? whole(row.results) : ''],
-      ['queue', over ? '' : queueOf(row)],
-      ['last batch', over ? '' : ageOf(row)]
+      ['rows', row.rows ? formatInteger(row.rows) : ''],
+      ['rows/s', row.rows && !ended ? count(row.rows_per_s) : ''],
+      ['results', row.results ? formatInteger(row.results) : ''],
+      ['queue', ended ? '' : queueOf(row)],
+      ['last batch', ended ? '' : ageOf(row)]
     ]);
     setText(this._error, tail(row.error ?? ''));
-    setAttribute(this._error, 'aria-label', `the error of ${name}`);
+    setAttribute(this._error, 'aria-label', `Error of ${name}`);
     show(this._error, Boolean(row.error));
-    setAttribute(this._log, 'aria-label', `the end of the log of ${name}`);
+    setAttribute(this._log, 'aria-label', `End of the log of ${name}`);
     const lines = row.log.join('\n');
     if (lines !== this._lines) {
       this._lines = lines;
@@ -243,25 +266,25 @@ class NodePart {
   }
 }
 
-/** Names and words; what has no words is left out. */
+/** A description list; empty values are omitted. */
 class Facts {
   readonly node = h('dl', { class: 'tfd-facts' });
 
   show(facts: readonly [string, string | HTMLElement][]): void {
-    const said = facts.filter(([, words]) => words);
-    while (this.node.children.length > 2 * said.length) {
+    const known = facts.filter(([, value]) => value);
+    while (this.node.children.length > 2 * known.length) {
       this.node.lastChild!.remove();
     }
-    while (this.node.children.length < 2 * said.length) {
+    while (this.node.children.length < 2 * known.length) {
       this.node.append(h('dt'), h('dd'));
     }
-    said.forEach(([name, words], i) => {
+    known.forEach(([name, value], i) => {
       setText(this.node.children[2 * i], name);
-      const place = this.node.children[2 * i + 1];
-      if (typeof words === 'string') {
-        setText(place, words);
-      } else if (place.textContent !== words.textContent || !place.firstElementChild) {
-        place.replaceChildren(words);
+      const element = this.node.children[2 * i + 1];
+      if (typeof value === 'string') {
+        setText(element, value);
+      } else if (element.textContent !== value.textContent || !element.firstElementChild) {
+        element.replaceChildren(value);
       }
     });
   }
@@ -273,14 +296,14 @@ function factsOf(row: ISpark): [string, string | HTMLElement][] {
   const rows = nodes.reduce((sum, node) => sum + node.rows, 0);
   return [
     ['rate', rate && !ENDS.includes(row.phase) ? `${count(rate)} rows/s` : ''],
-    ['rows fed', rows ? whole(rows) : ''],
+    ['rows fed', rows ? formatInteger(rows) : ''],
     ['input mode', row.input_mode ?? ''],
     ['application', row.application ?? ''],
     ['TensorBoard', boardOf(row.tensorboard ?? '')]
   ];
 }
 
-/** A link, but only to what is a page. */
+/** Return a link for http and https addresses only, because `javascript:` would be executed. */
 function boardOf(address: string): string | HTMLElement {
   return /^https?:\/\//.test(address)
     ? h('a', { href: address, target: '_blank', rel: 'noopener noreferrer' }, address)
@@ -304,23 +327,23 @@ function ageOf(row: INode): string {
   return row.batch_age_s === undefined ? '' : `${brief(row.batch_age_s)} ago`;
 }
 
-/** What an error says before its traceback, or after it. */
+/** Return the message of an error, before or after its traceback. */
 function firstOf(error: string): string {
   const lines = error
-    .slice(0, MOST_ERROR)
+    .slice(0, MAX_ERROR)
     .split('\n')
     .filter(line => line.trim());
   return (lines[0]?.includes('Traceback') ? lines.at(-1) : lines[0]) ?? '';
 }
 
 function tail(error: string): string {
-  return error.length > MOST_ERROR ? `… ${error.slice(-MOST_ERROR)}` : error;
+  return error.length > MAX_ERROR ? `… ${error.slice(-MAX_ERROR)}` : error;
 }
 
-/** How a cluster on Spark is, in a few words. */
-export function sparkWords(row: ISpark): string {
+/** Return phase and number of running nodes. */
+export function sparkSummary(row: ISpark): string {
   const running = Object.values(row.nodes).filter(node => node.state === 'running').length;
   return ENDS.includes(row.phase)
     ? ''
-    : `${signed(row.phase)}, ${whole(running)} of ${plural(row.needed, 'node')} running`;
+    : `${signed(row.phase)}, ${formatInteger(running)} of ${plural(row.needed, 'node')} running`;
 }

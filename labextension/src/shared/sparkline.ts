@@ -1,4 +1,4 @@
-// A small line without axes.
+// A sparkline: a small line chart without axes.
 
 const NS = 'http://www.w3.org/2000/svg';
 const WIDTH = 60;
@@ -16,10 +16,10 @@ export class Sparkline {
     this.node.append(this._path);
   }
 
-  /** Draw the last of `values`, the latest at the right; null is a gap. */
+  /** Draw the latest values; null is a gap. */
   show(values: readonly (number | null)[], label: string): void {
     const shown = values.slice(-this._points);
-    const top = shown.reduce<number>((most, value) => Math.max(most, value ?? 0), 0) || 1;
+    const top = shown.reduce<number>((high, value) => Math.max(high, value ?? 0), 0) || 1;
     const step = WIDTH / Math.max(this._points - 1, 1);
     const start = WIDTH - step * (shown.length - 1);
     let path = '';

@@ -1,11 +1,11 @@
-// Starting a cluster: a form of what the kernel says can be chosen.
+// The form that starts a cluster. The kernel sends its fields.
 
 import { announce } from './announce';
-import { problemText } from './asker';
+import { problemText } from './statusLine';
 import { button, h, setBusy, setText, show, uniqueId } from './dom';
 import { ensureStyle } from './css';
 import type { Link } from './link';
-import { type IActions, type IView, linkTrouble } from './view';
+import { type IActions, type IView, linkProblem } from './view';
 
 export interface IField {
   name: string;
@@ -32,31 +32,31 @@ interface IStarted {
 type Input = HTMLInputElement | HTMLSelectElement;
 
 export class StartForm implements IView {
-  readonly node = h('section', { class: 'tfd-live tfd-start', 'aria-label': 'start a cluster' });
+  readonly node = h('section', { class: 'tfd-live tfd-start', 'aria-label': 'Start a cluster' });
   private readonly _banner = h('div', { class: 'tfd-banner', hidden: true });
   private readonly _form = h('form', { novalidate: true });
   private readonly _grid = h('div', { class: 'tfd-form' });
   private readonly _line = h('code', { class: 'tfd-line' });
-  private readonly _said = h('div', { class: 'tfd-asked', hidden: true });
+  private readonly _status = h('div', { class: 'tfd-status-line', hidden: true });
   private readonly _start: HTMLButtonElement;
   private readonly _retry: HTMLButtonElement;
   private readonly _inputs = new Map<string, { field: IField; input: Input }>();
   private readonly _end: () => void;
   private _kinds: IKinds | null = null;
-  private _asking = false;
+  private _loading = false;
   private _failed = false;
   private _disposed = false;
 
   constructor(
     private readonly _link: Link,
     private readonly _actions: IActions,
-    private readonly _onStarted: (name: string, said: string) => void
+    private readonly _onStarted: (name: string, message: string) => void
   ) {
     ensureStyle();
     this._start = h('button', { type: 'submit', class: 'tfd-button tfd-main' }, 'Start');
-    this._retry = button('Ask again', 'ask the kernel what can be started', () => {
+    this._retry = button('Retry', 'Request the form from the kernel again', () => {
       this._failed = false;
-      this._look();
+      this._update();
     });
     this._retry.hidden = true;
     this._form.hidden = true;
@@ -67,13 +67,13 @@ export class StartForm implements IView {
     this._form.addEventListener('input', () => this._preview());
     this._form.append(
       this._grid,
-      h('div', { class: 'tfd-quiet' }, 'The same in a cell:'),
+      h('div', { class: 'tfd-quiet' }, 'Equivalent code:'),
       this._line,
       h('div', { class: 'tfd-row' }, this._start)
     );
-    this.node.append(this._banner, this._form, this._said, this._retry);
-    this._end = _link.onChange(() => this._look());
-    this._look();
+    this.node.append(this._banner, this._form, this._status, this._retry);
+    this._end = _link.onChange(() => this._update());
+    this._update();
   }
 
   dispose(): void {
@@ -82,47 +82,47 @@ export class StartForm implements IView {
     this.node.remove();
   }
 
-  private _look(): void {
+  private _update(): void {
     const { readOnly } = this._actions;
-    const words = readOnly
+    const banner = readOnly
       ? 'This site is read-only: clusters are started by code in a notebook.'
-      : this._trouble();
-    setText(this._banner, words);
-    show(this._banner, words !== '');
-    show(this._form, !words && this._kinds !== null);
-    show(this._retry, !words && this._failed);
-    if (!words && !this._kinds && !this._asking && !this._failed) {
-      void this._ask();
+      : this._problem();
+    setText(this._banner, banner);
+    show(this._banner, banner !== '');
+    show(this._form, !banner && this._kinds !== null);
+    show(this._retry, !banner && this._failed);
+    if (!banner && !this._kinds && !this._loading && !this._failed) {
+      void this._load();
     }
   }
 
-  private _trouble(): string {
+  private _problem(): string {
     switch (this._link.state) {
       case 'ready':
         return '';
-      case 'gone':
-        return 'The kernel has ended, or tells nothing any more. Next: ask for the form again.';
+      case 'ended':
+        return 'The kernel has ended or does not respond. Next: open the form again.';
       default:
-        return linkTrouble(this._link) || 'Waiting for the kernel …';
+        return linkProblem(this._link) || 'Waiting for the kernel …';
     }
   }
 
-  private async _ask(): Promise<void> {
-    this._asking = true;
-    this._say(this._waits('asked what can be started …'), 'quiet');
+  private async _load(): Promise<void> {
+    this._loading = true;
+    this._report(this._pendingText('Loading the form …'), 'quiet');
     try {
       this._kinds = (await this._link.command('kinds')) as IKinds;
-      this._say('', 'quiet');
+      this._report('', 'quiet');
       if (!this._disposed) {
         this._build(this._kinds);
       }
     } catch (error) {
       this._failed = true;
-      this._say(problemText(error), 'bad');
+      this._report(problemText(error), 'bad');
     } finally {
-      this._asking = false;
+      this._loading = false;
       if (!this._disposed) {
-        this._look();
+        this._update();
       }
     }
   }
@@ -133,7 +133,7 @@ export class StartForm implements IView {
       known || !launchers.length
         ? fields
         : [
-            { name: 'launcher', kind: 'choice', label: 'kind', default: launchers[0].name },
+            { name: 'launcher', kind: 'choice', label: 'launcher', default: launchers[0].name },
             ...fields
           ];
     for (const field of all) {
@@ -160,7 +160,7 @@ export class StartForm implements IView {
     this._preview();
   }
 
-  /** What was chosen; what is empty is left to the kernel. */
+  /** Return the entered options; the kernel applies its defaults for empty fields. */
   private _options(): Record<string, unknown> {
     const options: Record<string, unknown> = {};
     for (const [name, { field, input }] of this._inputs) {
@@ -183,40 +183,40 @@ export class StartForm implements IView {
       return;
     }
     setBusy(this._start, true);
-    this._say(this._waits('start: asked … the first cluster takes some seconds'), 'quiet');
+    this._report(this._pendingText('Starting … The first cluster takes some seconds.'), 'quiet');
     try {
-      const done = (await this._link.command('start', { options: this._options() })) as IStarted;
-      const verb = done.reused ? 'lives already and is used' : 'was started';
-      const where = done.variable ? `; it is in the variable ${done.variable}` : '';
-      const said = `The cluster ${done.cluster} ${verb}${where}.\nThe same in a cell: ${done.line}`;
-      this._say(said, 'good');
+      const started = (await this._link.command('start', { options: this._options() })) as IStarted;
+      const verb = started.reused ? 'is already running' : 'was started';
+      const variable = started.variable ? ` Variable: ${started.variable}.` : '';
+      const message = `Cluster ${started.cluster} ${verb}.${variable}\nEquivalent code: ${started.line}`;
+      this._report(message, 'good');
       if (!this._disposed) {
-        this._onStarted(done.cluster, said);
+        this._onStarted(started.cluster, message);
       }
     } catch (error) {
-      this._say(problemText(error), 'bad');
+      this._report(problemText(error), 'bad');
     } finally {
       setBusy(this._start, false);
     }
   }
 
-  private _waits(otherwise: string): string {
-    const { beside, hint } = this._link.transport;
-    return beside
+  private _pendingText(otherwise: string): string {
+    const { concurrent, hint } = this._link.transport;
+    return concurrent
       ? otherwise
-      : `queued until the cell ends.${hint ? ` At once, in a terminal: ${hint}` : ''}`;
+      : `Queued until the cell ends.${hint ? ` To run it now, in a terminal: ${hint}` : ''}`;
   }
 
-  private _say(words: string, tone: 'quiet' | 'good' | 'bad'): void {
-    this._said.className = `tfd-asked tfd-${tone}`;
-    setText(this._said, words);
-    show(this._said, words !== '');
-    // The form may be taller than the panel that it is in.
-    if (this._inputs.size && typeof this._said.scrollIntoView === 'function') {
-      this._said.scrollIntoView({ block: 'nearest' });
+  private _report(text: string, tone: 'quiet' | 'good' | 'bad'): void {
+    this._status.className = `tfd-status-line tfd-${tone}`;
+    setText(this._status, text);
+    show(this._status, text !== '');
+    // The form may be taller than the panel.
+    if (this._inputs.size && typeof this._status.scrollIntoView === 'function') {
+      this._status.scrollIntoView({ block: 'nearest' });
     }
     if (tone !== 'quiet') {
-      announce(words);
+      announce(text);
     }
   }
 }
@@ -244,41 +244,41 @@ function inputOf(field: IField, choices: readonly string[]): Input {
   }
 }
 
-/** What a field says, null where it says nothing. */
+/** Return the value of a field, null if it is empty. */
 function valueOf(field: IField, input: Input): string | number | boolean | null {
   if (field.kind === 'flag') {
     return (input as HTMLInputElement).checked;
   }
-  const words = input.value.trim();
-  if (!words) {
+  const text = input.value.trim();
+  if (!text) {
     return null;
   }
-  return ['count', 'seconds', 'hours'].includes(field.kind) ? Number(words) : words;
+  return ['count', 'seconds', 'hours'].includes(field.kind) ? Number(text) : text;
 }
 
-/** The line of the magic that does the same. */
+/** Return the equivalent line magic. */
 function lineOf(
   line: string,
   inputs: ReadonlyMap<string, { field: IField; input: Input }>
 ): string {
-  const words = [line];
+  const parts = [line];
   for (const [name, { field, input }] of inputs) {
     const value = valueOf(field, input);
-    // Of tasks the magic starts none that it was not told of, whatever the form begins with.
-    const usual = field.kind === 'count' ? 0 : (field.default ?? null);
-    if (value === null || value === usual) {
+    // The magic starts no tasks by default, but the form has initial counts.
+    const implied = field.kind === 'count' ? 0 : (field.default ?? null);
+    if (value === null || value === implied) {
       continue;
     }
     const option = `--${name.replace(/_/g, '-')}`;
     if (value === true) {
-      words.push(option);
+      parts.push(option);
     } else if (value !== false) {
-      words.push(`${option} ${quoted(String(value))}`);
+      parts.push(`${option} ${quoted(String(value))}`);
     }
   }
-  return words.join(' ');
+  return parts.join(' ');
 }
 
-function quoted(word: string): string {
-  return /^[\w.,:/=@%+-]+$/.test(word) ? word : `'${word.replace(/'/g, `'"'"'`)}'`;
+function quoted(value: string): string {
+  return /^[\w.,:/=@%+-]+$/.test(value) ? value : `'${value.replace(/'/g, `'"'"'`)}'`;
 }

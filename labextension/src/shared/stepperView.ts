@@ -1,32 +1,32 @@
-// Steering a coordinator: pause, resume, steps, and which workers get closures.
+// Controls of a coordinator: pause, resume, step, break on failure, hold workers.
 
 import { announce } from './announce';
-import { Asker } from './asker';
-import { button, enable, h, Keyed, labelled, setAttribute, setText, show } from './dom';
+import { CommandStatus } from './statusLine';
+import { button, enable, h, KeyedList, labelled, setAttribute, setText, show } from './dom';
 import { counted, plural, signed, tone } from './figures';
 import type { Link } from './link';
 import { CLOSURE_STATES, type ICluster, type ICoordinator } from './protocol';
 import { colors, type IColors, onTheme } from './theme';
-import { type IActions, linkTrouble, View } from './view';
+import { type IActions, linkProblem, View } from './view';
 
-const MOST_WORKERS = 64;
-/** Which colour of the theme a state has in the bar; others have one of the series. */
-const STATE_COLORS: Record<string, (seen: IColors) => string> = {
-  queued: seen => seen.quiet,
-  dispatched: seen => seen.series[5],
-  running: seen => seen.series[0],
-  fetching: seen => seen.series[3],
-  ready: seen => seen.good,
-  failed: seen => seen.bad,
-  cancelled: seen => seen.line,
-  retrying: seen => seen.warn
+const MAX_WORKERS = 64;
+/** Colour of each state in the bar. */
+const STATE_COLORS: Record<string, (theme: IColors) => string> = {
+  queued: theme => theme.quiet,
+  dispatched: theme => theme.series[5],
+  running: theme => theme.series[0],
+  fetching: theme => theme.series[3],
+  ready: theme => theme.good,
+  failed: theme => theme.bad,
+  cancelled: theme => theme.line,
+  retrying: theme => theme.warn
 };
 
 export class StepperView extends View {
   private readonly _state = h('div', { class: 'tfd-state' });
   private readonly _bar = h('div', { class: 'tfd-counts', role: 'img' });
-  private readonly _segments: Keyed<HTMLElement>;
-  private readonly _words = h('div', { class: 'tfd-quiet tfd-wrap' });
+  private readonly _segments: KeyedList<HTMLElement>;
+  private readonly _summary = h('div', { class: 'tfd-quiet tfd-wrap' });
   private readonly _controls = h('div');
   private readonly _pause: HTMLButtonElement;
   private readonly _resume: HTMLButtonElement;
@@ -35,33 +35,33 @@ export class StepperView extends View {
   private readonly _count: HTMLInputElement;
   private readonly _break = h('input', { type: 'checkbox' });
   private readonly _holds = h('div', { class: 'tfd-holds' });
-  private readonly _workers: Keyed<HTMLButtonElement>;
-  private readonly _asker: Asker;
-  private _said = '';
-  /** What was seen last of the coordinator, also after it is gone. */
+  private readonly _workers: KeyedList<HTMLButtonElement>;
+  private readonly _status: CommandStatus;
+  private _announced = '';
+  /** The last known coordinator; kept after it has ended. */
   private _row: ICoordinator | undefined;
 
   constructor(link: Link, cluster: string, actions: IActions) {
     super(link, cluster, actions, 'tfd-stepper');
     this.node.setAttribute('aria-label', `steps of ${cluster}`);
-    this._asker = new Asker(link, cluster);
-    const who = actions.who ?? 'the panel';
-    this._pause = button('Pause', 'give no closure to any worker', one => {
-      void this._asker.run('pause', 'pause', { who }, [one], () => 'paused');
+    this._status = new CommandStatus(link, cluster);
+    const who = actions.source ?? 'the panel';
+    this._pause = button('Pause', 'Stop dispatching closures to workers', button => {
+      void this._status.run('Pause', 'pause', { who }, [button], () => 'Paused');
     });
-    this._resume = button('Resume', 'let a paused coordinator go on', one => {
-      void this._asker.run('resume', 'resume', {}, [one], () => 'resumed');
+    this._resume = button('Resume', 'Resume a paused coordinator', button => {
+      void this._status.run('Resume', 'resume', {}, [button], () => 'Resumed');
     });
-    this._step = button('Step', 'let one closure run while paused', one => this._doStep(1, one));
+    this._step = button('Step', 'Run one closure while paused', button => this._doStep(1, button));
     this._count = h('input', { type: 'number', min: 1, max: 2 ** 31 - 1, value: 10, step: 1 });
-    this._steps = button('Step n', 'let so many closures run while paused', one => {
+    this._steps = button('Step n', 'Run n closures while paused', button => {
       if (this._count.reportValidity()) {
-        this._doStep(Number(this._count.value), one);
+        this._doStep(Number(this._count.value), button);
       }
     });
     this._break.addEventListener('change', () => void this._doBreak());
-    this._segments = new Keyed<HTMLElement>(this._bar, () => h('span'));
-    this._workers = new Keyed(this._holds, index => this._holdButton(Number(index)));
+    this._segments = new KeyedList<HTMLElement>(this._bar, () => h('span'));
+    this._workers = new KeyedList(this._holds, index => this._holdButton(Number(index)));
     this._controls.append(
       h(
         'div',
@@ -73,120 +73,130 @@ export class StepperView extends View {
         this._steps,
         h(
           'label',
-          { class: 'tfd-labelled', title: 'pause when a closure fails' },
+          { class: 'tfd-labelled', title: 'Pause when a closure fails' },
           this._break,
           h('span', {}, 'Break on failure')
         )
       ),
       this._holds
     );
-    this.body.append(this._state, this._bar, this._words, this._controls, this._asker.node);
-    this.onDispose(() => this._asker.dispose());
+    this.body.append(this._state, this._bar, this._summary, this._controls, this._status.node);
+    this.onDispose(() => this._status.dispose());
     this.onDispose(onTheme(this.node, () => this.refresh()));
     this.begin();
   }
 
-  protected draw(seen: ICluster | undefined): void {
-    const present = seen?.coordinator;
+  protected draw(snapshot: ICluster | undefined): void {
+    const present = snapshot?.coordinator;
     const row = (this._row = present ?? this._row);
     const steered = present !== undefined && !present.reduced && present.state !== 'stopped';
     show(this._bar, row !== undefined);
     show(this._controls, steered && !this.actions.readOnly);
-    setText(this._state, this._stateWords(seen));
+    setText(this._state, this._stateText(snapshot));
     this._state.className = `tfd-state tfd-${present ? tone(present.state) : 'quiet'}`;
     if (!row) {
       return;
     }
     this._countStates(row);
     const paused = row.state === 'paused';
-    enable(this._pause, this.alive && !paused);
-    for (const one of [this._resume, this._step, this._steps, this._count]) {
-      enable(one, this.alive && paused);
+    enable(this._pause, this.connected && !paused);
+    for (const control of [this._resume, this._step, this._steps, this._count]) {
+      enable(control, this.connected && paused);
     }
-    enable(this._break, this.alive);
+    enable(this._break, this.connected);
     if (this._break.dataset.busy === undefined) {
       this._break.checked = row.break_on_failure;
     }
     const workers = Object.keys(row.workers).sort((a, b) => Number(a) - Number(b));
-    this._workers.update(workers.slice(0, MOST_WORKERS), (one, index) => {
-      this._mark(one, Number(index), row);
+    this._workers.update(workers.slice(0, MAX_WORKERS), (element, index) => {
+      this._updateHold(element, Number(index), row);
     });
     show(this._holds, workers.length > 1);
-    const words = `coordinator ${present?.state ?? 'ended'}`;
-    if (this._said && this._said !== words) {
-      announce(this._stateWords(seen));
+    const text = `coordinator ${present?.state ?? 'ended'}`;
+    if (this._announced && this._announced !== text) {
+      announce(this._stateText(snapshot));
     }
-    this._said = words;
+    this._announced = text;
   }
 
-  private _stateWords(seen: ICluster | undefined): string {
-    if (seen?.coordinator) {
-      return stateWords(seen.coordinator);
+  private _stateText(snapshot: ICluster | undefined): string {
+    if (snapshot?.coordinator) {
+      return stateText(snapshot.coordinator);
     }
     if (this._row) {
-      return `${signed('stopped')}; this is what was seen last`;
+      return `${signed('stopped')}; showing the last known state`;
     }
-    // Otherwise it is said above what is the matter.
-    return seen && !linkTrouble(this.link) ? 'There is no coordinator in this cluster.' : '';
+    // If the link has a problem, the banner shows it.
+    return snapshot && !linkProblem(this.link) ? 'This cluster has no coordinator.' : '';
   }
 
   private _countStates(row: ICoordinator): void {
-    const seen = colors(this.node);
+    const theme = colors(this.node);
     const total = Object.values(row.counts).reduce((sum, number) => sum + number, 0);
     const states = CLOSURE_STATES.filter(state => row.counts[state]);
     this._segments.update(states, (segment, state) => {
       segment.style.width = `${(100 * row.counts[state]) / total}%`;
-      segment.style.background = STATE_COLORS[state](seen);
+      segment.style.background = STATE_COLORS[state](theme);
       setAttribute(segment, 'title', `${row.counts[state]} ${state}`);
     });
-    const words = counted(row.counts) || 'nothing was scheduled yet';
-    setText(this._words, words);
-    setAttribute(this._bar, 'aria-label', words);
+    const text = counted(row.counts) || 'no closures scheduled yet';
+    setText(this._summary, text);
+    setAttribute(this._bar, 'aria-label', text);
   }
 
   private _holdButton(index: number): HTMLButtonElement {
-    return button(`worker ${index}`, '', one => void this._doHold(index, one));
+    return button(`worker ${index}`, '', button => void this._doHold(index, button));
   }
 
-  private _mark(one: HTMLButtonElement, index: number, row: ICoordinator): void {
+  private _updateHold(button: HTMLButtonElement, index: number, row: ICoordinator): void {
     const held = row.held.includes(index);
-    setText(one, `${held ? '‖ ' : ''}worker ${index}`);
-    setAttribute(one, 'aria-pressed', String(held));
-    setAttribute(one, 'title', held ? 'give it closures again' : 'give no closure to this worker');
-    enable(one, this.alive);
+    setText(button, `${held ? '‖ ' : ''}worker ${index}`);
+    setAttribute(button, 'aria-pressed', String(held));
+    setAttribute(
+      button,
+      'title',
+      held
+        ? 'Release: dispatch closures to this worker again'
+        : 'Hold: dispatch no closures to this worker'
+    );
+    enable(button, this.connected);
   }
 
-  private _doStep(count: number, one: HTMLButtonElement): void {
-    void this._asker.run<{ ended: number }>('step', 'step', { count }, [one], () =>
-      count === 1 ? 'one closure may run' : `${plural(count, 'closure')} may run`
+  private _doStep(count: number, button: HTMLButtonElement): void {
+    void this._status.run<{ ended: number }>(
+      'Step',
+      'step',
+      { count },
+      [button],
+      () => `Released ${plural(count, 'closure')}`
     );
   }
 
   private async _doBreak(): Promise<void> {
     const failure = this._break.checked;
-    await this._asker.run('break on failure', 'break_on', { failure }, [this._break], () =>
-      failure ? 'a failure pauses' : 'failures do not pause'
+    await this._status.run('Break on failure', 'break_on', { failure }, [this._break], () =>
+      failure ? 'Break on failure enabled' : 'Break on failure disabled'
     );
     this.refresh();
   }
 
-  private async _doHold(worker: number, one: HTMLButtonElement): Promise<void> {
-    const held = one.getAttribute('aria-pressed') !== 'true';
-    await this._asker.run(
-      `worker ${worker}`,
+  private async _doHold(worker: number, button: HTMLButtonElement): Promise<void> {
+    const held = button.getAttribute('aria-pressed') !== 'true';
+    await this._status.run(
+      `${held ? 'Hold' : 'Release'} worker ${worker}`,
       'hold',
       { worker, held },
-      [one],
-      () => `worker ${worker} gets ${held ? 'no closures' : 'closures again'}`
+      [button],
+      () => `Worker ${worker} ${held ? 'on hold' : 'released'}`
     );
     this.refresh();
   }
 }
 
-function stateWords(row: ICoordinator): string {
-  const words = signed(row.state);
+function stateText(row: ICoordinator): string {
+  const text = signed(row.state);
   if (row.reduced) {
-    return `${words}; it cannot be steered with this version of TensorFlow`;
+    return `${text}; it cannot be controlled with this version of TensorFlow`;
   }
-  return row.reason ? `${words} (${row.reason})` : words;
+  return row.reason ? `${text} (${row.reason})` : text;
 }

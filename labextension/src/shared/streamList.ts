@@ -1,33 +1,33 @@
-// What reads from a cluster: rates, how much of its time it waits, and what limits it.
+// The streams of a cluster: rate, wait share and bottleneck.
 
-import { h, Parts, setCut, setText, show } from './dom';
-import { count, gist, percent, rate, signed, tone } from './figures';
+import { h, KeyedParts, setTruncatedText, setText, show } from './dom';
+import { count, errorSummary, percent, rate, signed, tone } from './figures';
 import type { ICluster, IStream } from './protocol';
 import { Sparkline } from './sparkline';
 
-const MOST = 30;
+const MAX_STREAMS = 30;
 
 export class StreamList {
   readonly node = h('div');
   private readonly _list = h('div');
   private readonly _more = h('div', { class: 'tfd-quiet' });
-  private readonly _rows = new Parts(this._list, () => new StreamRow());
+  private readonly _rows = new KeyedParts(this._list, () => new StreamRow());
 
   constructor() {
-    this.node.append(h('h4', {}, 'data'), this._list, this._more);
+    this.node.append(h('h4', {}, 'Streams'), this._list, this._more);
   }
 
-  show(seen: ICluster): void {
-    const streams = Object.values(seen.streams);
-    // Those that run first, the latest first.
+  show(snapshot: ICluster): void {
+    const streams = Object.values(snapshot.streams);
+    // Running streams first, then newest first.
     const ordered = streams
       .reverse()
       .sort((a, b) => Number(b.state === 'running') - Number(a.state === 'running'));
     this._rows.update(
-      ordered.slice(0, MOST).map(stream => stream.name),
-      (row, name) => row.show(seen.streams[name])
+      ordered.slice(0, MAX_STREAMS).map(stream => stream.name),
+      (row, name) => row.show(snapshot.streams[name])
     );
-    const rest = streams.length - MOST;
+    const rest = streams.length - MAX_STREAMS;
     setText(this._more, rest > 0 ? `… and ${rest} more` : '');
     show(this.node, streams.length > 0);
   }
@@ -62,24 +62,24 @@ class StreamRow {
   }
 
   show(stream: IStream): void {
-    const runs = stream.state === 'running';
-    setCut(this._name, stream.name);
+    const running = stream.state === 'running';
+    setTruncatedText(this._name, stream.name);
     setText(this._state, signed(stream.state));
     this._state.className = `tfd-${tone(stream.state)}`;
     setText(
       this._rate,
-      runs ? `${count(stream.elements_per_s)} elements/s` : `${count(stream.elements)} elements`
+      running ? `${count(stream.elements_per_s)} elements/s` : `${count(stream.elements)} elements`
     );
-    setText(this._bytes, runs && stream.bytes ? rate(stream.bytes_per_s) : '');
+    setText(this._bytes, running && stream.bytes ? rate(stream.bytes_per_s) : '');
     const share = stream.wait_fraction;
     setText(this._wait, share === undefined ? '' : `waits ${percent(100 * share)}`);
     show(this._wait, share !== undefined);
     this._wait.className = (share ?? 0) > 0.1 ? 'tfd-warn' : 'tfd-quiet';
-    this._spark.show(stream.history, `elements per second in the last minute`);
-    const notes = [stream.epoch, runs ? '' : stream.limit].filter(Boolean);
+    this._spark.show(stream.history, 'elements per second in the last minute');
+    const notes = [stream.epoch, running ? '' : stream.limit].filter(Boolean);
     setText(this._notes, notes.join(' · '));
     show(this._notes, notes.length > 0);
-    setText(this._error, stream.error ? gist(stream.error) : '');
+    setText(this._error, stream.error ? errorSummary(stream.error) : '');
     this._error.title = stream.error ?? '';
     show(this._error, Boolean(stream.error));
   }

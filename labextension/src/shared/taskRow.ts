@@ -1,16 +1,16 @@
-// A task: a row of a table, and another one with all that is known and can be done.
+// A task: a table row, and a second row with details and buttons.
 
-import { Asker } from './asker';
+import { CommandStatus } from './statusLine';
 import type { Confirm } from './clusterTools';
-import { button, enable, h, setCut, setText, show, uniqueId } from './dom';
-import { clean, percent, rate, sign, size, tone, whole } from './figures';
+import { button, enable, h, setTruncatedText, setText, show, uniqueId } from './dom';
+import { clean, percent, rate, sign, size, tone, formatInteger } from './figures';
 import type { Link } from './link';
 import { LogsView } from './logsView';
 import { type ITask } from './protocol';
 import { Sparkline } from './sparkline';
 import type { IActions } from './view';
 
-/** Title and class of each column; the classes `tfd-c…` give way in this order, c5 first. */
+/** Title and class of each column; narrow views hide `tfd-c…` columns, c5 first. */
 export const COLUMNS: readonly [string, string][] = [
   ['task', ''],
   ['state', ''],
@@ -30,9 +30,9 @@ export class TaskRow {
 
   private readonly _toggle: HTMLButtonElement;
   private readonly _name = h('span', { class: 'tfd-cut' });
-  private readonly _sign = h('span');
-  private readonly _word = h('span', { class: 'tfd-word' });
-  private readonly _state = h('td', {}, this._sign, this._word);
+  private readonly _symbol = h('span');
+  private readonly _stateText = h('span', { class: 'tfd-word' });
+  private readonly _state = h('td', {}, this._symbol, this._stateText);
   private readonly _cells = COLUMNS.slice(2).map(([, name]) => h('td', { class: name }));
   private readonly _spark = new Sparkline();
   private readonly _more = h('td', { class: 'tfd-more', colspan: COLUMNS.length });
@@ -40,7 +40,7 @@ export class TaskRow {
   private readonly _facts = h('dl', { class: 'tfd-facts' });
   private readonly _tools = h('div', { class: 'tfd-row' });
   private readonly _logsButton: HTMLButtonElement;
-  private readonly _asker: Asker;
+  private readonly _status: CommandStatus;
   private _logs: LogsView | null = null;
   private _shown: ITask | null = null;
   private _buttons: HTMLButtonElement[] = [];
@@ -52,7 +52,7 @@ export class TaskRow {
     private readonly _actions: IActions,
     private readonly _confirm: Confirm
   ) {
-    this._asker = new Asker(_link, _cluster);
+    this._status = new CommandStatus(_link, _cluster);
     this._toggle = h(
       'button',
       {
@@ -64,16 +64,20 @@ export class TaskRow {
       },
       this._name
     );
-    this._logsButton = button('Logs', `follow the log of ${task}`, () => this._toggleLogs());
+    this._logsButton = button('Logs', `Follow the log of ${task}`, () => this._toggleLogs());
     this._logsButton.setAttribute('aria-pressed', 'false');
     if (!_actions.readOnly) {
       this._buttons = [
-        button('Restart', `end ${task} and start it again`, one => void this._do(one, 'restart')),
-        button('Kill', `end ${task} at once, as a crash would`, one => void this._do(one, 'kill'))
+        button(
+          'Restart',
+          `Stop ${task} and start it again`,
+          button => void this._do(button, 'restart')
+        ),
+        button('Kill', `Kill ${task}, as in a crash`, button => void this._do(button, 'kill'))
       ];
     }
     this._tools.append(...this._buttons, this._logsButton);
-    this._more.append(this._facts, this._tools, this._asker.node);
+    this._more.append(this._facts, this._tools, this._status.node);
     this._cells[3].append(this._spark.node);
     this.node.append(
       h('tr', {}, h('td', {}, this._toggle), this._state, ...this._cells),
@@ -81,27 +85,27 @@ export class TaskRow {
     );
   }
 
-  show(task: ITask, history: readonly (number | null)[], alive: boolean): void {
-    setCut(this._name, task.task);
-    setText(this._sign, sign(task.state));
-    this._sign.className = `tfd-${tone(task.state)}`;
-    setText(this._word, ` ${task.state}`);
+  show(task: ITask, history: readonly (number | null)[], connected: boolean): void {
+    setTruncatedText(this._name, task.task);
+    setText(this._symbol, sign(task.state));
+    this._symbol.className = `tfd-${tone(task.state)}`;
+    setText(this._stateText, ` ${task.state}`);
     this._state.title = task.reason ? `${task.state}: ${task.reason}` : task.state;
     const memory = task.pss_mb ?? task.rss_mb;
     const serves = task.role !== 'dispatcher';
-    const words = [
+    const texts = [
       percent(task.cpu_percent),
       memory === undefined ? '' : size(memory * 1e6),
       serves ? rate(task.bytes_per_s) : '',
       null,
       task.gpu ?? '',
-      task.restarts ? whole(task.restarts) : '',
+      task.restarts ? formatInteger(task.restarts) : '',
       task.address ?? '',
       clean(task.reason ?? '')
     ];
-    words.forEach((text, i) => {
+    texts.forEach((text, i) => {
       if (text !== null) {
-        setCut(this._cells[i], text);
+        setTruncatedText(this._cells[i], text);
       }
     });
     const drawn = serves && history.some(value => value);
@@ -109,10 +113,10 @@ export class TaskRow {
     if (drawn) {
       this._spark.show(history, `bytes sent in the last minute, now ${rate(task.bytes_per_s)}`);
     }
-    for (const one of this._buttons) {
-      enable(one, alive && task.state !== 'planned');
+    for (const button of this._buttons) {
+      enable(button, connected && task.state !== 'planned');
     }
-    enable(this._logsButton, alive);
+    enable(this._logsButton, connected);
     if (!this._below.hidden) {
       this._fill(task);
     }
@@ -120,7 +124,7 @@ export class TaskRow {
   }
 
   dispose(): void {
-    this._asker.dispose();
+    this._status.dispose();
     this._logs?.dispose();
   }
 
@@ -147,18 +151,18 @@ export class TaskRow {
       ['sent', size(task.bytes_sent)],
       ['GPU', task.gpu ?? ''],
       ['open to', task.open_to ?? ''],
-      ['restarts', task.restarts ? whole(task.restarts) : '']
+      ['restarts', task.restarts ? formatInteger(task.restarts) : '']
     ];
-    const said = facts.filter(([, text]) => text);
-    const have = [...this._facts.children];
-    if (have.length === said.length * 2) {
-      said.forEach(([name, text], i) => {
-        setText(have[2 * i], name);
-        setText(have[2 * i + 1], text);
+    const known = facts.filter(([, text]) => text);
+    const elements = [...this._facts.children];
+    if (elements.length === known.length * 2) {
+      known.forEach(([name, text], i) => {
+        setText(elements[2 * i], name);
+        setText(elements[2 * i + 1], text);
       });
     } else {
       this._facts.replaceChildren(
-        ...said.flatMap(([name, text]) => [h('dt', {}, name), h('dd', {}, text)])
+        ...known.flatMap(([name, text]) => [h('dt', {}, name), h('dd', {}, text)])
       );
     }
   }
@@ -174,15 +178,15 @@ export class TaskRow {
     this._logsButton.setAttribute('aria-pressed', String(this._logs !== null));
   }
 
-  private async _do(one: HTMLButtonElement, what: 'restart' | 'kill'): Promise<void> {
-    const verb = what === 'kill' ? 'Kill' : 'Restart';
+  private async _do(button: HTMLButtonElement, command: 'restart' | 'kill'): Promise<void> {
+    const verb = command === 'kill' ? 'Kill' : 'Restart';
     if (await this._confirm(`${verb} ${this.task}?`, this._tools)) {
-      const done = what === 'kill' ? 'killed' : 'restarted';
-      await this._asker.run(
-        `${what} ${this.task}`,
-        what,
+      const done = command === 'kill' ? 'killed' : 'restarted';
+      await this._status.run(
+        `${verb} ${this.task}`,
+        command,
         { task: this.task },
-        [one],
+        [button],
         () => `${this.task} ${done}`
       );
     }

@@ -1,22 +1,22 @@
-// The tasks of a cluster: a table whose columns give way where there is no room.
+// The task table of a cluster. Narrow views hide columns.
 
 import type { Confirm } from './clusterTools';
-import { button, h, Keyed, setText, show } from './dom';
-import { whole } from './figures';
+import { button, h, KeyedList, setText, show } from './dom';
+import { formatInteger } from './figures';
 import type { History } from './history';
 import type { Link } from './link';
 import type { ICluster } from './protocol';
 import { COLUMNS, TaskRow } from './taskRow';
 import type { IActions } from './view';
 
-const MOST_ROWS = 50;
-/** Those that need a look first, where not all are shown. */
+const MAX_ROWS = 50;
+/** States that are shown first in a long table. */
 const URGENT = ['failed', 'lost', 'hung', 'restarting', 'starting', 'planned'];
 
 export class TaskTable {
   readonly node = h('div', { class: 'tfd-scroll tfd-tasks' });
   private readonly _rows = new Map<HTMLElement, TaskRow>();
-  private readonly _bodies: Keyed<HTMLElement>;
+  private readonly _bodies: KeyedList<HTMLElement>;
   private readonly _more: HTMLButtonElement;
   private _all = false;
 
@@ -30,7 +30,7 @@ export class TaskTable {
     const heads = COLUMNS.map(([text, name]) => h('th', { class: name, scope: 'col' }, text));
     const head = h('thead', {}, h('tr', {}, ...heads));
     const table = h('table', { 'aria-label': 'tasks' }, head);
-    this._bodies = new Keyed<HTMLElement>(
+    this._bodies = new KeyedList<HTMLElement>(
       table,
       task => {
         const row = new TaskRow(link, cluster, task, actions, confirm);
@@ -43,30 +43,30 @@ export class TaskTable {
       },
       head
     );
-    this._more = button('', 'show all tasks, or only those that need a look', () => {
+    this._more = button('', 'Show all tasks, or problems first', () => {
       this._all = !this._all;
-      const seen = link.cluster(cluster);
-      if (seen) {
-        this.show(seen, link.state === 'ready');
+      const snapshot = link.cluster(cluster);
+      if (snapshot) {
+        this.show(snapshot, link.state === 'ready');
       }
     });
     this.node.append(table, this._more);
   }
 
-  show(seen: ICluster, alive: boolean): void {
-    let names = seen.order.filter(name => name in seen.tasks);
-    show(this._more, names.length > MOST_ROWS);
-    if (names.length > MOST_ROWS) {
-      setText(this._more, this._all ? 'Fewer' : `All ${whole(names.length)} tasks`);
+  show(snapshot: ICluster, connected: boolean): void {
+    let names = snapshot.order.filter(name => name in snapshot.tasks);
+    show(this._more, names.length > MAX_ROWS);
+    if (names.length > MAX_ROWS) {
+      setText(this._more, this._all ? 'Fewer' : `All ${formatInteger(names.length)} tasks`);
       if (!this._all) {
-        const urgent = names.filter(name => URGENT.includes(seen.tasks[name].state));
-        const chosen = new Set([...urgent, ...names].slice(0, MOST_ROWS));
+        const urgent = names.filter(name => URGENT.includes(snapshot.tasks[name].state));
+        const chosen = new Set([...urgent, ...names].slice(0, MAX_ROWS));
         names = names.filter(name => chosen.has(name));
       }
     }
     this._bodies.update(names, (node, name) => {
       const history = this._history.tasks.get(name) ?? [];
-      this._rows.get(node)?.show(seen.tasks[name], history, alive);
+      this._rows.get(node)?.show(snapshot.tasks[name], history, connected);
     });
   }
 

@@ -1,4 +1,4 @@
-// The colours of the page's theme, for canvases, and when they change.
+// Theme colours for canvases, and notification of theme changes.
 
 export interface IColors {
   dark: boolean;
@@ -11,7 +11,7 @@ export interface IColors {
   good: string;
   warn: string;
   bad: string;
-  /** Colours that can be told from each other, and from the background. */
+  /** Distinguishable colours with contrast to the background. */
   series: readonly string[];
   font: string;
 }
@@ -36,7 +36,7 @@ const DARK = [
   '#b5b5b5',
   '#f2a0c8'
 ];
-const WATCHED = [
+const THEME_ATTRIBUTES = [
   'data-jp-theme-light',
   'data-jp-theme-name',
   'class',
@@ -44,11 +44,11 @@ const WATCHED = [
   'data-vscode-theme-kind'
 ];
 
-/** Read the colours where `node` is; it has the class `tfd-live`, or is in an element that has. */
+/** Return the colours at `node`, which must be within an element of class `tfd-live`. */
 export function colors(node: Element): IColors {
   const style = getComputedStyle(node);
-  const read = (name: string, otherwise: string) =>
-    style.getPropertyValue(`--tfd-${name}`).trim() || otherwise;
+  const read = (name: string, fallback: string) =>
+    style.getPropertyValue(`--tfd-${name}`).trim() || fallback;
   const dark = isLight(style.color);
   return {
     dark,
@@ -66,7 +66,7 @@ export function colors(node: Element): IColors {
   };
 }
 
-/** Whether a computed colour, `rgb(…)` or `color(srgb …)`, is a light one. */
+/** Return true if a computed colour, `rgb(…)` or `color(srgb …)`, is light. */
 function isLight(color: string): boolean {
   const parts = (color.match(/[\d.]+/g) ?? ['0', '0', '0']).slice(0, 3).map(Number);
   const scale = color.startsWith('rgb') ? 255 : 1;
@@ -74,30 +74,30 @@ function isLight(color: string): boolean {
   return 0.299 * red + 0.587 * green + 0.114 * blue > 0.5;
 }
 
-/** Call `listener` when the theme of the page has changed; returns what ends that. */
+/** Call `listener` after theme changes; return an unsubscribe function. */
 export function onTheme(node: Element, listener: () => void): () => void {
-  let seen = '';
+  let last = '';
   let timer: ReturnType<typeof setTimeout> | null = null;
-  const look = () => {
+  const check = () => {
     if (node.isConnected) {
       const now = JSON.stringify(colors(node));
-      if (now !== seen) {
-        seen = now;
+      if (now !== last) {
+        last = now;
         listener();
       }
     }
   };
-  // The attributes change before the style sheet of the theme is there.
-  const soon = () => {
-    look();
+  // JupyterLab changes the attributes before the style sheet of the theme is loaded.
+  const onMutation = () => {
+    check();
     if (timer !== null) {
       clearTimeout(timer);
     }
-    timer = setTimeout(look, 300);
+    timer = setTimeout(check, 300);
   };
-  const observer = new MutationObserver(soon);
+  const observer = new MutationObserver(onMutation);
   for (const target of [document.body, document.documentElement]) {
-    observer.observe(target, { attributes: true, attributeFilter: WATCHED });
+    observer.observe(target, { attributes: true, attributeFilter: THEME_ATTRIBUTES });
   }
   return () => {
     observer.disconnect();

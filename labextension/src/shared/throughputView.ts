@@ -1,9 +1,9 @@
-// How fast data flows: elements of each stream and bytes of each data worker, over the last minutes.
+// Throughput of the last minutes: elements/s per stream and bytes/s per data worker.
 
 import { Chart } from './chart';
 import { button, h } from './dom';
 import { count, rate } from './figures';
-import { type History, MOST_SECONDS, useHistory } from './history';
+import { type History, MAX_SECONDS, useHistory } from './history';
 import type { Link } from './link';
 import { onTheme } from './theme';
 import { type IActions, View } from './view';
@@ -11,7 +11,7 @@ import { type IActions, View } from './view';
 const SPANS: readonly [string, number][] = [
   ['1 min', 60],
   ['3 min', 180],
-  [`${MOST_SECONDS / 60} min`, MOST_SECONDS]
+  [`${MAX_SECONDS / 60} min`, MAX_SECONDS]
 ];
 
 export class ThroughputView extends View {
@@ -27,16 +27,16 @@ export class ThroughputView extends View {
     const { history, end } = useHistory(link, cluster);
     this._history = history;
     this._charts = [
-      new Chart('elements per second', 'No stream has read anything yet.', value =>
+      new Chart('elements per second', 'No stream has read any elements.', value =>
         count(Math.round(value * 10) / 10)
       ),
-      new Chart('bytes per second sent', 'No data worker has sent anything yet.', rate)
+      new Chart('bytes sent per second', 'No data worker has sent any data.', rate)
     ];
-    this._buttons = SPANS.map(([words, seconds]) =>
-      button(words, `show the last ${words}`, () => this._span(seconds))
+    this._buttons = SPANS.map(([label, seconds]) =>
+      button(label, `Show the last ${label}`, () => this._setSpan(seconds))
     );
     this.body.append(
-      h('div', { class: 'tfd-row', role: 'group', 'aria-label': 'span' }, ...this._buttons),
+      h('div', { class: 'tfd-row', role: 'group', 'aria-label': 'Time span' }, ...this._buttons),
       ...this._charts.map(chart => chart.node)
     );
     const timer = setInterval(() => {
@@ -48,7 +48,7 @@ export class ThroughputView extends View {
     this.onDispose(() => clearInterval(timer));
     this.onDispose(() => this._charts.forEach(chart => chart.dispose()));
     this.onDispose(onTheme(this.node, () => this._charts.forEach(chart => chart.paint())));
-    this._mark();
+    this._updateButtons();
     this.begin();
   }
 
@@ -61,14 +61,14 @@ export class ThroughputView extends View {
     }
   }
 
-  private _span(seconds: number): void {
+  private _setSpan(seconds: number): void {
     this._seconds = seconds;
     this._drawn = -1;
-    this._mark();
+    this._updateButtons();
     this.refresh();
   }
 
-  private _mark(): void {
+  private _updateButtons(): void {
     SPANS.forEach(([, seconds], i) =>
       this._buttons[i].setAttribute('aria-pressed', String(seconds === this._seconds))
     );

@@ -1,4 +1,4 @@
-// The timeline on its canvas.
+// Canvas drawing of the timeline.
 
 import type { ClosureTable } from './closures';
 import { brief, clock } from './figures';
@@ -17,7 +17,7 @@ export interface IWindow {
   laneHeight: number;
 }
 
-/** Where the lanes begin, right of their labels. */
+/** Return the x position at which the lanes begin. */
 export function leftOf(view: IWindow): number {
   return view.width < 400 ? NARROW : LABEL;
 }
@@ -39,13 +39,13 @@ interface IBox {
   height: number;
 }
 
-/** Where something of a lane is drawn, at least so many pixels wide. */
-function boxOf(view: IWindow, lane: number, from: number, to: number, least: number): IBox {
+/** Return the box of an interval in a lane, at least `minWidth` pixels wide. */
+function boxOf(view: IWindow, lane: number, from: number, to: number, minWidth: number): IBox {
   const x = xOf(view, from);
   return {
     x,
     y: AXIS + lane * view.laneHeight + 2,
-    width: Math.max(xOf(view, to) - x, least),
+    width: Math.max(xOf(view, to) - x, minWidth),
     height: Math.max(view.laneHeight - 4, 2)
   };
 }
@@ -57,26 +57,26 @@ export function drawTimeline(
   now: number,
   shares: Float64Array,
   marked: { lane: number; row: number },
-  seen: IColors
+  theme: IColors
 ): void {
   const height = AXIS + view.lanes * view.laneHeight;
   context.clearRect(0, 0, view.width, height);
-  context.fillStyle = seen.back;
+  context.fillStyle = theme.back;
   context.fillRect(0, 0, view.width, height);
-  drawLanes(context, view, shares, marked.lane, seen);
+  drawLanes(context, view, shares, marked.lane, theme);
   context.save();
   context.beginPath();
   context.rect(leftOf(view), 0, view.width - leftOf(view), height);
   context.clip();
-  drawBars(context, view, table, now, seen);
-  drawLost(context, view, table, seen);
+  drawBars(context, view, table, now, theme);
+  drawLost(context, view, table, theme);
   if (marked.row >= 0) {
-    markBar(context, view, table, marked.row, now, seen);
+    markBar(context, view, table, marked.row, now, theme);
   }
   const x = xOf(view, now);
-  context.fillStyle = seen.accent;
+  context.fillStyle = theme.accent;
   context.fillRect(x, AXIS, 1, height - AXIS);
-  drawAxis(context, view, seen);
+  drawAxis(context, view, theme);
   context.restore();
 }
 
@@ -84,23 +84,23 @@ function drawLanes(
   context: CanvasRenderingContext2D,
   view: IWindow,
   shares: Float64Array,
-  chosen: number,
-  seen: IColors
+  selected: number,
+  theme: IColors
 ): void {
   const left = leftOf(view);
-  context.font = `11px ${seen.font}`;
+  context.font = `11px ${theme.font}`;
   context.textBaseline = 'middle';
   for (let lane = 0; lane < view.lanes; lane++) {
     const y = AXIS + lane * view.laneHeight;
-    context.fillStyle = seen.raised;
+    context.fillStyle = theme.raised;
     context.fillRect(left, y + 1, view.width - left, view.laneHeight - 2);
     if (view.laneHeight >= 11) {
-      context.fillStyle = lane === chosen ? seen.accent : seen.text;
+      context.fillStyle = lane === selected ? theme.accent : theme.text;
       const name = view.width < 400 ? String(lane) : `worker ${lane}`;
       const share = `${Math.round(shares[lane] * 100)}%`;
       context.textAlign = 'left';
       context.fillText(name, 4, y + view.laneHeight / 2, left - 34);
-      context.fillStyle = seen.quiet;
+      context.fillStyle = theme.quiet;
       context.textAlign = 'right';
       context.fillText(share, left - 3, y + view.laneHeight / 2, 30);
     }
@@ -112,9 +112,9 @@ function drawBars(
   view: IWindow,
   table: ClosureTable,
   now: number,
-  seen: IColors
+  theme: IColors
 ): void {
-  // Bars thinner than a pixel that lie upon each other are drawn once.
+  // Overlapping bars thinner than a pixel are drawn once.
   const drawn = new Int32Array(view.lanes).fill(-1);
   const failures: number[] = [];
   for (let row = 0; row < table.length; row++) {
@@ -132,12 +132,12 @@ function drawBars(
       continue;
     }
     drawn[lane] = Math.floor(x + width);
-    context.fillStyle = seen.series[table.function[row] % seen.series.length];
-    // A gap of a pixel between bars that touch, where there is room for it.
+    context.fillStyle = theme.series[table.function[row] % theme.series.length];
+    // Leave a gap of one pixel between adjacent bars that are wide enough.
     context.fillRect(x, y, Math.max(width > 4 ? width - 1 : width, 1), height);
   }
   for (const row of failures) {
-    markFailure(context, view, table, row, now, seen);
+    markFailure(context, view, table, row, now, theme);
   }
 }
 
@@ -147,14 +147,14 @@ function markFailure(
   table: ClosureTable,
   row: number,
   now: number,
-  seen: IColors
+  theme: IColors
 ): void {
   const end = endOf(table, row, now);
   const { x, y, width, height } = boxOf(view, table.worker[row], table.dispatched[row], end, 3);
-  context.fillStyle = seen.bad;
+  context.fillStyle = theme.bad;
   context.fillRect(x, y + height - Math.min(4, height), width, Math.min(4, height));
   if (width > 10 && height > 9) {
-    context.strokeStyle = seen.back;
+    context.strokeStyle = theme.back;
     context.lineWidth = 2;
     const [cx, cy] = [x + Math.min(width / 2, 12), y + (height - 4) / 2];
     context.beginPath();
@@ -170,9 +170,9 @@ function drawLost(
   context: CanvasRenderingContext2D,
   view: IWindow,
   table: ClosureTable,
-  seen: IColors
+  theme: IColors
 ): void {
-  context.strokeStyle = seen.warn;
+  context.strokeStyle = theme.warn;
   context.lineWidth = 1;
   for (const { worker, dispatched, ended } of table.lost) {
     if (ended < view.from || dispatched > view.to) {
@@ -201,33 +201,33 @@ function markBar(
   table: ClosureTable,
   row: number,
   now: number,
-  seen: IColors
+  theme: IColors
 ): void {
   const end = endOf(table, row, now);
   const { x, y, width, height } = boxOf(view, table.worker[row], table.dispatched[row], end, 2);
-  context.strokeStyle = seen.text;
+  context.strokeStyle = theme.text;
   context.lineWidth = 2;
   context.strokeRect(x - 1, y - 1, width + 2, height + 2);
 }
 
-/** Ticks at 1, 2 or 5 times a power of ten, as a time of day or as what is between two of them. */
-function drawAxis(context: CanvasRenderingContext2D, view: IWindow, seen: IColors): void {
+/** Draw ticks at 1, 2 or 5 times a power of ten, as time of day or as an offset below 1 ms. */
+function drawAxis(context: CanvasRenderingContext2D, view: IWindow, theme: IColors): void {
   const span = view.to - view.from;
-  const most = Math.max(2, Math.floor((view.width - leftOf(view)) / 90));
-  const power = 10 ** Math.floor(Math.log10(span / most));
-  const step = power * ([1, 2, 5, 10].find(factor => span / (power * factor) <= most) ?? 10);
+  const max = Math.max(2, Math.floor((view.width - leftOf(view)) / 90));
+  const power = 10 ** Math.floor(Math.log10(span / max));
+  const step = power * ([1, 2, 5, 10].find(factor => span / (power * factor) <= max) ?? 10);
   const digits = step >= 1 ? 0 : 3;
-  context.font = `11px ${seen.font}`;
+  context.font = `11px ${theme.font}`;
   context.textAlign = 'left';
   context.textBaseline = 'middle';
-  context.fillStyle = seen.quiet;
+  context.fillStyle = theme.quiet;
   for (let time = Math.ceil(view.from / step) * step; time <= view.to; time += step) {
     const x = Math.round(xOf(view, time));
     context.fillRect(x, AXIS - 5, 1, 5);
-    const words = step < 0.001 ? `+${brief(time - view.from)}` : clock(time + step / 1e6, digits);
-    // Half a time would be read as another one.
-    if (x + 3 + context.measureText(words).width <= view.width) {
-      context.fillText(words, x + 3, AXIS / 2 - 1);
+    const label = step < 0.001 ? `+${brief(time - view.from)}` : clock(time + step / 1e6, digits);
+    // A truncated time would be misread.
+    if (x + 3 + context.measureText(label).width <= view.width) {
+      context.fillText(label, x + 3, AXIS / 2 - 1);
     }
   }
 }

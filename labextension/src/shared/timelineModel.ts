@@ -1,4 +1,4 @@
-// Where and when closures ran: a lane for each worker, times in seconds since the epoch.
+// The timeline of closures: one lane per worker, times in seconds since the Unix epoch.
 
 import type { ClosureTable, ILostAttempt } from './closures';
 import { CLOSURE_STATES } from './protocol';
@@ -8,21 +8,23 @@ const IN_FLIGHT = new Set(
 );
 export const FAILED = CLOSURE_STATES.indexOf('failed');
 
-/** The kernel's time now, as far as the page knows it; not later while the kernel is gone. */
-export function nowOf(table: ClosureTable, alive: boolean): number {
-  return alive && table.now ? table.now + performance.now() / 1000 - table.heard : table.now;
+/** Return the current time of the kernel clock; it stops while the kernel is disconnected. */
+export function nowOf(table: ClosureTable, connected: boolean): number {
+  return connected && table.now
+    ? table.now + performance.now() / 1000 - table.receivedAt
+    : table.now;
 }
 
-/** How many lanes there are. */
+/** Return the number of lanes. */
 export function lanesOf(table: ClosureTable, workers: number): number {
-  let most = workers - 1;
+  let max = workers - 1;
   for (let row = 0; row < table.length; row++) {
-    most = Math.max(most, table.worker[row]);
+    max = Math.max(max, table.worker[row]);
   }
-  return table.lost.reduce((top, { worker }) => Math.max(top, worker), most) + 1;
+  return table.lost.reduce((top, { worker }) => Math.max(top, worker), max) + 1;
 }
 
-/** Where the bar of a row ends; NaN where it has none. */
+/** Return the end of the bar of a row; NaN if it has no bar. */
 export function endOf(table: ClosureTable, row: number, now: number): number {
   if (table.worker[row] < 0 || Number.isNaN(table.dispatched[row])) {
     return NaN;
@@ -30,7 +32,7 @@ export function endOf(table: ClosureTable, row: number, now: number): number {
   return IN_FLIGHT.has(table.state[row]) ? now : table.finished[row];
 }
 
-/** From when until when something ran; null where nothing did. */
+/** Return the time span of all bars; null without bars. */
 export function spanOf(table: ClosureTable, now: number): [number, number] | null {
   let [low, high] = [Infinity, -Infinity];
   for (let row = 0; row < table.length; row++) {
@@ -47,7 +49,7 @@ export function spanOf(table: ClosureTable, now: number): [number, number] | nul
   return low <= high ? [low, high] : null;
 }
 
-/** Whether anything runs now. */
+/** Return true if any closure is in flight. */
 export function anyInFlight(table: ClosureTable): boolean {
   for (let row = table.length - 1; row >= 0; row--) {
     if (IN_FLIGHT.has(table.state[row])) {
@@ -57,7 +59,7 @@ export function anyInFlight(table: ClosureTable): boolean {
   return false;
 }
 
-/** Which share of `from` to `to` each worker had closures, 0 to 1. */
+/** Return the busy share of each worker between `from` and `to`, 0 to 1. */
 export function busyShares(
   table: ClosureTable,
   lanes: number,
@@ -82,7 +84,7 @@ export function busyShares(
 export type Picked =
   { kind: 'closure'; row: number } | { kind: 'lost'; attempt: ILostAttempt } | null;
 
-/** What is in a lane at a time, or less than `near` seconds from it. */
+/** Return the closure or lost attempt of a lane at `time`, with a tolerance of `near` seconds. */
 export function pick(
   table: ClosureTable,
   lane: number,
@@ -92,42 +94,42 @@ export function pick(
 ): Picked {
   let best: Picked = null;
   let distance = near;
-  const look = (start: number, end: number, found: () => Picked) => {
-    const away = Math.max(start - time, time - end, 0);
-    if (away < distance || (away === 0 && best === null)) {
-      distance = away;
-      best = found();
+  const check = (start: number, end: number, candidate: () => Picked) => {
+    const gap = Math.max(start - time, time - end, 0);
+    if (gap < distance || (gap === 0 && best === null)) {
+      distance = gap;
+      best = candidate();
     }
   };
   for (let row = 0; row < table.length; row++) {
     if (table.worker[row] === lane) {
-      look(table.dispatched[row], endOf(table, row, now), () => ({ kind: 'closure', row }));
+      check(table.dispatched[row], endOf(table, row, now), () => ({ kind: 'closure', row }));
     }
   }
   for (const attempt of table.lost) {
     if (attempt.worker === lane) {
-      look(attempt.dispatched, attempt.ended, () => ({ kind: 'lost', attempt }));
+      check(attempt.dispatched, attempt.ended, () => ({ kind: 'lost', attempt }));
     }
   }
   return best;
 }
 
-/** The closure of a lane that was dispatched next after `time`, or last before it; -1: none. */
-export function neighbour(
+/** Return the closure of a lane dispatched next after `time`, or last before it; -1 if none. */
+export function adjacentRow(
   table: ClosureTable,
   lane: number,
   time: number,
   forward: boolean
 ): number {
-  let found = -1;
+  let result = -1;
   for (let row = 0; row < table.length; row++) {
     const at = table.dispatched[row];
     if (table.worker[row] !== lane || !(forward ? at > time : at < time)) {
       continue;
     }
-    if (found < 0 || (forward ? at < table.dispatched[found] : at > table.dispatched[found])) {
-      found = row;
+    if (result < 0 || (forward ? at < table.dispatched[result] : at > table.dispatched[result])) {
+      result = row;
     }
   }
-  return found;
+  return result;
 }

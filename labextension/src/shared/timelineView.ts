@@ -1,30 +1,30 @@
-// Which closure ran where and when: a lane for each worker; idle gaps, failures and lost attempts.
+// The timeline of closures: one lane per worker, with idle gaps, failures and lost attempts.
 
 import { announce } from './announce';
 import type { ClosureTable } from './closures';
-import { button, h, Keyed, setCut, setText, show } from './dom';
-import { brief, clock, gist, percent, plural } from './figures';
+import { button, h, KeyedList, setTruncatedText, setText, show } from './dom';
+import { brief, clock, errorSummary, percent, plural } from './figures';
 import type { Link } from './link';
 import type { ICluster } from './protocol';
 import { colors, onTheme } from './theme';
 import { AXIS, drawTimeline, type IWindow, leftOf, timeAt } from './timelineDraw';
 import {
+  adjacentRow,
   anyInFlight,
   busyShares,
   endOf,
   lanesOf,
-  neighbour,
   nowOf,
   pick,
   type Picked,
   spanOf
 } from './timelineModel';
 import { type IActions, View } from './view';
-import { Wanted } from './wanted';
+import { ClosureSubscription } from './subscription';
 
 const FOLLOW_MS = 500;
 const SHORTEST = 1e-4;
-const MOST_NAMED = 8;
+const MAX_NAMED = 8;
 
 export class TimelineView extends View {
   private readonly _canvas = h('canvas', { tabindex: 0, role: 'img' });
@@ -33,8 +33,8 @@ export class TimelineView extends View {
   private readonly _tip = h('div', { class: 'tfd-tip' });
   private readonly _summary = h('div', { class: 'tfd-quiet tfd-wrap' });
   private readonly _legend = h('div', { class: 'tfd-legend' });
-  private readonly _functions: Keyed<HTMLElement>;
-  private readonly _wanted: Wanted;
+  private readonly _functions: KeyedList<HTMLElement>;
+  private readonly _subscription: ClosureSubscription;
   private _span = 30;
   private _to = 0;
   private _follow = true;
@@ -46,21 +46,21 @@ export class TimelineView extends View {
   constructor(link: Link, cluster: string, actions: IActions) {
     super(link, cluster, actions, 'tfd-timeline');
     this.node.setAttribute('aria-label', `timeline of ${cluster}`);
-    this._wanted = new Wanted(link, cluster);
-    this._followButton = button('Follow now', 'keep the present at the right edge', () => {
+    this._subscription = new ClosureSubscription(link, cluster);
+    this._followButton = button('Follow now', 'Keep the current time at the right edge', () => {
       this._setFollow(!this._follow);
       this.refresh();
     });
-    this._functions = new Keyed<HTMLElement>(this._legend, () =>
+    this._functions = new KeyedList<HTMLElement>(this._legend, () =>
       h('span', {}, h('i'), h('span', { class: 'tfd-cut' }))
     );
     this.body.append(
       h(
         'div',
         { class: 'tfd-row' },
-        button('+', 'zoom in', () => this._zoom(0.5)),
-        button('−', 'zoom out', () => this._zoom(2)),
-        button('All', 'show all that is known', () => this._all()),
+        button('+', 'Zoom in', () => this._zoom(0.5)),
+        button('−', 'Zoom out', () => this._zoom(2)),
+        button('All', 'Show all closures', () => this._all()),
         this._followButton
       ),
       this._lanes,
@@ -68,14 +68,14 @@ export class TimelineView extends View {
       this._legend,
       this._summary
     );
-    this._listen();
+    this._addListeners();
     const timer = setInterval(() => {
-      if (this._follow && this.alive && this.visible && anyInFlight(this._table)) {
+      if (this._follow && this.connected && this.visible && anyInFlight(this._table)) {
         this.refresh();
       }
     }, FOLLOW_MS);
     this.onDispose(() => clearInterval(timer));
-    this.onDispose(() => this._wanted.dispose());
+    this.onDispose(() => this._subscription.dispose());
     this.onDispose(() => cancelAnimationFrame(this._frame));
     this.onDispose(onTheme(this.node, () => this.refresh()));
     if (typeof ResizeObserver !== 'undefined') {
@@ -87,32 +87,32 @@ export class TimelineView extends View {
     this.begin();
   }
 
-  protected override seen(visible: boolean): void {
-    this._wanted.set(visible);
+  protected override onVisibilityChange(visible: boolean): void {
+    this._subscription.set(visible);
   }
 
-  protected draw(seen: ICluster | undefined): void {
+  protected draw(snapshot: ICluster | undefined): void {
     const table = this._table;
-    const now = nowOf(table, this.alive);
+    const now = nowOf(table, this.connected);
     const span = spanOf(table, now);
     show(this._lanes, span !== null);
     show(this._legend, span !== null);
     if (!span) {
-      setText(this._summary, 'No closure has run yet.');
+      setText(this._summary, 'No closures have run.');
       return;
     }
     if (this._follow || !this._to) {
       this._to = anyInFlight(table) ? now : span[1];
     }
-    const view = this._view(seen);
+    const view = this._view(snapshot);
     const from = Math.max(view.from, span[0]);
     const shares = busyShares(table, view.lanes, from, Math.min(view.to, span[1]), now);
     this._paint(view, table, now, shares);
     const palette = colors(this.node).series;
-    this._functions.update(table.functions.slice(0, MOST_NAMED), (item, name) => {
-      const place = table.functions.indexOf(name) % palette.length;
-      (item.children[0] as HTMLElement).style.background = palette[place];
-      setCut(item.children[1], name);
+    this._functions.update(table.functions.slice(0, MAX_NAMED), (item, name) => {
+      const index = table.functions.indexOf(name) % palette.length;
+      (item.children[0] as HTMLElement).style.background = palette[index];
+      setTruncatedText(item.children[1], name);
     });
     this._summarize(view, shares);
   }
@@ -121,8 +121,8 @@ export class TimelineView extends View {
     return this.link.closures(this.cluster);
   }
 
-  private _view(seen = this.last): IWindow {
-    const workers = Object.keys(seen?.coordinator?.workers ?? {}).length;
+  private _view(snapshot = this.last): IWindow {
+    const workers = Object.keys(snapshot?.coordinator?.workers ?? {}).length;
     const lanes = lanesOf(this._table, workers);
     return {
       from: this._to - this._span,
@@ -144,7 +144,7 @@ export class TimelineView extends View {
     if (this._canvas.width !== width || this._canvas.height !== tall) {
       this._canvas.width = width;
       this._canvas.height = tall;
-      // As large as what is drawn, so that it is not stretched before it is drawn anew.
+      // The CSS size must match the drawn size; otherwise the canvas is stretched until the next draw.
       this._canvas.style.width = `${view.width}px`;
       this._canvas.style.height = `${height}px`;
     }
@@ -157,19 +157,19 @@ export class TimelineView extends View {
   private _summarize(view: IWindow, shares: Float64Array): void {
     const busy = shares.reduce((sum, share) => sum + share, 0) / Math.max(view.lanes, 1);
     const lost = this._table.lost.length;
-    const words =
-      `${plural(view.lanes, 'worker')}, busy ${percent(100 * busy)} of what is shown` +
-      (lost ? `; ${plural(lost, 'attempt')} lost with a worker, hatched` : '');
-    setText(this._summary, words);
+    const summary =
+      `${plural(view.lanes, 'worker')}, busy ${percent(100 * busy)} of the shown time` +
+      (lost ? `; ${plural(lost, 'attempt')} lost with a worker (hatched)` : '');
+    setText(this._summary, summary);
     this._canvas.setAttribute(
       'aria-label',
-      `${words}. Arrow keys move between closures and workers, plus and minus zoom.`
+      `${summary}. Arrow keys move between closures and workers, plus and minus zoom.`
     );
   }
 
-  // What people do
+  // User input
 
-  private _listen(): void {
+  private _addListeners(): void {
     const canvas = this._canvas;
     canvas.addEventListener('wheel', event => this._wheel(event), { passive: false });
     canvas.addEventListener('pointerdown', event => {
@@ -183,17 +183,17 @@ export class TimelineView extends View {
       const moved = this._drag && Math.abs(event.clientX - this._drag.x) > 3;
       this._drag = null;
       if (!moved) {
-        this._choose(this._pickAt(event));
+        this._select(this._pickAt(event));
       }
     });
-    canvas.addEventListener('pointerleave', () => this._describe(this._chosen()));
+    canvas.addEventListener('pointerleave', () => this._describe(this._selection()));
     canvas.addEventListener('keydown', event => this._key(event));
-    canvas.addEventListener('focus', () => this._soon());
-    canvas.addEventListener('blur', () => this._soon());
+    canvas.addEventListener('focus', () => this._scheduleRefresh());
+    canvas.addEventListener('blur', () => this._scheduleRefresh());
   }
 
   private _wheel(event: WheelEvent): void {
-    // The wheel scrolls the page as everywhere, unless the canvas is used or a key is held.
+    // The wheel scrolls the page unless the canvas has the focus or a modifier key is pressed.
     if (!event.ctrlKey && !event.shiftKey && document.activeElement !== this._canvas) {
       return;
     }
@@ -213,11 +213,11 @@ export class TimelineView extends View {
       if (Math.abs(event.clientX - this._drag.x) > 3) {
         this._setFollow(false);
         this._to = this._drag.to - (event.clientX - this._drag.x) * scale;
-        this._soon();
+        this._scheduleRefresh();
       }
     } else {
-      const found = this._pickAt(event);
-      this._describe(found ?? this._chosen());
+      const picked = this._pickAt(event);
+      this._describe(picked ?? this._selection());
     }
   }
 
@@ -226,12 +226,12 @@ export class TimelineView extends View {
     const row = this._selectedRow();
     const time = row < 0 ? NaN : table.dispatched[row];
     const step = (lane: number, from: number, forward: boolean) => {
-      const next = neighbour(table, lane, from, forward);
+      const next = adjacentRow(table, lane, from, forward);
       this._lane = lane;
       if (next >= 0) {
-        this._choose({ kind: 'closure', row: next }, true);
+        this._select({ kind: 'closure', row: next }, true);
       }
-      this._soon();
+      this._scheduleRefresh();
     };
     const lanes = this._view().lanes;
     switch (event.key) {
@@ -263,7 +263,7 @@ export class TimelineView extends View {
         this._zoom(2);
         break;
       case 'Escape':
-        this._choose(null);
+        this._select(null);
         break;
       default:
         return;
@@ -287,22 +287,22 @@ export class TimelineView extends View {
     if (around !== undefined) {
       this._setFollow(false);
     }
-    this._soon();
+    this._scheduleRefresh();
   }
 
   private _pan(seconds: number): void {
     this._setFollow(false);
     this._to += seconds;
-    this._soon();
+    this._scheduleRefresh();
   }
 
   private _all(): void {
-    const span = spanOf(this._table, nowOf(this._table, this.alive));
+    const span = spanOf(this._table, nowOf(this._table, this.connected));
     if (span) {
       this._span = Math.max(span[1] - span[0], SHORTEST) * 1.01;
       this._to = span[1];
       this._setFollow(false);
-      this._soon();
+      this._scheduleRefresh();
     }
   }
 
@@ -311,12 +311,12 @@ export class TimelineView extends View {
     this._followButton.setAttribute('aria-pressed', String(follow));
   }
 
-  private _soon(): void {
+  private _scheduleRefresh(): void {
     cancelAnimationFrame(this._frame);
     this._frame = requestAnimationFrame(() => this.refresh());
   }
 
-  // What is shown of one closure
+  // Details of one closure
 
   private _pickAt(event: MouseEvent): Picked {
     const box = this._canvas.getBoundingClientRect();
@@ -327,26 +327,26 @@ export class TimelineView extends View {
     }
     const lane = Math.floor((y - AXIS) / view.laneHeight);
     const near = (3 * (view.to - view.from)) / view.width;
-    return pick(this._table, lane, timeAt(view, x), near, nowOf(this._table, this.alive));
+    return pick(this._table, lane, timeAt(view, x), near, nowOf(this._table, this.connected));
   }
 
-  private _choose(picked: Picked, told = false): void {
+  private _select(picked: Picked, announced = false): void {
     const table = this._table;
     this._selected = picked?.kind === 'closure' ? table.first + picked.row : -1;
     if (picked?.kind === 'closure') {
       this._lane = table.worker[picked.row];
       const view = this._view();
       const at = table.dispatched[picked.row];
-      this._setFollow(false); // what is looked at shall not move away
+      this._setFollow(false); // keep the selected closure in view
       if (at < view.from || at > view.to) {
         this._to = at + this._span / 2;
       }
     }
     this._describe(picked);
-    if (told) {
+    if (announced) {
       announce(this._tip.textContent ?? '');
     }
-    this._soon();
+    this._scheduleRefresh();
   }
 
   private _selectedRow(): number {
@@ -354,7 +354,7 @@ export class TimelineView extends View {
     return this._selected >= 0 && row >= 0 && row < this._table.length ? row : -1;
   }
 
-  private _chosen(): Picked {
+  private _selection(): Picked {
     const row = this._selectedRow();
     return row < 0 ? null : { kind: 'closure', row };
   }
@@ -368,11 +368,11 @@ export class TimelineView extends View {
       setText(
         this._tip,
         `closure ${id} was lost with worker ${worker} after ${brief(ended - dispatched)}, ` +
-          `at ${clock(ended, 3)}, and went back to the queue`
+          `at ${clock(ended, 3)}, and was queued again`
       );
     } else {
       const { row } = picked;
-      const took = endOf(table, row, nowOf(table, this.alive)) - table.dispatched[row];
+      const took = endOf(table, row, nowOf(table, this.connected)) - table.dispatched[row];
       const error = table.errorOf(row);
       const attempts = table.attempts[row];
       setText(
@@ -380,7 +380,7 @@ export class TimelineView extends View {
         `closure ${table.first + row} ${table.functionOf(row)}: ${table.stateOf(row)} on worker ` +
           `${table.worker[row]}, from ${clock(table.dispatched[row], 3)}, ${brief(took)}` +
           (attempts > 1 ? `, attempt ${attempts}` : '') +
-          (error ? `: ${gist(error)}` : '')
+          (error ? `: ${errorSummary(error)}` : '')
       );
     }
   }

@@ -1,6 +1,6 @@
-// All that is known of one closure, with its whole error.
+// Details of one closure, with its full error.
 
-import { Asker, problemText } from './asker';
+import { CommandStatus, problemText } from './statusLine';
 import { button, enable, h, show } from './dom';
 import { brief, clock } from './figures';
 import type { Link } from './link';
@@ -30,7 +30,7 @@ export class ValueDetails {
   private readonly _facts = h('dl', { class: 'tfd-facts' });
   private readonly _error = h('pre', { class: 'tfd-error', tabindex: 0, 'aria-label': 'error' });
   private readonly _cancel: HTMLButtonElement;
-  private readonly _asker: Asker;
+  private readonly _status: CommandStatus;
   private _id: number | null = null;
   private _state = '';
 
@@ -40,19 +40,19 @@ export class ValueDetails {
     readOnly: boolean,
     onClose: () => void
   ) {
-    this._asker = new Asker(_link, _cluster);
-    this._cancel = button('Cancel', 'cancel this closure', one => void this._doCancel(one));
+    this._status = new CommandStatus(_link, _cluster);
+    this._cancel = button('Cancel', 'Cancel this closure', button => void this._doCancel(button));
     show(this._cancel, !readOnly);
-    this._head.append(this._title, this._cancel, button('Close', 'show no details', onClose));
-    this.node.append(this._head, this._asker.node, this._facts, this._error);
+    this._head.append(this._title, this._cancel, button('Close', 'Close the details', onClose));
+    this.node.append(this._head, this._status.node, this._facts, this._error);
   }
 
-  /** Show the closure `id`, which is in `state`; what the kernel knows of it is asked for. */
+  /** Show the closure `id`, which is in `state`; the details are requested from the kernel. */
   show(id: number | null, state: string): void {
     if (id === this._id && state === this._state) {
       return;
     }
-    const other = id !== this._id;
+    const changed = id !== this._id;
     this._id = id;
     this._state = state;
     show(this.node, id !== null);
@@ -61,19 +61,19 @@ export class ValueDetails {
       return;
     }
     this._title.textContent = `closure ${id}`;
-    if (other) {
+    if (changed) {
       this._facts.replaceChildren();
       show(this._error, false);
-      show(this._asker.node, false);
+      show(this._status.node, false);
     }
-    void this._ask(id);
+    void this._load(id);
   }
 
   dispose(): void {
-    this._asker.dispose();
+    this._status.dispose();
   }
 
-  private async _ask(id: number): Promise<void> {
+  private async _load(id: number): Promise<void> {
     try {
       const record = (await this._link.command('value', { name: this._cluster, id })) as IRecord;
       if (id === this._id) {
@@ -81,7 +81,7 @@ export class ValueDetails {
       }
     } catch (error) {
       if (id === this._id) {
-        this._asker.say(problemText(error), 'bad');
+        this._status.report(problemText(error), 'bad');
       }
     }
   }
@@ -104,18 +104,18 @@ export class ValueDetails {
     ];
     this._facts.replaceChildren(
       ...facts
-        .filter(([, words]) => words)
-        .flatMap(([name, words]) => [h('dt', {}, name), h('dd', {}, words)])
+        .filter(([, value]) => value)
+        .flatMap(([name, value]) => [h('dt', {}, name), h('dd', {}, value)])
     );
     this._error.textContent = record.error;
     show(this._error, Boolean(record.error));
   }
 
-  private async _doCancel(one: HTMLButtonElement): Promise<void> {
+  private async _doCancel(button: HTMLButtonElement): Promise<void> {
     const id = this._id;
-    await this._asker.run('cancel', 'cancel', { id }, [one], value =>
-      value === false ? 'it had ended already' : `closure ${id} was cancelled`
+    await this._status.run('Cancel', 'cancel', { id }, [button], value =>
+      value === false ? `Closure ${id} has already ended` : `Closure ${id} cancelled`
     );
-    enable(one, !ENDED.includes(this._state));
+    enable(button, !ENDED.includes(this._state));
   }
 }

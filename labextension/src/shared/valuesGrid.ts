@@ -15,7 +15,7 @@ import { Widget } from '@lumino/widgets';
 
 import type { ClosureIndex, SortColumn } from './closureIndex';
 import type { ClosureTable } from './closures';
-import { brief, clock, gist, sign, tone } from './figures';
+import { brief, clock, errorSummary, sign, tone } from './figures';
 import { colors } from './theme';
 
 interface IColumn {
@@ -65,7 +65,7 @@ export class ClosureModel extends DataModel {
     return row < this._index.length ? cellText(this._table(), this._index.rows[row], name) : '';
   }
 
-  /** Tell the grid that the index was updated. */
+  /** Notify the grid of an updated index. */
   updated(): void {
     const before = this._rows;
     const now = this._index.length;
@@ -92,7 +92,7 @@ export class ClosureModel extends DataModel {
     }
   }
 
-  /** Tell the grid that it is sorted otherwise. */
+  /** Notify the grid of a changed sort order. */
   sorted(): void {
     this.updated();
     this.emitChanged({
@@ -106,7 +106,7 @@ export class ClosureModel extends DataModel {
   }
 }
 
-/** What a cell says. */
+/** Return the text of a cell. */
 export function cellText(table: ClosureTable, row: number, column: SortColumn): string {
   switch (column) {
     case 'id':
@@ -128,11 +128,11 @@ export function cellText(table: ClosureTable, row: number, column: SortColumn): 
     case 'queued':
       return Number.isNaN(table.queued[row]) ? '' : clock(table.queued[row]);
     case 'error':
-      return gist(table.errorOf(row));
+      return errorSummary(table.errorOf(row));
   }
 }
 
-/** Selects rows, and tells which header was clicked. */
+/** Selects rows, and reports clicks on column headers. */
 class MouseHandler extends BasicMouseHandler {
   constructor(private readonly _clicked: (column: number) => void) {
     super();
@@ -140,7 +140,7 @@ class MouseHandler extends BasicMouseHandler {
 
   override onMouseDown(grid: DataGrid, event: MouseEvent): void {
     const hit = grid.hitTest(event.clientX, event.clientY);
-    const inside = hit.x > EDGE && hit.width - hit.x > EDGE; // else it is resized
+    const inside = hit.x > EDGE && hit.width - hit.x > EDGE; // the edges resize the column
     if (hit.region === 'column-header' && inside) {
       this._clicked(hit.column);
     } else {
@@ -149,11 +149,11 @@ class MouseHandler extends BasicMouseHandler {
   }
 }
 
-/** Draws cells upon the grid's canvas at once, see `drawDirectly`. */
+/** Draws cells directly on the canvas of the grid; see `drawDirectly`. */
 class DirectRenderer extends TextRenderer {
   constructor(
     private readonly _grid: DataGrid,
-    private readonly _back: string,
+    private readonly _background: string,
     options: TextRenderer.IOptions
   ) {
     super(options);
@@ -171,7 +171,7 @@ class DirectRenderer extends TextRenderer {
     context.beginPath();
     context.rect(config.x, y, config.width - 1, height);
     context.clip();
-    context.fillStyle = this._back;
+    context.fillStyle = this._background;
     context.fillRect(config.x, y, config.width - 1, height);
     const gc = new GraphicsContext(context);
     super.paint(gc, config);
@@ -181,17 +181,17 @@ class DirectRenderer extends TextRenderer {
 }
 
 /**
- * Have the grid not copy single cells.
+ * Disable the copies of single cells in the grid.
  *
- * It has them drawn upon another canvas, and copies each from there. Where canvases have no
- * hardware, Chromium copies all of the other canvas for every cell, which takes 1.5 ms each.
+ * DataGrid draws each cell on a buffer canvas and copies it with drawImage. Without hardware
+ * acceleration, Chromium copies the whole buffer for every cell, which takes 1.5 ms per cell.
  */
 function drawDirectly(grid: DataGrid): void {
   const context = grid.viewport.node.querySelector('canvas')?.getContext('2d');
   if (context) {
     const draw = CanvasRenderingContext2D.prototype.drawImage as (...args: unknown[]) => void;
     context.drawImage = (...args: unknown[]) => {
-      // Parts of the canvas itself are moved when it is scrolled; a whole is kept when it grows.
+      // Scrolling copies within the canvas, and a resize copies the whole canvas.
       if (args[0] === context.canvas || args.length < 9) {
         draw.apply(context, args);
       }
@@ -204,7 +204,7 @@ export class ValuesGrid {
   private readonly _model: ClosureModel;
   private readonly _selection: BasicSelectionModel;
   private readonly _sizes: ResizeObserver | null;
-  private _moving = false;
+  private _updating = false;
 
   constructor(
     private readonly _host: HTMLElement,
@@ -231,61 +231,61 @@ export class ValuesGrid {
     this._grid.mouseHandler = new MouseHandler(column => onSort(GRID_COLUMNS[column].name));
     GRID_COLUMNS.forEach(({ width }, i) => this._grid.resizeColumn('body', i, width));
     this._selection.changed.connect(() => {
-      if (!this._moving) {
-        const place = this._selection.cursorRow;
-        onSelect(place >= 0 && place < _index.length ? _index.rows[place] : null);
+      if (!this._updating) {
+        const position = this._selection.cursorRow;
+        onSelect(position >= 0 && position < _index.length ? _index.rows[position] : null);
       }
     });
     this._sizes =
-      typeof ResizeObserver === 'undefined' ? null : new ResizeObserver(() => this._fit());
+      typeof ResizeObserver === 'undefined' ? null : new ResizeObserver(() => this._attach());
     this._sizes?.observe(_host);
   }
 
-  /** Show the rows of the index, sorted otherwise or not, with the row of `selected` marked. */
+  /** Show the rows of the index and select the row `selected`. */
   update(selected: number | null, sorted: boolean): void {
-    this._moving = true;
+    this._updating = true;
     if (sorted) {
       this._model.sorted();
     } else {
       this._model.updated();
     }
-    const place = selected === null ? -1 : this._index.placeOf(selected);
-    if (place < 0) {
+    const position = selected === null ? -1 : this._index.positionOf(selected);
+    if (position < 0) {
       this._selection.clear();
-    } else if (place !== this._selection.cursorRow) {
+    } else if (position !== this._selection.cursorRow) {
       this._selection.select({
-        r1: place,
-        r2: place,
+        r1: position,
+        r2: position,
         c1: 0,
         c2: GRID_COLUMNS.length - 1,
-        cursorRow: place,
+        cursorRow: position,
         cursorColumn: 0,
         clear: 'all'
       });
     }
-    this._moving = false;
+    this._updating = false;
   }
 
   toTop(): void {
     this._grid.scrollTo(this._grid.scrollX, 0);
   }
 
-  /** Take the colours of the page. */
+  /** Redraw with the current theme. */
   paint(): void {
-    const seen = colors(this._host);
-    const font = `12px ${seen.font}`;
+    const theme = colors(this._host);
+    const font = `12px ${theme.font}`;
     this._grid.style = {
       ...DataGrid.defaultStyle,
-      voidColor: seen.back,
-      backgroundColor: seen.back,
-      gridLineColor: seen.line,
+      voidColor: theme.back,
+      backgroundColor: theme.back,
+      gridLineColor: theme.line,
       verticalGridLineColor: 'transparent',
-      horizontalGridLineColor: seen.dark ? 'rgba(255,255,255,.1)' : 'rgba(0,0,0,.08)',
-      headerBackgroundColor: seen.raised,
-      headerGridLineColor: seen.line,
-      headerVerticalGridLineColor: seen.dark ? 'rgba(255,255,255,.2)' : 'rgba(0,0,0,.15)',
-      selectionFillColor: seen.dark ? 'rgba(93,178,242,.28)' : 'rgba(11,107,184,.16)',
-      selectionBorderColor: seen.accent,
+      horizontalGridLineColor: theme.dark ? 'rgba(255,255,255,.1)' : 'rgba(0,0,0,.08)',
+      headerBackgroundColor: theme.raised,
+      headerGridLineColor: theme.line,
+      headerVerticalGridLineColor: theme.dark ? 'rgba(255,255,255,.2)' : 'rgba(0,0,0,.15)',
+      selectionFillColor: theme.dark ? 'rgba(93,178,242,.28)' : 'rgba(11,107,184,.16)',
+      selectionBorderColor: theme.accent,
       cursorFillColor: 'transparent',
       cursorBorderColor: 'transparent',
       headerSelectionFillColor: 'transparent',
@@ -293,13 +293,13 @@ export class ValuesGrid {
     };
     const align = ({ column }: CellRenderer.CellConfig) =>
       GRID_COLUMNS[column].right ? 'right' : 'left';
-    const tones: Record<string, string> = {
-      good: seen.text,
-      quiet: seen.text,
-      warn: seen.warn,
-      bad: seen.bad
+    const toneColors: Record<string, string> = {
+      good: theme.text,
+      quiet: theme.text,
+      warn: theme.warn,
+      bad: theme.bad
     };
-    const body = new DirectRenderer(this._grid, seen.back, {
+    const body = new DirectRenderer(this._grid, theme.back, {
       font,
       horizontalAlignment: align,
       elideDirection: 'right',
@@ -307,17 +307,17 @@ export class ValuesGrid {
         const { name } = GRID_COLUMNS[column];
         const at = this._index.rows[row];
         return name === 'state'
-          ? tones[tone(this._table().stateOf(at))]
+          ? toneColors[tone(this._table().stateOf(at))]
           : name === 'error'
-            ? seen.bad
-            : seen.text;
+            ? theme.bad
+            : theme.text;
       }
     });
-    const head = new DirectRenderer(this._grid, seen.raised, {
+    const head = new DirectRenderer(this._grid, theme.raised, {
       font,
       horizontalAlignment: align,
-      textColor: seen.quiet,
-      backgroundColor: seen.raised
+      textColor: theme.quiet,
+      backgroundColor: theme.raised
     });
     this._grid.cellRenderers.update({
       body,
@@ -332,8 +332,8 @@ export class ValuesGrid {
     this._grid.dispose();
   }
 
-  /** A widget can only be attached where there is a page, which may come later. */
-  private _fit(): void {
+  /** Attach the grid once its host is in the page, which Lumino requires. */
+  private _attach(): void {
     const { clientWidth: width, clientHeight: height } = this._host;
     if (!this._host.isConnected || !width || !height) {
       return;

@@ -1,15 +1,15 @@
-// The closures of a coordinator as a grid: sorted, filtered, with details of one of them.
+// The closures of a coordinator in a sortable, filterable grid with details.
 
 import { ClosureIndex, type IFilter, type SortColumn } from './closureIndex';
 import { button, h, labelled, setText, show } from './dom';
-import { counted, whole } from './figures';
+import { counted, formatInteger } from './figures';
 import type { Link } from './link';
 import { CLOSURE_STATES, type ICluster } from './protocol';
 import { onTheme } from './theme';
 import { ValueDetails } from './valueDetails';
 import { GRID_COLUMNS, ValuesGrid } from './valuesGrid';
 import { type IActions, View } from './view';
-import { Wanted } from './wanted';
+import { ClosureSubscription } from './subscription';
 
 const ALL = '';
 
@@ -24,7 +24,7 @@ export class ValuesView extends View {
   private readonly _index: ClosureIndex;
   private readonly _grid: ValuesGrid;
   private readonly _details: ValueDetails;
-  private readonly _wanted: Wanted;
+  private readonly _subscription: ClosureSubscription;
   private _selected: number | null = null;
   private _drawn = -1;
 
@@ -32,33 +32,34 @@ export class ValuesView extends View {
     super(link, cluster, actions, 'tfd-values');
     this.node.setAttribute('aria-label', `closures of ${cluster}`);
     this._index = new ClosureIndex(link.closures(cluster));
-    this._direction = button('▾', 'sort the other way round', () =>
-      this._choose(this._index.sort, !this._index.descending)
+    this._direction = button('▾', 'Reverse the sort order', () =>
+      this._applySort(this._index.sort, !this._index.descending)
     );
-    this._direction.setAttribute('aria-label', 'sort the other way round');
+    this._direction.setAttribute('aria-label', 'Reverse the sort order');
     this._details = new ValueDetails(link, cluster, actions.readOnly, () => this._select(null));
     this._grid = new ValuesGrid(
       this._host,
       () => link.closures(cluster),
       this._index,
-      column => this._choose(column, this._index.sort === column ? !this._index.descending : false),
+      column =>
+        this._applySort(column, this._index.sort === column ? !this._index.descending : false),
       row => this._select(row === null ? null : link.closures(cluster).first + row)
     );
-    this._wanted = new Wanted(link, cluster);
-    const rechoose = () => this._choose(this._index.sort, this._index.descending);
-    options(this._state, 'all', CLOSURE_STATES);
-    options(this._worker, 'all', []);
-    options(this._function, 'all', []);
-    options(
+    this._subscription = new ClosureSubscription(link, cluster);
+    const applyFilter = () => this._applySort(this._index.sort, this._index.descending);
+    setOptions(this._state, 'all', CLOSURE_STATES);
+    setOptions(this._worker, 'all', []);
+    setOptions(this._function, 'all', []);
+    setOptions(
       this._sort,
       null,
       GRID_COLUMNS.map(({ name }) => name)
     );
     for (const select of [this._state, this._worker, this._function]) {
-      select.addEventListener('change', rechoose);
+      select.addEventListener('change', applyFilter);
     }
     this._sort.addEventListener('change', () =>
-      this._choose(this._sort.value as SortColumn, this._index.descending)
+      this._applySort(this._sort.value as SortColumn, this._index.descending)
     );
     this.body.append(
       h(
@@ -75,37 +76,37 @@ export class ValuesView extends View {
       this._details.node
     );
     this.onDispose(() => {
-      this._wanted.dispose();
+      this._subscription.dispose();
       this._grid.dispose();
       this._details.dispose();
     });
     this.onDispose(onTheme(this.node, () => this._grid.paint()));
-    this._choose('id', true);
+    this._applySort('id', true);
     this.begin();
   }
 
-  protected override seen(visible: boolean): void {
-    this._wanted.set(visible);
+  protected override onVisibilityChange(visible: boolean): void {
+    this._subscription.set(visible);
     if (visible) {
       this._grid.paint();
     }
   }
 
-  protected draw(seen: ICluster | undefined): void {
+  protected draw(snapshot: ICluster | undefined): void {
     const table = this.link.closures(this.cluster);
     if (table.version !== this._drawn) {
       this._drawn = table.version;
       if (this._index.update(table)) {
         this._grid.update(this._selectedRow(), false);
       }
-      options(this._function, 'all', table.functions);
+      setOptions(this._function, 'all', table.functions);
       this._showDetails();
     }
-    options(this._worker, 'all', Object.keys(seen?.coordinator?.workers ?? {}));
-    this._summarize(seen);
+    setOptions(this._worker, 'all', Object.keys(snapshot?.coordinator?.workers ?? {}));
+    this._summarize(snapshot);
   }
 
-  private _choose(column: SortColumn, descending: boolean): void {
+  private _applySort(column: SortColumn, descending: boolean): void {
     const table = this.link.closures(this.cluster);
     this._index.update(table);
     this._index.choose(column, descending, this._filter());
@@ -133,7 +134,7 @@ export class ValuesView extends View {
     this._showDetails();
   }
 
-  /** The row of the table that is selected, null where there is none any more. */
+  /** Return the selected row of the table, null if it was dropped. */
   private _selectedRow(): number | null {
     const table = this.link.closures(this.cluster);
     const row = (this._selected ?? -1) - table.first;
@@ -148,38 +149,38 @@ export class ValuesView extends View {
     );
   }
 
-  private _summarize(seen: ICluster | undefined): void {
+  private _summarize(snapshot: ICluster | undefined): void {
     const { length } = this.link.closures(this.cluster);
     const shown = this._index.length;
-    const counts = counted(seen?.coordinator?.counts ?? {});
-    const total = Object.values(seen?.coordinator?.counts ?? {}).reduce((sum, n) => sum + n, 0);
-    const words = !total
-      ? seen?.coordinator
-        ? 'nothing was scheduled yet'
-        : 'there is no coordinator'
+    const counts = counted(snapshot?.coordinator?.counts ?? {});
+    const total = Object.values(snapshot?.coordinator?.counts ?? {}).reduce((sum, n) => sum + n, 0);
+    const summary = !total
+      ? snapshot?.coordinator
+        ? 'no closures scheduled yet'
+        : 'no coordinator'
       : shown >= total
-        ? `${whole(total)}: ${counts}`
+        ? `${formatInteger(total)}: ${counts}`
         : shown === length
-          ? `the latest ${whole(shown)} of ${whole(total)}: ${counts}`
-          : `${whole(shown)} of ${whole(total)} shown: ${counts}`;
-    setText(this._summary, words);
-    this._host.setAttribute('aria-label', `grid of closures; ${words}`);
+          ? `latest ${formatInteger(shown)} of ${formatInteger(total)}: ${counts}`
+          : `${formatInteger(shown)} of ${formatInteger(total)} shown: ${counts}`;
+    setText(this._summary, summary);
+    this._host.setAttribute('aria-label', `grid of closures; ${summary}`);
     show(this._host, length > 0);
   }
 }
 
-/** Have a select offer these; what is chosen stays chosen. */
-function options(select: HTMLSelectElement, all: string | null, names: readonly string[]): void {
-  const wanted = all === null ? [...names] : [ALL, ...names];
-  const have = [...select.options].map(option => option.value);
-  if (have.join('\n') === wanted.join('\n') && have.length) {
+/** Replace the options of a select and keep its value if possible. */
+function setOptions(select: HTMLSelectElement, all: string | null, names: readonly string[]): void {
+  const values = all === null ? [...names] : [ALL, ...names];
+  const current = [...select.options].map(option => option.value);
+  if (current.join('\n') === values.join('\n') && current.length) {
     return;
   }
   const { value } = select;
   select.replaceChildren(
-    ...wanted.map(name => h('option', { value: name }, name === ALL ? (all ?? '') : name))
+    ...values.map(name => h('option', { value: name }, name === ALL ? (all ?? '') : name))
   );
-  if (wanted.includes(value)) {
+  if (values.includes(value)) {
     select.value = value;
   }
 }

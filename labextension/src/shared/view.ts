@@ -1,5 +1,5 @@
-// What all views share: they listen to their link, draw only while they are seen, and say what is
-// the matter when the kernel is gone or of another version.
+// The base class of all views. A view listens to its link, draws only while it is visible, and
+// shows a banner if the kernel has ended or has an incompatible version.
 
 import { h, setText, show } from './dom';
 import { confirmInline } from './confirm';
@@ -7,15 +7,15 @@ import type { Link } from './link';
 import { type ICluster, PROTOCOL } from './protocol';
 import { ensureStyle } from './css';
 
-/** What a view's surroundings offer. */
+/** Actions that the host of a view provides. */
 export interface IActions {
-  /** Hosted sites: nothing that changes anything. */
+  /** Hide all controls that change a cluster, for hosted sites. */
   readOnly: boolean;
-  /** Who acts, in words, such as "the panel". */
-  who?: string;
-  /** Put code into the notebook's next cell, where there is one. */
+  /** Name of the place that sends commands, such as "the panel". */
+  source?: string;
+  /** Insert code into the next cell of the notebook. */
   insert?: (code: string) => void;
-  /** Open this cluster in a tab of its own. */
+  /** Open the dashboard of a cluster. */
   open?: (cluster: string) => void;
   confirm?: (question: string) => Promise<boolean>;
 }
@@ -27,18 +27,18 @@ export interface IView {
 
 export abstract class View implements IView {
   readonly node: HTMLElement;
-  /** Where the view's own elements go; dimmed when they show what was. */
+  /** Parent of the view's elements; dimmed while they are out of date. */
   protected readonly body = h('div', { class: 'tfd-body' });
   protected disposed = false;
-  /** What was seen last, also after it is gone. */
+  /** The last known state of the cluster; kept after it has ended. */
   protected last: ICluster | undefined;
 
   private readonly _banner = h('div', { class: 'tfd-banner', hidden: true });
-  private readonly _ends: (() => void)[] = [];
+  private readonly _cleanups: (() => void)[] = [];
   private _observer: IntersectionObserver | null = null;
-  private _inSight = typeof IntersectionObserver === 'undefined';
+  private _intersecting = typeof IntersectionObserver === 'undefined';
   private _stale = true;
-  private _begun = false;
+  private _started = false;
 
   constructor(
     readonly link: Link,
@@ -57,57 +57,57 @@ export abstract class View implements IView {
     }
     this.disposed = true;
     this._observer?.disconnect();
-    for (const end of this._ends.splice(0)) {
-      end();
+    for (const cleanup of this._cleanups.splice(0)) {
+      cleanup();
     }
     this.node.remove();
   }
 
-  /** Draw if the view is seen, otherwise as soon as it is. */
+  /** Draw now, or as soon as the view is visible. */
   refresh(): void {
     this._stale = true;
-    if (this.visible && this._begun && !this.disposed) {
+    if (this.visible && this._started && !this.disposed) {
       this._draw();
     }
   }
 
-  /** Whether somebody can see it. */
+  /** Whether the view is on screen in a visible page. */
   get visible(): boolean {
-    return this._inSight && !document.hidden;
+    return this._intersecting && !document.hidden;
   }
 
-  /** Show what is; called at most once a frame. */
+  /** Draw the cluster; called at most once per frame. */
   protected abstract draw(cluster: ICluster | undefined): void;
 
-  /** The view is seen, or no longer. */
-  protected seen(_visible: boolean): void {
-    // for those who have something to do then
+  /** Called when the view becomes visible or hidden. */
+  protected onVisibilityChange(_visible: boolean): void {
+    // for subclasses
   }
 
-  protected onDispose(end: () => void): void {
-    this._ends.push(end);
+  protected onDispose(cleanup: () => void): void {
+    this._cleanups.push(cleanup);
   }
 
-  /** To be called at the end of a constructor. */
+  /** Start drawing; subclasses call it at the end of their constructor. */
   protected begin(): void {
-    this._begun = true;
+    this._started = true;
     this._draw();
-    const look = () => {
-      this.seen(this.visible);
+    const check = () => {
+      this.onVisibilityChange(this.visible);
       if (this.visible && this._stale) {
         this._draw();
       }
     };
-    document.addEventListener('visibilitychange', look);
-    this.onDispose(() => document.removeEventListener('visibilitychange', look));
-    if (this._inSight) {
-      this.seen(true);
+    document.addEventListener('visibilitychange', check);
+    this.onDispose(() => document.removeEventListener('visibilitychange', check));
+    if (this._intersecting) {
+      this.onVisibilityChange(true);
       return;
     }
     this._observer = new IntersectionObserver(
       entries => {
-        this._inSight = entries[entries.length - 1].isIntersecting;
-        look();
+        this._intersecting = entries[entries.length - 1].isIntersecting;
+        check();
       },
       { rootMargin: '200px' }
     );
@@ -118,51 +118,51 @@ export abstract class View implements IView {
     return this.actions.confirm ? this.actions.confirm(question) : confirmInline(question, near);
   }
 
-  /** Whether something can be asked of the cluster. */
-  protected get alive(): boolean {
+  /** Whether the cluster accepts commands. */
+  protected get connected(): boolean {
     return this.link.state === 'ready' && this.link.cluster(this.cluster) !== undefined;
   }
 
   private _draw(): void {
     this._stale = false;
     this.last = this.link.cluster(this.cluster) ?? this.last;
-    const words = this.trouble();
-    setText(this._banner, words);
-    show(this._banner, words !== '');
-    this.body.classList.toggle('tfd-dimmed', words !== '' && !this.alive);
+    const problem = this.problem();
+    setText(this._banner, problem);
+    show(this._banner, problem !== '');
+    this.body.classList.toggle('tfd-dimmed', problem !== '' && !this.connected);
     this.draw(this.last);
   }
 
-  /** What is the matter, empty where nothing is. */
-  protected trouble(): string {
-    return linkTrouble(this.link) || this._missing();
+  /** Return the text of the banner, empty without a problem. */
+  protected problem(): string {
+    return linkProblem(this.link) || this._missing();
   }
 
   private _missing(): string {
     if (!this.link.synced) {
-      return this.link.transport.beside
+      return this.link.transport.concurrent
         ? 'Waiting for the kernel …'
-        : 'Waiting for the kernel; this one answers when the running cell ends.';
+        : 'Waiting for the kernel, which replies when the running cell ends.';
     }
     if (this.link.cluster(this.cluster)) {
       return '';
     }
     return this.last
-      ? `The cluster ${this.cluster} is gone; this is what was seen last.`
-      : `There is no cluster ${this.cluster} in this kernel.`;
+      ? `Cluster ${this.cluster} no longer exists; showing its last known state.`
+      : `Cluster ${this.cluster} not found in this kernel.`;
   }
 }
 
-/** What keeps a link from working, empty where nothing does. */
-export function linkTrouble(link: Link): string {
-  if (link.state === 'gone') {
-    return 'The kernel has ended, or tells nothing any more; this is what was seen last.';
+/** Return the problem of a link, empty if it works. */
+export function linkProblem(link: Link): string {
+  if (link.state === 'ended') {
+    return 'The kernel has ended or does not respond; showing the last known state.';
   }
   if (link.state === 'mismatch') {
     const old = link.kernelProtocol < PROTOCOL;
     return (
       `tfd-notebook ${link.kernelVersion} in the kernel (protocol ${link.kernelProtocol}) and ` +
-      `${link.version} in this page (protocol ${PROTOCOL}) do not understand each other. Next: ` +
+      `${link.version} in this page (protocol ${PROTOCOL}) are not compatible. Next: ` +
       (old
         ? 'update tfd-notebook in the kernel’s environment and restart the kernel.'
         : 'update tfd-notebook where JupyterLab runs, and reload this page.')

@@ -1,14 +1,14 @@
-// A cluster in the panel: a line that unfolds to all of it.
+// A cluster in the panel: a collapsible row with all views.
 
 import { ClusterView } from '../shared/clusterView';
-import { h, setAttribute, setCut, setText, show } from '../shared/dom';
+import { h, setAttribute, setTruncatedText, setText, show } from '../shared/dom';
 import { signed, tone } from '../shared/figures';
 import type { ICluster } from '../shared/protocol';
 import type { IActions } from '../shared/view';
 import type { IKernel } from './kernels';
 
-/** Which parts are folded, by a key of theirs. */
-export interface IFolds {
+/** The collapsed parts by key. */
+export interface IFoldState {
   has(key: string): boolean;
   set(key: string, folded: boolean): void;
 }
@@ -25,7 +25,7 @@ export class ClusterPart {
     private readonly _kernel: IKernel,
     private readonly _cluster: string,
     private readonly _actions: IActions,
-    private readonly _folds: IFolds
+    private readonly _folds: IFoldState
   ) {
     this._toggle = h(
       'button',
@@ -33,7 +33,7 @@ export class ClusterPart {
       this._name,
       this._state
     );
-    setCut(this._name, _cluster);
+    setTruncatedText(this._name, _cluster);
     this.node.append(this._toggle);
     this._fold(_folds.has(this._key));
   }
@@ -43,9 +43,9 @@ export class ClusterPart {
       Object.values(counts).reduce((sum, count) => sum + count, 0);
     const nodes = Object.values(cluster.spark?.nodes ?? {});
     const running = nodes.filter(node => node.state === 'running').length;
-    const seen = total(cluster.observed) + running;
-    const wanted = total(cluster.planned) + (cluster.spark?.needed ?? 0);
-    setText(this._state, `${signed(cluster.state)} ${seen}/${wanted}`);
+    const ready = total(cluster.observed) + running;
+    const planned = total(cluster.planned) + (cluster.spark?.needed ?? 0);
+    setText(this._state, `${signed(cluster.state)} ${ready}/${planned}`);
     setAttribute(this._state, 'class', `tfd-lab-state tfd-${tone(cluster.state)}`);
   }
 
@@ -66,7 +66,7 @@ export class ClusterPart {
       this._view?.dispose();
       this._view = null;
     } else if (!this._view) {
-      this._view = new ClusterView(this._kernel.reader.link, this._cluster, this._actions, {
+      this._view = new ClusterView(this._kernel.client.link, this._cluster, this._actions, {
         compact: true
       });
       this.node.append(this._view.node);

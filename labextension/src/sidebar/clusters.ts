@@ -1,4 +1,4 @@
-// The clusters of all kernels, and what their views may do in this JupyterLab.
+// The clusters of all kernels, and the actions that JupyterLab provides for their views.
 
 import type { INotebookTracker } from '@jupyterlab/notebook';
 import { type ISignal, Signal } from '@lumino/signaling';
@@ -7,7 +7,7 @@ import type { IActions } from '../shared/view';
 import type { Detached, IDetached } from './detached';
 import { insertCode, notebookOf } from './insert';
 import type { IKernel, Kernels } from './kernels';
-import { LOAD } from './reader';
+import { LOAD } from './kernelClient';
 import { DEFAULTS, type IClusters, type ISettings } from './tokens';
 
 export interface IOptions {
@@ -16,10 +16,10 @@ export interface IOptions {
   notebooks: INotebookTracker | null;
   confirm(question: string): Promise<boolean>;
   open(kernel: IKernel, cluster: string): void;
-  /** Bring the notebook of this id to the front. */
+  /** Activate the notebook of this id. */
   show(id: string): void;
   showPanel(): void;
-  warn(words: string): void;
+  warn(text: string): void;
 }
 
 export class Clusters implements IClusters {
@@ -51,7 +51,7 @@ export class Clusters implements IClusters {
     const { notebooks, confirm, open } = this._options;
     const actions: IActions = {
       readOnly: this._settings.readOnly,
-      who: 'the panel',
+      source: 'the panel',
       confirm
     };
     if (notebooks && kernel.path.endsWith('.ipynb')) {
@@ -61,7 +61,9 @@ export class Clusters implements IClusters {
           this._options.show(panel.id);
           insertCode(panel, code);
         } else {
-          this._options.warn(`${kernel.path} is not open. Next: open it, then insert the code.`);
+          this._options.warn(
+            `${kernel.path} is not open. Next: open it and insert the code again.`
+          );
         }
       };
     }
@@ -75,18 +77,18 @@ export class Clusters implements IClusters {
     return this._options.confirm(question);
   }
 
-  takeUp(cluster: IDetached): void {
+  attach(cluster: IDetached): void {
     const panel = this._options.notebooks?.currentWidget;
     const id = panel?.sessionContext.session?.kernel?.id;
-    const state = id === undefined ? undefined : this.kernels.find(id)?.reader.state;
-    if (!panel || state === undefined || state === 'foreign' || state === 'ended') {
+    const state = id === undefined ? undefined : this.kernels.find(id)?.client.state;
+    if (!panel || state === undefined || state === 'unsupported' || state === 'ended') {
       this._options.warn(
-        `No notebook with a Python kernel is in front. Next: open one, then take up ${cluster.name}.`
+        `The active tab is not a notebook with a Python kernel. Next: open one, then attach to ${cluster.name}.`
       );
       return;
     }
     const lines = ['import tfd_notebook as tfd', '', `cluster = ${this.detached.code(cluster)}`];
-    // The panel sees the clusters of those kernels only that have loaded it.
+    // The panel shows clusters only of kernels that have loaded the extension.
     insertCode(panel, [...(state === 'loaded' ? [] : [LOAD]), ...lines].join('\n'), true);
     this._options.show(panel.id);
   }
@@ -95,8 +97,8 @@ export class Clusters implements IClusters {
     this._options.showPanel();
   }
 
-  warn(words: string): void {
-    this._options.warn(words);
+  warn(text: string): void {
+    this._options.warn(text);
   }
 
   open(kernel: IKernel, cluster: string): void {

@@ -1,14 +1,14 @@
-// What users call from the command palette.
+// Commands for the command palette.
 
 import { Dialog, InputDialog, showDialog, showErrorMessage } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
 
-import { problemText } from '../shared/asker';
-import type { IPlace } from './dashboard';
+import { problemText } from '../shared/statusLine';
+import type { IDashboardTarget } from './dashboard';
 import type { Dashboards } from './dashboards';
 import { clusterIcon } from './icon';
-import type { IFound, IKernel } from './kernels';
+import type { IRunningCluster, IKernel } from './kernels';
 import type { ClustersPanel } from './panel';
 import type { IClusters } from './tokens';
 
@@ -19,97 +19,105 @@ export const CommandIDs = {
   stop: 'tfd-notebook:stop-cluster'
 } as const;
 
-/** What the dashboard is opened for; asked where it is not said. */
-const PLACE = {
+/** Arguments of the command `open`; without them a dialog lists the clusters. */
+const TARGET = {
   type: 'object',
   properties: {
-    kernel: { type: 'string', description: 'the id of the kernel' },
-    path: { type: 'string', description: 'the path of its notebook' },
-    cluster: { type: 'string', description: 'the name of the cluster' }
+    kernel: { type: 'string', description: 'Id of the kernel' },
+    path: { type: 'string', description: 'Path of its notebook' },
+    cluster: { type: 'string', description: 'Name of the cluster' }
   }
 };
 
-export interface ISurroundings {
+export interface ICommandContext {
   clusters: IClusters;
   dashboards: Dashboards;
   panel: ClustersPanel;
   trans: TranslationBundle;
-  /** Bring the panel to the front. */
+  /** Activate the panel. */
   showPanel(): void;
-  /** The kernel of the notebook that is in front. */
-  current(): string | undefined;
+  /** Id of the kernel of the active notebook. */
+  currentKernel(): string | undefined;
 }
 
-export function addCommands(commands: CommandRegistry, around: ISurroundings): void {
-  const { clusters, trans } = around;
+export function addCommands(commands: CommandRegistry, context: ICommandContext): void {
+  const { clusters, trans } = context;
   const { kernels } = clusters;
-  const mayChange = () => !clusters.settings.readOnly;
-  const startable = () =>
-    kernels.all.filter(({ reader }) => reader.state === 'loaded' && reader.link.state === 'ready');
+  const canModify = () => !clusters.settings.readOnly;
+  const availableKernels = () =>
+    kernels.all.filter(({ client }) => client.state === 'loaded' && client.link.state === 'ready');
 
   commands.addCommand(CommandIDs.show, {
     label: trans.__('Show the Clusters Panel'),
-    caption: trans.__('Distributed TensorFlow clusters of all notebooks'),
+    caption: trans.__('Show the TensorFlow clusters of all notebooks'),
     icon: clusterIcon,
-    execute: () => around.showPanel()
+    execute: () => context.showPanel()
   });
 
   commands.addCommand(CommandIDs.start, {
     label: trans.__('Start a Cluster…'),
-    isVisible: mayChange,
-    isEnabled: mayChange,
+    isVisible: canModify,
+    isEnabled: canModify,
     execute: async () => {
-      around.showPanel();
-      const current = around.current();
-      const all = startable();
+      context.showPanel();
+      const current = context.currentKernel();
+      const candidates = availableKernels();
       const kernel =
-        all.find(({ id }) => id === current) ??
-        (await choose(all, kernelName, trans.__('Start a cluster in which kernel?')));
+        candidates.find(({ id }) => id === current) ??
+        (await choose(candidates, kernelName, trans.__('Select a kernel for the cluster')));
       if (kernel) {
-        around.panel.start(kernel.id);
+        context.panel.start(kernel.id);
       }
     }
   });
 
   commands.addCommand(CommandIDs.open, {
     label: trans.__('Open the Dashboard of a Cluster…'),
-    describedBy: { args: PLACE },
+    describedBy: { args: TARGET },
     execute: async args => {
-      const { kernel, path, cluster } = args as Partial<IPlace>;
+      const { kernel, path, cluster } = args as Partial<IDashboardTarget>;
       if (kernel && cluster) {
-        around.dashboards.open({ kernel, path: path ?? '', cluster });
+        context.dashboards.open({ kernel, path: path ?? '', cluster });
         return;
       }
-      const found = await choose(kernels.living(), clusterName, trans.__('Open which cluster?'));
-      if (found) {
-        clusters.open(found.kernel, found.cluster.name);
+      const selected = await choose(
+        kernels.runningClusters(),
+        clusterName,
+        trans.__('Select a cluster to open')
+      );
+      if (selected) {
+        clusters.open(selected.kernel, selected.cluster.name);
       }
     }
   });
 
   commands.addCommand(CommandIDs.stop, {
     label: trans.__('Stop a Cluster…'),
-    isVisible: mayChange,
-    isEnabled: () => mayChange() && kernels.living().length > 0,
+    isVisible: canModify,
+    isEnabled: () => canModify() && kernels.runningClusters().length > 0,
     execute: async () => {
-      const found = await choose(kernels.living(), clusterName, trans.__('Stop which cluster?'));
-      if (found && (await confirmStop([found], trans))) {
-        await stop(found, trans);
+      const selected = await choose(
+        kernels.runningClusters(),
+        clusterName,
+        trans.__('Select a cluster to stop')
+      );
+      if (selected && (await confirmStop([selected], trans))) {
+        await stop(selected, trans);
       }
     }
   });
 }
 
-/** Ask whether these shall be stopped. */
+/** Confirm stopping these clusters. */
 export async function confirmStop(
-  found: readonly IFound[],
+  clusters: readonly IRunningCluster[],
   trans: TranslationBundle
 ): Promise<boolean> {
-  const names = found.map(clusterName).join(', ');
+  const names = clusters.map(clusterName).join(', ');
   return confirm(trans.__('Stop %1 and all tasks?', names), trans.__('Stop'), trans);
 }
 
-/** Ask in a dialog of JupyterLab's. */
+/** Show a confirmation dialog of JupyterLab. */
 export async function confirm(
   question: string,
   yes: string,
@@ -123,11 +131,14 @@ export async function confirm(
   return answer.button.accept;
 }
 
-export async function stop(found: IFound, trans: TranslationBundle): Promise<void> {
+export async function stop(running: IRunningCluster, trans: TranslationBundle): Promise<void> {
   try {
-    await found.kernel.reader.link.command('stop', { name: found.cluster.name });
+    await running.kernel.client.link.command('stop', { name: running.cluster.name });
   } catch (error) {
-    await showErrorMessage(trans.__('%1 was not stopped', clusterName(found)), problemText(error));
+    await showErrorMessage(
+      trans.__('Stopping %1 failed', clusterName(running)),
+      problemText(error)
+    );
   }
 }
 
@@ -135,20 +146,20 @@ function kernelName({ name, spec }: IKernel): string {
   return `${name} (${spec})`;
 }
 
-export function clusterName({ kernel, cluster }: IFound): string {
+export function clusterName({ kernel, cluster }: IRunningCluster): string {
   return `${cluster.name} (${kernel.name})`;
 }
 
-/** Let the user choose, where there is a choice. */
+/** Show a selection dialog if there is more than one item. */
 async function choose<T>(
-  things: readonly T[],
-  name: (thing: T) => string,
+  options: readonly T[],
+  name: (option: T) => string,
   title: string
 ): Promise<T | undefined> {
-  if (things.length < 2) {
-    return things[0];
+  if (options.length < 2) {
+    return options[0];
   }
-  const items = things.map((thing, i) => `${i + 1}. ${name(thing)}`);
+  const items = options.map((option, i) => `${i + 1}. ${name(option)}`);
   const { button, value } = await InputDialog.getItem({ title, items });
-  return button.accept && value !== null ? things[items.indexOf(value)] : undefined;
+  return button.accept && value !== null ? options[items.indexOf(value)] : undefined;
 }

@@ -1,4 +1,4 @@
-// One cluster in the main area: all views of it, side by side where there is room.
+// The dashboard: all views of one cluster in the main area.
 
 import { Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
@@ -17,8 +17,8 @@ import type { IActions, IView } from '../shared/view';
 import type { IKernel } from './kernels';
 import type { IClusters } from './tokens';
 
-/** What a dashboard is restored from. */
-export interface IPlace {
+/** The cluster of a dashboard, saved for layout restoration. */
+export interface IDashboardTarget {
   kernel: string;
   path: string;
   cluster: string;
@@ -32,13 +32,13 @@ export class Dashboard extends Widget {
   private readonly _right = h('div', { class: 'tfd-lab-column' });
   private readonly _views: IView[] = [];
   private _kernel: IKernel | undefined;
-  private _coordinated = false;
+  private _hasCoordinator = false;
   private _tasks: TaskLogs | null = null;
   private _readOnly = false;
 
   constructor(
     private readonly _clusters: IClusters,
-    readonly place: IPlace
+    readonly target: IDashboardTarget
   ) {
     super();
     ensureStyle();
@@ -67,7 +67,7 @@ export class Dashboard extends Widget {
 
   protected override onUpdateRequest(): void {
     const { kernels, settings } = this._clusters;
-    const { kernel: id, path, cluster } = this.place;
+    const { kernel: id, path, cluster } = this.target;
     const kernel = kernels.find(id, path);
     if (kernel && (kernel !== this._kernel || settings.readOnly !== this._readOnly)) {
       this._clear();
@@ -75,32 +75,32 @@ export class Dashboard extends Widget {
       this._readOnly = settings.readOnly;
       this._show(kernel);
     }
-    const seen = kernel?.reader.link.cluster(cluster);
-    if (seen) {
-      this._fill(seen);
+    const snapshot = kernel?.client.link.cluster(cluster);
+    if (snapshot) {
+      this._fill(snapshot);
     }
-    const words = this._trouble(kernel);
-    setText(this._missing, words);
-    show(this._missing, words !== '');
+    const text = this._problem(kernel);
+    setText(this._missing, text);
+    show(this._missing, text !== '');
   }
 
-  /** What the views themselves cannot say. */
-  private _trouble(kernel: IKernel | undefined): string {
-    const { cluster, path } = this.place;
+  /** Return the problem that prevents the views from showing the cluster. */
+  private _problem(kernel: IKernel | undefined): string {
+    const { cluster, path } = this.target;
     if (!kernel) {
       if (!this._clusters.kernels.ready) {
-        return 'Looking for the kernel …';
+        return 'Waiting for the kernel …';
       }
       const where = path ? ` of ${path}` : '';
       return this._kernel
-        ? `The kernel${where} has ended. Next: start one, and the cluster in it; it is shown here then.`
-        : `The kernel${where}, in which the cluster ${cluster} was, does not run. Next: open the notebook and start the cluster, or close this tab.`;
+        ? `The kernel${where} has ended. Next: restart it and start the cluster; this tab then shows it.`
+        : `The kernel${where} of cluster ${cluster} is not running. Next: open the notebook and start the cluster, or close this tab.`;
     }
-    switch (kernel.reader.state) {
+    switch (kernel.client.state) {
       case 'unloaded':
-        return 'The kernel has not loaded tfd_notebook. Next: run %load_ext tfd_notebook in it, and start the cluster.';
-      case 'foreign':
-        return 'This kernel is no Python kernel any more.';
+        return 'The kernel has not loaded tfd_notebook. Next: run %load_ext tfd_notebook and start the cluster.';
+      case 'unsupported':
+        return 'This kernel is no longer a Python kernel.';
       default:
         return '';
     }
@@ -110,17 +110,17 @@ export class Dashboard extends Widget {
     this._add(this._left, '', ClusterView);
     this._add(this._right, 'Throughput', ThroughputView);
     this._tasks = new TaskLogs(
-      kernel.reader.link,
-      this.place.cluster,
+      kernel.client.link,
+      this.target.cluster,
       this._clusters.actions(kernel, 'tab')
     );
     this._left.append(this._tasks.node);
   }
 
-  private _fill(seen: ICluster): void {
-    this._tasks?.update(seen.order);
-    if (seen.coordinator && !this._coordinated) {
-      this._coordinated = true;
+  private _fill(snapshot: ICluster): void {
+    this._tasks?.update(snapshot.order);
+    if (snapshot.coordinator && !this._hasCoordinator) {
+      this._hasCoordinator = true;
       this._add(this._left, 'Steps', StepperView, this._tasks?.node);
       this._add(this._right, 'Worker timeline', TimelineView);
       this._add(this._right, 'Values', ValuesView);
@@ -130,8 +130,8 @@ export class Dashboard extends Widget {
   private _add(column: HTMLElement, title: string, View: Kind, before?: HTMLElement): void {
     const kernel = this._kernel!;
     const view = new View(
-      kernel.reader.link,
-      this.place.cluster,
+      kernel.client.link,
+      this.target.cluster,
       this._clusters.actions(kernel, 'tab')
     );
     this._views.push(view);
@@ -142,19 +142,19 @@ export class Dashboard extends Widget {
     this._views.splice(0).forEach(view => view.dispose());
     this._tasks?.dispose();
     this._tasks = null;
-    this._coordinated = false;
+    this._hasCoordinator = false;
     this._left.replaceChildren();
     this._right.replaceChildren();
   }
 }
 
-/** The log of one task, which is followed from when it is chosen. */
+/** The log of the selected task. */
 class TaskLogs {
   readonly node: HTMLElement;
 
-  private readonly _select = h('select', { 'aria-label': 'task whose log is shown' });
-  private readonly _place = h('div');
-  private _known = '';
+  private readonly _select = h('select', { 'aria-label': 'Task whose log is shown' });
+  private readonly _container = h('div');
+  private _names = '';
   private _view: LogsView | null = null;
 
   constructor(
@@ -162,22 +162,22 @@ class TaskLogs {
     private readonly _cluster: string,
     private readonly _actions: IActions
   ) {
-    this._select.addEventListener('change', () => this._choose());
-    this.node = card('Log', h('div', { class: 'tfd-row' }, this._select), this._place);
+    this._select.addEventListener('change', () => this._showLog());
+    this.node = card('Log', h('div', { class: 'tfd-row' }, this._select), this._container);
   }
 
   update(tasks: readonly string[]): void {
-    const known = tasks.join('\n');
-    if (known !== this._known) {
-      this._known = known;
-      const chosen = this._select.value;
+    const names = tasks.join('\n');
+    if (names !== this._names) {
+      this._names = names;
+      const selected = this._select.value;
       this._select.replaceChildren(
-        h('option', { value: '' }, 'choose a task …'),
+        h('option', { value: '' }, 'Select a task …'),
         ...tasks.map(task => h('option', { value: task }, task))
       );
-      this._select.value = tasks.includes(chosen) ? chosen : '';
-      if (this._select.value !== chosen) {
-        this._choose();
+      this._select.value = tasks.includes(selected) ? selected : '';
+      if (this._select.value !== selected) {
+        this._showLog();
       }
     }
   }
@@ -187,13 +187,13 @@ class TaskLogs {
     this.node.remove();
   }
 
-  private _choose(): void {
+  private _showLog(): void {
     this._view?.dispose();
     this._view = null;
     const task = this._select.value;
     if (task) {
       this._view = new LogsView(this._link, this._cluster, task, this._actions);
-      this._place.append(this._view.node);
+      this._container.append(this._view.node);
     }
   }
 }

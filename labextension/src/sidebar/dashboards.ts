@@ -1,10 +1,10 @@
-// The dashboards that are open, one for each cluster.
+// The open dashboards, one per cluster.
 
 import { MainAreaWidget, WidgetTracker } from '@jupyterlab/apputils';
 import type { JupyterFrontEnd } from '@jupyterlab/application';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-import { Dashboard, type IPlace } from './dashboard';
+import { Dashboard, type IDashboardTarget } from './dashboard';
 import { clusterIcon } from './icon';
 import type { IClusters } from './tokens';
 
@@ -17,26 +17,26 @@ export class Dashboards {
     private readonly _trans: TranslationBundle
   ) {}
 
-  /** Open a dashboard, or bring the one that is open to the front. */
-  open(place: IPlace): void {
-    const widget = this.tracker.find(({ content }) => isSame(content.place, place));
+  /** Open the dashboard of a cluster, or activate it if it is already open. */
+  open(target: IDashboardTarget): void {
+    const widget = this.tracker.find(({ content }) => isSame(content.target, target));
     if (widget) {
       this._shell.activateById(widget.id);
       return;
     }
-    const made = new MainAreaWidget({ content: new Dashboard(this._clusters, place) });
-    made.id = `tfd-notebook-${place.kernel}-${place.cluster}`;
-    made.title.label = place.cluster;
-    made.title.caption = this._trans.__('Cluster %1 of %2', place.cluster, place.path);
-    made.title.icon = clusterIcon;
-    made.title.closable = true;
-    made.toolbar.hide();
-    void this.tracker.add(made);
-    this._shell.add(made, 'main');
-    this._shell.activateById(made.id);
+    const dashboard = new MainAreaWidget({ content: new Dashboard(this._clusters, target) });
+    dashboard.id = `tfd-notebook-${target.kernel}-${target.cluster}`;
+    dashboard.title.label = target.cluster;
+    dashboard.title.caption = this._trans.__('Cluster %1 of %2', target.cluster, target.path);
+    dashboard.title.icon = clusterIcon;
+    dashboard.title.closable = true;
+    dashboard.toolbar.hide();
+    void this.tracker.add(dashboard);
+    this._shell.add(dashboard, 'main');
+    this._shell.activateById(dashboard.id);
   }
 }
 
-function isSame(a: IPlace, b: IPlace): boolean {
+function isSame(a: IDashboardTarget, b: IDashboardTarget): boolean {
   return a.kernel === b.kernel && a.cluster === b.cluster;
 }

@@ -1,4 +1,4 @@
-// The clusters that no kernel holds, as an extension of the server tells of them.
+// Detached clusters that no kernel has attached, as reported by the Jupyter Server extension.
 
 import { ServerConnection } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
@@ -14,18 +14,21 @@ export interface IDetached {
   name: string;
   state: string;
   launcher: string;
-  /** How many tasks. */
+  /** Number of tasks. */
   planned: number;
-  /** How many of them are ready; null where it is on other hosts, which nobody has asked. */
+  /** Number of ready tasks; null for clusters on other hosts, which are not probed. */
   observed: number | null;
-  /** Until when it stays; seconds since the epoch. */
+  /** End of the lease in seconds since the Unix epoch. */
   lease: number;
-  /** The process that looks after it, which tells those of one name apart; null on other hosts. */
+  /** Process id of the agent, which distinguishes clusters of one name; null on other hosts. */
   agent: number | null;
 }
 
-/** What there is after `body` was done to the cluster of that name; null if nobody can say. */
-export type Ask = (name?: string, body?: Record<string, unknown>) => Promise<IDetached[] | null>;
+/** Execute `body` on a cluster, and return all clusters; null without the server extension. */
+export type DetachedApi = (
+  name?: string,
+  body?: Record<string, unknown>
+) => Promise<IDetached[] | null>;
 
 export class Detached implements IDisposable {
   private _clusters: readonly IDetached[] = [];
@@ -34,17 +37,17 @@ export class Detached implements IDisposable {
   private _pause = FIRST_MS;
   private _watched = false;
   private _missing = false;
-  /** Answers to what was asked before the latest one are old. */
-  private _turn = 0;
+  /** Number of the latest request; replies to earlier requests are ignored. */
+  private _latest = 0;
   private _isDisposed = false;
 
-  constructor(private readonly _ask: Ask) {}
+  constructor(private readonly _request: DetachedApi) {}
 
   get clusters(): readonly IDetached[] {
     return this._clusters;
   }
 
-  /** The server has said what there is. */
+  /** Emitted after each reply of the server. */
   get changed(): ISignal<this, void> {
     return this._changed;
   }
@@ -53,32 +56,32 @@ export class Detached implements IDisposable {
     return this._isDisposed;
   }
 
-  /** Somebody sees what there is, or nobody any longer. */
+  /** Start or stop polling, when the list becomes visible or hidden. */
   watch(watched: boolean): void {
     if (watched !== this._watched) {
       this._watched = watched;
       clearTimeout(this._timer);
       if (watched) {
-        this._missing = false; // the server may be another one by now
-        this.look();
+        this._missing = false; // the server may have been restarted with the extension
+        this.refresh();
       }
     }
   }
 
-  /** Something may be different now: look soon, and less and less often afterwards. */
-  look(): void {
+  /** Request the list now, then with increasing intervals. */
+  refresh(): void {
     this._pause = FIRST_MS;
     if (this._watched && !this._missing) {
-      void this._look();
+      void this._poll();
     }
   }
 
-  /** Look now, whether or not somebody sees it. */
-  lookOnce(): void {
+  /** Request the list once, even if it is hidden. */
+  refreshOnce(): void {
     if (this._watched) {
-      this.look();
+      this.refresh();
     } else if (!this._missing) {
-      void this._look();
+      void this._poll();
     }
   }
 
@@ -86,20 +89,20 @@ export class Detached implements IDisposable {
     await this._do(cluster, { do: 'stop' });
   }
 
-  /** Have it stay for so many hours from now. */
+  /** Extend the lease to `hours` from now. */
   async renew(cluster: IDetached, hours: number): Promise<void> {
     await this._do(cluster, { do: 'renew', hours });
   }
 
-  /** What a person calls it: by its name, and by its agent where another one has that, too. */
+  /** Return the name, with the agent if the name is not unique. */
   label({ name, agent }: IDetached): string {
     const where = agent === null ? 'on other hosts' : `agent ${agent}`;
-    return this._isAlone(name) ? name : `${name} (${where})`;
+    return this._isUnique(name) ? name : `${name} (${where})`;
   }
 
-  /** The code that takes it up. */
+  /** Return the code that attaches to a cluster. */
   code({ name, agent }: IDetached): string {
-    const which = this._isAlone(name) || agent === null ? '' : `, agent=${agent}`;
+    const which = this._isUnique(name) || agent === null ? '' : `, agent=${agent}`;
     return `tfd.attach(${JSON.stringify(name)}${which})`;
   }
 
@@ -109,43 +112,43 @@ export class Detached implements IDisposable {
     Signal.clearData(this);
   }
 
-  private _isAlone(name: string): boolean {
-    return this._clusters.filter(one => one.name === name).length < 2;
+  private _isUnique(name: string): boolean {
+    return this._clusters.filter(cluster => cluster.name === name).length < 2;
   }
 
   private async _do(cluster: IDetached, body: Record<string, unknown>): Promise<void> {
     try {
-      this._turn += 1;
+      this._latest += 1;
       const { name, agent } = cluster;
-      this._take(this._turn, await this._ask(name, { ...body, agent }));
+      this._update(this._latest, await this._request(name, { ...body, agent }));
     } finally {
-      this.look();
+      this.refresh();
     }
   }
 
-  private async _look(): Promise<void> {
-    const turn = (this._turn += 1);
+  private async _poll(): Promise<void> {
+    const request = (this._latest += 1);
     clearTimeout(this._timer);
     try {
-      this._take(turn, await this._ask());
+      this._update(request, await this._request());
     } catch {
-      // The server is away, or has too much to do: what was seen stays until it answers again.
+      // The server is unreachable or busy: keep the last list until the next reply.
     }
-    if (turn === this._turn && this._watched && !this._missing) {
-      const again = () => {
+    if (request === this._latest && this._watched && !this._missing) {
+      const poll = () => {
         if (document.hidden) {
-          this._timer = setTimeout(again, LONGEST_MS);
+          this._timer = setTimeout(poll, LONGEST_MS);
         } else {
-          void this._look();
+          void this._poll();
         }
       };
-      this._timer = setTimeout(again, this._pause);
+      this._timer = setTimeout(poll, this._pause);
       this._pause = Math.min(2 * this._pause, LONGEST_MS);
     }
   }
 
-  private _take(turn: number, clusters: IDetached[] | null): void {
-    if (turn === this._turn && !this._isDisposed) {
+  private _update(request: number, clusters: IDetached[] | null): void {
+    if (request === this._latest && !this._isDisposed) {
       this._missing = clusters === null;
       this._clusters = clusters ?? [];
       this._changed.emit();
@@ -153,8 +156,8 @@ export class Detached implements IDisposable {
   }
 }
 
-/** Return what asks the server's extension. */
-export function askServer(settings: ServerConnection.ISettings): Ask {
+/** Return the API of the server extension. */
+export function detachedApi(settings: ServerConnection.ISettings): DetachedApi {
   return async (name, body) => {
     const address = `${settings.baseUrl}tfd-notebook/clusters`;
     const response = await (body
@@ -163,17 +166,18 @@ export function askServer(settings: ServerConnection.ISettings): Ask {
           { method: 'POST', body: JSON.stringify(body) },
           settings
         )
-      : // Whoever looks does not work: servers end themselves where nobody does.
+      : // Polling is no user activity, which would prevent the shutdown of an idle server.
         ServerConnection.makeRequest(`${address}?no_track_activity=1`, {}, settings));
-    const said = (await response.json().catch(() => null)) as
+    const reply = (await response.json().catch(() => null)) as
       ({ clusters?: IDetached[]; message?: string } & Partial<IProblem>) | null;
-    if (response.ok && Array.isArray(said?.clusters)) {
-      return said.clusters;
+    if (response.ok && Array.isArray(reply?.clusters)) {
+      return reply.clusters;
     }
     if (!body && response.status === 404) {
       return null;
     }
-    const what = said?.what ?? said?.message ?? `the server answered ${response.status}`;
-    throw new CommandError({ what, fix: said?.fix });
+    const what =
+      reply?.what ?? reply?.message ?? `the server replied with status ${response.status}`;
+    throw new CommandError({ what, fix: reply?.fix });
   };
 }

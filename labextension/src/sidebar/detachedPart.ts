@@ -1,17 +1,26 @@
-// The clusters that no kernel holds, in the panel: to be taken up, kept longer or stopped.
+// Detached clusters in the panel, with buttons to attach, renew and stop.
 
-import { Teller } from '../shared/asker';
-import { button, h, Keyed, labelled, setAttribute, setCut, setText, show } from '../shared/dom';
+import { StatusLine } from '../shared/statusLine';
+import {
+  button,
+  h,
+  KeyedList,
+  labelled,
+  setAttribute,
+  setTruncatedText,
+  setText,
+  show
+} from '../shared/dom';
 import { duration, plural, signed, tone } from '../shared/figures';
 import type { Detached, IDetached } from './detached';
 
 const HOURS = 8;
-const MOST_HOURS = 24 * 365;
+const MAX_HOURS = 24 * 365;
 
 export interface IDetachedActions {
   confirm(question: string): Promise<boolean>;
-  /** Have the notebook in front take it up. */
-  takeUp(cluster: IDetached): void;
+  /** Attach the active notebook to a cluster. */
+  attach(cluster: IDetached): void;
 }
 
 export class DetachedPart {
@@ -19,13 +28,13 @@ export class DetachedPart {
 
   private readonly _list = h('div');
   private readonly _rows = new Map<HTMLElement, Row>();
-  private readonly _keyed: Keyed<HTMLElement>;
+  private readonly _keyed: KeyedList<HTMLElement>;
 
   constructor(
     private readonly _detached: Detached,
     actions: IDetachedActions
   ) {
-    this._keyed = new Keyed(
+    this._keyed = new KeyedList(
       this._list,
       () => {
         const row = new Row(_detached, actions);
@@ -41,11 +50,11 @@ export class DetachedPart {
       'div',
       { class: 'tfd-lab-title' },
       h('span', { class: 'tfd-lab-name' }, 'Detached'),
-      h('span', { class: 'tfd-lab-spec tfd-quiet' }, 'clusters that no kernel holds')
+      h('span', { class: 'tfd-lab-spec tfd-quiet' }, 'clusters without an attached kernel')
     );
     this.node = h(
       'section',
-      { class: 'tfd-lab-kernel tfd-lab-detached', 'aria-label': 'detached clusters', hidden: true },
+      { class: 'tfd-lab-kernel tfd-lab-detached', 'aria-label': 'Detached clusters', hidden: true },
       h('div', { class: 'tfd-lab-head' }, title),
       this._list
     );
@@ -74,9 +83,9 @@ class Row {
   private readonly _state = h('span', { class: 'tfd-lab-state' });
   private readonly _facts = h('div', { class: 'tfd-quiet tfd-wrap' });
   private readonly _tools: HTMLElement;
-  private readonly _takeUp: HTMLButtonElement;
+  private readonly _attach: HTMLButtonElement;
   private readonly _hours: HTMLInputElement;
-  private readonly _teller = new Teller();
+  private readonly _status = new StatusLine();
   private _shown: IDetached | null = null;
 
   constructor(
@@ -86,23 +95,23 @@ class Row {
     this._hours = h('input', {
       type: 'number',
       min: 1,
-      max: MOST_HOURS,
+      max: MAX_HOURS,
       step: 'any',
       required: true
     });
-    const renew = button('Renew', 'have it stay for so many hours from now', one => {
+    const renew = button('Renew', 'Keep the cluster for this number of hours from now', button => {
       if (this._hours.reportValidity()) {
-        void this._renew(Number(this._hours.value), one);
+        void this._renew(Number(this._hours.value), button);
       }
     });
-    const stop = button('Stop', 'stop all tasks of this cluster', one => {
-      void this._stop(actions, one);
+    const stop = button('Stop', 'Stop all tasks of this cluster', button => {
+      void this._stop(actions, button);
     });
-    this._takeUp = button('Take up', '', () => actions.takeUp(this._shown!));
+    this._attach = button('Attach', '', () => actions.attach(this._shown!));
     this._tools = h(
       'div',
       { class: 'tfd-row tfd-tools' },
-      this._takeUp,
+      this._attach,
       stop,
       h('span', { class: 'tfd-row' }, labelled('hours', this._hours), renew)
     );
@@ -112,27 +121,27 @@ class Row {
       h('div', { class: 'tfd-lab-line' }, this._name, this._state),
       this._facts,
       this._tools,
-      this._teller.node
+      this._status.node
     );
   }
 
   show(cluster: IDetached, readOnly: boolean): void {
     const label = this._detached.label(cluster);
-    setCut(this._name, label);
+    setTruncatedText(this._name, label);
     setAttribute(this.node, 'aria-label', `cluster ${label}`);
     const code = `cluster = ${this._detached.code(cluster)}`;
-    setAttribute(this._takeUp, 'title', `run ${code} in a new cell of the notebook in front`);
+    setAttribute(this._attach, 'title', `Run ${code} in a new cell of the active notebook`);
     setText(this._state, signed(cluster.state));
     setAttribute(this._state, 'class', `tfd-lab-state tfd-${tone(cluster.state)}`);
     const left = Math.max(0, cluster.lease - Date.now() / 1000);
     setText(
       this._facts,
       `${cluster.observed ?? '?'} of ${plural(cluster.planned, 'task')} ready, ${cluster.launcher}, ` +
-        `stays for ${duration(left)}`
+        `kept for ${duration(left)}`
     );
-    setAttribute(this._facts, 'title', `until ${new Date(cluster.lease * 1000).toLocaleString()}`);
+    setAttribute(this._facts, 'title', `Until ${new Date(cluster.lease * 1000).toLocaleString()}`);
     if (cluster.lease !== this._shown?.lease) {
-      // A renewal that nobody thought about shall not make it shorter.
+      // The suggested value must not shorten the lease.
       this._hours.value = String(Math.max(HOURS, Math.ceil(left / 3600)));
     }
     this._shown = cluster;
@@ -140,30 +149,30 @@ class Row {
   }
 
   dispose(): void {
-    this._teller.dispose();
+    this._status.dispose();
   }
 
-  private async _renew(hours: number, one: HTMLButtonElement): Promise<void> {
-    await this._teller.attempt(
-      'renew',
+  private async _renew(hours: number, button: HTMLButtonElement): Promise<void> {
+    await this._status.attempt(
+      'Renew',
       () => this._detached.renew(this._shown!, hours),
-      [one],
-      () => `stays for ${duration(hours * 3600)} from now`
+      [button],
+      () => `Kept for ${duration(hours * 3600)} from now`
     );
   }
 
-  private async _stop(actions: IDetachedActions, one: HTMLButtonElement): Promise<void> {
+  private async _stop(actions: IDetachedActions, button: HTMLButtonElement): Promise<void> {
     const cluster = this._shown!;
     if (
       await actions.confirm(
         `Stop the detached cluster ${this._detached.label(cluster)} and all its tasks?`
       )
     ) {
-      await this._teller.attempt(
-        'stop',
+      await this._status.attempt(
+        'Stop',
         () => this._detached.stop(cluster),
-        [one],
-        () => 'stopped'
+        [button],
+        () => 'Stopped'
       );
     }
   }

@@ -1,65 +1,65 @@
-// Why there is nothing to see, and what to do about it.
+// The message of an empty panel: cause and next step.
 
-import type { KernelState } from './reader';
+import type { KernelState } from './kernelClient';
 
-export interface IEmpty {
+export interface IEmptyMessage {
   what: string;
   next: string;
 }
 
-export interface ISeen {
+export interface IKernelSummary {
   state: KernelState;
   clusters: number;
 }
 
-/** Return what is to be said where no cluster is shown, null where there is one. */
-export function emptyWords(
+/** Return the message of the panel without clusters, null if there is a cluster. */
+export function emptyMessage(
   ready: boolean,
-  kernels: readonly ISeen[],
+  kernels: readonly IKernelSummary[],
   readOnly: boolean
-): IEmpty | null {
+): IEmptyMessage | null {
   if (kernels.some(kernel => kernel.clusters > 0)) {
     return null;
   }
   if (!ready) {
-    return { what: 'Looking for kernels …', next: '' };
+    return { what: 'Loading kernels …', next: '' };
   }
-  const living = kernels.filter(kernel => kernel.state !== 'ended');
-  const python = living.filter(kernel => kernel.state !== 'foreign');
-  if (living.length === 0) {
+  const running = kernels.filter(kernel => kernel.state !== 'ended');
+  const python = running.filter(kernel => kernel.state !== 'unsupported');
+  if (running.length === 0) {
     return {
-      what: 'No kernel runs.',
+      what: 'No kernel is running.',
       next: 'Open a notebook with a Python kernel that has tfd-notebook installed.'
     };
   }
   if (python.length === 0) {
     return {
-      what: `${counted(living.length, 'kernel runs', 'kernels run')}, none of them Python.`,
+      what: `${counted(running.length, 'kernel is', 'kernels are')} running, but no Python kernel.`,
       next: 'Open a notebook with a Python kernel that has tfd-notebook installed.'
     };
   }
   if (python.some(kernel => kernel.state === 'loaded')) {
     return {
-      what: 'No cluster runs.',
+      what: 'No cluster is running.',
       next: readOnly
         ? 'Run %tfd_cluster start in a cell.'
         : 'Press Start cluster, or run %tfd_cluster start in a cell.'
     };
   }
   if (python.every(kernel => kernel.state === 'connecting')) {
-    return { what: `Asking ${counted(python.length, 'kernel', 'kernels')} …`, next: '' };
+    return { what: `Connecting to ${counted(python.length, 'kernel', 'kernels')} …`, next: '' };
   }
   return {
     what:
       python.length === 1
-        ? 'One kernel runs; it has not loaded tfd_notebook.'
-        : `${python.length} kernels run; none has loaded tfd_notebook.`,
+        ? 'One kernel is running. It has not loaded tfd_notebook.'
+        : `${python.length} kernels are running. None has loaded tfd_notebook.`,
     next: readOnly
       ? 'Run %load_ext tfd_notebook in a cell.'
       : 'Press Load, or run %load_ext tfd_notebook in a cell.'
   };
 }
 
-function counted(count: number, one: string, several: string): string {
-  return `${count} ${count === 1 ? one : several}`;
+function counted(count: number, singular: string, plural: string): string {
+  return `${count} ${count === 1 ? singular : plural}`;
 }

@@ -1,6 +1,6 @@
 import { LabIcon } from '@jupyterlab/ui-components';
 
-// A dispatcher and three workers.
+// Shows a dispatcher and three workers.
 const SVG = `<svg xmlns="http://www.w3.org/2000/svg" width="16" viewBox="0 0 16 16">
   <g class="jp-icon3" fill="#616161">
     <path d="M7.4 5h1.2v3h4.9v3h-1.2V9.2H8.6V11H7.4V9.2H3.7V11H2.5V8h4.9z"/>

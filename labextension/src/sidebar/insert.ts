@@ -1,8 +1,8 @@
-// Code into the notebook of a kernel.
+// Insertion of code into the notebook of a kernel.
 
 import { type INotebookTracker, NotebookActions, type NotebookPanel } from '@jupyterlab/notebook';
 
-/** The notebook that this kernel runs for, the one in front if there are several. */
+/** Return the notebook of a kernel, preferably the active one. */
 export function notebookOf(
   tracker: INotebookTracker | null,
   kernel: string
@@ -15,7 +15,7 @@ export function notebookOf(
   return uses(tracker.currentWidget) ? tracker.currentWidget! : tracker.find(uses);
 }
 
-/** Put `code` into a new cell under the active one, which is active then, and run it if asked. */
+/** Insert `code` into a new cell below the active one, activate it, and optionally run it. */
 export function insertCode(panel: NotebookPanel, code: string, run = false): void {
   const notebook = panel.content;
   NotebookActions.insertBelow(notebook);

@@ -1,13 +1,13 @@
-// All kernels of the server that run for somebody, each with its reader.
+// All kernels with a session, each with its client.
 
 import type { Kernel, KernelSpec, Session } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
 import { type ISignal, Signal } from '@lumino/signaling';
 
 import { type ICluster, hasEnded } from '../shared/protocol';
-import { type Connection, KernelReader } from './reader';
+import { type Connection, KernelClient } from './kernelClient';
 
-/** What is needed of JupyterLab's service manager. */
+/** The part of JupyterLab's service manager that is used here. */
 export interface IServices {
   kernels: { connectTo(options: Kernel.IKernelConnection.IOptions): Connection };
   kernelspecs: { specs: KernelSpec.ISpecModels | null };
@@ -18,28 +18,28 @@ export interface IServices {
   };
 }
 
-/** A kernel, called after what it runs for. */
+/** A kernel, named after its notebook or console. */
 export interface IKernel {
   id: string;
-  /** Of the notebook or console. */
+  /** Path of the notebook or console. */
   path: string;
   name: string;
-  /** Of the kernel, as users chose it. */
+  /** Display name of the kernel spec. */
   spec: string;
-  reader: KernelReader;
+  client: KernelClient;
 }
 
-export interface IFound {
+export interface IRunningCluster {
   kernel: IKernel;
   cluster: ICluster;
 }
 
 export class Kernels implements IDisposable {
-  /** Whether the server has said which kernels run. */
+  /** Whether the server has sent its list of kernels. */
   ready = false;
 
   private _all = new Map<string, IKernel>();
-  private _ends = new Map<string, () => void>();
+  private _unsubscribe = new Map<string, () => void>();
   private _changed = new Signal<this, void>(this);
   private _updated = new Signal<this, void>(this);
   private _isDisposed = false;
@@ -58,12 +58,12 @@ export class Kernels implements IDisposable {
     });
   }
 
-  /** Kernels came, went, or are in another state. */
+  /** Emitted when kernels start, end or change their state. */
   get changed(): ISignal<this, void> {
     return this._changed;
   }
 
-  /** Something of their clusters changed, at most once a frame. */
+  /** Emitted when clusters change, at most once per frame. */
   get updated(): ISignal<this, void> {
     return this._updated;
   }
@@ -72,20 +72,20 @@ export class Kernels implements IDisposable {
     return this._isDisposed;
   }
 
-  /** In the order of their names. */
+  /** All kernels, sorted by name. */
   get all(): IKernel[] {
     return [...this._all.values()].sort(
       (a, b) => a.name.localeCompare(b.name) || a.id.localeCompare(b.id)
     );
   }
 
-  /** The kernel of this id, or else the one that runs for this path. */
+  /** Return the kernel with this id, otherwise the kernel of this path. */
   find(id: string, path = ''): IKernel | undefined {
     return this._all.get(id) ?? this.all.find(kernel => path !== '' && kernel.path === path);
   }
 
-  /** The clusters that live, of all kernels. */
-  living(): IFound[] {
+  /** Return the running clusters of all kernels. */
+  runningClusters(): IRunningCluster[] {
     return this.all.flatMap(kernel =>
       clustersOf(kernel)
         .filter(cluster => !hasEnded(cluster))
@@ -93,9 +93,9 @@ export class Kernels implements IDisposable {
     );
   }
 
-  /** Say goodbye to all kernels: the page is left. */
-  leave(): void {
-    this._all.forEach(({ reader }) => reader.leave());
+  /** Send bye messages to all kernels before the page is unloaded. */
+  sendBye(): void {
+    this._all.forEach(({ client }) => client.sendBye());
   }
 
   dispose(): void {
@@ -114,7 +114,7 @@ export class Kernels implements IDisposable {
     const running = new Map<string, Session.IModel>();
     for (const session of this._services.sessions.running()) {
       const id = session.kernel?.id;
-      // A console may share the kernel of a notebook, after which it is called then.
+      // If a console shares the kernel of a notebook, the notebook names it.
       if (id && (!running.has(id) || session.type === 'notebook')) {
         running.set(id, session);
       }
@@ -127,51 +127,51 @@ export class Kernels implements IDisposable {
       }
     }
     for (const [id, session] of running) {
-      changed = this._take(id, session) || changed;
+      changed = this._addOrUpdate(id, session) || changed;
     }
     if (changed || this._all.size === 0) {
       this._changed.emit();
     }
   }
 
-  private _take(id: string, session: Session.IModel): boolean {
+  private _addOrUpdate(id: string, session: Session.IModel): boolean {
     const model = session.kernel!;
-    const named = {
+    const info = {
       path: session.path,
       name: session.name || session.path,
       spec: this._services.kernelspecs.specs?.kernelspecs[model.name]?.display_name ?? model.name
     };
     const known = this._all.get(id);
     if (known) {
-      const same = known.name === named.name && known.path === named.path;
-      Object.assign(known, named);
+      const same = known.name === info.name && known.path === info.path;
+      Object.assign(known, info);
       return !same;
     }
     const connection = this._services.kernels.connectTo({
       model,
-      // With it, every widget that the kernel opens would be closed here.
+      // With comm handling, this connection would close every widget comm of the kernel.
       handleComms: false
     });
-    const reader = new KernelReader(connection, this._version);
-    reader.changed.connect(() => this._changed.emit());
-    this._ends.set(
+    const client = new KernelClient(connection, this._version);
+    client.changed.connect(() => this._changed.emit());
+    this._unsubscribe.set(
       id,
-      reader.link.onChange(() => this._updated.emit())
+      client.link.onChange(() => this._updated.emit())
     );
-    this._all.set(id, { id, ...named, reader });
+    this._all.set(id, { id, ...info, client });
     return true;
   }
 
   private _drop(id: string): void {
-    const reader = this._all.get(id)!.reader;
+    const client = this._all.get(id)!.client;
     this._all.delete(id);
-    this._ends.get(id)?.();
-    this._ends.delete(id);
-    reader.dispose();
+    this._unsubscribe.get(id)?.();
+    this._unsubscribe.delete(id);
+    client.dispose();
   }
 }
 
-/** The clusters that a kernel has now; not those that it had before it ended. */
+/** Return the clusters of a kernel; none after it has ended. */
 export function clustersOf(kernel: IKernel): ICluster[] {
-  return kernel.reader.link.state === 'gone' ? [] : kernel.reader.link.clusters;
+  return kernel.client.link.state === 'ended' ? [] : kernel.client.link.clusters;
 }

@@ -1,14 +1,14 @@
-// The panel: every Python kernel, its clusters, or why there is nothing to see.
+// The panel: Python kernels with their clusters, or a message without clusters.
 
 import type { Message } from '@lumino/messaging';
 import { type ISignal, Signal } from '@lumino/signaling';
 import { Widget } from '@lumino/widgets';
 
 import { ensureStyle } from '../shared/css';
-import { h, Keyed, setText, show } from '../shared/dom';
-import type { IFolds } from './clusterPart';
+import { h, KeyedList, setText, show } from '../shared/dom';
+import type { IFoldState } from './clusterPart';
 import { DetachedPart } from './detachedPart';
-import { emptyWords } from './empty';
+import { emptyMessage } from './empty';
 import { KernelPart } from './kernelPart';
 import { clustersOf, type IKernel } from './kernels';
 import type { IClusters } from './tokens';
@@ -21,12 +21,12 @@ export class ClustersPanel extends Widget {
   private readonly _list = h('div');
   private readonly _detached: DetachedPart;
   private readonly _parts = new Map<HTMLElement, KernelPart>();
-  private readonly _keyed: Keyed<HTMLElement>;
+  private readonly _keyed: KeyedList<HTMLElement>;
   private readonly _folded = new Set<string>();
   private readonly _foldsChanged = new Signal<this, void>(this);
   private _readOnly: boolean;
-  /** Which clusters the kernels had when it was looked for those that none has. */
-  private _held = '';
+  /** The attached clusters at the last request for detached ones. */
+  private _attached = '';
 
   constructor(private readonly _clusters: IClusters) {
     super();
@@ -37,9 +37,9 @@ export class ClustersPanel extends Widget {
     this._body.append(this._empty, this._detached.node, this._list);
     this.node.append(this._body);
     this._readOnly = _clusters.settings.readOnly;
-    this._keyed = new Keyed(
+    this._keyed = new KeyedList(
       this._list,
-      id => this._make(id),
+      id => this._createPart(id),
       node => {
         this._parts.get(node)?.dispose();
         this._parts.delete(node);
@@ -52,7 +52,7 @@ export class ClustersPanel extends Widget {
     this.update();
   }
 
-  /** The user folded or unfolded something. */
+  /** Emitted when the user collapses or expands a part. */
   get foldsChanged(): ISignal<this, void> {
     return this._foldsChanged;
   }
@@ -61,14 +61,14 @@ export class ClustersPanel extends Widget {
     return [...this._folded];
   }
 
-  /** Fold what was folded before, and nothing else. */
+  /** Restore the collapsed parts. */
   restore(folded: readonly string[]): void {
     this._folded.clear();
     folded.forEach(key => this._folded.add(key));
     this._rebuild();
   }
 
-  /** Show the form for a new cluster in the kernel of this id. */
+  /** Show the form for a new cluster in the kernel with this id. */
   start(id: string): void {
     for (const part of this._parts.values()) {
       if (part.kernel.id === id) {
@@ -114,33 +114,35 @@ export class ClustersPanel extends Widget {
   protected override onUpdateRequest(_message: Message): void {
     const { detached, kernels, settings } = this._clusters;
     const all = kernels.all;
-    const held = JSON.stringify(
-      kernels.living().map(({ kernel, cluster }) => [kernel.id, cluster.name, cluster.lease])
+    const attached = JSON.stringify(
+      kernels
+        .runningClusters()
+        .map(({ kernel, cluster }) => [kernel.id, cluster.name, cluster.lease])
     );
-    if (held !== this._held) {
-      this._held = held;
-      detached.look();
+    if (attached !== this._attached) {
+      this._attached = attached;
+      detached.refresh();
     }
     this._detached.update(settings.readOnly);
-    // Those that have nothing to show or to offer only count; those that have most come first.
+    // Kernels with clusters first, then kernels that can start one.
     const rank = (kernel: IKernel) =>
-      clustersOf(kernel).length > 0 ? 0 : kernel.reader.state === 'loaded' ? 1 : 2;
+      clustersOf(kernel).length > 0 ? 0 : kernel.client.state === 'loaded' ? 1 : 2;
     const shown = all
-      .filter(({ reader }) => reader.state !== 'foreign')
+      .filter(({ client }) => client.state !== 'unsupported')
       .sort((a, b) => rank(a) - rank(b));
     this._keyed.update(
       shown.map(kernel => kernel.id),
       node => this._parts.get(node)!.update()
     );
-    const words = emptyWords(
+    const message = emptyMessage(
       kernels.ready,
-      all.map(kernel => ({ state: kernel.reader.state, clusters: clustersOf(kernel).length })),
+      all.map(kernel => ({ state: kernel.client.state, clusters: clustersOf(kernel).length })),
       settings.readOnly
     );
-    show(this._empty, words !== null);
-    if (words) {
-      setText(this._what, words.what);
-      setText(this._next, words.next);
+    show(this._empty, message !== null);
+    if (message) {
+      setText(this._what, message.what);
+      setText(this._next, message.next);
     }
   }
 
@@ -164,8 +166,8 @@ export class ClustersPanel extends Widget {
     this.update();
   }
 
-  private _make(id: string): HTMLElement {
-    const folds: IFolds = {
+  private _createPart(id: string): HTMLElement {
+    const folds: IFoldState = {
       has: key => this._folded.has(key),
       set: (key, folded) => {
         if (folded !== this._folded.has(key)) {

@@ -1,4 +1,4 @@
-// Clusters in JupyterLab's own list of what runs.
+// Clusters in JupyterLab's list of running sessions.
 
 import type { IRunningSessions } from '@jupyterlab/running';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -7,7 +7,7 @@ import { type ISignal, Signal } from '@lumino/signaling';
 import { confirmStop, stop } from './commands';
 import type { IDetached } from './detached';
 import { clusterIcon } from './icon';
-import type { IFound } from './kernels';
+import type { IRunningCluster } from './kernels';
 import type { IClusters } from './tokens';
 
 export class RunningClusters implements IRunningSessions.IManager {
@@ -25,11 +25,11 @@ export class RunningClusters implements IRunningSessions.IManager {
     this.name = _trans.__('TFD clusters');
     this.shutdownLabel = _trans.__('Stop');
     this.shutdownAllLabel = _trans.__('Stop All');
-    const look = () => this._look();
-    _clusters.kernels.changed.connect(look);
-    _clusters.kernels.updated.connect(look);
-    _clusters.settingsChanged.connect(look);
-    _clusters.detached.changed.connect(look);
+    const check = () => this._check();
+    _clusters.kernels.changed.connect(check);
+    _clusters.kernels.updated.connect(check);
+    _clusters.settingsChanged.connect(check);
+    _clusters.detached.changed.connect(check);
   }
 
   get runningChanged(): ISignal<this, void> {
@@ -38,26 +38,26 @@ export class RunningClusters implements IRunningSessions.IManager {
 
   get shutdownAllConfirmationText(): string {
     return this._clusters.settings.readOnly
-      ? this._trans.__('This site shows clusters, and changes nothing: none will be stopped.')
+      ? this._trans.__('This site is read-only: no cluster will be stopped.')
       : this._trans.__('Stop all clusters and their tasks?');
   }
 
   running(): IRunningSessions.IRunningItem[] {
     return [
-      ...this._clusters.kernels.living().map(found => this._item(found)),
+      ...this._clusters.kernels.runningClusters().map(running => this._item(running)),
       ...this._clusters.detached.clusters.map(cluster => this._detached(cluster))
     ];
   }
 
   refreshRunning(): void {
-    this._clusters.detached.lookOnce();
+    this._clusters.detached.refreshOnce();
     this._runningChanged.emit();
   }
 
   shutdownAll(): void {
     if (!this._clusters.settings.readOnly) {
-      for (const found of this._clusters.kernels.living()) {
-        void stop(found, this._trans);
+      for (const running of this._clusters.kernels.runningClusters()) {
+        void stop(running, this._trans);
       }
       for (const cluster of this._clusters.detached.clusters) {
         void this._stopDetached(cluster);
@@ -65,8 +65,8 @@ export class RunningClusters implements IRunningSessions.IManager {
     }
   }
 
-  private _item(found: IFound): IRunningSessions.IRunningItem {
-    const { kernel, cluster } = found;
+  private _item(running: IRunningCluster): IRunningSessions.IRunningItem {
+    const { kernel, cluster } = running;
     const item: IRunningSessions.IRunningItem = {
       open: () => this._clusters.open(kernel, cluster.name),
       icon: () => clusterIcon,
@@ -75,7 +75,7 @@ export class RunningClusters implements IRunningSessions.IManager {
       detail: () => kernel.name
     };
     if (!this._clusters.settings.readOnly) {
-      item.shutdown = () => void this._stop(found);
+      item.shutdown = () => void this._stop(running);
     }
     return item;
   }
@@ -86,7 +86,7 @@ export class RunningClusters implements IRunningSessions.IManager {
       open: () => this._clusters.showPanel(),
       icon: () => clusterIcon,
       label: () => label,
-      labelTitle: () => `${label}, ${cluster.state}, ${this._trans.__('held by no kernel')}`,
+      labelTitle: () => `${label}, ${cluster.state}, ${this._trans.__('not attached to a kernel')}`,
       detail: () => this._trans.__('detached')
     };
     if (!this._clusters.settings.readOnly) {
@@ -110,18 +110,18 @@ export class RunningClusters implements IRunningSessions.IManager {
     }
   }
 
-  private async _stop(found: IFound): Promise<void> {
-    if (await confirmStop([found], this._trans)) {
-      await stop(found, this._trans);
+  private async _stop(running: IRunningCluster): Promise<void> {
+    if (await confirmStop([running], this._trans)) {
+      await stop(running, this._trans);
     }
   }
 
-  /** Figures change all the time; what is listed does not. */
-  private _look(): void {
+  /** Emit runningChanged only if the list changed, not for every new figure. */
+  private _check(): void {
     const now = JSON.stringify([
       this._clusters.settings.readOnly,
       ...this._clusters.kernels
-        .living()
+        .runningClusters()
         .map(({ kernel, cluster }) => [kernel.id, kernel.name, cluster.name, cluster.state]),
       ...this._clusters.detached.clusters.map(({ name, agent, state }) => [name, agent, state])
     ]);

@@ -1,4 +1,4 @@
-// What the plugins of this package share.
+// Types and tokens shared by the plugins.
 
 import { Token } from '@lumino/coreutils';
 import type { ISignal } from '@lumino/signaling';
@@ -8,10 +8,10 @@ import type { Detached, IDetached } from './detached';
 import type { IKernel, Kernels } from './kernels';
 
 export interface ISettings {
-  /** Show, and change nothing. */
+  /** Hide all controls that change a cluster. */
   readOnly: boolean;
   side: 'left' | 'right';
-  /** Whether clusters that ended stay in the panel. */
+  /** Whether the panel keeps stopped clusters. */
   showEnded: boolean;
 }
 
@@ -22,18 +22,18 @@ export interface IClusters {
   readonly detached: Detached;
   readonly settings: ISettings;
   readonly settingsChanged: ISignal<unknown, void>;
-  /** What a view of a cluster in this kernel offers; `at` is where it is shown. */
+  /** Return the actions of a view of a cluster in this kernel; `at` is the place of the view. */
   actions(kernel: IKernel, at: 'panel' | 'tab'): IActions;
   confirm(question: string): Promise<boolean>;
-  /** Have the notebook in front take up a detached cluster. */
-  takeUp(cluster: IDetached): void;
+  /** Attach the active notebook to a detached cluster. */
+  attach(cluster: IDetached): void;
   showPanel(): void;
-  warn(words: string): void;
+  warn(text: string): void;
   /** Open the dashboard of a cluster. */
   open(kernel: IKernel, cluster: string): void;
 }
 
 export const IClusters = new Token<IClusters>(
   'tfd-notebook-lab:IClusters',
-  'The clusters of all kernels, as tfd-notebook tells of them.'
+  'The clusters of all kernels that have loaded tfd-notebook.'
 );

@@ -1,2 +1,2 @@
-/** The version of this package and of the Python one; a test holds them together. */
+/** Version of this package and of the Python package; a test keeps them equal. */
 export const VERSION = '0.1.0';

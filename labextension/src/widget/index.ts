@@ -1,4 +1,4 @@
-// The widget of notebooks, as anywidget renders it.
+// The notebook widget, rendered by anywidget.
 
 import { ensureStyle } from '../shared/css';
 import { h, setText, show } from '../shared/dom';
@@ -9,34 +9,34 @@ import type { IActions, IView } from '../shared/view';
 import { type IModel, useLink } from './model';
 import { KINDS, Tabs } from './tabs';
 
-const ACTIONS: IActions = { readOnly: false, who: 'the widget' };
+const ACTIONS: IActions = { readOnly: false, source: 'the widget' };
 
 function render({ model, el }: { model: IModel; el: HTMLElement }): () => void {
   ensureStyle();
   const { link, release } = useLink(model);
   let view: IView | null = null;
   let shown = '';
-  // What the form said when it had started the cluster that is in its place now.
-  const said = h('div', { class: 'tfd-asked tfd-good', hidden: true });
-  const saying = h('div', { class: 'tfd-live' }, said);
-  el.append(saying);
-  const word = (name: string) => {
+  // The success message of a form, shown above the cluster that replaces it.
+  const message = h('div', { class: 'tfd-status-line tfd-good', hidden: true });
+  const messageBox = h('div', { class: 'tfd-live' }, message);
+  el.append(messageBox);
+  const trait = (name: string) => {
     const value = model.get(name);
     return typeof value === 'string' ? value : '';
   };
-  const put = (cluster: string, words = '') => {
-    const wanted = `${word('view')} ${cluster}`;
-    if (wanted !== shown) {
-      shown = wanted;
+  const showView = (cluster: string, text = '') => {
+    const key = `${trait('view')} ${cluster}`;
+    if (key !== shown) {
+      shown = key;
       view?.dispose();
-      setText(said, words);
-      show(said, words !== '');
-      view = viewOf(word('view'), cluster, link, put);
+      setText(message, text);
+      show(message, text !== '');
+      view = viewOf(trait('view'), cluster, link, showView);
       el.append(view.node);
     }
   };
-  const changed = () => put(word('cluster'));
-  // Notebooks take keys such as Enter or the arrows for their cells, unless they see this.
+  const changed = () => showView(trait('cluster'));
+  // Without this, the notebook handles keys such as Enter and the arrows.
   el.dataset.lmSuppressShortcuts = 'true';
   model.on('change:cluster', changed);
   model.on('change:view', changed);
@@ -45,7 +45,7 @@ function render({ model, el }: { model: IModel; el: HTMLElement }): () => void {
     model.off('change:cluster', changed);
     model.off('change:view', changed);
     view?.dispose();
-    saying.remove();
+    messageBox.remove();
     release();
   };
 }
@@ -54,24 +54,26 @@ function viewOf(
   kind: string,
   cluster: string,
   link: Link,
-  put: (cluster: string, said: string) => void
+  showView: (cluster: string, message: string) => void
 ): IView {
   if (!cluster) {
     return kind === 'start'
-      ? new StartForm(link, ACTIONS, put)
+      ? new StartForm(link, ACTIONS, showView)
       : kind === 'resolve'
-        ? new ResolveView(link, ACTIONS, put)
-        : note('There is no cluster to show. Next: tfd.Cluster(data_workers=2)');
+        ? new ResolveView(link, ACTIONS, showView)
+        : textView('No cluster. Next: tfd.Cluster(data_workers=2)');
   }
   if (['start', 'resolve', 'cluster'].includes(kind)) {
     return new Tabs(link, cluster, ACTIONS);
   }
   const View = KINDS[kind] as (typeof KINDS)[string] | undefined;
-  return View ? new View(link, cluster, ACTIONS) : note(`There is no view “${kind}”.`);
+  return View
+    ? new View(link, cluster, ACTIONS)
+    : textView(`Invalid view “${kind}”: expected one of ${Object.keys(KINDS).join(', ')}.`);
 }
 
-function note(words: string): IView {
-  const node = h('div', { class: 'tfd-live' }, words);
+function textView(text: string): IView {
+  const node = h('div', { class: 'tfd-live' }, text);
   return { node, dispose: () => node.remove() };
 }
 

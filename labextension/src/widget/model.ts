@@ -1,9 +1,9 @@
-// One link for each model, however many views of it there are.
+// One link per model, shared by all its views.
 
 import { type ITransport, Link } from '../shared/link';
 import type { Incoming } from '../shared/protocol';
 
-/** What anywidget gives of a model. */
+/** The part of anywidget's model that is used here. */
 export interface IModel {
   get(name: string): unknown;
   send(content: unknown): void;
@@ -19,14 +19,14 @@ interface IShared {
 
 const shared = new WeakMap<IModel, IShared>();
 
-/** The link of `model`; `release` has to be called once. */
+/** Return the link of `model`; call `release` once after use. */
 export function useLink(model: IModel): { link: Link; release: () => void } {
-  let mine = shared.get(model);
-  if (!mine) {
-    mine = begin(model);
-    shared.set(model, mine);
+  let entry = shared.get(model);
+  if (!entry) {
+    entry = createEntry(model);
+    shared.set(model, entry);
   }
-  const used = mine;
+  const used = entry;
   used.views += 1;
   let open = true;
   return {
@@ -44,16 +44,16 @@ export function useLink(model: IModel): { link: Link; release: () => void } {
   };
 }
 
-function begin(model: IModel): IShared {
+function createEntry(model: IModel): IShared {
   const transport: ITransport = {
     send: message => {
       try {
         model.send(message);
       } catch {
-        // The comm is closed: the kernel has ended, which is told below.
+        // The comm is closed: the kernel has ended, which `comm:close` reports.
       }
     },
-    get beside() {
+    get concurrent() {
       return model.get('beside') !== false;
     },
     get hint() {
@@ -62,20 +62,20 @@ function begin(model: IModel): IShared {
   };
   const link = new Link(transport, text(model.get('version')));
   const receive = (message: Incoming, buffers: DataView[]) => link.receive(message, buffers);
-  const ended = () => link.gone();
-  // Also told when the comm is back: whoever is there answers.
-  const changed = () => {
-    link.gone();
+  const ended = () => link.disconnect();
+  // comm_live_update is also sent when the comm is reopened.
+  const reconnect = () => {
+    link.disconnect();
     link.hello();
   };
-  // Where messages wait, nobody can tell in time what was seen.
-  const otherwise = () => link.hello();
+  // The hello message has the new value, because queued messages cannot be acknowledged in time.
+  const concurrencyChanged = () => link.hello();
   const handlers: [string, (...args: never[]) => void][] = [
-    ['change:beside', otherwise],
+    ['change:beside', concurrencyChanged],
     ['msg:custom', receive],
     ['comm:close', ended],
     ['destroy', ended],
-    ['comm_live_update', changed]
+    ['comm_live_update', reconnect]
   ];
   for (const [event, handler] of handlers) {
     model.on(event, handler);

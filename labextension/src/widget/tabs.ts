@@ -1,8 +1,8 @@
-// Views of one cluster under tabs; each is made when it is looked at first.
+// Views of one cluster in tabs; each is created when its tab is first opened.
 
 import { ClusterView } from '../shared/clusterView';
 import { ensureStyle } from '../shared/css';
-import { h, Keyed, show, uniqueId } from '../shared/dom';
+import { h, KeyedList, show, uniqueId } from '../shared/dom';
 import type { Link } from '../shared/link';
 import { StepperView } from '../shared/stepperView';
 import { ThroughputView } from '../shared/throughputView';
@@ -38,11 +38,11 @@ export class Tabs implements IView {
   readonly node = h('div', { class: 'tfd-live tfd-tabbed' });
   private readonly _list = h('div', { class: 'tfd-tabs', role: 'tablist' });
   private readonly _tabs = new Map<string, ITab>();
-  private readonly _buttons: Keyed<HTMLButtonElement>;
+  private readonly _buttons: KeyedList<HTMLButtonElement>;
   private readonly _end: () => void;
-  private _chosen = 'cluster';
-  /** Once there was a coordinator, its views stay. */
-  private _coordinated = false;
+  private _selected = 'cluster';
+  /** Keep the tabs of the coordinator after it has ended. */
+  private _hasCoordinator = false;
 
   constructor(
     private readonly _link: Link,
@@ -51,8 +51,8 @@ export class Tabs implements IView {
   ) {
     ensureStyle();
     this._list.setAttribute('aria-label', `views of ${_cluster}`);
-    this._buttons = new Keyed(this._list, kind => this._make(kind).button);
-    this._list.addEventListener('keydown', event => this._key(event));
+    this._buttons = new KeyedList(this._list, kind => this._createTab(kind).button);
+    this._list.addEventListener('keydown', event => this._onKey(event));
     this.node.append(this._list);
     this._end = _link.onChange(() => this._update());
     this._update();
@@ -67,31 +67,37 @@ export class Tabs implements IView {
   }
 
   private get _shown(): string[] {
-    return TABS.filter(tab => this._coordinated || !tab.coordinator).map(tab => tab.kind);
+    return TABS.filter(tab => this._hasCoordinator || !tab.coordinator).map(tab => tab.kind);
   }
 
   private _update(): void {
-    this._coordinated ||= this._link.cluster(this._cluster)?.coordinator !== undefined;
+    this._hasCoordinator ||= this._link.cluster(this._cluster)?.coordinator !== undefined;
     this._buttons.update(this._shown, (button, kind) => {
-      const chosen = kind === this._chosen;
-      button.setAttribute('aria-selected', String(chosen));
-      button.tabIndex = chosen ? 0 : -1;
+      const selected = kind === this._selected;
+      button.setAttribute('aria-selected', String(selected));
+      button.tabIndex = selected ? 0 : -1;
     });
     for (const [kind, tab] of this._tabs) {
-      show(tab.panel, kind === this._chosen);
-      if (kind === this._chosen && !tab.view) {
+      show(tab.panel, kind === this._selected);
+      if (kind === this._selected && !tab.view) {
         tab.view = new KINDS[kind](this._link, this._cluster, this._actions);
         tab.panel.append(tab.view.node);
       }
     }
   }
 
-  private _make(kind: string): ITab {
+  private _createTab(kind: string): ITab {
     const [id, panelId] = [uniqueId(), uniqueId()];
     const title = TABS.find(tab => tab.kind === kind)!.title;
     const button = h(
       'button',
-      { type: 'button', role: 'tab', id, 'aria-controls': panelId, onclick: () => this._go(kind) },
+      {
+        type: 'button',
+        role: 'tab',
+        id,
+        'aria-controls': panelId,
+        onclick: () => this._select(kind)
+      },
       title
     );
     const panel = h('div', { role: 'tabpanel', id: panelId, 'aria-labelledby': id, hidden: true });
@@ -101,25 +107,25 @@ export class Tabs implements IView {
     return tab;
   }
 
-  private _go(kind: string): void {
-    this._chosen = kind;
+  private _select(kind: string): void {
+    this._selected = kind;
     this._update();
   }
 
-  private _key(event: KeyboardEvent): void {
+  private _onKey(event: KeyboardEvent): void {
     const kinds = this._shown;
-    const place = kinds.indexOf(this._chosen);
+    const position = kinds.indexOf(this._selected);
     const next: Record<string, number> = {
-      ArrowRight: (place + 1) % kinds.length,
-      ArrowLeft: (place + kinds.length - 1) % kinds.length,
+      ArrowRight: (position + 1) % kinds.length,
+      ArrowLeft: (position + kinds.length - 1) % kinds.length,
       Home: 0,
       End: kinds.length - 1
     };
     if (event.key in next) {
       event.preventDefault();
       event.stopPropagation();
-      this._go(kinds[next[event.key]]);
-      this._tabs.get(this._chosen)?.button.focus();
+      this._select(kinds[next[event.key]]);
+      this._tabs.get(this._selected)?.button.focus();
     }
   }
 }

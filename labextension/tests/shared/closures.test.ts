@@ -2,38 +2,38 @@ import { describe, expect, test } from 'vitest';
 
 import { ClosureIndex, type IFilter, type SortColumn } from '../../src/shared/closureIndex';
 import { ClosureTable } from '../../src/shared/closures';
-import { endOf, neighbour, pick, spanOf } from '../../src/shared/timelineModel';
+import { endOf, adjacentRow, pick, spanOf } from '../../src/shared/timelineModel';
 import { FUNCTIONS, type IRow, packed } from './kernel';
 
-function take(table: ClosureTable, rows: readonly IRow[], whole: boolean, most = 100_000): void {
+function apply(table: ClosureTable, rows: readonly IRow[], whole: boolean, most = 100_000): void {
   const { message, buffers } = packed(rows, whole);
-  table.take({ ...message, most }, buffers);
+  table.apply({ ...message, most }, buffers);
 }
 
 const range = (from: number, to: number) =>
   Array.from({ length: to - from }, (_, i) => ({ id: from + i }));
 
 describe('the table', () => {
-  test('leaves changes alone before it has everything', () => {
+  test('ignores changes before the first full table', () => {
     const table = new ClosureTable();
-    take(table, range(0, 3), false);
+    apply(table, range(0, 3), false);
     expect(table.length).toBe(0);
   });
 
   test('grows and changes in place', () => {
     const table = new ClosureTable();
-    take(table, range(10, 20), true);
-    take(table, [{ id: 12, state: 5, worker: 3, error: 'no' }, ...range(20, 5000)], false);
+    apply(table, range(10, 20), true);
+    apply(table, [{ id: 12, state: 5, worker: 3, error: 'no' }, ...range(20, 5000)], false);
     expect([table.first, table.length]).toEqual([10, 4990]);
     expect(table.stateOf(2)).toBe('failed');
     expect(table.errorOf(2)).toBe('no');
     expect(table.worker[2]).toBe(3);
     expect(table.queued[4989]).toBe(4999);
-    take(table, [{ id: 12, state: 4 }], false);
+    apply(table, [{ id: 12, state: 4 }], false);
     expect(table.errorOf(2)).toBe('');
   });
 
-  test('takes buffers that begin at any byte', () => {
+  test('accepts unaligned buffers', () => {
     const table = new ClosureTable();
     const { message, buffers } = packed(range(0, 4), true);
     const views = buffers.map(buffer => {
@@ -41,41 +41,41 @@ describe('the table', () => {
       moved.set(new Uint8Array(buffer), 1);
       return new DataView(moved.buffer, 1);
     });
-    table.take(message, views);
+    table.apply(message, views);
     expect(table.queued[3]).toBe(3);
   });
 
-  test('forgets its oldest rows', () => {
+  test('drops its oldest rows', () => {
     const table = new ClosureTable();
-    take(table, range(0, 100), true, 100);
-    take(table, [{ id: 3, error: 'old' }, ...range(100, 125)], false, 100);
+    apply(table, range(0, 100), true, 100);
+    apply(table, [{ id: 3, error: 'old' }, ...range(100, 125)], false, 100);
     expect(table.length).toBe(125);
-    take(table, range(125, 130), false, 100);
+    apply(table, range(125, 130), false, 100);
     expect([table.first, table.length]).toEqual([30, 100]);
     expect(table.queued[0]).toBe(30);
     expect(table.errors.size).toBe(0);
-    take(table, [{ id: 5 }, { id: 31, worker: 9 }], false, 100);
+    apply(table, [{ id: 5 }, { id: 31, worker: 9 }], false, 100);
     expect(table.worker[1]).toBe(9);
   });
 
-  test('tells what changed since', () => {
+  test('returns the ids changed since a version', () => {
     const table = new ClosureTable();
-    take(table, range(0, 10), true);
+    apply(table, range(0, 10), true);
     const { version } = table;
     expect(table.changedSince(version - 1)).toBeNull();
-    take(table, [{ id: 1 }], false);
-    take(table, [{ id: 2 }], false);
+    apply(table, [{ id: 1 }], false);
+    apply(table, [{ id: 2 }], false);
     expect([...table.changedSince(version)!]).toEqual([1, 2]);
     expect([...table.changedSince(version + 1)!]).toEqual([2]);
     expect([...table.changedSince(table.version)!]).toEqual([]);
-    take(table, range(0, 10), true);
+    apply(table, range(0, 10), true);
     expect(table.changedSince(version)).toBeNull();
   });
 
-  test('shows a pause', () => {
+  test('shows queued closures as paused', () => {
     const table = new ClosureTable();
     const { message, buffers } = packed(range(0, 1), true);
-    table.take({ ...message, paused: true }, buffers);
+    table.apply({ ...message, paused: true }, buffers);
     expect(table.stateOf(0)).toBe('paused');
   });
 });
@@ -96,7 +96,7 @@ describe('the index', () => {
     error: random(4) ? undefined : `error ${random(9)}`
   });
 
-  /** The ids in the order that sorting all of them anew gives. */
+  /** Return the ids in the order of a full sort. */
   function expected(
     table: ClosureTable,
     sort: SortColumn,
@@ -127,10 +127,10 @@ describe('the index', () => {
     );
     rows.sort((a, b) => {
       const [left, right] = [value(a), value(b)];
-      const [noLeft, noRight] = [Number.isNaN(left), Number.isNaN(right)];
-      const order = noLeft || noRight ? 0 : left < right ? -1 : left > right ? 1 : 0;
-      if (noLeft !== noRight) {
-        return noLeft ? 1 : -1;
+      const [missingLeft, missingRight] = [Number.isNaN(left), Number.isNaN(right)];
+      const order = missingLeft || missingRight ? 0 : left < right ? -1 : left > right ? 1 : 0;
+      if (missingLeft !== missingRight) {
+        return missingLeft ? 1 : -1;
       }
       return descending ? -order || b - a : order || a - b;
     });
@@ -160,13 +160,13 @@ describe('the index', () => {
     { state: 0, worker: -1, function: null }
   ];
 
-  test.each(sorts)('sorted by %s is as if sorted anew after each change', sort => {
+  test.each(sorts)('incremental updates sorted by %s equal a full sort', sort => {
     for (const descending of [false, true]) {
       for (const filter of filters) {
         const table = new ClosureTable();
         const index = new ClosureIndex(table);
         let next = 40 + random(60);
-        take(
+        apply(
           table,
           range(7, next).map(({ id }) => row(id)),
           true,
@@ -179,10 +179,10 @@ describe('the index', () => {
             const changed = [...Array(random(20)).keys()].map(() =>
               row(table.first + random(table.length))
             );
-            const unique = [...new Map(changed.map(one => [one.id, one])).values()];
+            const unique = [...new Map(changed.map(row => [row.id, row])).values()];
             const fresh = range(next, next + random(15)).map(({ id }) => row(id));
             next += fresh.length;
-            take(
+            apply(
               table,
               [...unique, ...fresh].sort((a, b) => a.id - b.id),
               false,
@@ -196,10 +196,10 @@ describe('the index', () => {
     }
   });
 
-  test('follows another table, and functions that are new', () => {
+  test('follows another table and new functions', () => {
     const table = new ClosureTable();
     const index = new ClosureIndex(table);
-    take(
+    apply(
       table,
       [
         { id: 0, function: 0 },
@@ -210,11 +210,11 @@ describe('the index', () => {
     index.choose('function', false, none);
     expect(ids(index, table)).toEqual([1, 0]);
     const { message, buffers } = packed([{ id: 2, function: 3 }], false);
-    table.take({ ...message, functions: [...FUNCTIONS, 'b'] }, buffers);
+    table.apply({ ...message, functions: [...FUNCTIONS, 'b'] }, buffers);
     index.update(table);
     expect(ids(index, table)).toEqual([1, 2, 0]);
     const other = new ClosureTable();
-    take(other, range(5, 8), true);
+    apply(other, range(5, 8), true);
     expect(index.update(other)).toBe(true);
     expect(ids(index, other)).toEqual([5, 6, 7]);
     expect(index.update(other)).toBe(false);
@@ -223,7 +223,7 @@ describe('the index', () => {
 
 describe('the timeline', () => {
   const table = new ClosureTable();
-  take(
+  apply(
     table,
     [
       { id: 0, state: 4, worker: 0, dispatched: 10, finished: 12 },
@@ -234,17 +234,17 @@ describe('the timeline', () => {
     true
   );
 
-  test('has bars for what was dispatched, up to now for what runs', () => {
+  test('has bars of dispatched closures, and of running ones up to now', () => {
     expect([0, 1, 3].map(i => endOf(table, i, 20))).toEqual([12, 20, 15]);
     expect(endOf(table, 2, 20)).toBeNaN();
     expect(spanOf(table, 20)).toEqual([10, 20]);
   });
 
-  test('finds what is at a place, and what is beside it', () => {
+  test('finds the bar at a position and the adjacent bars', () => {
     expect(pick(table, 0, 11, 0.1, 20)).toEqual({ kind: 'closure', row: 0 });
     expect(pick(table, 0, 13, 0.1, 20)).toBeNull();
     expect(pick(table, 0, 13.8, 0.5, 20)).toEqual({ kind: 'closure', row: 3 });
-    expect(neighbour(table, 0, 10, true)).toBe(3);
-    expect(neighbour(table, 0, 10, false)).toBe(-1);
+    expect(adjacentRow(table, 0, 10, true)).toBe(3);
+    expect(adjacentRow(table, 0, 10, false)).toBe(-1);
   });
 });

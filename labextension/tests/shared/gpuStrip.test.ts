@@ -12,7 +12,9 @@ function gpu(host: string, index: number, more: Partial<IGpu> = {}): IGpu {
 }
 
 function labels(strip: GpuStrip): (string | null)[] {
-  return [...strip.node.querySelectorAll('[role=img]')].map(one => one.getAttribute('aria-label'));
+  return [...strip.node.querySelectorAll('[role=img]')].map(element =>
+    element.getAttribute('aria-label')
+  );
 }
 
 let kernel: FakeKernel;
@@ -20,12 +22,12 @@ let kernel: FakeKernel;
 beforeEach(() => {
   kernel = new FakeKernel();
   kernel.link.hello();
-  kernel.greet();
+  kernel.sendHello();
 });
 
 afterEach(() => document.body.replaceChildren());
 
-test('each GPU says its host, its task and its figures', () => {
+test('each GPU shows its host, task and figures', () => {
   const strip = new GpuStrip();
   strip.show([
     gpu('one', 0, { task: 'worker:0', use_percent: 35, used_mb: 2100, name: 'H' }),
@@ -39,13 +41,21 @@ test('each GPU says its host, its task and its figures', () => {
   ]);
   expect(strip.node.textContent).toContain('3 on 2 hosts, 1 free, 68 % busy, 82.1 of 160 GB used');
   const groups = [...strip.node.querySelectorAll('.tfd-gputask')];
-  expect(groups.map(one => one.firstChild!.textContent)).toEqual(['worker:0', 'free', 'worker:1']);
-  expect(groups.map(one => one.classList.contains('tfd-free'))).toEqual([false, true, false]);
+  expect(groups.map(element => element.firstChild!.textContent)).toEqual([
+    'worker:0',
+    'free',
+    'worker:1'
+  ]);
+  expect(groups.map(element => element.classList.contains('tfd-free'))).toEqual([
+    false,
+    true,
+    false
+  ]);
   const [use, memory] = strip.node.querySelectorAll<HTMLElement>('.tfd-gpu > i');
   expect([use.style.width, memory.style.width]).toEqual(['35%', '3%']);
 });
 
-test('what changes is changed where it is', () => {
+test('updates modify the existing tiles', () => {
   const strip = new GpuStrip();
   strip.show([gpu('one', 0, { task: 'worker:0', use_percent: 1 }), gpu('one', 1)]);
   const [tile] = strip.node.querySelectorAll('[role=img]');
@@ -59,7 +69,7 @@ test('what changes is changed where it is', () => {
   expect(labels(strip)).toEqual([]);
 });
 
-test('many are drawn, very many are counted', () => {
+test('only the first 256 GPUs are drawn', () => {
   const strip = new GpuStrip();
   const many = (count: number) =>
     Array.from({ length: count }, (_, i) => gpu(`host${Math.floor(i / 8)}`, i % 8));
@@ -72,7 +82,7 @@ test('many are drawn, very many are counted', () => {
   expect(strip.node.textContent).toContain('… and 744 more');
 });
 
-test('the view of a cluster shows them, names with markup as text, and nothing without any', async () => {
+test('a cluster view shows GPUs, escapes names, and hides an empty strip', async () => {
   kernel.state({
     clusters: {
       c: clusterOf('c', { gpus: { a: gpu(MARKUP, 0, { task: MARKUP, name: MARKUP }) } }),

@@ -1,4 +1,4 @@
-// A kernel's side of the bus, as far as the tests need it.
+// A fake of the kernel side of the bus.
 
 import { type IValuesMessage } from '../../src/shared/protocol';
 import { type ITransport, Link } from '../../src/shared/link';
@@ -11,7 +11,7 @@ export interface ISent extends Record<string, unknown> {
 export class FakeKernel implements ITransport {
   readonly sent: ISent[] = [];
   readonly link: Link;
-  beside = true;
+  concurrent = true;
   seq = 0;
 
   constructor() {
@@ -26,7 +26,7 @@ export class FakeKernel implements ITransport {
     return this.sent.filter(message => message.kind === kind);
   }
 
-  greet(more: Record<string, unknown> = {}): void {
+  sendHello(more: Record<string, unknown> = {}): void {
     this.link.receive(
       { kind: 'hello', protocol: 1, version: '0.1.0', pid: 7, known: this.link.client, ...more },
       []
@@ -44,7 +44,7 @@ export class FakeKernel implements ITransport {
     this.link.receive({ ...message, seq: this.seq, cluster, ...more }, buffers);
   }
 
-  /** Answer the latest command. */
+  /** Reply to the latest command. */
   reply(answer: Record<string, unknown>): void {
     const { ask, client } = this.of('command').at(-1)!;
     this.link.receive({ kind: 'reply', client, ask: ask as string, ...answer }, []);

@@ -9,12 +9,12 @@ beforeEach(() => {
   vi.useFakeTimers();
   kernel = new FakeKernel();
   kernel.link.hello();
-  kernel.greet();
+  kernel.sendHello();
 });
 
 afterEach(() => vi.useRealTimers());
 
-test('the tree follows patches', () => {
+test('patches update the tree', () => {
   kernel.state({ clusters: { a: clusterOf('a') } });
   kernel.state({ clusters: { a: { state: 'stopped', expires: null } } }, false);
   expect(kernel.link.cluster('a')?.state).toBe('stopped');
@@ -23,7 +23,7 @@ test('the tree follows patches', () => {
   expect(kernel.link.clusters).toEqual([]);
 });
 
-test('after a gap everything is asked for once, and nothing is believed until it comes', () => {
+test('after a gap one resync is sent, and patches are ignored until its reply', () => {
   kernel.state({ clusters: { a: clusterOf('a') } });
   kernel.seq += 1;
   kernel.state({ clusters: { a: { state: 'failed' } } }, false);
@@ -35,21 +35,21 @@ test('after a gap everything is asked for once, and nothing is believed until it
   expect(kernel.link.cluster('a')?.state).toBe('stopped');
 });
 
-test('it tells what it has seen, where that arrives in time', () => {
+test('messages are acknowledged after every 20', () => {
   for (let i = 0; i < 45; i++) {
     kernel.state({ clusters: {} }, i === 0);
   }
   expect(kernel.of('seen').map(message => message.seq)).toEqual([20, 40]);
 });
 
-test('an open page pings while the kernel sends to it, and no longer than that', () => {
-  kernel.beside = false;
+test('keep-alive messages are sent only while the kernel sends to the page', () => {
+  kernel.concurrent = false;
   vi.advanceTimersByTime(600_000);
   expect(kernel.of('seen')).toEqual([]);
   kernel.state({ clusters: {} });
   vi.advanceTimersByTime(600_000);
   expect(kernel.of('seen').map(message => message.seq)).toEqual([1]);
-  const end = kernel.link.want('a');
+  const end = kernel.link.subscribe('a');
   vi.advanceTimersByTime(120_000);
   expect(kernel.of('seen')).toHaveLength(3);
   end();
@@ -59,29 +59,29 @@ test('an open page pings while the kernel sends to it, and no longer than that',
   expect(kernel.of('seen')).toHaveLength(3);
 });
 
-test('a restarted kernel is greeted again; what was asked of the old one fails', async () => {
+test('a restart sends another hello and rejects pending commands', async () => {
   kernel.state({ clusters: { a: clusterOf('a') } });
-  const asked = kernel.link.command('stop', { name: 'a' });
-  const failed = expect(asked).rejects.toThrow('restarted');
-  kernel.greet({ pid: 8, known: undefined });
+  const result = kernel.link.command('stop', { name: 'a' });
+  const failed = expect(result).rejects.toThrow('restarted');
+  kernel.sendHello({ pid: 8, known: undefined });
   await failed;
   expect(kernel.link.clusters).toEqual([]);
   expect(kernel.of('hello')).toHaveLength(2);
 });
 
-test('what a kernel says on its way out does not count', () => {
+test('a hello of the old process is ignored after a restart', () => {
   const pid = kernel.link.pid;
   kernel.state({ clusters: { a: clusterOf('a') } });
-  kernel.link.restarts();
-  kernel.greet({ pid });
-  expect(kernel.link.state).toBe('gone');
-  kernel.greet({ pid: pid + 1, known: undefined });
+  kernel.link.expectRestart();
+  kernel.sendHello({ pid });
+  expect(kernel.link.state).toBe('ended');
+  kernel.sendHello({ pid: pid + 1, known: undefined });
   expect(kernel.link.state).toBe('ready');
   expect(kernel.link.clusters).toEqual([]);
 });
 
-test('a kernel of another version is told apart', async () => {
-  kernel.greet({ protocol: 2, version: '9.0' });
+test('a kernel of another protocol version is a mismatch', async () => {
+  kernel.sendHello({ protocol: 2, version: '9.0' });
   kernel.state({ clusters: { a: clusterOf('a') } });
   expect(kernel.link.state).toBe('mismatch');
   expect(kernel.link.kernelVersion).toBe('9.0');
@@ -89,78 +89,78 @@ test('a kernel of another version is told apart', async () => {
   await expect(kernel.link.command('stop')).rejects.toThrow(CommandError);
 });
 
-test('who is not known says hello again', () => {
-  kernel.greet({ known: undefined, unknown: kernel.link.client });
+test('an unknown client sends hello again', () => {
+  kernel.sendHello({ known: undefined, unknown: kernel.link.client });
   expect(kernel.of('hello')).toHaveLength(2);
-  kernel.greet({ known: undefined, unknown: 'another tab' });
+  kernel.sendHello({ known: undefined, unknown: 'another tab' });
   expect(kernel.of('hello')).toHaveLength(2);
 });
 
 describe('commands', () => {
-  test('are answered, each client by its own replies', async () => {
-    const asked = kernel.link.command('value', { id: 3 });
+  test('are resolved by replies to the same client', async () => {
+    const result = kernel.link.command('value', { id: 3 });
     const [message] = kernel.of('command');
     expect(message).toMatchObject({ command: 'value', id: 3 });
     kernel.link.receive(
-      { kind: 'reply', client: 'other', ask: message.ask as string, value: 'not mine' },
+      { kind: 'reply', client: 'other', ask: message.ask as string, value: 'other' },
       []
     );
-    kernel.reply({ value: 'mine' });
-    await expect(asked).resolves.toBe('mine');
+    kernel.reply({ value: 'value' });
+    await expect(result).resolves.toBe('value');
   });
 
-  test('reject with what the kernel says', async () => {
-    const asked = kernel.link.command('stop');
+  test('reject with the error of the kernel', async () => {
+    const result = kernel.link.command('stop');
     kernel.reply({ error: { code: 'TFD101', what: 'no', fix: 'see tfd list' } });
-    await expect(asked).rejects.toMatchObject({ problem: { what: 'no', fix: 'see tfd list' } });
+    await expect(result).rejects.toMatchObject({ problem: { what: 'no', fix: 'see tfd list' } });
   });
 
-  test('are given up after a time', async () => {
-    const asked = expect(kernel.link.command('pause')).rejects.toThrow('no answer to "pause"');
+  test('time out', async () => {
+    const result = expect(kernel.link.command('pause')).rejects.toThrow('"pause" timed out');
     vi.advanceTimersByTime(20_001);
-    await asked;
+    await result;
   });
 
-  test('wait as long as it takes where they wait for the running cell', async () => {
-    kernel.beside = false;
-    const asked = kernel.link.command('pause');
+  test('do not time out while they wait for the running cell', async () => {
+    kernel.concurrent = false;
+    const result = kernel.link.command('pause');
     vi.advanceTimersByTime(1_000_000);
     kernel.reply({ value: 1 });
-    await expect(asked).resolves.toBe(1);
+    await expect(result).resolves.toBe(1);
   });
 });
 
-test('what is wanted is sent once for all views, and again to a kernel that forgot', () => {
-  const [one, two] = [kernel.link.want('a'), kernel.link.want('a')];
-  one();
-  one();
+test('subscriptions are shared by views and sent again after a hello', () => {
+  const [first, second] = [kernel.link.subscribe('a'), kernel.link.subscribe('a')];
+  first();
+  first();
   expect(kernel.of('want').at(-1)?.values).toEqual(['a']);
-  kernel.greet();
+  kernel.sendHello();
   expect(kernel.of('want').at(-1)?.values).toEqual(['a']);
-  two();
+  second();
   expect(kernel.of('want').at(-1)?.values).toEqual([]);
 });
 
-test('listeners hear of several changes once', () => {
-  const heard = vi.fn();
-  const end = kernel.link.onChange(heard);
+test('listeners are called once for several changes', () => {
+  const listener = vi.fn();
+  const end = kernel.link.onChange(listener);
   vi.advanceTimersByTime(1000);
-  heard.mockClear();
+  listener.mockClear();
   kernel.state({ clusters: {} });
   kernel.state({ clusters: {} }, false);
   vi.advanceTimersByTime(1000);
-  expect(heard).toHaveBeenCalledTimes(1);
+  expect(listener).toHaveBeenCalledTimes(1);
   end();
   kernel.state({ clusters: {} }, false);
   vi.advanceTimersByTime(1000);
-  expect(heard).toHaveBeenCalledTimes(1);
+  expect(listener).toHaveBeenCalledTimes(1);
 });
 
-test('the end of a kernel leaves what was seen', async () => {
+test('the last state remains after the kernel has ended', async () => {
   kernel.state({ clusters: { a: clusterOf('a') } });
-  const asked = expect(kernel.link.command('stop')).rejects.toThrow('ended');
+  const result = expect(kernel.link.command('stop')).rejects.toThrow('ended');
   kernel.link.receive({ kind: 'bye' }, []);
-  await asked;
-  expect(kernel.link.state).toBe('gone');
+  await result;
+  expect(kernel.link.state).toBe('ended');
   expect(kernel.link.cluster('a')).toBeDefined();
 });

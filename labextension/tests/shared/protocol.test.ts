@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 
-import { merged } from '../../src/shared/protocol';
+import { mergePatch } from '../../src/shared/protocol';
 
 // The examples of RFC 7396, appendix A.
 const EXAMPLES: [unknown, unknown, unknown][] = [
@@ -27,6 +27,6 @@ const EXAMPLES: [unknown, unknown, unknown][] = [
 
 test.each(EXAMPLES)('%j with %j becomes %j', (target, patch, result) => {
   const before = JSON.stringify(target);
-  expect(merged(target, patch)).toEqual(result);
+  expect(mergePatch(target, patch)).toEqual(result);
   expect(JSON.stringify(target)).toBe(before);
 });

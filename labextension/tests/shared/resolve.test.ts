@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 
-import type { ISighting } from '../../src/shared/foundTasks';
-import { type ILook, ResolveView } from '../../src/shared/resolveView';
+import type { ITaskStatus } from '../../src/shared/resolvedTasks';
+import { type IResolution, ResolveView } from '../../src/shared/resolveView';
 import { FakeKernel } from './kernel';
 
 const MARKUP = '<img src=x onerror="alert(1)">';
@@ -17,7 +17,7 @@ let view: ResolveView;
 const attached = vi.fn();
 const insert = vi.fn();
 
-function taskOf(task: number, more: Partial<ISighting> = {}): ISighting {
+function taskOf(task: number, more: Partial<ITaskStatus> = {}): ITaskStatus {
   return {
     job: 'worker',
     task,
@@ -31,7 +31,10 @@ function taskOf(task: number, more: Partial<ISighting> = {}): ISighting {
   };
 }
 
-function lookOf(tasks: ISighting[], more: Partial<ILook> = {}): { value: ILook } {
+function resolutionOf(
+  tasks: ITaskStatus[],
+  more: Partial<IResolution> = {}
+): { value: IResolution } {
   const counts: Record<string, number> = {};
   for (const { state } of tasks) {
     counts[state] = (counts[state] ?? 0) + 1;
@@ -57,9 +60,11 @@ function lookOf(tasks: ISighting[], more: Partial<ILook> = {}): { value: ILook }
 }
 
 const settle = () => vi.advanceTimersByTimeAsync(40);
-const asked = () => kernel.of('command').map(({ command, again }) => [command, again]);
+const commands = () => kernel.of('command').map(({ command, again }) => [command, again]);
 const press = (words: string) => {
-  const found = [...view.node.querySelectorAll('button')].find(one => one.textContent === words);
+  const found = [...view.node.querySelectorAll('button')].find(
+    button => button.textContent === words
+  );
   found!.click();
 };
 const rows = () => view.node.querySelectorAll('tbody tr');
@@ -68,7 +73,7 @@ beforeEach(async () => {
   vi.useFakeTimers();
   kernel = new FakeKernel();
   kernel.link.hello();
-  kernel.greet();
+  kernel.sendHello();
   kernel.state({ clusters: {} });
   view = new ResolveView(kernel.link, { readOnly: false, insert }, attached);
   document.body.append(view.node);
@@ -85,7 +90,7 @@ afterEach(() => {
   vi.clearAllMocks();
 });
 
-test('it looks at once, and shows states, reasons and rules as text', async () => {
+test('resolves at once, and shows states, reasons and rules as text', async () => {
   expect(kernel.of('command').at(-1)).toMatchObject({
     command: 'resolve',
     resolver: 'auto',
@@ -93,11 +98,13 @@ test('it looks at once, and shows states, reasons and rules as text', async () =
     again: false
   });
   const reason = `worker:5 answers there ${MARKUP}`;
-  kernel.reply(lookOf([taskOf(0), taskOf(1, { state: 'mismatch', identity: 'worker:5', reason })]));
+  kernel.reply(
+    resolutionOf([taskOf(0), taskOf(1, { state: 'mismatch', identity: 'worker:5', reason })])
+  );
   await settle();
   expect(view.node.querySelector('img')).toBeNull();
   const words = view.node.textContent;
-  expect(words).toContain('TF_CONFIG, 2 tasks: 1 alive, 1 mismatch; seen in 10 ms');
+  expect(words).toContain('TF_CONFIG, 2 tasks: 1 alive, 1 mismatch; resolved in 10 ms');
   expect(words).toContain('rule tf_config: TF_CONFIG has a cluster');
   expect(words).toContain('cluster = tfd.resolve().attach()');
   expect([...rows()].map(row => row.children[1].textContent)).toEqual(['● alive', '≠ mismatch']);
@@ -105,8 +112,8 @@ test('it looks at once, and shows states, reasons and rules as text', async () =
   expect(rows()[1].children[3].className).toContain('tfd-bad');
 });
 
-test('what is chosen is asked for, and what is no JSON is not', async () => {
-  kernel.reply(lookOf([]));
+test('sends the selected resolver, and rejects invalid JSON', async () => {
+  kernel.reply(resolutionOf([]));
   await settle();
   view.node.querySelector('select')!.value = 'slurm';
   const options = view.node.querySelector<HTMLInputElement>('input[type=text]')!;
@@ -114,100 +121,102 @@ test('what is chosen is asked for, and what is no JSON is not', async () => {
   for (const wrong of ['{"job": ', '[1]', 'null', '3']) {
     options.value = wrong;
     submit();
-    expect(view.node.textContent).toContain('These arguments are no JSON object');
+    expect(view.node.textContent).toContain('Invalid arguments: expected a JSON object');
   }
-  expect(asked()).toHaveLength(2);
+  expect(commands()).toHaveLength(2);
   options.value = '{"job": 7}';
   submit();
   expect(kernel.of('command').at(-1)).toMatchObject({ resolver: 'slurm', options: { job: 7 } });
-  kernel.reply({ error: { what: 'it is over', fix: 'see squeue' } });
+  kernel.reply({ error: { what: 'the job has ended', fix: 'see squeue' } });
   await settle();
-  expect(view.node.textContent).toContain('it is over. Next: see squeue');
-  // Nothing stays of what was asked before.
+  expect(view.node.textContent).toContain('the job has ended. Next: see squeue');
+  // The previous result is cleared.
   const shown = [...view.node.querySelectorAll<HTMLElement>('details, .tfd-cell')];
-  expect(shown.every(one => one.closest('[hidden]'))).toBe(true);
+  expect(shown.every(element => element.closest('[hidden]'))).toBe(true);
   expect(view.node.textContent).not.toContain('TF_CONFIG, no tasks');
 });
 
-test('watching asks again while it is wished, one question at a time', async () => {
-  kernel.reply(lookOf([taskOf(0)]));
+test('watching sends one request at a time until the view is disposed of', async () => {
+  kernel.reply(resolutionOf([taskOf(0)]));
   await settle();
-  const before = asked().length;
+  const before = commands().length;
   await vi.advanceTimersByTimeAsync(5000);
-  expect(asked()).toHaveLength(before);
+  expect(commands()).toHaveLength(before);
   const watch = view.node.querySelector<HTMLInputElement>('input[type=checkbox]')!;
   watch.checked = true;
   watch.dispatchEvent(new Event('change'));
   await vi.advanceTimersByTimeAsync(5000);
-  expect(asked().slice(before)).toEqual([['resolve', true]]);
+  expect(commands().slice(before)).toEqual([['resolve', true]]);
   const change = { time: 1, task: 'worker:0', before: 'alive', after: 'refused', reason: 'gone' };
-  kernel.reply(lookOf([taskOf(0, { state: 'refused', reason: 'gone' })], { changes: [change] }));
+  kernel.reply(
+    resolutionOf([taskOf(0, { state: 'refused', reason: 'gone' })], { changes: [change] })
+  );
   await settle();
-  expect(view.node.textContent).toContain('1 change, the latest first');
+  expect(view.node.textContent).toContain('1 change, newest first');
   expect(view.node.textContent).toContain('worker:0: ● alive → ✗ refused (gone)');
   await vi.advanceTimersByTimeAsync(1100);
-  expect(asked().slice(before)).toHaveLength(2);
-  kernel.reply(lookOf([taskOf(0)]));
+  expect(commands().slice(before)).toHaveLength(2);
+  kernel.reply(resolutionOf([taskOf(0)]));
   await settle();
   view.dispose();
   await vi.advanceTimersByTimeAsync(5000);
-  expect(asked().slice(before)).toHaveLength(2);
+  expect(commands().slice(before)).toHaveLength(2);
 });
 
-test('watching is told what changed, and keeps the rest', async () => {
-  kernel.reply(lookOf([taskOf(0), taskOf(1), taskOf(2)], { number: 7 }));
+test('watching merges the changed tasks', async () => {
+  kernel.reply(resolutionOf([taskOf(0), taskOf(1), taskOf(2)], { number: 7 }));
   await settle();
   const watch = view.node.querySelector<HTMLInputElement>('input[type=checkbox]')!;
   watch.checked = true;
   watch.dispatchEvent(new Event('change'));
-  const seen = () => [...rows()].map(row => row.children[1].textContent);
+  const states = () => [...rows()].map(row => row.children[1].textContent);
   const since = () => kernel.of('command').at(-1)!.since;
   await vi.advanceTimersByTimeAsync(1100);
   expect(since()).toBe(7);
   const counts = { alive: 2, refused: 1 };
-  kernel.reply(lookOf([taskOf(1, { state: 'refused' })], { number: 8, since: 7, counts }));
+  kernel.reply(resolutionOf([taskOf(1, { state: 'refused' })], { number: 8, since: 7, counts }));
   await settle();
-  expect(seen()).toEqual(['● alive', '✗ refused', '● alive']);
+  expect(states()).toEqual(['● alive', '✗ refused', '● alive']);
   expect(view.node.textContent).toContain('3 tasks: 2 alive, 1 refused');
   await vi.advanceTimersByTimeAsync(1100);
   expect(since()).toBe(8);
-  kernel.reply(lookOf([], { number: 8, since: 8, counts }));
+  kernel.reply(resolutionOf([], { number: 8, since: 8, counts }));
   await settle();
-  expect(seen()).toEqual(['● alive', '✗ refused', '● alive']);
+  expect(states()).toEqual(['● alive', '✗ refused', '● alive']);
   await vi.advanceTimersByTimeAsync(1100);
-  kernel.reply(lookOf([taskOf(0)], { number: 9 }));
+  kernel.reply(resolutionOf([taskOf(0)], { number: 9 }));
   await settle();
-  expect(seen()).toEqual(['● alive']);
+  expect(states()).toEqual(['● alive']);
 });
 
-test('where nobody says anything addresses have the room', async () => {
+test('empty columns are hidden', async () => {
   const { classList } = view.node.querySelector('.tfd-found')!;
-  kernel.reply(lookOf([taskOf(0)]));
+  kernel.reply(resolutionOf([taskOf(0)]));
   await settle();
   expect(classList.contains('tfd-no-reason')).toBe(true);
-  press('Look');
+  press('Resolve');
   view.node.querySelector('form')!.dispatchEvent(new Event('submit'));
-  kernel.reply(lookOf([taskOf(0, { state: 'hung', reason: 'silent' })]));
+  kernel.reply(resolutionOf([taskOf(0, { state: 'hung', reason: 'silent' })]));
   await settle();
   expect(classList.contains('tfd-no-reason')).toBe(false);
   expect(rows()[0].children[0].getAttribute('title')).toBe('worker:0 at h:1');
 });
 
-test('an offer has a cell and no tasks to use', async () => {
+test('a suggestion has a cell and no Use button', async () => {
   const cell = 'cluster = tfd.Cluster(workers=2, ps=1)';
-  kernel.reply(lookOf([], { found: false, place: '', cell }));
+  kernel.reply(resolutionOf([], { found: false, place: '', cell }));
   await settle();
   expect(view.node.textContent).toContain('no cluster yet');
   const use = [...view.node.querySelectorAll('button')].find(
-    one => one.textContent === 'Use as cluster'
+    button => button.textContent === 'Use as cluster'
   )!;
   expect(use.hidden).toBe(true);
   press('Insert cell');
   expect(insert).toHaveBeenCalledWith(cell);
 });
 
-test('what was found is used as a cluster', async () => {
-  kernel.reply(lookOf([taskOf(0)]));
+test('attaches to the resolved cluster', async () => {
+  kernel.reply(resolutionOf([taskOf(0)]));
   await settle();
   press('Use as cluster');
   expect(kernel.of('command').at(-1)).toMatchObject({ command: 'attach', resolver: 'auto' });
@@ -217,11 +226,11 @@ test('what was found is used as a cluster', async () => {
   expect(attached).toHaveBeenCalledWith('found', said);
 });
 
-test('of a thousand tasks those that need a look are shown first, or all', async () => {
+test('a long table shows problems first, or all tasks', async () => {
   const tasks = Array.from({ length: 1000 }, (_, task) =>
     taskOf(task, task === 990 ? { state: 'hung', reason: 'silent' } : {})
   );
-  kernel.reply(lookOf(tasks));
+  kernel.reply(resolutionOf(tasks));
   await settle();
   expect(rows()).toHaveLength(50);
   expect(view.node.textContent).toContain('worker:990');

@@ -16,7 +16,7 @@ let view: ClusterView;
 beforeEach(() => {
   kernel = new FakeKernel();
   kernel.link.hello();
-  kernel.greet();
+  kernel.sendHello();
   view = new ClusterView(kernel.link, 'spark', {
     readOnly: false,
     confirm: () => Promise.resolve(true),
@@ -56,7 +56,7 @@ function spark(
   nodes: Record<string, unknown>[],
   more: Record<string, unknown> = {}
 ): Record<string, unknown> {
-  const named = nodes.map(one => [`${one.role as string}:${one.index as number}`, one]);
+  const named = nodes.map(row => [`${row.role as string}:${row.index as number}`, row]);
   return {
     phase,
     since: Date.now() / 1000 - 12,
@@ -69,7 +69,7 @@ function spark(
   };
 }
 
-function tell(state: string, row: Record<string, unknown>, whole = true): void {
+function update(state: string, row: Record<string, unknown>, whole = true): void {
   const cluster = { ...clusterOf('spark', { state, spark: row }), tasks: {}, order: [] };
   kernel.state(
     { clusters: { spark: { ...cluster, launcher: 'spark', planned: {}, observed: {} } } },
@@ -77,36 +77,36 @@ function tell(state: string, row: Record<string, unknown>, whole = true): void {
   );
 }
 
-const words = (selector: string) =>
-  [...view.node.querySelectorAll(selector)].map(one => one.textContent.trim());
+const texts = (selector: string) =>
+  [...view.node.querySelectorAll(selector)].map(element => element.textContent.trim());
 const cells = (row = 0) =>
   [...view.node.querySelectorAll('.tfd-onspark tbody')][row]
     .querySelector('tr')!
     .querySelectorAll('td');
 const hidden = (selector: string) => view.node.querySelector<HTMLElement>(selector)!.hidden;
 
-test('reservations are seen as they arrive, before there is any node', async () => {
-  tell('starting', spark('reserving', [], { reserved: 0, needed: 3 }));
+test('shows reservations before the first node', async () => {
+  update('starting', spark('reserving', [], { reserved: 0, needed: 3 }));
   await settle();
   expect(view.node.querySelector('progress')!.getAttribute('value')).toBe('0');
-  expect(words('.tfd-onspark .tfd-row .tfd-quiet')).toEqual(['0 of 3 nodes reported']);
+  expect(texts('.tfd-onspark .tfd-row .tfd-quiet')).toEqual(['0 of 3 nodes reported']);
   expect(view.node.textContent).toContain('no node has reported yet');
-  expect(words('[aria-current=step]')[0]).toMatch(/^◌ reserving, 1[23] s$/);
-  tell('starting', spark('reserving', [node(0, { state: 'reserved' })], { needed: 3 }));
+  expect(texts('[aria-current=step]')[0]).toMatch(/^◌ reserving, 1[23] s$/);
+  update('starting', spark('reserving', [node(0, { state: 'reserved' })], { needed: 3 }));
   await settle();
   expect(view.node.querySelector('progress')!.getAttribute('value')).toBe('1');
   expect(hidden('progress')).toBe(false);
-  tell('ready', spark('running', [node(0), node(1), node(2)]));
+  update('ready', spark('running', [node(0), node(1), node(2)]));
   await settle();
   expect(hidden('progress')).toBe(true);
-  expect(words('.tfd-phases li').map(one => one[0])).toEqual(['✓', '✓', '►', '○', '○']);
-  expect(words('.tfd-head')[0]).toContain('3 of 3 nodes running');
+  expect(texts('.tfd-phases li').map(text => text[0])).toEqual(['✓', '✓', '►', '○', '○']);
+  expect(texts('.tfd-head')[0]).toContain('3 of 3 nodes running');
 });
 
-test('a node that is fed shows rate, queue and the age of its last batch', async () => {
-  tell('ready', spark('feeding', [node(0), node(1, { queue_depth: 8 })]));
+test('a fed node shows rate, queue and age of its last batch', async () => {
+  update('ready', spark('feeding', [node(0), node(1, { queue_depth: 8 })]));
   await settle();
-  expect([...cells()].slice(0, 6).map(one => one.textContent)).toEqual([
+  expect([...cells()].slice(0, 6).map(element => element.textContent)).toEqual([
     'worker:0',
     '► running',
     '1,500',
@@ -117,15 +117,15 @@ test('a node that is fed shows rate, queue and the age of its last batch', async
   expect(cells(1)[3].className).toContain('tfd-warn');
   expect(cells(0)[3].className).not.toContain('tfd-warn');
   expect(view.node.textContent).toContain('3,000 rows/s');
-  // Of all tools only that which fits is there.
+  // A TFCluster supports only Stop.
   const shown = [...view.node.querySelectorAll<HTMLElement>('.tfd-tools button')]
-    .filter(one => !one.hidden && !one.closest('[hidden]'))
-    .map(one => one.textContent);
+    .filter(element => !element.hidden && !element.closest('[hidden]'))
+    .map(element => element.textContent);
   expect(shown).toEqual(['Stop']);
 });
 
-test('a row opens to what else is known, and the log follows', async () => {
-  tell('ready', spark('running', [node(0, { address: 'node-a:4711', gpu: '0,1' })]));
+test('a row expands to details, and the log is updated', async () => {
+  update('ready', spark('running', [node(0, { address: 'node-a:4711', gpu: '0,1' })]));
   await settle();
   const toggle = view.node.querySelector<HTMLButtonElement>('.tfd-onspark .tfd-toggle')!;
   toggle.click();
@@ -133,72 +133,77 @@ test('a row opens to what else is known, and the log follows', async () => {
   const more = view.node.querySelector('.tfd-more')!;
   expect(more.textContent).toContain('node-a:4711');
   expect(more.textContent).toContain('4000');
-  expect(words('.tfd-more .tfd-log div')).toEqual(['step 1', 'step 2']);
-  tell('ready', spark('running', [node(0, { log: ['step 2', 'step 3'] })]));
+  expect(texts('.tfd-more .tfd-log div')).toEqual(['step 1', 'step 2']);
+  update('ready', spark('running', [node(0, { log: ['step 2', 'step 3'] })]));
   await settle();
-  expect(words('.tfd-more .tfd-log div')).toEqual(['step 2', 'step 3']);
+  expect(texts('.tfd-more .tfd-log div')).toEqual(['step 2', 'step 3']);
   toggle.click();
   expect(view.node.querySelector('.tfd-more')!.closest('tr')!.hidden).toBe(true);
 });
 
-test('the error is shown with its traceback, and the node that failed says what', async () => {
+test('shows the traceback, and the message of the failed node', async () => {
   const nodes = [node(0, { state: 'stopped' }), node(1, { state: 'failed', error: TRACE })];
-  tell('failed', spark('failed', nodes, { error: TRACE, reason: 'worker:1 failed' }));
+  update('failed', spark('failed', nodes, { error: TRACE, reason: 'worker:1 failed' }));
   await settle();
-  expect(words('.tfd-onspark > .tfd-error')[0]).toContain('File "train.py", line 3');
-  expect(words('.tfd-phases li')).toEqual(['✗ failed']);
+  expect(texts('.tfd-onspark > .tfd-error')[0]).toContain('File "train.py", line 3');
+  expect(texts('.tfd-phases li')).toEqual(['✗ failed']);
   expect(hidden('.tfd-onspark > .tfd-quiet')).toBe(false);
-  tell('failed', spark('failed', nodes, { error: TRACE, reason: TRACE.split('\n')[0] }));
+  update('failed', spark('failed', nodes, { error: TRACE, reason: TRACE.split('\n')[0] }));
   await settle();
   expect(hidden('.tfd-onspark > .tfd-quiet')).toBe(true);
   expect(cells(1)[9].textContent).toBe('worker:1: the function raised ValueError: no such column');
   expect(cells(1)[3].textContent).toBe('');
-  tell('ready', spark('running', [node(0)]));
+  update('ready', spark('running', [node(0)]));
   await settle();
   expect(hidden('.tfd-onspark > .tfd-error')).toBe(true);
 });
 
-test('what comes from outside stays text, and only a page becomes a link', async () => {
+test('external text is escaped, and only http addresses become links', async () => {
   const hostile = node(0, { host: MARKUP, error: MARKUP, log: [MARKUP], state: 'failed' });
-  tell('failed', spark('failed', [hostile], { error: MARKUP, tensorboard: 'javascript:alert(1)' }));
+  update(
+    'failed',
+    spark('failed', [hostile], { error: MARKUP, tensorboard: 'javascript:alert(1)' })
+  );
   await settle();
   view.node.querySelector<HTMLButtonElement>('.tfd-onspark .tfd-toggle')!.click();
   expect(view.node.querySelector('img')).toBeNull();
   expect(view.node.querySelector('a')).toBeNull();
-  tell('ready', spark('running', [node(0)], { tensorboard: 'http://node-a:6006' }));
+  update('ready', spark('running', [node(0)], { tensorboard: 'http://node-a:6006' }));
   await settle();
   expect(view.node.querySelector('a')!.getAttribute('href')).toBe('http://node-a:6006');
 });
 
-test('of many nodes those are shown that need a look', async () => {
+test('a long table shows problems first', async () => {
   const many = Array.from({ length: 120 }, (_, i) => node(i, i === 119 ? { state: 'lost' } : {}));
-  tell('degraded', spark('running', many));
+  update('degraded', spark('running', many));
   await settle();
   expect(view.node.querySelectorAll('.tfd-onspark tbody').length).toBe(20);
-  expect(words('.tfd-onspark .tfd-toggle')).toContain('worker:119');
+  expect(texts('.tfd-onspark .tfd-toggle')).toContain('worker:119');
   const all = [...view.node.querySelectorAll('button')].find(
-    one => one.textContent === 'All 120 nodes'
+    element => element.textContent === 'All 120 nodes'
   )!;
   all.click();
   expect(view.node.querySelectorAll('.tfd-onspark tbody').length).toBe(120);
-  expect(words('.tfd-onspark .tfd-toggle')[119]).toBe('worker:119');
+  expect(texts('.tfd-onspark .tfd-toggle')[119]).toBe('worker:119');
 });
 
-test('stopping asks the kernel', async () => {
-  tell('ready', spark('running', [node(0)]));
+test('Stop sends a command', async () => {
+  update('ready', spark('running', [node(0)]));
   await settle();
-  [...view.node.querySelectorAll('button')].find(one => one.textContent === 'Stop')!.click();
+  [...view.node.querySelectorAll('button')]
+    .find(element => element.textContent === 'Stop')!
+    .click();
   await settle();
   expect(kernel.of('command').at(-1)).toMatchObject({ command: 'stop', name: 'spark' });
 });
 
-test('a cluster without Spark has no such part, and keeps its tasks', async () => {
+test('a cluster without Spark has no Spark section', async () => {
   kernel.state({ clusters: { spark: clusterOf('spark') } });
   await settle();
   expect(hidden('.tfd-onspark')).toBe(true);
 });
 
-test('the panel counts the nodes that run', () => {
+test('the panel counts the running nodes', () => {
   const part = new ClusterPart(
     { path: 'p', link: kernel.link } as never,
     'spark',

@@ -2,7 +2,7 @@ import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 
 import { ClusterView } from '../../src/shared/clusterView';
 import { History } from '../../src/shared/history';
-import { LogLines, wordsOf } from '../../src/shared/logLines';
+import { LogLines, withoutTimestamp } from '../../src/shared/logLines';
 import type { ICluster } from '../../src/shared/protocol';
 import { StartForm } from '../../src/shared/startForm';
 import { StepperView } from '../../src/shared/stepperView';
@@ -18,7 +18,7 @@ const open: IView[] = [];
 beforeEach(() => {
   kernel = new FakeKernel();
   kernel.link.hello();
-  kernel.greet();
+  kernel.sendHello();
 });
 
 afterEach(() => {
@@ -26,18 +26,18 @@ afterEach(() => {
   document.body.replaceChildren();
 });
 
-function put<V extends IView>(view: V): V {
+function attach<V extends IView>(view: V): V {
   open.push(view);
   document.body.append(view.node);
   return view;
 }
 
-function press(view: IView, words: string): HTMLButtonElement {
-  const found = [...view.node.querySelectorAll('button')].find(
-    one => one.textContent.trim() === words
+function press(view: IView, label: string): HTMLButtonElement {
+  const match = [...view.node.querySelectorAll('button')].find(
+    button => button.textContent.trim() === label
   );
-  found!.click();
-  return found!;
+  match!.click();
+  return match!;
 }
 
 const settle = () => new Promise(resolve => setTimeout(resolve, 40));
@@ -62,20 +62,20 @@ function coordinated(state: string): Record<string, unknown> {
   };
 }
 
-test('lines that repeat each other are folded, whatever their time', () => {
+test('repeated lines are merged regardless of their timestamps', () => {
   const log = new LogLines(3);
   log.add(['2026-10-05 12:00:00.123456: W same', '2026-10-05 12:00:01.5: W same', 'other']);
-  expect(log.lines.map(line => line.times)).toEqual([2, 1]);
+  expect(log.lines.map(line => line.count)).toEqual([2, 1]);
   expect(log.add(['other', 'more'])).toBe(1);
   expect(log.text()).toBe('2026-10-05 12:00:01.5: W same  × 2\nother  × 2\nmore');
   expect(log.add(['x', 'y'])).toBe(1);
   expect(log.lines.map(line => line.text)).toEqual(['more', 'x', 'y']);
   expect(log.dropped).toBe(2);
-  expect(wordsOf('I0000 12:00:00.1   33 what')).toBe('what');
-  expect(wordsOf('step 12 of 13')).toBe('step 12 of 13');
+  expect(withoutTimestamp('I0000 12:00:00.1   33 what')).toBe('what');
+  expect(withoutTimestamp('step 12 of 13')).toBe('step 12 of 13');
 });
 
-test('a history is filled by what a stream remembers, and has gaps', () => {
+test('a history is filled from the stream, and has gaps', () => {
   const history = new History();
   const stream = {
     name: 's',
@@ -99,7 +99,7 @@ test('a history is filled by what a stream remembers, and has gaps', () => {
   expect(history.start + history.length).toBe(1700);
 });
 
-test('a second that a late timer left out is no gap', () => {
+test('a second that a delayed timer skipped is filled', () => {
   const history = new History();
   const task = { task: 'worker:0', role: 'worker', index: 0, state: 'ready', restarts: 0 };
   const sample = (second: number, rate?: number) =>
@@ -111,7 +111,7 @@ test('a second that a late timer left out is no gap', () => {
   expect(history.tasks.get('worker:0')!.slice(-3)).toEqual([null, null, 9]);
 });
 
-test('names and errors with markup stay text', () => {
+test('names and errors with markup are escaped', () => {
   const task = {
     task: MARKUP,
     role: 'worker',
@@ -144,51 +144,46 @@ test('names and errors with markup stay text', () => {
       })
     }
   });
-  const { node } = put(new ClusterView(kernel.link, MARKUP, ACTIONS));
+  const { node } = attach(new ClusterView(kernel.link, MARKUP, ACTIONS));
   expect(node.querySelector('img')).toBeNull();
   expect(node.textContent.split(MARKUP).length).toBeGreaterThan(5);
 });
 
-test('a click shows that it was asked, then the error and the next step', async () => {
+test('a click shows the pending command, then its error and next step', async () => {
   kernel.state({ clusters: { c: clusterOf('c') } });
-  const view = put(
+  const view = attach(
     new ClusterView(kernel.link, 'c', { ...ACTIONS, confirm: () => Promise.resolve(true) })
   );
   const stop = press(view, 'Stop');
   await settle();
   expect(stop.disabled).toBe(true);
-  expect(view.node.textContent).toContain('stop: asked');
+  expect(view.node.textContent).toContain('Stop: pending');
   expect(kernel.of('command')[0]).toMatchObject({ command: 'stop', name: 'c' });
-  kernel.reply({ error: { what: 'it is stuck', fix: 'tfd stop c' } });
+  kernel.reply({ error: { what: 'the agent is busy', fix: 'tfd stop c' } });
   await settle();
-  expect(view.node.textContent).toContain('stop: it is stuck. Next: tfd stop c');
+  expect(view.node.textContent).toContain('Stop failed: the agent is busy. Next: tfd stop c');
   expect(stop.disabled).toBe(false);
 });
 
-test('the doctor is asked, and what it found stays until it is closed', async () => {
+test('the findings of the doctor stay until they are closed', async () => {
   kernel.state({ clusters: { c: clusterOf('c') } });
-  const view = put(new ClusterView(kernel.link, 'c', ACTIONS));
+  const view = attach(new ClusterView(kernel.link, 'c', ACTIONS));
   press(view, 'Doctor');
   expect(kernel.of('command')[0]).toMatchObject({ command: 'doctor', name: 'c' });
-  const found = {
+  const finding = {
     code: 'TFD811',
     severity: 'error',
     where: 'c',
     what: MARKUP,
-    why: 'readers wait for ever',
+    why: 'readers block',
     fix: 'cluster.scale(data_workers=2)'
   };
-  kernel.reply({ value: [found] });
+  kernel.reply({ value: [finding] });
   await settle();
   expect(view.node.querySelector('.tfd-findings h4')!.textContent).toBe('1 finding');
   expect(
-    [...view.node.querySelectorAll('.tfd-findings li > div')].map(one => one.textContent)
-  ).toEqual([
-    '✗ error TFD811',
-    MARKUP,
-    'readers wait for ever',
-    'Next: cluster.scale(data_workers=2)'
-  ]);
+    [...view.node.querySelectorAll('.tfd-findings li > div')].map(button => button.textContent)
+  ).toEqual(['✗ error TFD811', MARKUP, 'readers block', 'Next: cluster.scale(data_workers=2)']);
   expect(view.node.querySelector('img')).toBeNull();
   const list = view.node.querySelector('.tfd-notices')!;
   press(view, 'Close');
@@ -196,14 +191,14 @@ test('the doctor is asked, and what it found stays until it is closed', async ()
   press(view, 'Doctor');
   kernel.reply({ value: [] });
   await settle();
-  expect(view.node.textContent).toContain('nothing was found');
+  expect(view.node.textContent).toContain('No problems found');
 });
 
-test('where clicks wait it is said, with what to do at once', async () => {
-  kernel.beside = false;
+test('queued clicks show the equivalent terminal command', async () => {
+  kernel.concurrent = false;
   Object.assign(kernel, { hint: 'tfd interrupt c' });
   kernel.state({ clusters: { c: clusterOf('c') } });
-  const view = put(new ClusterView(kernel.link, 'c', ACTIONS));
+  const view = attach(new ClusterView(kernel.link, 'c', ACTIONS));
   press(view, 'Interrupt');
   expect(view.node.textContent).toContain('queued until the cell ends');
   expect(view.node.textContent).toContain('tfd interrupt c');
@@ -211,47 +206,47 @@ test('where clicks wait it is said, with what to do at once', async () => {
   await settle();
 });
 
-test('nothing is stopped without a yes', async () => {
+test('Stop requires confirmation', async () => {
   kernel.state({ clusters: { c: clusterOf('c') } });
-  const view = put(new ClusterView(kernel.link, 'c', ACTIONS));
+  const view = attach(new ClusterView(kernel.link, 'c', ACTIONS));
   press(view, 'Stop');
   press(view, 'No');
   await settle();
   expect(kernel.of('command')).toEqual([]);
 });
 
-test('a read-only view has nothing that changes anything', () => {
+test('a read-only view has no controls', () => {
   kernel.state({ clusters: { c: clusterOf('c', coordinated('paused')) } });
-  const view = put(new ClusterView(kernel.link, 'c', { readOnly: true }));
-  const steps = put(new StepperView(kernel.link, 'c', { readOnly: true }));
-  const words = [...view.node.querySelectorAll('button'), ...steps.node.querySelectorAll('button')]
-    .filter(one => !one.closest('[hidden]'))
-    .map(one => one.textContent);
-  expect(words).toEqual(['data_worker:0']);
+  const view = attach(new ClusterView(kernel.link, 'c', { readOnly: true }));
+  const steps = attach(new StepperView(kernel.link, 'c', { readOnly: true }));
+  const texts = [...view.node.querySelectorAll('button'), ...steps.node.querySelectorAll('button')]
+    .filter(button => !button.closest('[hidden]'))
+    .map(button => button.textContent);
+  expect(texts).toEqual(['data_worker:0']);
 });
 
-test('what is gone stays in sight', async () => {
+test('shows the last known state after the kernel has ended', async () => {
   kernel.state({ clusters: { c: clusterOf('c') } });
-  const view = put(new ClusterView(kernel.link, 'c', ACTIONS));
+  const view = attach(new ClusterView(kernel.link, 'c', ACTIONS));
   kernel.link.receive({ kind: 'bye' }, []);
   await settle();
-  expect(view.node.textContent).toContain('what was seen last');
+  expect(view.node.textContent).toContain('showing the last known state');
   expect(view.node.textContent).toContain('data_worker:0');
   expect(view.node.querySelector('.tfd-dimmed')).not.toBeNull();
 });
 
-test('versions that do not fit are named', async () => {
-  const view = put(new ClusterView(kernel.link, 'c', ACTIONS));
-  kernel.greet({ protocol: 0, version: '0.0.9' });
+test('shows both versions after a mismatch', async () => {
+  const view = attach(new ClusterView(kernel.link, 'c', ACTIONS));
+  kernel.sendHello({ protocol: 0, version: '0.0.9' });
   await settle();
   expect(view.node.textContent).toContain('0.0.9');
   expect(view.node.textContent).toContain('0.1.0');
   expect(view.node.textContent).toContain('restart the kernel');
 });
 
-test('the stepper says why it is paused, steps, and holds workers', async () => {
+test('the stepper shows the reason of a pause, steps, and holds workers', async () => {
   kernel.state({ clusters: { c: clusterOf('c', coordinated('paused')) } });
-  const view = put(new StepperView(kernel.link, 'c', ACTIONS));
+  const view = attach(new StepperView(kernel.link, 'c', ACTIONS));
   expect(view.node.textContent).toContain('paused (from a terminal)');
   press(view, 'Step n');
   expect(kernel.of('command').at(-1)).toMatchObject({ command: 'step', count: 10, name: 'c' });
@@ -270,22 +265,22 @@ test('the stepper says why it is paused, steps, and holds workers', async () => 
   await settle();
 });
 
-test('the stepper of a coordinator that is gone says so, and shows what was', async () => {
+test('the stepper shows the last state of an ended coordinator', async () => {
   kernel.state({ clusters: { c: clusterOf('c', coordinated('paused')) } });
-  const view = put(new StepperView(kernel.link, 'c', ACTIONS));
+  const view = attach(new StepperView(kernel.link, 'c', ACTIONS));
   kernel.state({ clusters: { c: { coordinator: null } } }, false);
   kernel.link.receive({ kind: 'bye' }, []);
   await settle();
   expect(view.node.textContent).toContain('The kernel has ended');
   expect(view.node.textContent).toContain('3 queued, 1 ready');
-  const late = put(new StepperView(kernel.link, 'c', ACTIONS));
+  const late = attach(new StepperView(kernel.link, 'c', ACTIONS));
   expect(late.node.textContent).toContain('The kernel has ended');
-  expect(view.node.textContent + late.node.textContent).not.toContain('no coordinator');
+  expect(view.node.textContent + late.node.textContent).not.toContain('has no coordinator');
 });
 
-test('the form is what the kernel says, tells the line, and shows what went wrong', async () => {
+test('the form shows the fields of the kernel, the equivalent line and errors', async () => {
   const started = vi.fn();
-  const form = put(new StartForm(kernel.link, ACTIONS, started));
+  const form = attach(new StartForm(kernel.link, ACTIONS, started));
   kernel.reply({
     value: {
       launchers: [
@@ -296,7 +291,7 @@ test('the form is what the kernel says, tells the line, and shows what went wron
         {
           name: 'launcher',
           kind: 'choice',
-          label: 'kind',
+          label: 'launcher',
           default: 'local',
           choices: ['local', 'else']
         },
@@ -337,6 +332,6 @@ test('the form is what the kernel says, tells the line, and shows what went wron
     value: { cluster: 'c', variable: 'cluster', line: '%tfd_cluster start', reused: true }
   });
   await settle();
-  expect(started).toHaveBeenCalledWith('c', expect.stringContaining('in the variable cluster'));
-  expect(form.node.textContent).toContain('lives already');
+  expect(started).toHaveBeenCalledWith('c', expect.stringContaining('Variable: cluster.'));
+  expect(form.node.textContent).toContain('is already running');
 });

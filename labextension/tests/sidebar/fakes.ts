@@ -1,15 +1,15 @@
-// A kernel and a server that only exist here.
+// Fakes of a kernel connection and of the service manager.
 
 import { type Kernel, KernelMessage, type Session } from '@jupyterlab/services';
 import { Signal } from '@lumino/signaling';
 
 import { PROTOCOL } from '../../src/shared/protocol';
 import type { IServices } from '../../src/sidebar/kernels';
-import { COMM_ID, type Connection } from '../../src/sidebar/reader';
+import { COMM_ID, type Connection } from '../../src/sidebar/kernelClient';
 
 type Data = Record<string, any>;
 
-/** What a connection of JupyterLab's does, as far as the panel uses it. */
+/** A fake of a kernel connection. */
 export class FakeConnection implements Connection {
   clientId = 'me';
   id = 'kernel';
@@ -23,16 +23,16 @@ export class FakeConnection implements Connection {
   iopubMessage = new Signal<any, KernelMessage.IIOPubMessage>(this);
   statusChanged = new Signal<any, Kernel.Status>(this);
 
-  /** What the kernel behind it is. */
+  /** Properties of the fake kernel. */
   pid = 1;
   language = 'python';
   subshells: string[] | null = [];
   loaded = false;
-  answers = true;
+  replies = true;
   loadError: Data | null = null;
   clusters: Data = {};
-  /** What it was sent over the bus, and what on the control channel. */
-  heard: Data[] = [];
+  /** Messages received over the bus and on the control channel. */
+  received: Data[] = [];
   controlled: string[] = [];
   lastSubshell: string | null = null;
   private _seq = 0;
@@ -45,17 +45,17 @@ export class FakeConnection implements Connection {
 
   sendControlMessage(message: any): any {
     this.controlled.push(message.header.msg_type);
-    return future(this.answers ? this._control(message.header.msg_type, message.content) : null);
+    return future(this.replies ? this._control(message.header.msg_type, message.content) : null);
   }
 
   sendShellMessage(message: any): any {
     const { data } = message.content;
     this.lastSubshell = message.header.subshell_id;
-    this.heard.push(data);
+    this.received.push(data);
     if (data.kind === 'hello') {
       this._known.add(data.client);
       this.hello(data.client);
-      this.tell({ kind: 'state', whole: true, state: { clusters: this.clusters } });
+      this.publish({ kind: 'state', whole: true, state: { clusters: this.clusters } });
     }
     return future({});
   }
@@ -77,20 +77,20 @@ export class FakeConnection implements Connection {
     this.post({ kind: 'hello', protocol: PROTOCOL, version: '0.1.0', pid: this.pid, known });
   }
 
-  /** Send something that has a number. */
-  tell(data: Data): void {
+  /** Send a numbered message. */
+  publish(data: Data): void {
     this.post({ ...data, seq: ++this._seq });
   }
 
-  /** Somebody restarts the kernel from elsewhere; what it says first may be lost. */
-  restart(says = 'starting'): void {
+  /** Simulate a restart by another client; the first status message may be lost. */
+  restart(status = 'starting'): void {
     this.pid += 1;
     this.loaded = false;
     this.clusters = {};
     this._seq = 0;
     this._known.clear();
     this.subshells &&= [];
-    this.emit('status', { execution_state: says });
+    this.emit('status', { execution_state: status });
   }
 
   end(): void {
@@ -137,15 +137,15 @@ export class FakeConnection implements Connection {
   }
 }
 
-/** A server; `sessions` says what runs there. */
+/** A fake of the service manager with the sessions of `run`. */
 export class FakeServices implements IServices {
   connections = new Map<string, FakeConnection>();
-  made: Kernel.IKernelConnection.IOptions[] = [];
+  connectOptions: Kernel.IKernelConnection.IOptions[] = [];
   models: Session.IModel[] = [];
   kernelspecs = { specs: null };
   kernels = {
     connectTo: (options: Kernel.IKernelConnection.IOptions): Connection => {
-      this.made.push(options);
+      this.connectOptions.push(options);
       const { id } = options.model;
       const connection = this.connections.get(id) ?? new FakeConnection();
       this.connections.set(id, connection);
@@ -158,7 +158,7 @@ export class FakeServices implements IServices {
     runningChanged: new Signal<any, Session.IModel[]>(this)
   };
 
-  /** Have these run from now on: path and id of the kernel. */
+  /** Replace the running sessions: path and id of the kernel. */
   run(...running: [path: string, id: string, type?: string][]): void {
     this.models = running.map(([path, id, type = 'notebook']) => ({
       id: `session of ${path}`,

@@ -22,7 +22,7 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-/** Have a kernel run for a notebook. */
+/** Start a kernel for a notebook. */
 async function running(change: (connection: FakeConnection) => void): Promise<FakeConnection> {
   const connection = new FakeConnection();
   change(connection);
@@ -37,16 +37,16 @@ function withCluster(connection: FakeConnection): void {
   connection.clusters = { c: cluster('c') };
 }
 
-test('the version is that of the package', () => {
+test('the version equals that of the package', () => {
   expect(VERSION).toBe(manifest.version);
 });
 
-test('kernels come and go with their sessions', async () => {
+test('kernels follow their sessions', async () => {
   await settle();
   services.run(['b.ipynb', '2'], ['a.ipynb', '1']);
   await settle();
   expect(kernels.all.map(kernel => kernel.name)).toEqual(['a.ipynb', 'b.ipynb']);
-  expect(services.made.every(options => options.handleComms === false)).toBe(true);
+  expect(services.connectOptions.every(options => options.handleComms === false)).toBe(true);
   services.run(['a.ipynb', '1']);
   expect(kernels.all.map(kernel => kernel.id)).toEqual(['1']);
   expect(services.connections.get('2')!.isDisposed).toBe(true);
@@ -56,132 +56,132 @@ test('a console that shares the kernel of a notebook does not name it', async ()
   services.run(['console', '1', 'console'], ['a.ipynb', '1'], ['other', '1', 'console']);
   await settle();
   expect(kernels.all.map(kernel => kernel.path)).toEqual(['a.ipynb']);
-  expect(services.made).toHaveLength(1);
+  expect(services.connectOptions).toHaveLength(1);
 });
 
-test('a kernel that has the package is greeted over a subshell of the panel', async () => {
+test('a kernel with the package is connected over a subshell of the panel', async () => {
   const connection = await running(withCluster);
   const [kernel] = kernels.all;
-  expect(kernel.reader.state).toBe('loaded');
-  expect(kernel.reader.beside).toBe(true);
+  expect(kernel.client.state).toBe('loaded');
+  expect(kernel.client.concurrent).toBe(true);
   expect(connection.lastSubshell).toBe('shell of 1');
-  expect(connection.heard[0]).toMatchObject({ kind: 'hello', tells: true });
-  expect(kernels.living().map(found => found.cluster.name)).toEqual(['c']);
+  expect(connection.received[0]).toMatchObject({ kind: 'hello', tells: true });
+  expect(kernels.runningClusters().map(running => running.cluster.name)).toEqual(['c']);
 });
 
-test('without subshells it is greeted all the same', async () => {
-  const connection = await running(one => {
-    one.loaded = true;
-    one.subshells = null;
+test('a kernel without subshells is connected on its main shell', async () => {
+  const connection = await running(fake => {
+    fake.loaded = true;
+    fake.subshells = null;
   });
-  expect(kernels.all[0].reader.state).toBe('loaded');
-  expect(kernels.all[0].reader.beside).toBe(false);
-  expect(connection.heard[0]).toMatchObject({ kind: 'hello', tells: false });
+  expect(kernels.all[0].client.state).toBe('loaded');
+  expect(kernels.all[0].client.concurrent).toBe(false);
+  expect(connection.received[0]).toMatchObject({ kind: 'hello', tells: false });
   expect(connection.lastSubshell).toBe(null);
 });
 
-test('the package is loaded after the panel was there', async () => {
+test('a package that is loaded later is detected', async () => {
   services.run(['a.ipynb', '1']);
   await settle();
   const [kernel] = kernels.all;
-  expect(kernel.reader.state).toBe('unloaded');
+  expect(kernel.client.state).toBe('unloaded');
   const connection = services.connections.get('1')!;
   connection.clusters = { c: cluster('c') };
   connection.load();
   await settle();
-  expect(kernel.reader.state).toBe('loaded');
+  expect(kernel.client.state).toBe('loaded');
   expect(clustersOf(kernel)).toHaveLength(1);
   connection.post({ kind: 'bye' });
   await settle();
-  expect(kernel.reader.state).toBe('unloaded');
+  expect(kernel.client.state).toBe('unloaded');
   expect(clustersOf(kernel)).toHaveLength(0);
 });
 
-test('the panel loads it, and says what went wrong', async () => {
-  const connection = await running(one => {
-    one.loadError = { ename: 'ModuleNotFoundError', evalue: 'No module named <b>' };
+test('the panel loads the package, and shows errors', async () => {
+  const connection = await running(fake => {
+    fake.loadError = { ename: 'ModuleNotFoundError', evalue: 'No module named <b>' };
   });
-  const { reader } = kernels.all[0];
-  await reader.load();
-  expect(reader.problem).toMatch(/No module named <b>.*pip install tfd-notebook/);
-  expect(reader.loading).toBe(false);
+  const { client } = kernels.all[0];
+  await client.load();
+  expect(client.problem).toMatch(/No module named <b>.*pip install tfd-notebook/);
+  expect(client.loading).toBe(false);
   connection.loadError = null;
-  const loading = reader.load();
+  const loading = client.load();
   await settle();
   await loading;
-  expect(reader.state).toBe('loaded');
-  expect(reader.problem).toBe('');
+  expect(client.state).toBe('loaded');
+  expect(client.problem).toBe('');
 });
 
-// Its very first word may be lost.
+// The first status message may be lost.
 test.each(['starting', 'busy'])(
-  'a restart is noticed, its clusters are gone, and the new kernel is greeted: %s',
-  async says => {
+  'a restart removes the clusters and connects to the new kernel: %s',
+  async status => {
     const connection = await running(withCluster);
     const [kernel] = kernels.all;
     connection.emit('status', { execution_state: 'idle' });
     connection.emit('status', { execution_state: 'busy' });
     expect(clustersOf(kernel)).toHaveLength(1);
-    connection.restart(says);
+    connection.restart(status);
     expect(clustersOf(kernel)).toEqual([]);
     await settle();
-    expect(kernel.reader.state).toBe('unloaded');
+    expect(kernel.client.state).toBe('unloaded');
     connection.clusters = { d: cluster('d') };
     connection.load();
     await settle();
-    expect(clustersOf(kernel).map(seen => seen.name)).toEqual(['d']);
+    expect(clustersOf(kernel).map(cluster => cluster.name)).toEqual(['d']);
     expect(connection.lastSubshell).toBe('shell of 2');
   }
 );
 
-test('a connection that was lost finds its subshell again', async () => {
-  const connection = await running(one => (one.loaded = true));
+test('a reconnect reuses the subshell', async () => {
+  const connection = await running(fake => (fake.loaded = true));
   connection.connectionStatusChanged.emit('connecting');
   connection.connectionStatusChanged.emit('connected');
   await settle();
   expect(connection.subshells).toEqual(['shell of 1']);
-  expect(connection.heard.filter(data => data.kind === 'hello')).toHaveLength(2);
+  expect(connection.received.filter(data => data.kind === 'hello')).toHaveLength(2);
 });
 
-test('a kernel that does not answer at once is asked again', async () => {
-  const connection = await running(one => {
-    one.loaded = true;
-    one.answers = false;
+test('a request without a reply is sent again', async () => {
+  const connection = await running(fake => {
+    fake.loaded = true;
+    fake.replies = false;
   });
-  expect(kernels.all[0].reader.state).toBe('connecting');
-  connection.answers = true;
+  expect(kernels.all[0].client.state).toBe('connecting');
+  connection.replies = true;
   await vi.advanceTimersByTimeAsync(5000);
-  expect(kernels.all[0].reader.state).toBe('loaded');
+  expect(kernels.all[0].client.state).toBe('loaded');
 });
 
-test('a kernel that dies is said to have ended', async () => {
-  const connection = await running(one => (one.loaded = true));
+test('a dead kernel has the state ended', async () => {
+  const connection = await running(fake => (fake.loaded = true));
   connection.end();
   await settle();
-  expect(kernels.all[0].reader.state).toBe('ended');
-  expect(kernels.all[0].reader.link.state).toBe('gone');
+  expect(kernels.all[0].client.state).toBe('ended');
+  expect(kernels.all[0].client.link.state).toBe('ended');
 });
 
-test('kernels of other languages are left alone', async () => {
-  const connection = await running(one => (one.language = 'R'));
-  expect(kernels.all[0].reader.state).toBe('foreign');
-  expect(connection.heard).toEqual([]);
+test('kernels of other languages are ignored', async () => {
+  const connection = await running(fake => (fake.language = 'R'));
+  expect(kernels.all[0].client.state).toBe('unsupported');
+  expect(connection.received).toEqual([]);
   expect(connection.controlled).toEqual(['kernel_info_request']);
 });
 
-test('it says goodbye and leaves no subshell behind', async () => {
-  const connection = await running(one => (one.loaded = true));
-  kernels.leave();
+test('sendBye sends bye and deletes the subshell', async () => {
+  const connection = await running(fake => (fake.loaded = true));
+  kernels.sendBye();
   expect(connection.isDisposed).toBe(false);
-  expect(connection.heard.at(-1)).toMatchObject({ kind: 'bye' });
+  expect(connection.received.at(-1)).toMatchObject({ kind: 'bye' });
   expect(connection.subshells).toEqual([]);
   kernels.dispose();
   expect(connection.isDisposed).toBe(true);
 });
 
-test('the page that comes next takes over a subshell that was not deleted', async () => {
-  const connection = await running(one => (one.loaded = true));
-  kernels.leave();
+test('the next page reuses a subshell that was not deleted', async () => {
+  const connection = await running(fake => (fake.loaded = true));
+  kernels.sendBye();
   connection.subshells = ['another', 'shell of 1'];
   kernels.dispose();
   connection.isDisposed = false;
@@ -192,7 +192,7 @@ test('the page that comes next takes over a subshell that was not deleted', asyn
   expect(connection.lastSubshell).toBe('shell of 1');
 });
 
-test('a kernel is found by its notebook after the server was restarted', async () => {
+test('a kernel is found by its notebook after a restart of the server', async () => {
   services.run(['a.ipynb', '1']);
   await settle();
   expect(kernels.find('old', 'a.ipynb')?.id).toBe('1');

@@ -1,4 +1,4 @@
-// One kernel as the panel sees it: a connection of its own, beside that of the notebook.
+// The connection of the panel to one kernel, separate from the connection of the notebook.
 
 import { type Kernel, KernelMessage } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
@@ -11,15 +11,15 @@ export const TARGET = 'tfd_notebook';
 export const COMM_ID = 'tfd_notebook-bus';
 export const LOAD = `%load_ext ${TARGET}`;
 
-/** Kernels that just started lose what is sent too early: it is asked again after so long. */
-const AGAIN_MS = 4000;
-/** What kernels say of themselves; that one restarts or is dead says the server in their place. */
-const OWN_WORDS: string[] = ['starting', 'idle', 'busy'];
-/** The package says hello when it is loaded; it has so long for that. */
+/** Timeout of a request, after which it is sent again: a starting kernel loses messages. */
+const RETRY_MS = 4000;
+/** States that the kernel itself publishes; the server publishes `restarting` and `dead`. */
+const KERNEL_STATES: string[] = ['starting', 'idle', 'busy'];
+/** Timeout of the hello message after the package is loaded. */
 const HELLO_MS = 10_000;
 
-/** `foreign`: no Python; `unloaded`: the package is not loaded, or no longer. */
-export type KernelState = 'connecting' | 'foreign' | 'unloaded' | 'loaded' | 'ended';
+/** `unsupported`: not a Python kernel; `unloaded`: the package is not loaded. */
+export type KernelState = 'connecting' | 'unsupported' | 'unloaded' | 'loaded' | 'ended';
 
 export type Connection = Pick<
   Kernel.IKernelConnection,
@@ -40,17 +40,18 @@ export type Connection = Pick<
   | 'username'
 >;
 
-export class KernelReader implements IDisposable, ITransport {
+export class KernelClient implements IDisposable, ITransport {
   readonly link: Link;
   state: KernelState = 'connecting';
-  /** Whether the package is being loaded, and why it could not be. */
+  /** Whether the package is being loaded. */
   loading = false;
+  /** Why loading failed, empty otherwise. */
   problem = '';
 
   private _attached = false;
   private _attempt = 0;
   private _subshell: string | null = null;
-  /** The processes that were heard as this kernel: each signs with a session of its own. */
+  /** Sessions of the messages; each kernel process has its own. */
   private _sessions = new Set<string>();
   private _isDisposed = false;
   private _changed = new Signal<this, void>(this);
@@ -69,7 +70,7 @@ export class KernelReader implements IDisposable, ITransport {
     }
   }
 
-  /** The state of the kernel changed; of its clusters the link tells. */
+  /** Emitted when the state of the kernel changes; changes of clusters are reported by the link. */
   get changed(): ISignal<this, void> {
     return this._changed;
   }
@@ -78,7 +79,7 @@ export class KernelReader implements IDisposable, ITransport {
     return this._isDisposed;
   }
 
-  get beside(): boolean {
+  get concurrent(): boolean {
     return this._subshell !== null;
   }
 
@@ -95,14 +96,14 @@ export class KernelReader implements IDisposable, ITransport {
       channel: 'shell',
       session: this._connection.clientId,
       username: this._connection.username,
-      // Not the subshell of the whole connection: one that a restart took would swallow all of it.
+      // Set per message: a subshell lost in a restart would block a whole connection.
       subshellId: this._subshell,
       content: { comm_id: COMM_ID, data: message as KernelMessage.ICommMsgMsg['content']['data'] }
     });
     this._connection.sendShellMessage(comm, false).done.catch(() => undefined);
   }
 
-  /** Load the package in the kernel; what goes wrong is in `problem`. */
+  /** Load the package in the kernel; `problem` has the error. */
   async load(): Promise<void> {
     this.loading = true;
     this.problem = '';
@@ -115,31 +116,31 @@ export class KernelReader implements IDisposable, ITransport {
         store_history: false
       }).done;
       if (reply.content.status === 'ok') {
-        await this._greeted();
+        await this._waitForHello();
       } else {
         this.problem = loadProblem(reply.content as KernelMessage.IReplyErrorContent);
       }
     } catch {
-      this.problem = 'the kernel ended before it had loaded the package';
+      this.problem = 'loading failed: the kernel ended';
     }
     this.loading = false;
     this._changed.emit();
   }
 
   /**
-   * Say goodbye to the kernel, which goes on.
+   * Send a bye message; the kernel keeps running.
    *
-   * The connection stays open: a page that closes it while it is left loses what it sent last.
+   * The connection stays open, because closing it during unload loses the last messages.
    */
-  leave(): void {
+  sendBye(): void {
     if (this._connection.isDisposed || this._connection.status === 'dead') {
       return;
     }
-    // Views that stay show what they saw last, so the link is not disposed of.
-    this.link.rest();
+    // The link is not disposed of: open views keep their last state.
+    this.link.stopPings();
     this.send({ kind: 'bye', client: this.link.client });
     if (this._subshell !== null) {
-      // What is sent now may still be lost; then the page that comes next in this tab takes it over.
+      // This message may be lost; then the next page in this tab reuses the subshell.
       sessionStorage.setItem(this._key, this._subshell);
       const shell = { subshell_id: this._subshell };
       this._control('delete_subshell_request', shell).done.catch(() => undefined);
@@ -152,15 +153,15 @@ export class KernelReader implements IDisposable, ITransport {
     }
     this._isDisposed = true;
     this._attempt += 1;
-    this.leave();
+    this.sendBye();
     this._connection.dispose();
-    this.link.gone();
+    this.link.disconnect();
     Signal.clearData(this);
   }
 
   private _onIopub(_: unknown, message: KernelMessage.IIOPubMessage): void {
     if (KernelMessage.isStatusMsg(message)) {
-      this._onWords(message.content.execution_state, message.header.session);
+      this._onExecutionState(message.content.execution_state, message.header.session);
     } else if (
       KernelMessage.isCommMsgMsg(message) &&
       message.content.comm_id === COMM_ID &&
@@ -168,20 +169,20 @@ export class KernelReader implements IDisposable, ITransport {
     ) {
       const buffers = message.buffers ?? [];
       this.link.receive(message.content.data as unknown as Incoming, buffers);
-      const state = this.link.state === 'gone' ? 'unloaded' : 'loaded';
+      const state = this.link.state === 'ended' ? 'unloaded' : 'loaded';
       if (state !== this.state) {
-        this._become(state);
+        this._setState(state);
       }
     }
   }
 
-  private _onWords(words: string, session: string): void {
-    if (OWN_WORDS.includes(words) && !this._sessions.has(session)) {
+  private _onExecutionState(state: string, session: string): void {
+    if (KERNEL_STATES.includes(state) && !this._sessions.has(session)) {
       const first = this._sessions.size === 0;
       this._sessions.add(session);
-      // Of somebody else's restart nothing else tells: the old kernel may be killed before it says
-      // goodbye, and what the new one says first is lost where nobody listens to it yet.
-      if (!first || words === 'starting') {
+      // A restart by another client is visible only here: the old kernel may be killed before its
+      // bye message, and the first messages of the new one are lost before the connection is up.
+      if (!first || state === 'starting') {
         this._onRestart();
       }
     }
@@ -189,7 +190,7 @@ export class KernelReader implements IDisposable, ITransport {
 
   private _onStatus(_: unknown, status: Kernel.Status): void {
     if (status === 'restarting' || status === 'autorestarting') {
-      this.link.restarts();
+      this.link.expectRestart();
       this._onRestart();
     } else if (status === 'dead') {
       this._onEnd();
@@ -205,8 +206,8 @@ export class KernelReader implements IDisposable, ITransport {
   private _onRestart(): void {
     this._attached = false;
     this._subshell = null;
-    this.link.gone();
-    this._become('connecting');
+    this.link.disconnect();
+    this._setState('connecting');
     if (this._connection.connectionStatus === 'connected') {
       void this._attach();
     }
@@ -215,94 +216,102 @@ export class KernelReader implements IDisposable, ITransport {
   private _onEnd(): void {
     this._attempt += 1;
     if (!this._isDisposed && this.state !== 'ended') {
-      this.link.gone();
-      this._become('ended');
+      this.link.disconnect();
+      this._setState('ended');
     }
   }
 
-  /** Find out what the kernel can, and whether the package is loaded in it. */
+  /** Detect the language, subshells and whether the package is loaded. */
   private async _attach(): Promise<void> {
     const attempt = ++this._attempt;
-    const outdated = () => attempt !== this._attempt;
-    const info = await this._ask<KernelMessage.IInfoReply>('kernel_info_request', {}, outdated);
+    const superseded = () => attempt !== this._attempt;
+    const info = await this._request<KernelMessage.IInfoReply>(
+      'kernel_info_request',
+      {},
+      superseded
+    );
     if (!info) {
       return;
     }
     if (info.language_info?.name !== 'python') {
-      this._become('foreign');
+      this._setState('unsupported');
       return;
     }
     if (info.supported_features?.includes('kernel subshells')) {
-      await this._enterSubshell(outdated);
+      await this._enterSubshell(superseded);
     }
-    if (outdated()) {
+    if (superseded()) {
       return;
     }
     this._attached = true;
-    const found = await this._ask<KernelMessage.ICommInfoReply>(
+    const comms = await this._request<KernelMessage.ICommInfoReply>(
       'comm_info_request',
       { target_name: TARGET },
-      outdated
+      superseded
     );
-    if (!found) {
+    if (!comms) {
       return;
     }
-    if (COMM_ID in found.comms) {
+    if (COMM_ID in comms.comms) {
       this.link.hello();
     } else if (this.link.state !== 'ready') {
-      this._become('unloaded');
+      this._setState('unloaded');
     }
   }
 
-  /** Have a subshell of our own, after a connection that was lost the same one. */
-  private async _enterSubshell(outdated: () => boolean): Promise<void> {
+  /** Create a subshell, or reuse it after a reconnect. */
+  private async _enterSubshell(superseded: () => boolean): Promise<void> {
     if (this._subshell !== null) {
-      const list = await this._ask<{ subshell_id: string[] }>(
+      const list = await this._request<{ subshell_id: string[] }>(
         'list_subshell_request',
         {},
-        outdated
+        superseded
       );
       if (!list || list.subshell_id.includes(this._subshell)) {
         return;
       }
     }
-    const made = await this._ask<{ subshell_id: string }>('create_subshell_request', {}, outdated);
-    if (made) {
-      this._subshell = made.subshell_id;
+    const reply = await this._request<{ subshell_id: string }>(
+      'create_subshell_request',
+      {},
+      superseded
+    );
+    if (reply) {
+      this._subshell = reply.subshell_id;
     }
   }
 
   /**
-   * Ask on the control channel, which answers while a cell runs, too.
+   * Send a request on the control channel, which replies also while a cell runs.
    *
-   * Returns null when the answer is no longer of interest.
+   * Return null if the request was superseded.
    */
-  private async _ask<T>(
+  private async _request<T>(
     type: KernelMessage.ControlMessageType | KernelMessage.ShellMessageType,
     content: Record<string, unknown>,
-    outdated: () => boolean
+    superseded: () => boolean
   ): Promise<T | null> {
-    while (!outdated() && !this._connection.isDisposed && this._connection.status !== 'dead') {
+    while (!superseded() && !this._connection.isDisposed && this._connection.status !== 'dead') {
       const future = this._control(type, content);
       let timer: ReturnType<typeof setTimeout> | undefined;
-      const late = new Promise<null>(resolve => {
-        timer = setTimeout(() => resolve(null), AGAIN_MS);
+      const timedOut = new Promise<null>(resolve => {
+        timer = setTimeout(() => resolve(null), RETRY_MS);
       });
-      const answers: Promise<unknown>[] = [
-        late,
+      const replies: Promise<unknown>[] = [
+        timedOut,
         future.done.then(
-          reply => reply.content,
-          () => late
+          message => message.content,
+          () => timedOut
         )
       ];
       if (type === 'kernel_info_request') {
-        // Other kernels may answer it on the shell channel only, where it was asked already.
-        answers.push(this._connection.info.catch(() => late));
+        // Some kernels reply only on the shell channel, where JupyterLab has sent the same request.
+        replies.push(this._connection.info.catch(() => timedOut));
       }
-      const answer = await Promise.race(answers);
+      const reply = await Promise.race(replies);
       clearTimeout(timer);
-      if (answer !== null) {
-        return outdated() ? null : (answer as T);
+      if (reply !== null) {
+        return superseded() ? null : (reply as T);
       }
       future.dispose();
     }
@@ -310,7 +319,7 @@ export class KernelReader implements IDisposable, ITransport {
   }
 
   private _control(type: string, content: Record<string, unknown>) {
-    // Its type says that only some messages may go there; kernels take all of them.
+    // The type allows only some messages here, but kernels accept all.
     const message = KernelMessage.createMessage({
       msgType: type as 'debug_request',
       channel: 'control',
@@ -325,28 +334,28 @@ export class KernelReader implements IDisposable, ITransport {
     return `tfd-notebook:subshell:${this._connection.id}`;
   }
 
-  private _greeted(): Promise<void> {
+  private _waitForHello(): Promise<void> {
     return new Promise(resolve => {
-      const look = () => {
+      const check = () => {
         if (this.state === 'loaded') {
           end();
         }
       };
       const timer = setTimeout(() => {
-        this.problem = `${LOAD} was run, but nothing of it was heard. Next: run it in a cell, which shows what it says`;
+        this.problem = `${LOAD} timed out. Next: run it in a cell, which shows its output`;
         end();
       }, HELLO_MS);
       const end = () => {
         clearTimeout(timer);
-        this._changed.disconnect(look);
+        this._changed.disconnect(check);
         resolve();
       };
-      this._changed.connect(look);
-      look();
+      this._changed.connect(check);
+      check();
     });
   }
 
-  private _become(state: KernelState): void {
+  private _setState(state: KernelState): void {
     this.state = state;
     if (state === 'loaded') {
       this.problem = '';

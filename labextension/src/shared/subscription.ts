@@ -1,11 +1,11 @@
-// Has the closures of a cluster sent while somebody looks, and a while longer: they are sent as a
-// whole when they are wanted again.
+// Subscription of a view to the closures of a cluster. It ends LINGER_MS after the view is hidden,
+// because a new subscription sends the whole table.
 
 import type { Link } from './link';
 
 const LINGER_MS = 10_000;
 
-export class Wanted {
+export class ClosureSubscription {
   private _end: (() => void) | null = null;
   private _timer: ReturnType<typeof setTimeout> | null = null;
 
@@ -14,13 +14,13 @@ export class Wanted {
     private readonly _cluster: string
   ) {}
 
-  set(wanted: boolean): void {
+  set(active: boolean): void {
     if (this._timer !== null) {
       clearTimeout(this._timer);
       this._timer = null;
     }
-    if (wanted) {
-      this._end ??= this._link.want(this._cluster);
+    if (active) {
+      this._end ??= this._link.subscribe(this._cluster);
     } else if (this._end) {
       this._timer = setTimeout(() => this.dispose(), LINGER_MS);
     }

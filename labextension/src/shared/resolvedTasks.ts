@@ -1,10 +1,10 @@
-// The tasks of a cluster that was found: a table, those that need a look first where it is long.
+// The task table of a resolved cluster. A long table shows tasks with problems first.
 
-import { button, h, Keyed, setCut, setText, show } from './dom';
-import { brief, clean, sign, tone, whole } from './figures';
+import { button, h, KeyedList, setTruncatedText, setText, show } from './dom';
+import { brief, clean, sign, tone, formatInteger } from './figures';
 
-/** A task as it was seen: see `tfd_notebook/model/resolution.py`. */
-export interface ISighting {
+/** The state of a task; see `tfd_notebook/model/resolution.py`. */
+export interface ITaskStatus {
   job: string;
   task: number;
   address: string;
@@ -15,9 +15,9 @@ export interface ISighting {
   reason: string;
 }
 
-const MOST_ROWS = 50;
+const MAX_ROWS = 50;
 
-/** Title and class of each column; the classes `tfd-c…` give way, c5 first. */
+/** Title and class of each column; narrow views hide `tfd-c…` columns, c5 first. */
 const COLUMNS: readonly [string, string][] = [
   ['task', ''],
   ['state', ''],
@@ -28,47 +28,47 @@ const COLUMNS: readonly [string, string][] = [
   ['reason', 'tfd-wide']
 ];
 
-export class FoundTasks {
+export class ResolvedTasks {
   readonly node = h('div', { class: 'tfd-scroll tfd-found' });
-  private readonly _rows: Keyed<HTMLElement>;
+  private readonly _rows: KeyedList<HTMLElement>;
   private readonly _more: HTMLButtonElement;
   private _all = false;
-  private _seen: readonly ISighting[] = [];
+  private _current: readonly ITaskStatus[] = [];
 
   constructor() {
     const heads = COLUMNS.map(([text, name]) => h('th', { class: name, scope: 'col' }, text));
     const body = h('tbody');
-    this._rows = new Keyed(body, () => rowOf());
-    this._more = button('', 'show all tasks, or only those that need a look', () => {
+    this._rows = new KeyedList(body, () => rowOf());
+    this._more = button('', 'Show all tasks, or problems first', () => {
       this._all = !this._all;
-      this.show(this._seen);
+      this.show(this._current);
     });
     const table = h('table', { 'aria-label': 'tasks' }, h('thead', {}, h('tr', {}, ...heads)));
     table.append(body);
     this.node.append(table, this._more);
   }
 
-  show(tasks: readonly ISighting[]): void {
-    this._seen = tasks;
+  show(tasks: readonly ITaskStatus[]): void {
+    this._current = tasks;
     show(this.node, tasks.length > 0);
-    // Where nobody has anything to say, others have the room.
+    // Hide empty columns.
     for (const field of ['identity', 'accelerators', 'reason'] as const) {
       this.node.classList.toggle(`tfd-no-${field}`, !tasks.some(task => task[field]));
     }
-    show(this._more, tasks.length > MOST_ROWS);
-    setText(this._more, this._all ? 'Fewer' : `All ${whole(tasks.length)} tasks`);
+    show(this._more, tasks.length > MAX_ROWS);
+    setText(this._more, this._all ? 'Fewer' : `All ${formatInteger(tasks.length)} tasks`);
     const named = new Map(tasks.map(task => [nameOf(task), task]));
     let names = [...named.keys()];
-    if (!this._all && names.length > MOST_ROWS) {
+    if (!this._all && names.length > MAX_ROWS) {
       const urgent = names.filter(name => named.get(name)!.state !== 'alive');
-      const chosen = new Set([...urgent, ...names].slice(0, MOST_ROWS));
+      const chosen = new Set([...urgent, ...names].slice(0, MAX_ROWS));
       names = names.filter(name => chosen.has(name));
     }
     this._rows.update(names, (row, name) => fill(row, named.get(name)!));
   }
 }
 
-export function nameOf(task: ISighting): string {
+export function nameOf(task: ITaskStatus): string {
   return `${task.job}:${task.task}`;
 }
 
@@ -78,22 +78,22 @@ function rowOf(): HTMLElement {
   return h('tr', {}, ...cells);
 }
 
-function fill(row: HTMLElement, task: ISighting): void {
+function fill(row: HTMLElement, task: ITaskStatus): void {
   const [name, state, ...rest] = row.children;
-  setCut(name, nameOf(task), `${nameOf(task)} at ${clean(task.address)}`);
-  const [mark, word] = state.children;
-  setText(mark, sign(task.state));
-  mark.className = `tfd-${tone(task.state)}`;
-  setText(word, ` ${task.state}`);
+  setTruncatedText(name, nameOf(task), `${nameOf(task)} at ${clean(task.address)}`);
+  const [symbol, stateText] = state.children;
+  setText(symbol, sign(task.state));
+  symbol.className = `tfd-${tone(task.state)}`;
+  setText(stateText, ` ${task.state}`);
   const reason = clean(task.reason);
   state.setAttribute('title', reason ? `${task.state}: ${reason}` : task.state);
-  const words = [
+  const texts = [
     task.address,
     task.identity,
     task.accelerators,
     brief(task.latency_ms / 1e3),
     reason
   ];
-  words.forEach((text, i) => setCut(rest[i], text));
+  texts.forEach((text, i) => setTruncatedText(rest[i], text));
   rest[1].classList.toggle('tfd-bad', task.state === 'mismatch');
 }
