@@ -10,7 +10,7 @@ import json
 
 import pytest
 
-from tests import _language
+from tests import _language, _texts
 
 #: Paths whose texts have no violation.
 CLEAN = (
@@ -391,13 +391,13 @@ CLEAN_NAMES = (
 
 @pytest.mark.parametrize("path", CLEAN)
 def test_texts_follow_the_rules(path):
-    assert list(_language.files([path])), f"{path} has no text files"
+    assert list(_texts.files([path])), f"{path} has no text files"
     _fail_on(list(_language.hits([path])))
 
 
 @pytest.mark.parametrize("path", CLEAN_NAMES)
 def test_names_describe_their_values(path):
-    assert list(_language.files([path])), f"{path} has no text files"
+    assert list(_texts.files([path])), f"{path} has no text files"
     _fail_on(list(_language.name_hits([path])))
 
 
@@ -407,7 +407,7 @@ def _fail_on(hits):
 
 
 def _python(source, name="tfd_notebook/sample.py"):
-    return [hit for text in _language.python_texts(source, name) for hit in _language.check(text)]
+    return [hit for text in _texts.python_texts(source, name) for hit in _language.check(text)]
 
 
 def _function(docstring, name="tfd_notebook/sample.py"):
@@ -576,7 +576,7 @@ def test_a_phrase_across_lines_is_reported_at_its_first_line():
 def _markdown(text):
     return [
         (hit.line, hit.hint)
-        for part in _language.markdown_texts(text, "docs/sample.md")
+        for part in _texts.markdown_texts(text, "docs/sample.md")
         for hit in _language.check(part)
     ]
 
@@ -598,7 +598,7 @@ def test_notebooks_are_checked_at_the_lines_of_their_file():
     lines = source.split("\n")
     hits = [
         hit
-        for text in _language.notebook_texts(source, "notebooks/sample.ipynb")
+        for text in _texts.notebook_texts(source, "notebooks/sample.ipynb")
         for hit in _language.check(text)
     ]
     assert [lines[hit.line - 1].strip() for hit in hits] == [
@@ -617,7 +617,7 @@ def test_typescript_is_checked():
     )
     hits = [
         hit.line
-        for text in _language.typescript_texts(source, "labextension/src/sample.ts")
+        for text in _texts.typescript_texts(source, "labextension/src/sample.ts")
         for hit in _language.check(text)
     ]
     assert sorted(hits) == [1, 2, 4, 5]
@@ -626,7 +626,7 @@ def test_typescript_is_checked():
 def test_comments_of_scripts_are_checked():
     hits = [
         hit.line
-        for text in _language.hash_texts("# Nobody.\nall: x  # anew\n\ttest '#' anew\n", "Makefile")
+        for text in _texts.hash_texts("# Nobody.\nall: x  # anew\n\ttest '#' anew\n", "Makefile")
         for hit in _language.check(text)
     ]
     assert hits == [1, 2]
@@ -656,7 +656,7 @@ def test_quotations_are_allowed(monkeypatch):
 
 def test_every_quotation_is_in_use():
     for name, quotation in _language.QUOTATIONS:
-        flowing = [" ".join(text.text.split()) for text in _language.texts(name)]
+        flowing = [" ".join(text.text.split()) for text in _texts.texts(name)]
         assert any(quotation in text for text in flowing), f"{name} no longer has {quotation!r}"
 
 
