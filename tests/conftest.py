@@ -92,7 +92,7 @@ def no_coordinator() -> Iterator[None]:
     from tfd_notebook.cluster.cluster import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Cluster, "_leave_gpus", lambda self: None)
+        patch.setattr(Cluster, "_hide_gpus_from_kernel", lambda self: None)
         yield
 
 

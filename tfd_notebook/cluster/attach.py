@@ -78,7 +78,7 @@ def everywhere() -> list[dict[str, Any]]:
     for where in detached.detached():
         # One that ends just now, or does not answer, must not hide the others.
         with contextlib.suppress(errors.TfdError):
-            for one in _briefs(where):
+            for one in _summaries(where):
                 # Of a kernel that was killed the agent learns later than others. One on other hosts
                 # is not asked.
                 if not (one.pop("heard", True) and one["name"] in held):
@@ -154,12 +154,14 @@ def attach(
                 where, RemoteDetachedCluster
             ) else found
 
-        made = Cluster._attached(config, base.launcher(config.launcher, config.options), adopt)
+        made = Cluster._from_running_tasks(
+            config, base.launcher(config.launcher, config.options), adopt
+        )
     except BaseException:
         reached.close()
         raise
     if connect:
-        made._leave_gpus()
+        made._hide_gpus_from_kernel()
     return made
 
 
@@ -195,9 +197,9 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
     living = registry.clusters().get(name)
     if living is not None and living.config == config:
         return living
-    made = Cluster._attached(config, launcher, adopt)
+    made = Cluster._from_running_tasks(config, launcher, adopt)
     if connect:
-        made._leave_gpus()
+        made._hide_gpus_from_kernel()
     return made
 
 
@@ -279,7 +281,7 @@ def find(name: str, agent: int | None = None) -> detached.Detached | RemoteDetac
     )
 
 
-def _briefs(where: detached.Detached | RemoteDetachedCluster) -> list[dict[str, Any]]:
+def _summaries(where: detached.Detached | RemoteDetachedCluster) -> list[dict[str, Any]]:
     """Return a detached cluster in a few words; hosts are not asked just for a list."""
     if isinstance(where, RemoteDetachedCluster):
         return [
@@ -298,7 +300,7 @@ def _briefs(where: detached.Detached | RemoteDetachedCluster) -> list[dict[str, 
     reached = where.reach()
     try:
         return [
-            {**_brief(one, where.pid), "heard": one["heard"]}
+            {**_summary(one, where.pid), "heard": one["heard"]}
             for one in reached.clusters(5.0)
             if one["name"] == where.name
         ]
@@ -306,7 +308,7 @@ def _briefs(where: detached.Detached | RemoteDetachedCluster) -> list[dict[str, 
         reached.close()
 
 
-def _brief(said: Mapping[str, Any], agent: int) -> dict[str, Any]:
+def _summary(said: Mapping[str, Any], agent: int) -> dict[str, Any]:
     about = said["about"]
     planned = sum(about["fleet"]["counts"].values()) if about else len(said["tasks"])
     observed = said["tasks"].count("ready")

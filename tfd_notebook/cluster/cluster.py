@@ -109,10 +109,10 @@ class Cluster(LeasedCluster):
                 living = registry.clusters().get(config.name)
                 if living is None or living is stopped:
                     made = super().__new__(cls)
-                    made._make(config, launcher)
+                    made._initialize(config, launcher)
                     known[config.name] = made
                     return made
-                if not living._ending and if_exists != "replace":
+                if not living._is_ending and if_exists != "replace":
                     same = is_same(living._config, config)
                     if if_exists == "error" or not same:
                         raise errors.NameTaken(
@@ -151,11 +151,11 @@ class Cluster(LeasedCluster):
         parameters=list(inspect.signature(__init__).parameters.values())[1:]
     )
 
-    def _make(self, config: ClusterConfig, launcher: base.Launcher) -> None:
-        super()._make(config, launcher)
+    def _initialize(self, config: ClusterConfig, launcher: base.Launcher) -> None:
+        super()._initialize(config, launcher)
         self._pid = os.getpid()
-        self._ending = False
-        self._ender: threading.Thread | None = None
+        self._is_ending = False
+        self._ending_thread: threading.Thread | None = None
         self._has_ended = threading.Event()
         for role, count in config.counts.items():
             self._monitor.plan(role, count)
@@ -184,16 +184,16 @@ class Cluster(LeasedCluster):
                     fix="make a new one with tfd.Cluster(...)",
                 )
             self._environment = TaskEnvironment.now()
-            self._begin()
-            self._say_if_another_is_detached()
+            self._start_monitoring()
+            self._notify_of_detached_namesake()
             try:
                 self._task_manager.start_all()
-                if self._ending:
+                if self._is_ending:
                     raise errors.LaunchError(f"cluster {self.name!r} was stopped while it started")
                 if self.policy.time_limit is not None:
                     self._monitor.expires = Deadline(self.policy.time_limit)
             except BaseException as error:
-                ended = self._ending
+                ended = self._is_ending
                 self._end("failed")
                 if ended:  # what came up since then is not to stay
                     self._task_manager.close(_STOP_SECONDS)
@@ -204,12 +204,12 @@ class Cluster(LeasedCluster):
                             + "".join(f": {what}" for what in why)
                         ) from None
                 raise
-            self._leave_gpus()
+            self._hide_gpus_from_kernel()
             self._monitor.set_state("ready")
-            self._describe()
+            self._store_description()
         return self
 
-    def _begin(self) -> None:
+    def _start_monitoring(self) -> None:
         """Be seen, and look after what there is."""
         control_socket.ensure_started()
         registry.notify_cluster_start()
@@ -220,7 +220,7 @@ class Cluster(LeasedCluster):
         self._monitor.start(on_tick=upkeep)
 
     @classmethod
-    def _attached(
+    def _from_running_tasks(
         cls,
         config: ClusterConfig,
         launcher: base.Launcher,
@@ -234,12 +234,12 @@ class Cluster(LeasedCluster):
                     fix="stop or leave that one first",
                 )
             made = object.__new__(cls)
-            made._make(config, launcher)
+            made._initialize(config, launcher)
             known[config.name] = made
         with made._lock:
-            made._begin()
+            made._start_monitoring()
             try:
-                made._take_over(*adopt(made))
+                made._adopt_tasks(*adopt(made))
             except BaseException:
                 made._end("left")
                 raise
@@ -256,7 +256,7 @@ class Cluster(LeasedCluster):
         """
         if os.getpid() == self._pid and not self.ended:
             self._end("stopped")
-            if threading.current_thread() is not self._ender:
+            if threading.current_thread() is not self._ending_thread:
                 self._has_ended.wait(2 * _STOP_SECONDS)
 
     def join(self, timeout: float | None = None) -> bool:
@@ -430,7 +430,7 @@ class Cluster(LeasedCluster):
         StateError
             The cluster has none, because it has no data worker.
         """
-        self._must_have_dispatcher()
+        self._require_dispatcher()
         return ClusterDispatcher(self)
 
     def command(self, work: Callable[[], Any]) -> None:
@@ -453,9 +453,9 @@ class Cluster(LeasedCluster):
 
     def _end(self, state: str) -> None:
         with registry.locked():
-            if self._ending:
+            if self._is_ending:
                 return
-            self._ending, self._ender = True, threading.current_thread()
+            self._is_ending, self._ending_thread = True, threading.current_thread()
         if state not in ("lost", "left"):
             self._monitor.set_state("stopping")
         kind = errors.AgentLost if state == "lost" else errors.Interrupted
@@ -466,7 +466,7 @@ class Cluster(LeasedCluster):
         for stream in self._streams.values():
             with contextlib.suppress(errors.TfdError):
                 stream.stop()
-        self._let_go()
+        self._stop_coordinator()
         if state == "stopped" and self._task_manager.is_foreign:
             state = "left"
         if state == "left":

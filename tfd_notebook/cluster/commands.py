@@ -39,7 +39,7 @@ Request = Mapping[str, Any]
 
 #: The latest snapshot of each cluster, and what its last attempt to take one raised.
 _snapshots: weakref.WeakKeyDictionary[Any, Snapshot] = weakref.WeakKeyDictionary()
-_complaints: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_snapshot_errors: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def snapshots(clusters: Mapping[str, Any]) -> dict[str, Snapshot]:
@@ -51,11 +51,11 @@ def snapshots(clusters: Mapping[str, Any]) -> dict[str, Snapshot]:
     for name, cluster in clusters.items():
         try:
             _snapshots[cluster] = cluster.snapshot()
-            _complaints.pop(cluster, None)
+            _snapshot_errors.pop(cluster, None)
         except Exception as error:
             complaint = f"{type(error).__name__}: {error}"
-            if _complaints.get(cluster) != complaint:
-                _complaints[cluster] = complaint
+            if _snapshot_errors.get(cluster) != complaint:
+                _snapshot_errors[cluster] = complaint
                 log.warning("no snapshot of cluster %r can be taken: %s", name, complaint)
         if (seen := _snapshots.get(cluster)) is not None:
             found[name] = seen
@@ -108,9 +108,9 @@ def answer(work: Callable[[], Any]) -> dict[str, Any]:
     try:
         return {"value": work()}
     except errors.TfdError as error:
-        return {"error": _packed(error)}
+        return {"error": _pack_error(error)}
     except Exception as error:
-        return {"error": _packed(errors.TfdError(f"{type(error).__name__}: {error}"))}
+        return {"error": _pack_error(errors.TfdError(f"{type(error).__name__}: {error}"))}
 
 
 def error_from(packed: Mapping[str, Any]) -> errors.TfdError:
@@ -140,7 +140,7 @@ def queue_of(request: Mapping[str, Any]) -> Hashable | None:
     return (str(name), command in _CHANGES) if name is not None else command
 
 
-def _packed(error: errors.TfdError) -> dict[str, Any]:
+def _pack_error(error: errors.TfdError) -> dict[str, Any]:
     return {"code": error.code, "what": error.what, "task": error.task, "fix": error.fix}
 
 
@@ -175,7 +175,7 @@ def _logs(request: Request) -> Any:
     since = request.get("offset")
     if since is not None:
         since = _number(request, "offset", 0, least=0, most=2**62)
-    text, offset = cluster.log_from(_word(request, "task"), since, lines)
+    text, offset = cluster.log_from(_name(request, "task"), since, lines)
     return {"text": text, "offset": offset}
 
 
@@ -198,12 +198,12 @@ def _scale(request: Request) -> Any:
 
 def _restart(request: Request) -> Any:
     cluster = cluster_of(request)
-    cluster.restart(_word(request, "task"))
+    cluster.restart(_name(request, "task"))
     return cluster.state
 
 
 def _kill(request: Request) -> Any:
-    return cluster_of(request).kill(_word(request, "task"))
+    return cluster_of(request).kill(_name(request, "task"))
 
 
 def _detach(request: Request) -> Any:
@@ -225,7 +225,7 @@ def _pause(request: Request) -> Any:
     coordinator = cluster_of(request).present_coordinator()
     # Whoever pauses from outside can resume from there: a join must not give up meanwhile.
     coordinator.control_for(float("inf"))
-    coordinator.pause(f"from {_word(request, 'who', 'a terminal')}")
+    coordinator.pause(f"from {_name(request, 'who', 'a terminal')}")
     return coordinator.values.counts()
 
 
@@ -244,25 +244,25 @@ def _step(request: Request) -> Any:
 
 
 def _cancel(request: Request) -> Any:
-    return cluster_of(request).present_coordinator().cancel(_key(request))
+    return cluster_of(request).present_coordinator().cancel(_closure_id(request))
 
 
 def _break_on(request: Request) -> Any:
     """Pause at failures, or not; other breakpoints stay."""
     coordinator = cluster_of(request).present_coordinator()
     _, workers, functions = coordinator.breakpoints
-    coordinator.break_on(_truth(request, "failure"), workers, functions)
+    coordinator.break_on(_boolean(request, "failure"), workers, functions)
 
 
 def _hold(request: Request) -> Any:
     coordinator = cluster_of(request).present_coordinator()
     worker = _number(request, "worker", -1, least=0, most=100_000)
-    (coordinator.pause_worker if _truth(request, "held") else coordinator.resume_worker)(worker)
+    (coordinator.pause_worker if _boolean(request, "held") else coordinator.resume_worker)(worker)
     return list(coordinator.paused_workers)
 
 
 def _value(request: Request) -> Any:
-    return cluster_of(request).present_coordinator().values.record(_key(request))
+    return cluster_of(request).present_coordinator().values.record(_closure_id(request))
 
 
 COMMANDS: dict[str, Callable[[Request], Any]] = {
@@ -318,18 +318,18 @@ def _hours(request: Request) -> float:
     return value
 
 
-def _key(request: Request) -> int:
+def _closure_id(request: Request) -> int:
     return _number(request, "id", -1, least=0, most=2**62)
 
 
-def _truth(request: Request, name: str) -> bool:
+def _boolean(request: Request, name: str) -> bool:
     value = request.get(name)
     if not isinstance(value, bool):
         raise errors.UsageError(f"{name}={value!r} is neither true nor false")
     return value
 
 
-def _word(request: Request, name: str, default: str | None = None) -> str:
+def _name(request: Request, name: str, default: str | None = None) -> str:
     value = request.get(name, default)
     if not isinstance(value, str) or not value or len(value) > 200:
         raise errors.UsageError(f"{name}={value!r} is no name")

@@ -73,7 +73,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 @atexit.register
-def _farewell() -> None:
+def _await_replies() -> None:
     deadline = time.monotonic() + _FAREWELL_SECONDS
     for thread in threading.enumerate():
         if thread.name == _PEER_THREAD:
@@ -97,19 +97,19 @@ class ControlServer:
         self._failure = ""
         self._slots = threading.BoundedSemaphore(_CLIENTS)
         self._listener = unix_socket.listen(self.path, _CLIENTS)
-        self._asleep, self._waker = socket.socketpair()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
         self._thread = threading.Thread(target=self._accept, name="tfd-control", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Listen no longer; requests that are being served are still answered."""
-        self._waker.send(b"x")
+        self._wake_sender.send(b"x")
         if self._thread is not threading.current_thread():
             self._thread.join(_PEER_SECONDS)
 
     def abandon(self) -> None:
         """In a forked child: let go of the sockets, which belong to the parent."""
-        for held in (self._listener, self._asleep, self._waker):
+        for held in (self._listener, self._wake_receiver, self._wake_sender):
             held.close()
 
     def _accept(self) -> None:
@@ -117,8 +117,8 @@ class ControlServer:
             # select() would fail with descriptors above 1023.
             with selectors.DefaultSelector() as selector:
                 selector.register(self._listener, selectors.EVENT_READ)
-                selector.register(self._asleep, selectors.EVENT_READ)
-                while self._asleep not in [key.fileobj for key, _ in selector.select()]:
+                selector.register(self._wake_receiver, selectors.EVENT_READ)
+                while self._wake_receiver not in [key.fileobj for key, _ in selector.select()]:
                     self._accept_one()
         except BaseException:
             log.exception(
@@ -127,7 +127,7 @@ class ControlServer:
             raise
         finally:
             self.path.unlink(missing_ok=True)
-            for held in (self._listener, self._asleep, self._waker):
+            for held in (self._listener, self._wake_receiver, self._wake_sender):
                 held.close()
 
     def _accept_one(self) -> None:

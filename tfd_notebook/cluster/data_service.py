@@ -57,7 +57,7 @@ def _of_cluster(
 class ClusterDataService:
     """The part of `Cluster` that datasets meet; a `data.service.protocols.ServiceHost`."""
 
-    def _make(self, config: ClusterConfig, launcher: Launcher) -> None:
+    def _initialize(self, config: ClusterConfig, launcher: Launcher) -> None:
         self._config = config
         self._consumers = Consumers(task_of=self._task_at)
         self._monitor = Monitor(config, self._consumers)
@@ -310,9 +310,9 @@ class ClusterDataService:
     def _require_service(self) -> None:
         """Raise StateError unless the cluster runs and has a dispatcher."""
         self._require_running()
-        self._must_have_dispatcher()
+        self._require_dispatcher()
 
-    def _must_have_dispatcher(self) -> None:
+    def _require_dispatcher(self) -> None:
         if not self._monitor.snapshot().planned.get(Role.DISPATCHER):
             raise errors.StateError(
                 f"cluster {self.name!r} has no dispatcher, because it has no data worker",

@@ -17,16 +17,16 @@ from tfd_notebook.model.diagnostics import listed
 from tfd_notebook.model.spec import Role, check_count
 
 #: What a user may ask for, once `check` has looked at it.
-Wish = str | tuple[int, ...] | Mapping[str, int]
+GpuRequest = str | tuple[int, ...] | Mapping[str, int]
 #: Takes role and index of a task, returns the position of its host.
 Place = Callable[[str, int], int]
 
-_DEALT_TO = (Role.WORKER, Role.EVALUATOR)
+_GPU_ROLES = (Role.WORKER, Role.EVALUATOR)
 _FIX = 'write gpus="auto", 0 (none), [0, 1] (these) or {"worker": 1} (so many to each)'
-_ALIKE = "and TensorFlow wants all workers alike"
+_EQUAL = "and TensorFlow wants all workers alike"
 
 
-def check(wish: Any) -> Wish:
+def check(wish: Any) -> GpuRequest:
     """Return what ``Cluster(gpus=...)`` means: ``"auto"``, numbers of GPUs, or how many to each.
 
     Raises
@@ -39,7 +39,7 @@ def check(wish: Any) -> Wish:
         return ()
     if isinstance(wish, Mapping):
         for role, count in wish.items():
-            if role not in _DEALT_TO:
+            if role not in _GPU_ROLES:
                 raise UsageError(
                     f"gpus={dict(wish)!r}: a {role} gets no GPU",
                     fix="name worker or evaluator only: other tasks do not compute",
@@ -148,7 +148,7 @@ class GpuAllocation:
 
     def of(self, role: Role, index: int, place: Place) -> tuple[int, ...]:
         """Return the GPUs that a task sees, all of them of its host."""
-        if not self.shares or role not in _DEALT_TO:
+        if not self.shares or role not in _GPU_ROLES:
             return ()
         host = place(role, index)
         if role is Role.EVALUATOR:
@@ -168,7 +168,7 @@ class GpuAllocation:
             needed = there[host] * self.each
             if needed > len(share.workers):
                 raise UsageError(
-                    f"{_some(there[host], 'worker')}{share.on} need {_some(needed, 'GPU')}, "
+                    f"{_plural(there[host], 'worker')}{share.on} need {_plural(needed, 'GPU')}, "
                     f"{self.each} each as those that run, and there are {len(share.workers)} for "
                     "workers",
                     fix=f"make a new cluster with workers={workers}: a worker that runs keeps "
@@ -177,7 +177,7 @@ class GpuAllocation:
 
 
 def allocate_gpus(
-    wish: Wish, workers: int, evaluators: int, found: Sequence[HostGpus], place: Place
+    wish: GpuRequest, workers: int, evaluators: int, found: Sequence[HostGpus], place: Place
 ) -> GpuAllocation:
     """Deal out the GPUs of some hosts.
 
@@ -203,20 +203,22 @@ def allocate_gpus(
         return GpuAllocation()
     there = Counter(place(Role.WORKER, index) for index in range(workers))
     if isinstance(wish, str):
-        return _all(there, _apart(found, lambda h, kept: kept / there[h] if there[h] else math.inf))
+        return _allocate_all(
+            there, _deduplicate(found, lambda h, kept: kept / there[h] if there[h] else math.inf)
+        )
     if not isinstance(wish, Mapping):
-        return _these(wish, there, found)
+        return _allocate_numbers(wish, there, found)
     each, rest = wish.get(str(Role.WORKER), 0), wish.get(str(Role.EVALUATOR), 0)
     judging = Counter(place(Role.EVALUATOR, index) for index in range(evaluators))
-    found = _apart(found, lambda host, kept: kept - there[host] * each - judging[host] * rest)
+    found = _deduplicate(found, lambda host, kept: kept - there[host] * each - judging[host] * rest)
     shares = [
-        _so_many(wish, there[host], each, judging[host] * rest, one, _on(one, found))
+        _allocate_counts(wish, there[host], each, judging[host] * rest, one, _suffix(one, found))
         for host, one in enumerate(found)
     ]
     return GpuAllocation(each, tuple(shares))
 
 
-def _apart(found: Sequence[HostGpus], has: Callable[[int, int], float]) -> Sequence[HostGpus]:
+def _deduplicate(found: Sequence[HostGpus], has: Callable[[int, int], float]) -> Sequence[HostGpus]:
     """Give each GPU that several hosts see to that one of them which has least.
 
     Two executors of Spark on a machine, or two names of it, see the same ones. How much a host has
@@ -249,18 +251,18 @@ def _holders(found: Sequence[HostGpus]) -> dict[str, list[int]]:
     return holders
 
 
-def _all(there: Mapping[int, int], found: Sequence[HostGpus]) -> GpuAllocation:
+def _allocate_all(there: Mapping[int, int], found: Sequence[HostGpus]) -> GpuAllocation:
     """Deal out what there is, as many to each worker as the host that has fewest can."""
     if not any(found[host].gpus for host in there):
         return GpuAllocation()
     for host, count in there.items():
         one = found[host]
         if count > len(one.gpus):
-            have = f"{_some(len(one.gpus), 'GPU')}{_on(one, found)}"
+            have = f"{_plural(len(one.gpus), 'GPU')}{_suffix(one, found)}"
             most = f", or no more than {len(one.gpus)} of them" if one.gpus else ""
             elsewhere = ", or place= the workers on hosts with GPUs" if len(found) > 1 else ""
             raise UsageError(
-                f"{have} cannot be dealt out to {_some(count, 'worker')}, {_ALIKE}"
+                f"{have} cannot be dealt out to {_plural(count, 'worker')}, {_EQUAL}"
                 + (f": {one.why}" if one.why else ""),
                 fix=f"use gpus=0{most}{elsewhere}",
             )
@@ -269,11 +271,11 @@ def _all(there: Mapping[int, int], found: Sequence[HostGpus]) -> GpuAllocation:
     for host, one in enumerate(found):
         # Where no worker is yet, one that comes may take of all.
         cut = each * there[host] if host in there else len(one.gpus)
-        shares.append(HostAllocation(_on(one, found), one.gpus[:cut], left=one.gpus[cut:]))
+        shares.append(HostAllocation(_suffix(one, found), one.gpus[:cut], left=one.gpus[cut:]))
     return GpuAllocation(each, tuple(shares))
 
 
-def _these(
+def _allocate_numbers(
     wish: tuple[int, ...], there: Mapping[int, int], found: Sequence[HostGpus]
 ) -> GpuAllocation:
     """Deal out GPUs by their numbers, the same on each host."""
@@ -284,10 +286,10 @@ def _these(
                 fix='use gpus="auto" or gpus={"worker": 1}, which deal each of them out once',
             )
     for host in there or range(len(found)):
-        one, on = found[host], _on(found[host], found)
+        one, on = found[host], _suffix(found[host], found)
         count = there.get(host, 0)
         if not one.gpus:
-            raise _none(list(wish), one, on)
+            raise _no_gpus_error(list(wish), one, on)
         if missing := [gpu for gpu in wish if gpu not in one.gpus]:
             raise UsageError(
                 f"gpus={list(wish)!r}: there is no GPU {missing[0]}{on}",
@@ -295,34 +297,35 @@ def _these(
             )
         if not count or len(wish) % count:
             raise UsageError(
-                f"{_some(len(wish), 'GPU')} cannot be dealt out evenly to "
-                f"{_some(count, 'worker')}{on}, {_ALIKE}",
+                f"{_plural(len(wish), 'GPU')} cannot be dealt out evenly to "
+                f"{_plural(count, 'worker')}{on}, {_EQUAL}",
                 fix="name as many GPUs as there are workers, or a multiple",
             )
     most, least = max(there, key=there.__getitem__), min(there, key=there.__getitem__)
     each, more = len(wish) // there[most], len(wish) // there[least]
     if each != more:
         raise UsageError(
-            f"gpus={list(wish)!r} are {each} for each worker{_on(found[most], found)} and {more}"
-            f"{_on(found[least], found)}, {_ALIKE}",
+            f"gpus={list(wish)!r} are {each} for each worker{_suffix(found[most], found)} and {more}"
+            f"{_suffix(found[least], found)}, {_EQUAL}",
             fix='have as many workers on each host, or use gpus={"worker": 1}',
         )
     shares = [
-        HostAllocation(_on(one, found), wish if set(wish) <= set(one.gpus) else ()) for one in found
+        HostAllocation(_suffix(one, found), wish if set(wish) <= set(one.gpus) else ())
+        for one in found
     ]
     return GpuAllocation(each, tuple(shares))
 
 
-def _so_many(
+def _allocate_counts(
     wish: Mapping[str, int], workers: int, each: int, evaluator: int, one: HostGpus, on: str
 ) -> HostAllocation:
     """Deal out so many GPUs of one host."""
     needed = workers * each + evaluator
     if needed and not one.gpus:
-        raise _none(dict(wish), one, on)
+        raise _no_gpus_error(dict(wish), one, on)
     if needed > len(one.gpus):
         raise UsageError(
-            f"{_some(workers, 'worker')} with {_some(each, 'GPU')} each"
+            f"{_plural(workers, 'worker')} with {_plural(each, 'GPU')} each"
             + (f" and an evaluator with {evaluator}" if evaluator else "")
             + f" need{'s' if workers + evaluator == 1 else ''} {needed}, "
             f"and there are {len(one.gpus)}{on}" + (f": {one.why}" if one.why else ""),
@@ -333,16 +336,16 @@ def _so_many(
     return HostAllocation(on, one.gpus[:cut], one.gpus[cut:])
 
 
-def _none(wish: object, one: HostGpus, on: str) -> Unsupported:
+def _no_gpus_error(wish: object, one: HostGpus, on: str) -> Unsupported:
     return Unsupported(
         f"gpus={wish} cannot be given{on}: {one.why or 'there is no GPU'}",
         fix="use gpus=0 for the processor alone",
     )
 
 
-def _on(one: HostGpus, found: Sequence[HostGpus]) -> str:
+def _suffix(one: HostGpus, found: Sequence[HostGpus]) -> str:
     return f" on {one.host}" if len(found) > 1 else ""
 
 
-def _some(count: int, thing: str) -> str:
+def _plural(count: int, thing: str) -> str:
     return f"{count} {thing}{'' if count == 1 else 's'}"

@@ -18,7 +18,7 @@ from tfd_notebook.launchers.client import detached
 from tfd_notebook.model.spec import ClusterConfig, Role, pack, without_values
 from tfd_notebook.net.clock import Deadline
 
-_MOST_HOURS = 24.0 * 365
+_MAX_HOURS = 24.0 * 365
 
 
 def check_hours(hours: object) -> None:
@@ -29,18 +29,18 @@ def check_hours(hours: object) -> None:
         number = float(hours)
     except OverflowError:
         number = math.inf  # or less than any number, which is as wrong
-    if not 0 < number <= _MOST_HOURS:
+    if not 0 < number <= _MAX_HOURS:
         raise errors.UsageError(
-            f"hours={number:g} is out of range", fix=f"use more than 0 and up to {_MOST_HOURS:g}"
+            f"hours={number:g} is out of range", fix=f"use more than 0 and up to {_MAX_HOURS:g}"
         )
 
 
 class LeasedCluster(ParameterServerTraining):
     """The part of `Cluster` that is detached, renewed, left and attached to."""
 
-    def _make(self, config: ClusterConfig, launcher: base.Launcher) -> None:
-        super()._make(config, launcher)
-        self._describing = threading.Lock()
+    def _initialize(self, config: ClusterConfig, launcher: base.Launcher) -> None:
+        super()._initialize(config, launcher)
+        self._description_lock = threading.Lock()
 
     def detach(self, hours: float = 8.0) -> float:
         """Let the cluster outlive this kernel, for so long.
@@ -68,7 +68,7 @@ class LeasedCluster(ParameterServerTraining):
         Unsupported
             Its tasks live in this process.
         """
-        return self._hold(hours, renew=False)
+        return self._set_lease(hours, renew=False)
 
     def renew(self, hours: float = 8.0) -> float:
         """Have a detached cluster stay for so many hours from now.
@@ -83,26 +83,26 @@ class LeasedCluster(ParameterServerTraining):
         UsageError, StateError
             As `detach`; or it is not detached.
         """
-        return self._hold(hours, renew=True)
+        return self._set_lease(hours, renew=True)
 
     @property
     def detached(self) -> bool:
         """Whether the cluster outlives this kernel."""
         return self._monitor.lease is not None
 
-    def _hold(self, hours: float, renew: bool) -> float:
+    def _set_lease(self, hours: float, renew: bool) -> float:
         check_hours(hours)
         limits().check_lease(hours)
         # Without the cluster's lock, which `start` and `scale` hold for minutes.
         self._require_running()
         if not renew and not self.detached:
-            self._must_be_only_one()
+            self._require_no_detached_namesake()
         left = float(self._task_manager.ask("lease", seconds=hours * 3600.0, renew=renew))
         self._monitor.handle_event({"event": "lease", "cluster": self.name, "left": left})
-        self._describe()
+        self._store_description()
         return time.time() + left
 
-    def _say_if_another_is_detached(self) -> None:
+    def _notify_of_detached_namesake(self) -> None:
         if any(one.name == self.name for one in detached.detached()):
             self._monitor.notice(
                 "info",
@@ -110,7 +110,7 @@ class LeasedCluster(ParameterServerTraining):
                 fix=f"tfd.attach({self.name!r}) takes that one up, once this one has ended",
             )
 
-    def _must_be_only_one(self) -> None:
+    def _require_no_detached_namesake(self) -> None:
         if any(one.name == self.name for one in detached.detached()):
             raise errors.NameTaken(
                 f"another cluster {self.name!r} of yours is detached, and one could not be told "
@@ -118,12 +118,12 @@ class LeasedCluster(ParameterServerTraining):
                 fix=f"end it, tfd stop {self.name}, or start this one under another name=",
             )
 
-    def _describe(self) -> None:
+    def _store_description(self) -> None:
         """Store with the agents what an attach needs. No-op unless the cluster is detached."""
         if not self.detached:
             return
         # One at a time: an older description must not replace a newer one.
-        with self._describing:
+        with self._description_lock:
             about = {
                 # The values of env are secrets, which an attach does not need.
                 "config": pack(without_values(self._config)),
@@ -140,11 +140,11 @@ class LeasedCluster(ParameterServerTraining):
         try:
             super()._scale(counts)
         finally:
-            self._describe()
+            self._store_description()
 
     def strategy(self, *args: Any, **options: Any) -> Any:
         strategy = super().strategy(*args, **options)
-        self._describe()
+        self._store_description()
         return strategy
 
     strategy.__doc__ = ParameterServerTraining.strategy.__doc__
@@ -152,9 +152,9 @@ class LeasedCluster(ParameterServerTraining):
     def enable_static_sharding(self) -> None:
         """Have the dispatcher know its workers by address, restarting it if that is news."""
         super().enable_static_sharding()
-        self._describe()
+        self._store_description()
 
-    def _take_over(self, node: base.Node, found: Mapping[str, Any]) -> None:
+    def _adopt_tasks(self, node: base.Node, found: Mapping[str, Any]) -> None:
         """Make a cluster of what an agent says of one; see `AgentNode.adopt`."""
         about = found["about"]
         self._task_manager.adopt(node, about["fleet"], found["tasks"])

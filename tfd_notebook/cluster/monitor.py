@@ -31,7 +31,7 @@ _MEASURED = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent")
 _ENDED = ("stopped", "failed", "lost", "left")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 #: Why nothing is known of a task at the moment.
-_AWAY = "the connection to its host is lost"
+_DISCONNECTED = "the connection to its host is lost"
 _ORDER = {role: position for position, role in enumerate(Role)}
 
 #: Tasks whose end matters to those who read an epoch just now.
@@ -171,9 +171,9 @@ class Monitor:
             self.over = body["reason"]
             self.notice("warning", f"it has ended: {self.over}")
         elif kind == "away":
-            self._away(body["host"], body["grace"])
+            self._host_disconnected(body["host"], body["grace"])
         elif kind == "back":
-            self._back(body["host"], body["seconds"])
+            self._host_reconnected(body["host"], body["seconds"])
         elif kind == "lost":
             self._lost(body["reason"])
 
@@ -409,22 +409,22 @@ class Monitor:
             history.append(sampled)
         return sum(history) / len(history) if len(history) >= _LEAST_SHARES else None
 
-    def _away(self, host: str, grace: float) -> None:
-        tasks = self._mark(host, "", _AWAY)
+    def _host_disconnected(self, host: str, grace: float) -> None:
+        tasks = self._set_reason(host, "", _DISCONNECTED)
         self.notice(
             "warning",
             f"the connection to {host} is lost: its tasks ({', '.join(tasks)}) go on for "
             f"{grace:g} s, and it is tried again",
         )
 
-    def _back(self, host: str, seconds: float) -> None:
+    def _host_reconnected(self, host: str, seconds: float) -> None:
         self.reconnects[host] += 1
-        tasks = self._mark(host, _AWAY, "")
+        tasks = self._set_reason(host, _DISCONNECTED, "")
         self.notice(
             "info", f"the connection to {host} is back after {seconds:.0f} s ({', '.join(tasks)})"
         )
 
-    def _mark(self, host: str, before: str, reason: str) -> list[str]:
+    def _set_reason(self, host: str, before: str, reason: str) -> list[str]:
         """Give the tasks of a host another reason, where it was `before`; return their names."""
         with self._changed:
             tasks = [row for row in self._rows.values() if row.host == host]

@@ -155,7 +155,7 @@ class ClusterReports(ClusterDataService):
         """
         from tfd_notebook import views
 
-        self._must_have_dispatcher()
+        self._require_dispatcher()
         journal = self.journal
         if journal is None:
             raise errors.StateError(

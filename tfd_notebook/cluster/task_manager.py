@@ -28,7 +28,7 @@ _BYTES_PER_LINE = 400
 _FOLLOW_SECONDS = 0.2
 _FOLLOW_BYTES = 65_536
 #: Seconds after which it is asked whether the hosts can talk.
-_TALK_SECONDS = 5.0
+_PEER_CHECK_SECONDS = 5.0
 
 
 class TaskManager:
@@ -47,11 +47,11 @@ class TaskManager:
         self._launcher = launcher
         self._monitor = monitor
         self._node: base.Node | None = None
-        self._deal = gpu_allocation.GpuAllocation()
+        self._gpu_allocation = gpu_allocation.GpuAllocation()
         #: The worker addresses that the dispatcher was given for static sharding.
-        self._static: tuple[str, ...] = ()
+        self._static_addresses: tuple[str, ...] = ()
         #: Addresses of the tasks that a scale-in removed.
-        self._removed: set[str] = set()
+        self._removed_addresses: set[str] = set()
         self._journal_copy: JournalCopy | None = None
         self.work_dir: str | None = None
 
@@ -73,7 +73,7 @@ class TaskManager:
     @property
     def gives_gpus(self) -> bool:
         """Whether tasks of this cluster see GPUs."""
-        return self._deal.gives
+        return self._gpu_allocation.gives
 
     @property
     def journal_copy(self) -> JournalCopy:
@@ -89,13 +89,13 @@ class TaskManager:
         if note := proxies.bypass():
             self._monitor.notice("info", note)
         (self._node,) = self._launcher.connect(config, self._monitor.handle_event)
-        self._keep_journal()
-        self._deal = self._deal_gpus(config.counts.get(Role.WORKER, 0))
+        self._copy_journal()
+        self._gpu_allocation = self._allocate_gpus(config.counts.get(Role.WORKER, 0))
         for role, count in config.counts.items():
             self._monitor.request(role, count)
         self._add({role: range(n) for role, n in config.counts.items()}, config.policy.minimum)
 
-    def _keep_journal(self) -> None:
+    def _copy_journal(self) -> None:
         if not self.on_this_host:
             self._journal_copy = JournalCopy(lambda have: self.ask("journal", have=have))
 
@@ -116,7 +116,7 @@ class TaskManager:
             if self.rows_of(Role.WORKER):
                 self._check_gpus(wanted[Role.WORKER])
             else:
-                self._deal = self._deal_gpus(wanted[Role.WORKER])
+                self._gpu_allocation = self._allocate_gpus(wanted[Role.WORKER])
         missing: dict[Role, list[int]] = {}
         fewer_data_workers = False
         for role, count in wanted.items():
@@ -142,7 +142,7 @@ class TaskManager:
                 self._monitor.plan(role, left)
                 self._monitor.request(role, left)
             raise
-        if fewer_data_workers and self._static:
+        if fewer_data_workers and self._static_addresses:
             self.enable_static_sharding()
 
     def close(self, timeout: float) -> None:
@@ -165,9 +165,9 @@ class TaskManager:
         """Return what `adopt` needs besides the tasks, as JSON values."""
         return {
             "counts": {str(role): count for role, count in self._monitor.planned.items()},
-            "deal": self._deal.pack(),
-            "static": list(self._static),
-            "removed": sorted(self._removed),
+            "deal": self._gpu_allocation.pack(),
+            "static": list(self._static_addresses),
+            "removed": sorted(self._removed_addresses),
             "work_dir": self.work_dir,
         }
 
@@ -183,10 +183,10 @@ class TaskManager:
             The events that say how each of them is.
         """
         self._node = node
-        self._keep_journal()
-        self._deal = gpu_allocation.GpuAllocation.unpack(about["deal"])
-        self._static = tuple(about["static"])
-        self._removed = set(about["removed"])
+        self._copy_journal()
+        self._gpu_allocation = gpu_allocation.GpuAllocation.unpack(about["deal"])
+        self._static_addresses = tuple(about["static"])
+        self._removed_addresses = set(about["removed"])
         self.work_dir = about["work_dir"]
         for role, count in about["counts"].items():
             self._monitor.plan(Role(role), count)
@@ -197,17 +197,17 @@ class TaskManager:
     def enable_static_sharding(self) -> None:
         """Have the dispatcher know its workers' addresses, restarting it if that is news."""
         addresses = self.worker_addresses()
-        if addresses != self._static:
+        if addresses != self._static_addresses:
             self.restart(DISPATCHER, {"worker_addresses": list(addresses)})
-            self._static = addresses
+            self._static_addresses = addresses
 
     def removed_addresses(self) -> frozenset[str]:
         """Return the addresses of tasks that a scale-in removed and no scale-out restored."""
-        return frozenset(self._removed - {row.address for row in self._monitor.rows()})
+        return frozenset(self._removed_addresses - {row.address for row in self._monitor.rows()})
 
     def knows_workers(self) -> bool:
         """Whether the dispatcher knows the addresses of all present workers."""
-        return self.worker_addresses() == self._static
+        return self.worker_addresses() == self._static_addresses
 
     def worker_addresses(self) -> tuple[str, ...]:
         """Return the addresses of the data workers that have not ended, by index."""
@@ -316,7 +316,9 @@ class TaskManager:
 
         Data workers wait for their dispatcher, all others start beside each other.
         """
-        packed = [self._packed(role, index) for role, some in wanted.items() for index in some]
+        packed = [
+            self._task_request(role, index) for role, some in wanted.items() for index in some
+        ]
         if not packed or self._node is None:
             return
         held: dict[str, str] = self.ask("hold", tasks=packed)
@@ -339,11 +341,11 @@ class TaskManager:
         self._await_ready(list(starting))
 
     def _add_data_workers(self, held: Mapping[str, str], minimum: int | None) -> None:
-        if self._static:
+        if self._static_addresses:
             # A dispatcher with a list of workers turns away those that are not in it.
-            addresses = (*self._static, *held.values())
+            addresses = (*self._static_addresses, *held.values())
             self.restart(DISPATCHER, {"worker_addresses": list(addresses)})
-            self._static = addresses
+            self._static_addresses = addresses
         each = {
             "heartbeat_interval_ms": _HEARTBEAT_MS,
             **server_config.data_worker_config(self._config),
@@ -355,27 +357,27 @@ class TaskManager:
 
     def _remove(self, tasks: list[str]) -> None:
         rows = {row.task: row.address for row in self._monitor.rows()}
-        self._removed.update(rows[task] for task in tasks if task in rows)
+        self._removed_addresses.update(rows[task] for task in tasks if task in rows)
         with contextlib.suppress(errors.UnknownName):
             self.ask("stop", tasks=tasks, timeout=30.0)
         for task in tasks:
             self._monitor.forget(task)
 
-    def _packed(self, role: Role, index: int) -> dict[str, Any]:
+    def _task_request(self, role: Role, index: int) -> dict[str, Any]:
         return {
             "role": str(role),
             "index": index,
             "host": self._launcher.host_of(role),
             "port": self._config.service.port if role is Role.DISPATCHER else 0,
             "settings": {},
-            "gpus": list(self._deal.of(role, index, self._place_of)),
+            "gpus": list(self._gpu_allocation.of(role, index, self._host_index_of)),
         }
 
-    def _place_of(self, role: str, index: int) -> int:
+    def _host_index_of(self, role: str, index: int) -> int:
         assert self._node is not None
         return self._node.place_of(role, index)
 
-    def _deal_gpus(self, workers: int) -> gpu_allocation.GpuAllocation:
+    def _allocate_gpus(self, workers: int) -> gpu_allocation.GpuAllocation:
         """Deal out the GPUs of the tasks' hosts to so many workers."""
         wish, evaluators = self._config.gpus, self._config.counts.get(Role.EVALUATOR, 0)
         if wish == () or (wish == "auto" and (not workers or self.in_process)):
@@ -400,8 +402,8 @@ class TaskManager:
             )
             for one in there
         ]
-        dealt = gpu_allocation.allocate_gpus(wish, workers, evaluators, found, self._place_of)
-        admin_policy.limits().check_gpus(dealt.count(workers, evaluators, self._place_of))
+        dealt = gpu_allocation.allocate_gpus(wish, workers, evaluators, found, self._host_index_of)
+        admin_policy.limits().check_gpus(dealt.count(workers, evaluators, self._host_index_of))
         for host, share in zip(
             found, dealt.shares or [gpu_allocation.HostAllocation()] * len(found), strict=True
         ):
@@ -421,9 +423,11 @@ class TaskManager:
 
     def _check_gpus(self, workers: int) -> None:
         """Raise an error unless there are GPUs for so many workers beside those that run."""
-        self._deal.check(workers, self._place_of)
+        self._gpu_allocation.check(workers, self._host_index_of)
         evaluators = self._config.counts.get(Role.EVALUATOR, 0)
-        admin_policy.limits().check_gpus(self._deal.count(workers, evaluators, self._place_of))
+        admin_policy.limits().check_gpus(
+            self._gpu_allocation.count(workers, evaluators, self._host_index_of)
+        )
 
     def _await_ready(self, tasks: list[str], minimum: int | None = None) -> None:
         """Wait until `minimum` (default: all) of `tasks` are ready, or that is hopeless."""
@@ -448,7 +452,7 @@ class TaskManager:
             )
         task = next(t for t in waiting if t in rows and rows[t].state.ended)
         raise errors.LaunchError(
-            f"{task} did not come up: {rows[task].reason}{self._last_words(task)}",
+            f"{task} did not come up: {rows[task].reason}{self._last_output(task)}",
             task=task,
             fix="mend that and start again",
         )
@@ -457,7 +461,9 @@ class TaskManager:
         """Wait until tasks have settled, or it is clear that hosts cannot talk to each other."""
         assert self._node is not None
         deadline, before = time.monotonic() + limit, ""
-        while not self._monitor.wait(settled, min(_TALK_SECONDS, deadline - time.monotonic())):
+        while not self._monitor.wait(
+            settled, min(_PEER_CHECK_SECONDS, deadline - time.monotonic())
+        ):
             if time.monotonic() >= deadline:
                 return False
             # Once is a task that ends just now, twice the same is a fact.
@@ -482,7 +488,7 @@ class TaskManager:
         }
         return [] if self._node is None else self._node.unreachable_peers(ready)
 
-    def _last_words(self, task: str) -> str:
+    def _last_output(self, task: str) -> str:
         with contextlib.suppress(errors.TfdError):
             if said := self.log(task, 5):
                 return "\n  It wrote:" + "".join(f"\n    {line}" for line in said.splitlines())

@@ -29,8 +29,8 @@ KERAS_2 = (
 class ParameterServerTraining(ClusterReports):
     """The part of `Cluster` that coordinates workers and parameter servers."""
 
-    def _make(self, config: ClusterConfig, launcher: Launcher) -> None:
-        super()._make(config, launcher)
+    def _initialize(self, config: ClusterConfig, launcher: Launcher) -> None:
+        super()._initialize(config, launcher)
         self._strategy: Any = None
         #: What the user gave for it.
         self._strategy_options: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
@@ -41,7 +41,7 @@ class ParameterServerTraining(ClusterReports):
         self._used = False
         #: What builds the model, where that is known.
         self._build: Callable[[Coordinator], Any] | None = None
-        self._monitor.coordinator = self._seen
+        self._monitor.coordinator = self._coordinator_row
 
     @property
     def resolver(self) -> OwnResolver:
@@ -59,7 +59,7 @@ class ParameterServerTraining(ClusterReports):
         from tfd_notebook.resolvers.cluster import OwnResolver
 
         self._require_running()
-        return OwnResolver(self._task_manager.cluster_spec, self._connected, self.name)
+        return OwnResolver(self._task_manager.cluster_spec, self._handle_connection, self.name)
 
     def strategy(self, *args: Any, **options: Any) -> Any:
         """Return a fresh ``ParameterServerStrategy`` on this cluster.
@@ -97,17 +97,17 @@ class ParameterServerTraining(ClusterReports):
         coordinator_connection.require()
         with self._lock:
             self._require_running()
-            self._must_have_servers()
+            self._require_servers()
             coordinator_connection.await_readers()
-            self._let_go()
+            self._stop_coordinator()
             if self._used and self.policy.recycle:
-                self._recycle()
+                self._restart_servers()
             self.check_servers()
             self._strategy_options = (args, options)
             coordinator_connection.prepare(self._task_manager.cluster_spec())
             self._used = True
             strategy = tf.distribute.ParameterServerStrategy(self.resolver, *args, **options)
-            self._adopt(strategy)
+            self._bind_strategy(strategy)
             return strategy
 
     def coordinator(self, strategy: Any = None) -> Coordinator:
@@ -145,7 +145,7 @@ class ParameterServerTraining(ClusterReports):
                 return self._coordinator
             if strategy is not self._strategy or self._coordinator is None:
                 self._require_local(strategy)
-                self._adopt(strategy)
+                self._bind_strategy(strategy)
                 self._strategy_options = ((), connection.options_of(strategy))
             elif self._coordinator.stopped:
                 raise _stopped()
@@ -187,8 +187,8 @@ class ParameterServerTraining(ClusterReports):
             build = self._build
         with self._lock:
             self._require_running()
-            self._must_have_servers()
-            self._let_go()
+            self._require_servers()
+            self._stop_coordinator()
             self._task_manager.await_servers()
             args, options = self._strategy_options
             self.strategy(*args, **options)
@@ -249,7 +249,7 @@ class ParameterServerTraining(ClusterReports):
 
     # How it is done
 
-    def _leave_gpus(self) -> None:
+    def _hide_gpus_from_kernel(self) -> None:
         """Leave the GPUs to the workers, where there are both workers and parameter servers."""
         from tfd_notebook.coordinator import connection as coordinator_connection
 
@@ -265,7 +265,7 @@ class ParameterServerTraining(ClusterReports):
                 "workers then",
             )
 
-    def _connected(self) -> None:
+    def _handle_connection(self) -> None:
         """Do what every new connection of this process to the tasks needs, whoever made it."""
         from tfd_notebook._compat.tf_coordinator import connection
         from tfd_notebook.coordinator import connection as coordinator_connection
@@ -298,18 +298,18 @@ class ParameterServerTraining(ClusterReports):
                 fix="make it with cluster.strategy(), or with cluster.resolver",
             )
 
-    def _adopt(self, strategy: Any) -> None:
+    def _bind_strategy(self, strategy: Any) -> None:
         """Make a strategy the one of this cluster, with a coordinator of ours."""
         from tfd_notebook._compat.tf_coordinator import connection
         from tfd_notebook.coordinator.coordinator import Coordinator
 
-        self._connected()
+        self._handle_connection()
         coordinator = Coordinator(strategy)
         if coordinator.stopped:
             raise _stopped()
-        self._let_go()
+        self._stop_coordinator()
         self._variables = made = []
-        connection.watch_variables(strategy, lambda one: made.append(_sized(one)))
+        connection.watch_variables(strategy, lambda one: made.append(_variable_size(one)))
         connection.refuse_keras(strategy, lambda: errors.Unsupported(NO_KERAS, fix=KERAS_2))
         if not coordinator.full:
             self._monitor.notice(
@@ -328,7 +328,7 @@ class ParameterServerTraining(ClusterReports):
         )
         self._strategy, self._coordinator = strategy, coordinator
 
-    def _must_have_servers(self) -> None:
+    def _require_servers(self) -> None:
         for role, name in ((Role.PS, "parameter server"), (Role.WORKER, "worker")):
             if not self._task_manager.rows_of(role):
                 raise errors.StateError(
@@ -336,7 +336,7 @@ class ParameterServerTraining(ClusterReports):
                     fix="make a cluster with both: tfd.Cluster(workers=2, ps=1)",
                 )
 
-    def _let_go(self) -> None:
+    def _stop_coordinator(self) -> None:
         """Stop the coordinator that is there; nobody waits for its results any more."""
         coordinator, self._coordinator, self._strategy = self._coordinator, None, None
         if coordinator is not None:
@@ -366,7 +366,7 @@ class ParameterServerTraining(ClusterReports):
         with coordinator_connection.new_connection_event():
             pass  # not the connection of a strategy
 
-    def _recycle(self) -> None:
+    def _restart_servers(self) -> None:
         rows = (*self._task_manager.rows_of(Role.PS), *self._task_manager.rows_of(Role.WORKER))
         self._task_manager.restart_all([row.task for row in rows])
 
@@ -410,7 +410,7 @@ class ParameterServerTraining(ClusterReports):
             )
         return self._coordinator
 
-    def _seen(self, tasks: tuple[TaskRow, ...]) -> CoordinatorRow | None:
+    def _coordinator_row(self, tasks: tuple[TaskRow, ...]) -> CoordinatorRow | None:
         coordinator = self._coordinator
         return None if coordinator is None else coordinator.row(tasks)
 
@@ -432,7 +432,7 @@ def _restore(built: Any, path: str) -> None:
     restore(path)
 
 
-def _sized(variable: Any) -> tuple[weakref.ref[Any], str, int]:
+def _variable_size(variable: Any) -> tuple[weakref.ref[Any], str, int]:
     """Return a variable with the task that holds it and its bytes.
 
     To be asked when it is made: the device of one whose server is gone crashes the process.

@@ -53,23 +53,23 @@ class Watchdog:
         if expires is not None and expires.over:
             self._monitor.expires = None
             self._monitor.notice("warning", "its time limit is over: it stops now")
-            self._end_beside("stopped")
+            self._end_in_thread("stopped")
         if self._monitor.state == "lost":
             # Whoever still reads would wait for ever.
-            self._end_beside("lost")
+            self._end_in_thread("lost")
         elif self._monitor.over:
-            self._end_beside("stopped")
-        self._look_at_journal()
-        self._look_for_stuck()
+            self._end_in_thread("stopped")
+        self._check_journal()
+        self._report_stuck_consumers()
         if time.monotonic() >= self._limits_due:
             self._limits_due = time.monotonic() + _LIMITS_EVERY_SECONDS
             self._consumers.look(workers_of(self._monitor.tasks()))
 
-    def _end_beside(self, state: str) -> None:
+    def _end_in_thread(self, state: str) -> None:
         """End the cluster from a thread of its own: ending waits for this one."""
         threading.Thread(target=self._end, args=(state,), name="tfd-end", daemon=True).start()
 
-    def _look_at_journal(self) -> None:
+    def _check_journal(self) -> None:
         work_dir = self._task_manager.work_dir
         if work_dir is None or not (
             self._task_manager.on_this_host or agent_work_dir.is_url(work_dir)
@@ -100,20 +100,20 @@ class Watchdog:
                 "coarser (files, batches), or use Service(fault_tolerant=False)",
             )
 
-    def _look_for_stuck(self) -> None:
+    def _report_stuck_consumers(self) -> None:
         """Say a word when somebody waits long for data, once for each wait."""
         stuck = set(self._consumers.stuck(self._hang_seconds))
         for name in stuck - self._stuck:
             if self._task_manager.on_this_host:
-                self._say_stuck(name)
+                self._report_stuck(name)
             else:
                 # Hosts that are asked may take their time, and this thread has none.
                 threading.Thread(
-                    target=self._say_stuck, args=(name,), name="tfd-stuck", daemon=True
+                    target=self._report_stuck, args=(name,), name="tfd-stuck", daemon=True
                 ).start()
         self._stuck = stuck
 
-    def _say_stuck(self, name: str) -> None:
+    def _report_stuck(self, name: str) -> None:
         why = "; ".join(self._task_manager.unreachable_peers())
         if name not in self._consumers.stuck(self._hang_seconds):
             return
