@@ -219,7 +219,7 @@ def test_two_of_one_name_are_refused_and_blocks_let_go(stays: tfd.Cluster) -> No
         assert any("is detached" in notice.what for notice in second.snapshot().notices)
         with pytest.raises(errors.NameTaken, match="another name="):
             second.detach()
-        with pytest.raises(errors.NameTaken, match="lives in this process"):
+        with pytest.raises(errors.NameTaken, match="is running in this process"):
             tfd.attach("stays")
         with pytest.raises(errors.StateError, match="has no lease to renew"):
             second.renew()

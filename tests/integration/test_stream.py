@@ -132,7 +132,7 @@ def test_stop_without_any_worker_is_prompt_and_final(consumers):
     stream.stop()
     assert stream.state == "stopped"
     assert threads() == []
-    with pytest.raises(errors.StateError, match="make a new one"):
+    with pytest.raises(errors.StateError, match="create a new one"):
         stream.start()
     with pytest.raises(errors.Interrupted):
         stream.wait()

@@ -168,7 +168,7 @@ def test_each_server_is_told_its_cluster(fake):
 
 def test_what_cannot_be_scaled(fake):
     cluster = tfd.Cluster(workers=1, ps=1, launcher=fake)
-    with pytest.raises(errors.UsageError, match="to how many"):
+    with pytest.raises(errors.UsageError, match="needs the number"):
         cluster.scale()
     with pytest.raises(errors.Unsupported, match="a new cluster with ps=2"):
         cluster.scale(workers=2, ps=2)

@@ -89,10 +89,10 @@ def test_deals(
 @pytest.mark.parametrize(
     ("wish", "workers", "found", "error", "said"),
     [
-        ("auto", 5, 4, UsageError, "4 GPUs cannot be dealt out to 5 workers, and"),
-        ((0, 1, 2), 2, 4, UsageError, "3 GPUs cannot be dealt out evenly to 2 workers, and"),
-        ((0,), 0, 4, UsageError, "evenly to 0 workers"),
-        ((0, 7), 2, 4, UsageError, r"there is no GPU 7\nNext: the GPUs here are 0, 1, 2, 3"),
+        ("auto", 5, 4, UsageError, "4 GPUs cannot be divided among 5 workers, and"),
+        ((0, 1, 2), 2, 4, UsageError, "3 GPUs cannot be divided evenly among 2 workers, and"),
+        ((0,), 0, 4, UsageError, "evenly among 0 workers"),
+        ((0, 7), 2, 4, UsageError, r"GPU 7 does not exist\nNext: the GPUs here are 0, 1, 2, 3"),
         ({"worker": 3}, 2, 4, UsageError, "2 workers with 3 GPUs each need 6, and there are 4\n"),
         ({"worker": 2, "evaluator": 1}, 2, 4, UsageError, "an evaluator with 1 need 5"),
         ((0,), 1, 0, Unsupported, "no NVML here"),
@@ -139,7 +139,7 @@ def test_a_task_gets_only_gpus_of_its_host(
     wish: Any, workers: int, evaluators: int, expected: Any
 ) -> None:
     if expected is None:
-        with pytest.raises(UsageError, match="there is no GPU 3 on ada@one"):
+        with pytest.raises(UsageError, match="GPU 3 does not exist on ada@one"):
             gpu_allocation.allocate_gpus(wish, workers, evaluators, [ONE, TWO], in_turn)
         return
     dealt = gpu_allocation.allocate_gpus(wish, workers, evaluators, [ONE, TWO], in_turn)
@@ -181,12 +181,12 @@ def test_a_machine_with_two_names_deals_its_gpus_once(
 
 def test_a_machine_with_two_names_has_no_more_gpus_than_one() -> None:
     found = [seen_as("exec/0", 0, 1), seen_as("exec/1", 0, 1)]
-    with pytest.raises(UsageError, match="1 GPU on exec/0 cannot be dealt out to 2 workers"):
+    with pytest.raises(UsageError, match="1 GPU on exec/0 cannot be divided among 2 workers"):
         gpu_allocation.allocate_gpus("auto", 4, 0, found, in_turn)
     said = r"exec/0, exec/1 are one machine, and see the same(.|\n)*\{\"worker\": 1\}"
     with pytest.raises(UsageError, match=said):
         gpu_allocation.allocate_gpus((0, 1), 2, 0, found, in_turn)
-    with pytest.raises(UsageError, match="1 on exec/0: others of its GPUs are for exec/1, which"):
+    with pytest.raises(UsageError, match="1 on exec/0: its other GPUs are for exec/1, which"):
         gpu_allocation.allocate_gpus({"worker": 1, "evaluator": 1}, 2, 1, found, in_turn)
 
 
@@ -204,13 +204,13 @@ NONE = HostGpus("ada@none", (), "there is no GPU")
 @pytest.mark.parametrize(
     ("wish", "workers", "evaluators", "found", "error", "said"),
     [
-        ("auto", 6, 0, (ONE, TWO), UsageError, "2 GPUs on ada@one .* to 3 workers"),
+        ("auto", 6, 0, (ONE, TWO), UsageError, "2 GPUs on ada@one .* among 3 workers"),
         ("auto", 2, 0, (NONE, TWO), UsageError, "0 GPUs on ada@none .*there is no GPU.*place="),
-        ((0, 2), 2, 0, (ONE, TWO), UsageError, "no GPU 2 on ada@one.*GPUs there are 0, 1"),
-        ((0, 1), 3, 0, (ONE, TWO), UsageError, "1 for each worker on ada@one and 2 on ada@two"),
-        ((0,), 2, 0, (TWO, NONE), Unsupported, "cannot be given on ada@none: there is no GPU"),
+        ((0, 2), 2, 0, (ONE, TWO), UsageError, "GPU 2 does not exist on ada@one.*GPUs there are 0, 1"),
+        ((0, 1), 3, 0, (ONE, TWO), UsageError, "1 to each worker on ada@one and 2 on ada@two"),
+        ((0,), 2, 0, (TWO, NONE), Unsupported, "failed on ada@none: there is no GPU"),
         ({"worker": 2}, 4, 0, (ONE, TWO), UsageError, "need 4, and there are 2 on ada@one"),
-        ({"worker": 1}, 2, 0, (TWO, NONE), Unsupported, "given on ada@none"),
+        ({"worker": 1}, 2, 0, (TWO, NONE), Unsupported, "failed on ada@none"),
         ({"worker": 2, "evaluator": 1}, 2, 1, (ONE, TWO), UsageError, "evaluator .* on ada@one"),
     ],
 )
@@ -267,7 +267,7 @@ def test_a_cluster_deals_them_out(machine: Fake) -> None:
 
 
 def test_nothing_starts_where_they_do_not_go_round(machine: Fake) -> None:
-    with pytest.raises(UsageError, match=r"4 GPUs cannot be dealt out to 5 workers[^$]*gpus=0"):
+    with pytest.raises(UsageError, match=r"4 GPUs cannot be divided among 5 workers[^$]*gpus=0"):
         tfd.Cluster(workers=5, ps=1, launcher=machine)
     assert machine.nodes[0].dealt == {}
     assert not tfd.clusters()

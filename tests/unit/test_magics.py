@@ -142,7 +142,7 @@ def test_several_clusters_want_a_name(shell: Any) -> None:
         ("start 'x", errors.UsageError, "quotation mark"),
         ("start surplus", errors.UsageError, "surplus"),
         ("start --launcher fake --workers -1", errors.UsageError, "workers=-1 is out of range"),
-        ("start --launcher fake --gpus some", errors.UsageError, "gpus='some' cannot be meant"),
+        ("start --launcher fake --gpus some", errors.UsageError, "invalid gpus 'some'"),
         ("start --launcher fake --evaluator 1", errors.UsageError, "what to do with '1'"),
         ("scale --ps 3", errors.Unsupported, "a new cluster with ps=3"),
         ("start --launcher fake --detach=-1", errors.UsageError, "out of range"),

@@ -110,7 +110,7 @@ class TestWrongTypes:
             ({"workers": 1.5}, "workers=1.5 must be a whole number"),
             ({"workers": True}, "workers=True must be a whole number"),
             ({"evaluator": 1}, "evaluator=1 must be True or False"),
-            ({"gpus": 2}, "gpus=2 cannot be meant"),
+            ({"gpus": 2}, "invalid gpus 2"),
         ],
     )
     def test_a_cluster_is_refused_and_its_name_stays_free(

@@ -1,4 +1,4 @@
-"""`Cluster`: the one object that a user holds."""
+"""`Cluster`: a group of TensorFlow server processes that a user starts and controls."""
 
 from __future__ import annotations
 
@@ -38,61 +38,63 @@ _STOP_SECONDS = 10.0
 
 
 class Cluster(LeasedCluster):
-    """Tasks of TensorFlow's distributed runtime that run where the launcher puts them.
+    """A cluster of TensorFlow servers, started by a launcher and supervised from this process.
 
-    They are a tf.data service, or the workers and parameter servers of a training, or both.
+    The tasks form a tf.data service, a parameter server training, or both.
 
-    Running the same call again returns the cluster that lives already, so that a cell can be run
-    twice. A cluster ends by `stop`, at the end of a ``with`` block, at its time limit or with its
-    kernel; never because a variable was bound anew. After `detach` it outlives block and kernel.
+    The same call again returns the running cluster, so a cell can be run repeatedly. A cluster
+    ends by `stop`, at the end of its ``with`` block, at its time limit or when its kernel exits.
+    Rebinding the variable does not end it. After `detach`, it outlives the block and the kernel.
 
     Parameters
     ----------
     data_workers : int
-        How many tf.data service workers to start. Default 0. With them comes the service's
-        dispatcher; a cluster without any task but it is what ``Cluster()`` makes.
+        Number of tf.data service workers. Default 0. The first one adds the dispatcher. Without
+        any task, as in ``Cluster()``, only a dispatcher is started.
     workers, ps : int
-        How many training workers and parameter servers to start, each a
-        ``tf.distribute.Server``. Default 0. ``ParameterServerStrategy`` needs some of both.
+        Number of training workers and of parameter servers. Each is a ``tf.distribute.Server``.
+        Default 0. ``ParameterServerStrategy`` needs at least one of each.
     evaluator : bool
-        Whether to start an evaluator, a ``tf.distribute.Server`` that is a cluster of its own.
-        Default false.
+        Whether to start an evaluator. It is a ``tf.distribute.Server`` in a separate cluster
+        specification. Default false.
     gpus : {"auto", 0}, list of int or mapping
-        Which GPUs of their host the workers see: all, evenly (the default), none, those of these
-        numbers (as ``nvidia-smi`` counts), or so many each: ``{"worker": 1, "evaluator": 1}``.
-        Every worker gets as many as the others; what is not named here gets none. The kernel
-        leaves them to the workers where those have parameter servers, and keeps its view otherwise.
+        The GPUs that the workers see on their host. ``"auto"`` (default) divides all of them
+        evenly and 0 gives none. A list gives GPUs by index, numbered as in ``nvidia-smi``. A
+        mapping gives counts per task: ``{"worker": 1, "evaluator": 1}``. Every worker gets the
+        same number; a role that the mapping omits gets none. If the cluster has workers and
+        parameter servers, the kernel itself does not use the GPUs. Otherwise it keeps its view.
     launcher : str or Launcher
-        Where the tasks run: ``"local"`` (child processes, the default), ``"inprocess"``, or
-        another name from ``%tfd_cluster launchers``, or an object from `tfd_notebook.launchers`.
+        Where the tasks run. Default ``"local"`` (child processes). Also ``"inprocess"``, another
+        name from ``%tfd_cluster launchers``, or an object from `tfd_notebook.launchers`.
     name : str, optional
         Up to 64 letters, digits, ``.``, ``_`` and ``-``. Default ``"cluster"``.
     if_exists : {"reuse", "replace", "error"}
-        What to do when a cluster of that name lives: use it if its specification is the same
-        (the default), stop it first, or raise `NameTaken`.
+        What to do if a cluster of that name is running. ``"reuse"`` (default) returns it if its
+        specification is the same, ``"replace"`` stops it first, and ``"error"`` raises
+        `NameTaken`.
     env : mapping of str to str, optional
-        Variables for the tasks, besides the kernel's environment as it is at the start.
+        Environment variables for the tasks, in addition to the kernel's environment at the start.
     preload : iterable of str
         Modules and op libraries (``*.so``) that each task loads before its server starts.
     policy : Policy
-        How the tasks are looked after.
+        Restarts, timeouts and other supervision of the tasks.
     service : Service
-        How the tf.data service is set up.
+        Configuration of the tf.data service.
     start : bool
         Whether to start at once. Default true; otherwise call `start`.
 
     Raises
     ------
     UsageError
-        An argument cannot be meant.
+        Invalid argument.
     NameTaken
-        A cluster of that name lives with another specification.
+        A cluster of that name is running with another specification.
     LaunchError
-        A task did not come up; nothing is left running then.
+        A task failed to start. All tasks are stopped again.
 
     See Also
     --------
-    tf.data.experimental.service, tf.distribute.Server : TensorFlow's side of it.
+    tf.data.experimental.service, tf.distribute.Server : The underlying TensorFlow APIs.
     """
 
     def __new__(
@@ -100,31 +102,31 @@ class Cluster(LeasedCluster):
     ) -> Cluster:
         if if_exists not in ("reuse", "replace", "error"):
             raise errors.UsageError(
-                f"if_exists={if_exists!r} is not known", fix="use reuse, replace or error"
+                f"invalid if_exists {if_exists!r}", fix="use reuse, replace or error"
             )
         config, launcher = build_config(name, options)
         stopped: Cluster | None = None
         while True:
             with registry.locked() as known:
-                living = registry.clusters().get(config.name)
-                if living is None or living is stopped:
-                    made = super().__new__(cls)
-                    made._initialize(config, launcher)
-                    known[config.name] = made
-                    return made
-                if not living._is_ending and if_exists != "replace":
-                    same = is_same(living._config, config)
+                existing = registry.clusters().get(config.name)
+                if existing is None or existing is stopped:
+                    cluster = super().__new__(cls)
+                    cluster._initialize(config, launcher)
+                    known[config.name] = cluster
+                    return cluster
+                if not existing._is_ending and if_exists != "replace":
+                    same = is_same(existing._config, config)
                     if if_exists == "error" or not same:
                         raise errors.NameTaken(
-                            f"a cluster {config.name!r} lives already"
-                            + ("" if same else ", with another specification"),
-                            fix="scale that one (cluster.scale, %tfd_cluster scale), stop it, pass "
-                            'if_exists="replace", or give this one another name=',
+                            f"cluster {config.name!r} is already running"
+                            + ("" if same else " with another specification"),
+                            fix="scale that cluster (cluster.scale, %tfd_cluster scale), stop it, "
+                            'pass if_exists="replace", or choose another name=',
                         )
-                    return living
-            # Without the lock: whoever ends it needs it, too.
-            living.stop()
-            stopped = living
+                    return existing
+            # Not under the lock: the thread that ends the cluster acquires it.
+            existing.stop()
+            stopped = existing
 
     def __init__(
         self,
@@ -146,7 +148,7 @@ class Cluster(LeasedCluster):
         if start and self.state == "new":
             self.start()
 
-    #: `inspect.signature` would show the parameters of `__new__`, which reads only two of them.
+    #: Without this, `inspect.signature` shows the parameters of `__new__`, which names only two.
     __signature__ = inspect.signature(__init__).replace(
         parameters=list(inspect.signature(__init__).parameters.values())[1:]
     )
@@ -159,11 +161,11 @@ class Cluster(LeasedCluster):
         self._has_ended = threading.Event()
         for role, count in config.counts.items():
             self._monitor.plan(role, count)
-        # Registered anew, to be called before what launchers registered meanwhile.
+        # atexit runs callbacks in reverse order: register again, to run before the launchers'.
         atexit.unregister(_stop_all)
         atexit.register(_stop_all)
 
-    # Life
+    # Start and end
 
     def start(self) -> Cluster:
         """Start all tasks and return when they are ready.
@@ -171,9 +173,9 @@ class Cluster(LeasedCluster):
         Raises
         ------
         StateError
-            If the cluster was stopped: a new one is a new object.
+            The cluster was stopped. Create a new `Cluster` instead.
         LaunchError
-            A task did not come up; nothing is left running then.
+            A task failed to start. All tasks are stopped again.
         """
         with self._lock:
             if self.state in ("ready", "degraded"):
@@ -181,7 +183,7 @@ class Cluster(LeasedCluster):
             if self.state != "new":
                 raise errors.StateError(
                     f"cluster {self.name!r} is {self.state} and cannot be started again",
-                    fix="make a new one with tfd.Cluster(...)",
+                    fix="create a new one with tfd.Cluster(...)",
                 )
             self._environment = TaskEnvironment.now()
             self._start_monitoring()
@@ -193,15 +195,15 @@ class Cluster(LeasedCluster):
                 if self.policy.time_limit is not None:
                     self._monitor.expires = Deadline(self.policy.time_limit)
             except BaseException as error:
-                ended = self._is_ending
+                was_ending = self._is_ending
                 self._end("failed")
-                if ended:  # what came up since then is not to stay
+                if was_ending:  # `stop` cannot see tasks that started after it
                     self._task_manager.close(_STOP_SECONDS)
                     if isinstance(error, errors.TfdError):
-                        why = [notice.what for notice in self._monitor.snapshot().notices][-1:]
+                        notices = [notice.what for notice in self._monitor.snapshot().notices][-1:]
                         raise errors.LaunchError(
                             f"cluster {self.name!r} ended while it started"
-                            + "".join(f": {what}" for what in why)
+                            + "".join(f": {what}" for what in notices)
                         ) from None
                 raise
             self._hide_gpus_from_kernel()
@@ -210,14 +212,14 @@ class Cluster(LeasedCluster):
         return self
 
     def _start_monitoring(self) -> None:
-        """Be seen, and look after what there is."""
+        """Publish the cluster to other processes and start its monitor."""
         control_socket.ensure_started()
         registry.notify_cluster_start()
         self._monitor.set_state("starting")
-        upkeep = Watchdog(
+        watchdog = Watchdog(
             self._task_manager, self._monitor, self._consumers, self.policy.hang_seconds, self._end
         )
-        self._monitor.start(on_tick=upkeep)
+        self._monitor.start(on_tick=watchdog)
 
     @classmethod
     def _from_running_tasks(
@@ -226,33 +228,36 @@ class Cluster(LeasedCluster):
         launcher: base.Launcher,
         adopt: Callable[[Cluster], tuple[base.Node, Mapping[str, Any]]],
     ) -> Cluster:
-        """Return a cluster whose tasks run already; `adopt` finds them, and has it told of them."""
+        """Return a cluster of tasks that are running already.
+
+        `adopt` connects to the tasks and sends their events to the cluster's monitor.
+        """
         with registry.locked() as known:
             if config.name in registry.clusters():
                 raise errors.NameTaken(
-                    f"another cluster {config.name!r} lives in this process",
-                    fix="stop or leave that one first",
+                    f"another cluster {config.name!r} is running in this process",
+                    fix="stop or leave that cluster first",
                 )
-            made = object.__new__(cls)
-            made._initialize(config, launcher)
-            known[config.name] = made
-        with made._lock:
-            made._start_monitoring()
+            cluster = object.__new__(cls)
+            cluster._initialize(config, launcher)
+            known[config.name] = cluster
+        with cluster._lock:
+            cluster._start_monitoring()
             try:
-                made._adopt_tasks(*adopt(made))
+                cluster._adopt_tasks(*adopt(cluster))
             except BaseException:
-                made._end("left")
+                cluster._end("left")
                 raise
-            made._monitor.set_state("ready")
-        return made
+            cluster._monitor.set_state("ready")
+        return cluster
 
     def stop(self) -> None:
-        """Stop streams, then all tasks; does nothing when already stopped.
+        """Stop the streams, then all tasks. No-op if the cluster is already stopped.
 
-        Workers and evaluator go first, then parameter servers, data workers, the dispatcher.
+        Workers and evaluator stop first, then parameter servers, data workers and the dispatcher.
 
-        Consumers that are blocked in this process get `Interrupted`. Where somebody else stops it
-        already, this waits until that is done.
+        Consumers blocked in this process raise `Interrupted`. If another thread is already
+        stopping the cluster, this call waits until it has finished.
         """
         if os.getpid() == self._pid and not self.ended:
             self._end("stopped")
@@ -260,9 +265,9 @@ class Cluster(LeasedCluster):
                 self._has_ended.wait(2 * _STOP_SECONDS)
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until nothing reads from the cluster, and no closure waits or runs, any more.
+        """Wait until no consumer reads from the cluster and all closures have finished.
 
-        Answers Ctrl-C.
+        Ctrl-C interrupts the wait.
 
         Parameters
         ----------
@@ -277,9 +282,9 @@ class Cluster(LeasedCluster):
         Raises
         ------
         TimeLimit
-            Something still reads, or a closure waits or runs, after `timeout` seconds.
+            After `timeout` seconds, a consumer still reads, or a closure is queued or running.
         PausedError
-            Without a limit: the coordinator is paused, see its `join`.
+            No timeout is set and the coordinator is paused; see its `join`.
         Exception
             The error of a closure.
         """
@@ -297,72 +302,74 @@ class Cluster(LeasedCluster):
         workers: int | None = None,
         ps: int | None = None,
     ) -> None:
-        """Have so many tasks from now on; returns when new ones are ready.
+        """Change the number of tasks. Returns when new tasks are ready.
 
-        Those that go are the ones with the highest index.
+        Tasks with the highest index are removed first.
 
         Parameters
         ----------
         data_workers : int, optional
-            What workers that go had buffered for an epoch that runs is not delivered; a notice
-            says so. The first data worker brings the dispatcher with it.
+            Elements that a removed worker has buffered for a running epoch are not delivered. A
+            notice reports this. The first data worker also adds the dispatcher.
         workers : int, optional
-            A worker that is added knows all others; each gets as many GPUs as those that run.
+            An added worker can reach all others. It gets the same number of GPUs as they have.
         ps : int, optional
-            Cannot change while the cluster lives.
+            Cannot change while the cluster is running.
 
         Raises
         ------
         UsageError, StateError, LaunchError
         Unsupported
-            Another number of parameter servers, over which variables are laid out.
+            The number of parameter servers would change. Variables are placed on them.
         """
-        wishes = {Role.DATA_WORKER: data_workers, Role.WORKER: workers, Role.PS: ps}
+        requested = {Role.DATA_WORKER: data_workers, Role.WORKER: workers, Role.PS: ps}
         counts = {
             role: check_count(count_name(role), count)
-            for role, count in wishes.items()
+            for role, count in requested.items()
             if count is not None
         }
         if not counts:
-            raise errors.UsageError("scale to how many?", fix="cluster.scale(data_workers=4)")
+            raise errors.UsageError(
+                "scale needs the number of tasks of a role", fix="cluster.scale(data_workers=4)"
+            )
         with self._lock:
             self._require_running()
-            living = len(self._task_manager.rows_of(Role.PS))
-            if counts.pop(Role.PS, living) != living:
+            ps_count = len(self._task_manager.rows_of(Role.PS))
+            if counts.pop(Role.PS, ps_count) != ps_count:
                 raise errors.Unsupported(
-                    f"the {living} ps of a cluster that lives cannot become {ps}: variables are "
-                    "laid out over them",
-                    fix=f"save a checkpoint, make a new cluster with ps={ps}, restore it there",
+                    f"scaling from {ps_count} to {ps} ps failed: the variables of a running "
+                    "cluster are placed on its parameter servers",
+                    fix=f"save a checkpoint, create a new cluster with ps={ps}, restore it there",
                 )
             self._scale(counts)
 
     def restart(self, task: str) -> None:
-        """Start a fresh process for `task` on its own port; returns when it is ready.
+        """Start a new process for `task` on the same port. Returns when it is ready.
 
         Raises
         ------
         UnknownName
-            There is no such task.
+            The cluster has no such task.
         LaunchError
-            It did not come up.
+            The new process failed to start.
         """
         self._require_running()
         self._task_manager.restart(task, {})
 
     def kill(self, task: str) -> int | None:
-        """Kill the process of `task` as a crash would; the policy decides what follows.
+        """Kill the process of `task`, like a crash. The policy determines if it is restarted.
 
         Returns
         -------
         int or None
-            The pid that was killed; None if the task had no process.
+            The pid of the killed process, or None if the task had no process.
         """
         self._require_running()
         pid: int | None = self._task_manager.ask("kill", task=task)
         return pid
 
     def interrupt(self) -> None:
-        """Cancel every read that this process does from the cluster; its tasks live on."""
+        """Cancel all reads of this process from the cluster. The tasks keep running."""
         self._consumers.cancel_all(
             errors.Interrupted(
                 f"reading from cluster {self.name!r} was interrupted", fix="iterate again"
@@ -370,18 +377,21 @@ class Cluster(LeasedCluster):
         )
 
     def wait_ended(self, timeout: float | None = None) -> bool:
-        """Wait until the cluster has ended; False after `timeout` seconds. Answers Ctrl-C."""
+        """Wait until the cluster has ended and return True, or False after `timeout` seconds.
+
+        Ctrl-C interrupts the wait.
+        """
         limit = float("inf") if timeout is None else timeout
         return self._monitor.wait(lambda _: self.ended, limit)
 
     def leave(self) -> None:
-        """Have no more to do with a detached cluster, which goes on; one that is not is stopped.
+        """Disconnect this process from a detached cluster. Otherwise, stop the cluster.
 
-        What reads from it in this process gets `Interrupted`, and its coordinator here is stopped.
-        `tfd_notebook.attach` takes it up again.
+        The tasks of a detached cluster keep running. Consumers in this process raise
+        `Interrupted`, and the coordinator stops. `tfd_notebook.attach` connects again.
         """
         if os.getpid() != self._pid:
-            return  # a forked child does not end the cluster of its parent
+            return  # in a forked child, the cluster belongs to the parent
         if not self.detached:
             self.stop()
         elif not self.ended:
@@ -398,16 +408,16 @@ class Cluster(LeasedCluster):
     ) -> None:
         self.leave()
 
-    # Seeing
+    # State
 
     @property
     def ended(self) -> bool:
-        """Whether the cluster has ended, at least for this process, and stays so."""
+        """True if the cluster has ended, or if this process has left it."""
         return self.state in ("stopped", "failed", "lost", "left")
 
     @property
     def tasks(self) -> tuple[TaskHandle, ...]:
-        """The tasks as they are now, the dispatcher first."""
+        """The current tasks, the dispatcher first."""
         return tuple(
             TaskHandle(
                 row.task,
@@ -428,13 +438,13 @@ class Cluster(LeasedCluster):
         Raises
         ------
         StateError
-            The cluster has none, because it has no data worker.
+            The cluster has no data worker, and therefore no dispatcher.
         """
         self._require_dispatcher()
         return ClusterDispatcher(self)
 
     def command(self, work: Callable[[], Any]) -> None:
-        """Have the cluster's own thread call `work`; what it raises becomes a notice."""
+        """Call `work` in the monitor's thread. An exception becomes a notice."""
         self._monitor.command(work)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
@@ -443,13 +453,12 @@ class Cluster(LeasedCluster):
         return views.mimebundle(self.snapshot())
 
     def __repr__(self) -> str:
-        seen = self.snapshot()
-        ready = ", ".join(f"{count} {role}" for role, count in seen.observed.items())
-        return (
-            f"<Cluster {self.name!r} {seen.state} on {seen.launcher}: {ready or 'no task'} ready>"
-        )
+        snapshot = self.snapshot()
+        ready = ", ".join(f"{count} {role}" for role, count in snapshot.observed.items())
+        state = f"{snapshot.state} on {snapshot.launcher}"
+        return f"<Cluster {self.name!r} {state}: {ready or 'no task'} ready>"
 
-    # How it is done
+    # Internals
 
     def _end(self, state: str) -> None:
         with registry.locked():
@@ -461,7 +470,7 @@ class Cluster(LeasedCluster):
         kind = errors.AgentLost if state == "lost" else errors.Interrupted
         why = f": {self._monitor.why_lost}" if state == "lost" else ""
         self._consumers.cancel_all(
-            kind(f"cluster {self.name!r} is {state}{why}", fix="make a new one: tfd.Cluster(...)")
+            kind(f"cluster {self.name!r} is {state}{why}", fix="create a new one: tfd.Cluster(...)")
         )
         for stream in self._streams.values():
             with contextlib.suppress(errors.TfdError):

@@ -1,7 +1,7 @@
-"""Which task gets which GPUs: what a user may ask for, and how it is dealt out over the hosts.
+"""Allocation of the hosts' GPUs to tasks, and validation of ``Cluster(gpus=...)``.
 
-A task gets only GPUs of the host that it is placed on. TensorFlow's strategies want the same number
-at every worker; parameter servers, dispatcher and data workers see none.
+A task gets only GPUs of the host that it is placed on. TensorFlow's strategies need the same number
+at every worker. Parameter servers, dispatcher and data workers see none.
 """
 
 from __future__ import annotations
@@ -16,65 +16,65 @@ from tfd_notebook.errors import Unsupported, UsageError
 from tfd_notebook.model.diagnostics import listed
 from tfd_notebook.model.spec import Role, check_count
 
-#: What a user may ask for, once `check` has looked at it.
+#: A request for GPUs as `check` returns it.
 GpuRequest = str | tuple[int, ...] | Mapping[str, int]
-#: Takes role and index of a task, returns the position of its host.
+#: Takes the role and index of a task and returns the index of its host.
 Place = Callable[[str, int], int]
 
 _GPU_ROLES = (Role.WORKER, Role.EVALUATOR)
-_FIX = 'write gpus="auto", 0 (none), [0, 1] (these) or {"worker": 1} (so many to each)'
-_EQUAL = "and TensorFlow wants all workers alike"
+_FIX = 'use gpus="auto", 0 (none), [0, 1] (by index) or {"worker": 1} (count for each task)'
+_EQUAL = "and TensorFlow needs the same number for each worker"
 
 
-def check(wish: Any) -> GpuRequest:
-    """Return what ``Cluster(gpus=...)`` means: ``"auto"``, numbers of GPUs, or how many to each.
+def check(request: Any) -> GpuRequest:
+    """Return the checked value of ``Cluster(gpus=...)``: ``"auto"``, indices, or counts by role.
 
     Raises
     ------
     UsageError
     """
-    if isinstance(wish, str) and wish == "auto":
+    if isinstance(request, str) and request == "auto":
         return "auto"
-    if isinstance(wish, int) and not isinstance(wish, bool) and wish == 0:
+    if isinstance(request, int) and not isinstance(request, bool) and request == 0:
         return ()
-    if isinstance(wish, Mapping):
-        for role, count in wish.items():
+    if isinstance(request, Mapping):
+        for role, count in request.items():
             if role not in _GPU_ROLES:
                 raise UsageError(
-                    f"gpus={dict(wish)!r}: a {role} gets no GPU",
+                    f"invalid gpus {dict(request)!r}: a {role} cannot use a GPU",
                     fix="name worker or evaluator only: other tasks do not compute",
                 )
             check_count(f"gpus[{str(role)!r}]", count)
-        return {str(role): count for role, count in wish.items()}
-    if isinstance(wish, Iterable) and not isinstance(wish, (str, bytes)):
-        numbers = tuple(wish)
+        return {str(role): count for role, count in request.items()}
+    if isinstance(request, Iterable) and not isinstance(request, (str, bytes)):
+        numbers = tuple(request)
         for number in numbers:
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-                raise UsageError(f"gpus={wish!r}: {number!r} is no number of a GPU", fix=_FIX)
+                raise UsageError(f"invalid gpus {request!r}: bad GPU index {number!r}", fix=_FIX)
             if numbers.count(number) > 1:
                 raise UsageError(
-                    f"gpus={wish!r}: GPU {number} is there twice",
+                    f"invalid gpus {request!r}: GPU {number} appears twice",
                     fix="name each GPU once: tasks cannot share one",
                 )
         return numbers
-    raise UsageError(f"gpus={wish!r} cannot be meant", fix=_FIX)
+    raise UsageError(f"invalid gpus {request!r}", fix=_FIX)
 
 
 @dataclass(frozen=True)
 class HostGpus:
-    """The GPUs of a host that may be used.
+    """The GPUs of a host that tasks may use.
 
     Parameters
     ----------
     host : str
-        How a person calls it.
+        Display name of the host.
     gpus : tuple of int
     why : str
-        Why there are none, where that is known.
+        Reason why the host has none, if known.
     hidden : bool
-        Whether there seem to be some all the same.
+        Whether the host seems to have GPUs that cannot be used.
     ids : tuple of str
-        What each of `gpus` is called everywhere, where that is known.
+        Globally unique id of each of `gpus`, if known.
     """
 
     host: str
@@ -86,18 +86,18 @@ class HostGpus:
 
 @dataclass(frozen=True)
 class HostAllocation:
-    """What is dealt out of the GPUs of one host.
+    """The allocation of one host's GPUs.
 
     Parameters
     ----------
     on : str
-        What follows a sentence about this host, empty where there is only one.
+        Suffix for messages about this host, such as `` on HOST``. Empty if it is the only host.
     workers : tuple of int
-        Those of the workers there, in the order in which they are dealt out.
+        GPUs of the host's workers, in the order of the workers.
     evaluator : tuple of int
-        Those of the evaluator.
+        GPUs of the evaluator.
     left : tuple of int
-        Those that nobody gets because they do not divide evenly.
+        Unused GPUs, because they do not divide evenly.
     """
 
     on: str = ""
@@ -107,20 +107,20 @@ class HostAllocation:
 
     @property
     def count(self) -> int:
-        """How many GPUs of the host are dealt out, or left."""
+        """The number of the host's GPUs, allocated or not."""
         return len(self.workers) + len(self.evaluator) + len(self.left)
 
 
 @dataclass(frozen=True)
 class GpuAllocation:
-    """Which GPUs each task sees.
+    """The GPUs that each task sees.
 
     Parameters
     ----------
     each : int
-        How many each worker sees.
-    shares : tuple of Share
-        One for each host, in order; none where nobody gets any.
+        Number of GPUs per worker.
+    shares : tuple of HostAllocation
+        One for each host, in order. Empty if no task gets a GPU.
     """
 
     each: int = 0
@@ -128,26 +128,26 @@ class GpuAllocation:
 
     @classmethod
     def unpack(cls, packed: Mapping[str, Any]) -> GpuAllocation:
-        """Return the one of which `pack` returned `packed`."""
+        """Return the allocation that `pack` converted to `packed`."""
         shares = (
             HostAllocation(
-                one["on"], *(tuple(one[name]) for name in ("workers", "evaluator", "left"))
+                share["on"], *(tuple(share[name]) for name in ("workers", "evaluator", "left"))
             )
-            for one in packed["shares"]
+            for share in packed["shares"]
         )
         return cls(packed["each"], tuple(shares))
 
     def pack(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the allocation as JSON values."""
         return asdict(self)
 
     @property
     def gives(self) -> bool:
-        """Whether any task sees a GPU."""
+        """True if any task sees a GPU."""
         return bool(self.each or any(share.evaluator for share in self.shares))
 
     def of(self, role: Role, index: int, place: Place) -> tuple[int, ...]:
-        """Return the GPUs that a task sees, all of them of its host."""
+        """Return the GPUs of its host that a task sees."""
         if not self.shares or role not in _GPU_ROLES:
             return ()
         host = place(role, index)
@@ -157,194 +157,222 @@ class GpuAllocation:
         return self.shares[host].workers[before * self.each : (before + 1) * self.each]
 
     def count(self, workers: int, evaluators: int, place: Place) -> int:
-        """Return how many GPUs so many tasks see together."""
-        wanted = {Role.WORKER: workers, Role.EVALUATOR: evaluators}
-        return sum(len(self.of(role, i, place)) for role, n in wanted.items() for i in range(n))
+        """Return the total number of GPUs that the given number of tasks see."""
+        counts = {Role.WORKER: workers, Role.EVALUATOR: evaluators}
+        return sum(len(self.of(role, i, place)) for role, n in counts.items() for i in range(n))
 
     def check(self, workers: int, place: Place) -> None:
-        """Raise UsageError unless there is enough for so many workers."""
-        there = Counter(place(Role.WORKER, index) for index in range(workers))
+        """Raise UsageError if the hosts have too few GPUs for `workers`."""
+        workers_on = Counter(place(Role.WORKER, index) for index in range(workers))
         for host, share in enumerate(self.shares):
-            needed = there[host] * self.each
+            needed = workers_on[host] * self.each
             if needed > len(share.workers):
                 raise UsageError(
-                    f"{_plural(there[host], 'worker')}{share.on} need {_plural(needed, 'GPU')}, "
-                    f"{self.each} each as those that run, and there are {len(share.workers)} for "
-                    "workers",
-                    fix=f"make a new cluster with workers={workers}: a worker that runs keeps "
-                    "its GPUs",
+                    f"{_plural(workers_on[host], 'worker')}{share.on} need "
+                    f"{_plural(needed, 'GPU')}, {self.each} each like the running workers, and there are "
+                    f"{len(share.workers)} for workers",
+                    fix=f"create a new cluster with workers={workers}: a running worker keeps its "
+                    "GPUs",
                 )
 
 
 def allocate_gpus(
-    wish: GpuRequest, workers: int, evaluators: int, found: Sequence[HostGpus], place: Place
+    request: GpuRequest, workers: int, evaluators: int, hosts: Sequence[HostGpus], place: Place
 ) -> GpuAllocation:
-    """Deal out the GPUs of some hosts.
+    """Allocate the GPUs of some hosts to workers and evaluators.
 
     Parameters
     ----------
-    wish : "auto", tuple of int or mapping of str to int
-        As `check` returns it. Numbers of GPUs mean those of each host that has workers.
+    request : "auto", tuple of int or mapping of str to int
+        As `check` returns it. Indices apply to each host that has workers.
     workers, evaluators : int
-        How many there shall be.
-    found : sequence of Found
-        What each host has, in order.
+        Number of tasks.
+    hosts : sequence of HostGpus
+        The GPUs of each host, in order.
     place : callable
-        Where each task runs.
+        Returns the index of a task's host.
 
     Raises
     ------
     UsageError
-        They do not go round, or not evenly; it names the host.
+        The GPUs are too few, or do not divide evenly. The error names the host.
     Unsupported
-        Some are asked for, and a host has none.
+        GPUs are requested on a host that has none.
     """
-    if wish == ():
+    if request == ():
         return GpuAllocation()
-    there = Counter(place(Role.WORKER, index) for index in range(workers))
-    if isinstance(wish, str):
+    workers_on = Counter(place(Role.WORKER, index) for index in range(workers))
+    if isinstance(request, str):
         return _allocate_all(
-            there, _deduplicate(found, lambda h, kept: kept / there[h] if there[h] else math.inf)
+            workers_on,
+            _deduplicate(
+                hosts, lambda h, kept: kept / workers_on[h] if workers_on[h] else math.inf
+            ),
         )
-    if not isinstance(wish, Mapping):
-        return _allocate_numbers(wish, there, found)
-    each, rest = wish.get(str(Role.WORKER), 0), wish.get(str(Role.EVALUATOR), 0)
-    judging = Counter(place(Role.EVALUATOR, index) for index in range(evaluators))
-    found = _deduplicate(found, lambda host, kept: kept - there[host] * each - judging[host] * rest)
+    if not isinstance(request, Mapping):
+        return _allocate_numbers(request, workers_on, hosts)
+    per_worker, per_evaluator = (
+        request.get(str(Role.WORKER), 0),
+        request.get(str(Role.EVALUATOR), 0),
+    )
+    evaluators_on = Counter(place(Role.EVALUATOR, index) for index in range(evaluators))
+    hosts = _deduplicate(
+        hosts,
+        lambda host, kept: (
+            kept - workers_on[host] * per_worker - evaluators_on[host] * per_evaluator
+        ),
+    )
     shares = [
-        _allocate_counts(wish, there[host], each, judging[host] * rest, one, _suffix(one, found))
-        for host, one in enumerate(found)
+        _allocate_counts(
+            request,
+            workers_on[host],
+            per_worker,
+            evaluators_on[host] * per_evaluator,
+            gpus,
+            _suffix(gpus, hosts),
+        )
+        for host, gpus in enumerate(hosts)
     ]
-    return GpuAllocation(each, tuple(shares))
+    return GpuAllocation(per_worker, tuple(shares))
 
 
-def _deduplicate(found: Sequence[HostGpus], has: Callable[[int, int], float]) -> Sequence[HostGpus]:
-    """Give each GPU that several hosts see to that one of them which has least.
+def _deduplicate(
+    hosts: Sequence[HostGpus], rank: Callable[[int, int], float]
+) -> Sequence[HostGpus]:
+    """Assign each GPU that several hosts see to the host with the lowest rank.
 
-    Two executors of Spark on a machine, or two names of it, see the same ones. How much a host has
-    `has` tells, by its position and how many were given to it.
+    Two Spark executors on a machine, or two names of a machine, see the same GPUs. `rank` takes the
+    index of a host and the number of GPUs that it got so far.
     """
-    holders = _holders(found)
-    if all(len(hosts) == 1 for hosts in holders.values()):
-        return found
+    holders = _holders(hosts)
+    if all(len(candidates) == 1 for candidates in holders.values()):
+        return hosts
     owner: dict[str, int] = {}
     given = Counter[int]()
-    # First those that one host alone sees.
-    for name, hosts in sorted(holders.items(), key=lambda item: len(item[1])):
-        owner[name] = min(hosts, key=lambda host: (has(host, given[host]), given[host]))
+    # GPUs that only one host sees come first, so that they count when shared ones are assigned.
+    for name, candidates in sorted(holders.items(), key=lambda item: len(item[1])):
+        owner[name] = min(candidates, key=lambda host: (rank(host, given[host]), given[host]))
         given[owner[name]] += 1
-    parted = []
-    for host, one in enumerate(found):
-        kept = [gpu for gpu, name in zip(one.gpus, one.ids, strict=False) if owner[name] == host]
-        others = listed(sorted({found[owner[name]].host for name in one.ids} - {one.host}))
-        why = f"others of its GPUs are for {others}, which is the same machine" if others else ""
-        parted.append(replace(one, gpus=tuple(kept), why=one.why or why) if one.ids else one)
-    return parted
+    result = []
+    for host, gpus in enumerate(hosts):
+        kept = [gpu for gpu, name in zip(gpus.gpus, gpus.ids, strict=False) if owner[name] == host]
+        others = listed(sorted({hosts[owner[name]].host for name in gpus.ids} - {gpus.host}))
+        why = f"its other GPUs are for {others}, which is the same machine" if others else ""
+        result.append(replace(gpus, gpus=tuple(kept), why=gpus.why or why) if gpus.ids else gpus)
+    return result
 
 
-def _holders(found: Sequence[HostGpus]) -> dict[str, list[int]]:
-    """Return which hosts see each GPU, by what it is called everywhere."""
+def _holders(hosts: Sequence[HostGpus]) -> dict[str, list[int]]:
+    """Return the hosts that see each GPU, by its globally unique id."""
     holders: dict[str, list[int]] = {}
-    for host, one in enumerate(found):
-        for name in one.ids:
+    for host, gpus in enumerate(hosts):
+        for name in gpus.ids:
             holders.setdefault(name, []).append(host)
     return holders
 
 
-def _allocate_all(there: Mapping[int, int], found: Sequence[HostGpus]) -> GpuAllocation:
-    """Deal out what there is, as many to each worker as the host that has fewest can."""
-    if not any(found[host].gpus for host in there):
+def _allocate_all(workers_on: Mapping[int, int], hosts: Sequence[HostGpus]) -> GpuAllocation:
+    """Allocate all GPUs. Each worker gets the count available on the most constrained host."""
+    if not any(hosts[host].gpus for host in workers_on):
         return GpuAllocation()
-    for host, count in there.items():
-        one = found[host]
-        if count > len(one.gpus):
-            have = f"{_plural(len(one.gpus), 'GPU')}{_suffix(one, found)}"
-            most = f", or no more than {len(one.gpus)} of them" if one.gpus else ""
-            elsewhere = ", or place= the workers on hosts with GPUs" if len(found) > 1 else ""
+    for host, count in workers_on.items():
+        gpus = hosts[host]
+        if count > len(gpus.gpus):
+            available = f"{_plural(len(gpus.gpus), 'GPU')}{_suffix(gpus, hosts)}"
+            limit = f", or at most {_plural(len(gpus.gpus), 'worker')}" if gpus.gpus else ""
+            placement = ", or place= the workers on hosts with GPUs" if len(hosts) > 1 else ""
             raise UsageError(
-                f"{have} cannot be dealt out to {_plural(count, 'worker')}, {_EQUAL}"
-                + (f": {one.why}" if one.why else ""),
-                fix=f"use gpus=0{most}{elsewhere}",
+                f"{available} cannot be divided among {_plural(count, 'worker')}, {_EQUAL}"
+                + (f": {gpus.why}" if gpus.why else ""),
+                fix=f"use gpus=0{limit}{placement}",
             )
-    each = min(len(found[host].gpus) // count for host, count in there.items())
+    per_worker = min(len(hosts[host].gpus) // count for host, count in workers_on.items())
     shares = []
-    for host, one in enumerate(found):
-        # Where no worker is yet, one that comes may take of all.
-        cut = each * there[host] if host in there else len(one.gpus)
-        shares.append(HostAllocation(_suffix(one, found), one.gpus[:cut], left=one.gpus[cut:]))
-    return GpuAllocation(each, tuple(shares))
+    for host, gpus in enumerate(hosts):
+        # On a host without workers, a worker that is added later may use any of them.
+        cut = per_worker * workers_on[host] if host in workers_on else len(gpus.gpus)
+        shares.append(HostAllocation(_suffix(gpus, hosts), gpus.gpus[:cut], left=gpus.gpus[cut:]))
+    return GpuAllocation(per_worker, tuple(shares))
 
 
 def _allocate_numbers(
-    wish: tuple[int, ...], there: Mapping[int, int], found: Sequence[HostGpus]
+    request: tuple[int, ...], workers_on: Mapping[int, int], hosts: Sequence[HostGpus]
 ) -> GpuAllocation:
-    """Deal out GPUs by their numbers, the same on each host."""
-    for hosts in _holders(found).values():
-        if len(same := [found[host].host for host in hosts if there.get(host)]) > 1:
+    """Allocate GPUs by index, the same on each host."""
+    for holders in _holders(hosts).values():
+        if len(same := [hosts[host].host for host in holders if workers_on.get(host)]) > 1:
             raise UsageError(
-                f"gpus={list(wish)!r}: {listed(same)} are one machine, and see the same GPUs",
-                fix='use gpus="auto" or gpus={"worker": 1}, which deal each of them out once',
+                f"gpus={list(request)!r}: {listed(same)} are one machine, and see the same GPUs",
+                fix='use gpus="auto" or gpus={"worker": 1}, which allocate each GPU once',
             )
-    for host in there or range(len(found)):
-        one, on = found[host], _suffix(found[host], found)
-        count = there.get(host, 0)
-        if not one.gpus:
-            raise _no_gpus_error(list(wish), one, on)
-        if missing := [gpu for gpu in wish if gpu not in one.gpus]:
+    for host in workers_on or range(len(hosts)):
+        gpus, on = hosts[host], _suffix(hosts[host], hosts)
+        count = workers_on.get(host, 0)
+        if not gpus.gpus:
+            raise _no_gpus_error(list(request), gpus, on)
+        if missing := [gpu for gpu in request if gpu not in gpus.gpus]:
             raise UsageError(
-                f"gpus={list(wish)!r}: there is no GPU {missing[0]}{on}",
-                fix=f"the GPUs {'there' if on else 'here'} are {', '.join(map(str, one.gpus))}",
+                f"invalid gpus {list(request)!r}: GPU {missing[0]} does not exist{on}",
+                fix=f"the GPUs {'there' if on else 'here'} are {', '.join(map(str, gpus.gpus))}",
             )
-        if not count or len(wish) % count:
+        if not count or len(request) % count:
             raise UsageError(
-                f"{_plural(len(wish), 'GPU')} cannot be dealt out evenly to "
+                f"{_plural(len(request), 'GPU')} cannot be divided evenly among "
                 f"{_plural(count, 'worker')}{on}, {_EQUAL}",
-                fix="name as many GPUs as there are workers, or a multiple",
+                fix="name one GPU for each worker, or a multiple of that number",
             )
-    most, least = max(there, key=there.__getitem__), min(there, key=there.__getitem__)
-    each, more = len(wish) // there[most], len(wish) // there[least]
-    if each != more:
+    most, least = (
+        max(workers_on, key=workers_on.__getitem__),
+        min(workers_on, key=workers_on.__getitem__),
+    )
+    per_worker, other = len(request) // workers_on[most], len(request) // workers_on[least]
+    if per_worker != other:
         raise UsageError(
-            f"gpus={list(wish)!r} are {each} for each worker{_suffix(found[most], found)} and {more}"
-            f"{_suffix(found[least], found)}, {_EQUAL}",
-            fix='have as many workers on each host, or use gpus={"worker": 1}',
+            f"gpus={list(request)!r} gives {per_worker} to each worker"
+            f"{_suffix(hosts[most], hosts)} and {other}{_suffix(hosts[least], hosts)}, {_EQUAL}",
+            fix='use the same number of workers on each host, or gpus={"worker": 1}',
         )
     shares = [
-        HostAllocation(_suffix(one, found), wish if set(wish) <= set(one.gpus) else ())
-        for one in found
+        HostAllocation(_suffix(gpus, hosts), request if set(request) <= set(gpus.gpus) else ())
+        for gpus in hosts
     ]
-    return GpuAllocation(each, tuple(shares))
+    return GpuAllocation(per_worker, tuple(shares))
 
 
 def _allocate_counts(
-    wish: Mapping[str, int], workers: int, each: int, evaluator: int, one: HostGpus, on: str
+    request: Mapping[str, int],
+    workers: int,
+    per_worker: int,
+    evaluator: int,
+    gpus: HostGpus,
+    on: str,
 ) -> HostAllocation:
-    """Deal out so many GPUs of one host."""
-    needed = workers * each + evaluator
-    if needed and not one.gpus:
-        raise _no_gpus_error(dict(wish), one, on)
-    if needed > len(one.gpus):
+    """Allocate GPUs of one host by the requested counts."""
+    needed = workers * per_worker + evaluator
+    if needed and not gpus.gpus:
+        raise _no_gpus_error(dict(request), gpus, on)
+    if needed > len(gpus.gpus):
         raise UsageError(
-            f"{_plural(workers, 'worker')} with {_plural(each, 'GPU')} each"
+            f"{_plural(workers, 'worker')} with {_plural(per_worker, 'GPU')} each"
             + (f" and an evaluator with {evaluator}" if evaluator else "")
             + f" need{'s' if workers + evaluator == 1 else ''} {needed}, "
-            f"and there are {len(one.gpus)}{on}" + (f": {one.why}" if one.why else ""),
-            fix="ask for fewer, or have fewer workers" + (" there" if on else ""),
+            f"and there are {len(gpus.gpus)}{on}" + (f": {gpus.why}" if gpus.why else ""),
+            fix="request fewer GPUs, or use fewer workers" + on,
         )
-    # The evaluator takes the last ones, so that workers may come.
-    cut = len(one.gpus) - evaluator
-    return HostAllocation(on, one.gpus[:cut], one.gpus[cut:])
+    # The evaluator gets the last ones, so that workers can be added.
+    cut = len(gpus.gpus) - evaluator
+    return HostAllocation(on, gpus.gpus[:cut], gpus.gpus[cut:])
 
 
-def _no_gpus_error(wish: object, one: HostGpus, on: str) -> Unsupported:
+def _no_gpus_error(request: object, gpus: HostGpus, on: str) -> Unsupported:
     return Unsupported(
-        f"gpus={wish} cannot be given{on}: {one.why or 'there is no GPU'}",
-        fix="use gpus=0 for the processor alone",
+        f"gpus={request} failed{on}: {gpus.why or 'no GPU found'}",
+        fix="use gpus=0 to run on the CPU only",
     )
 
 
-def _suffix(one: HostGpus, found: Sequence[HostGpus]) -> str:
-    return f" on {one.host}" if len(found) > 1 else ""
+def _suffix(gpus: HostGpus, hosts: Sequence[HostGpus]) -> str:
+    return f" on {gpus.host}" if len(hosts) > 1 else ""
 
 
 def _plural(count: int, thing: str) -> str:
