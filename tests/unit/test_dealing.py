@@ -206,7 +206,7 @@ NONE = HostGpus("ada@none", (), "there is no GPU")
     [
         ("auto", 6, 0, (ONE, TWO), UsageError, "2 GPUs on ada@one .* among 3 workers"),
         ("auto", 2, 0, (NONE, TWO), UsageError, "0 GPUs on ada@none .*there is no GPU.*place="),
-        ((0, 2), 2, 0, (ONE, TWO), UsageError, "GPU 2 does not exist on ada@one.*GPUs there are 0, 1"),
+        ((0, 2), 2, 0, (ONE, TWO), UsageError, "GPU 2 does not exist on ada@one.*there are 0, 1"),
         ((0, 1), 3, 0, (ONE, TWO), UsageError, "1 to each worker on ada@one and 2 on ada@two"),
         ((0,), 2, 0, (TWO, NONE), Unsupported, "failed on ada@none: there is no GPU"),
         ({"worker": 2}, 4, 0, (ONE, TWO), UsageError, "need 4, and there are 2 on ada@one"),

@@ -169,8 +169,8 @@ class GpuAllocation:
             if needed > len(share.workers):
                 raise UsageError(
                     f"{_plural(workers_on[host], 'worker')}{share.on} need "
-                    f"{_plural(needed, 'GPU')}, {self.each} each like the running workers, and there are "
-                    f"{len(share.workers)} for workers",
+                    f"{_plural(needed, 'GPU')}, {self.each} each like the running workers, and "
+                    f"there are {len(share.workers)} for workers",
                     fix=f"create a new cluster with workers={workers}: a running worker keeps its "
                     "GPUs",
                 )
