@@ -58,7 +58,7 @@ def test_stop(cluster: Cluster, capsys: Any) -> None:
 
 
 def test_logs(cluster: Cluster, capsys: Any) -> None:
-    said = "data_worker:0 has nothing to say\n"
+    said = "data_worker:0 has no output\n"
     assert tfd(capsys, "logs", "images", "data_worker:0", "-n", "5") == (0, said)
     assert said in tfd(capsys, "logs")[1]
 

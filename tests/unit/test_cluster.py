@@ -75,7 +75,7 @@ def test_absurd_counts_are_refused(fake, count):
 def test_unknown_launchers_and_arguments_are_refused(fake):
     with pytest.raises(errors.UnknownName, match="did you mean 'local'"):
         tfd.Cluster(launcher="lokal")
-    with pytest.raises(errors.UsageError, match="neither a name nor"):
+    with pytest.raises(errors.UsageError, match="expected a name or"):
         tfd.Cluster(launcher=3)
     with pytest.raises(TypeError, match="data_worker"):
         tfd.Cluster(data_worker=3, launcher=fake)
@@ -307,7 +307,7 @@ def test_rates_see_no_step_of_the_wall_clock(cluster, fake, monkeypatch):
 
 
 def test_logs(cluster):
-    assert cluster.logs("data_worker:0") == "data_worker:0 has nothing to say"
+    assert cluster.logs("data_worker:0") == "data_worker:0 has no output"
     assert "--- dispatcher:0" in cluster.logs()
     with pytest.raises(errors.UsageError, match="needs a task"):
         cluster.logs(follow=True)

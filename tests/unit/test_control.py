@@ -65,7 +65,7 @@ def test_it_answers(listening: Path) -> None:
     said = cluster_control_socket.call(
         ME, {"command": "logs", "name": "here", "task": "data_worker:0"}
     )
-    assert said["text"] == "data_worker:0 has nothing to say"
+    assert said["text"] == "data_worker:0 has no output"
     more = cluster_control_socket.call(
         ME, {"command": "logs", "name": "here", "task": "data_worker:0", "offset": said["offset"]}
     )

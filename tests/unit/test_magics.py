@@ -99,7 +99,7 @@ def test_the_commands_do_what_the_methods_do(shell: Any, capsys: Any) -> None:
     assert cluster.snapshot().task("data_worker:0").restarts == 2
     tfd(shell, "interrupt")
     tfd(shell, "logs data_worker:0 -n 5")
-    assert "data_worker:0 has nothing to say" in capsys.readouterr().out
+    assert "data_worker:0 has no output" in capsys.readouterr().out
     assert tfd(shell, "list").records()[0]["observed"] == 4
     tfd(shell, "stop")
     assert cluster.state == "stopped"

@@ -192,7 +192,7 @@ def test_no_secret_is_in_the_archive(
     assert json.loads(texts["here/versions.json"])["tfd_notebook"] == tfd.__version__
     assert {one["code"] for one in json.loads(texts["here/findings.json"])} >= {"TFD854"}
     assert json.loads(texts["here/images/state.json"])["name"] == "images"
-    assert "nothing to say" in texts["here/images/logs/data_worker-0.txt"]
+    assert "has no output" in texts["here/images/logs/data_worker-0.txt"]
     assert 'launcher = "jupyter"' in texts["profiles/there.toml"]
     assert json.loads(texts["agents/agent-0123456789ab/state.json"])["owner_pid"] == 1
 

@@ -1,7 +1,6 @@
-"""Where a cluster's tasks can run: the objects that ``Cluster(launcher=...)`` takes.
+"""Launchers: the objects that ``Cluster(launcher=...)`` accepts.
 
-`Launcher` and `Node`, or `RemoteLauncher` and `RemoteHost`, are for those who write one of their
-own.
+Subclass `Launcher` and `Node`, or `RemoteLauncher` and `RemoteHost`, to write another launcher.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Launchers decide where tasks run; everything else asks them through this small contract."""
+"""Base classes of launchers. A launcher decides where the tasks of a cluster run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfd_notebook.model.spec import SERVER_ROLES, ClusterConfig, Role
 
 ENTRY_POINTS = "tfd_notebook.launchers"
 
-#: All that a launcher can run.
+#: Every role that a launcher can run.
 ALL_ROLES = frozenset((Role.DISPATCHER, Role.DATA_WORKER, *SERVER_ROLES))
 
 #: Receives the events of a node: JSON values, see `tfd_notebook.net.agent_protocol`.
@@ -23,18 +23,18 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 
 class Node(ABC):
-    """One host of a cluster: an agent that starts, watches and ends the tasks there.
+    """One host of a cluster, with an agent that starts, supervises and stops the tasks there.
 
     Attributes
     ----------
     host : str
         Name or address of the host, as its peers use it.
     directory : str
-        A directory on that host which ends with the cluster.
-    here : bool
-        Whether it is the host of this process.
+        A directory on that host that is removed with the cluster.
+    is_local : bool
+        True if this process runs on the same host.
     label : str
-        How a person calls the host; empty where that is `host`.
+        The host's name in messages to users; empty if it is `host`.
     """
 
     host: str
@@ -44,97 +44,104 @@ class Node(ABC):
 
     @abstractmethod
     def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
-        """Have the agent do something, and return its answer.
+        """Send a request to the agent and return its reply.
 
-        Requests are ``hold(tasks)``, which takes a port for each and answers with the addresses,
-        ``start(tasks)``, ``stop(tasks)``, ``restart(task, settings)``, ``kill(task)``,
-        ``install(blob, tokens, gone)``, ``logs(task, size, offset)``, which answers with text and
-        the offset to go on from, and three that are not sent if tasks run in this process:
-        ``gpus()``, which answers as `agent.gpu_discovery.find` does, ``lease(seconds, renew)``,
-        which has the cluster stay without its owner and answers until when, and
-        ``describe(about)``, which keeps what whoever attaches needs to know. A task to hold has
-        the fields of `tfd_notebook.model.spec.TaskSpec`.
+        The requests are:
+
+        * ``hold(tasks)``: reserve a port for each task and return the addresses.
+        * ``start(tasks)``, ``stop(tasks)``, ``restart(task, settings)``, ``kill(task)``.
+        * ``install(blob, tokens, gone)``: make Python functions available to the tasks.
+        * ``logs(task, size, offset)``: return text and the offset to continue from.
+
+        Three requests are not sent if the tasks run in this process:
+
+        * ``gpus()``: return the same as `agent.gpu_discovery.find`.
+        * ``lease(seconds, renew)``: keep the cluster without its owner and return the deadline.
+        * ``describe(about)``: store the metadata that a process needs to attach.
+
+        A task to hold has the fields of `tfd_notebook.model.spec.TaskSpec`.
 
         Parameters
         ----------
         do : str
         timeout : float
-            Seconds to wait for the answer.
+            Seconds to wait for the reply.
         **arguments
             JSON values.
 
         Raises
         ------
         TfdError
-            What the agent answered, AgentLost if it is gone, TimeLimit if it does not answer.
+            The error of the agent, AgentLost if the agent ended, TimeLimit if it does not reply.
         """
 
     def gpus(self) -> list[dict[str, Any]]:
-        """Ask which GPUs may be used.
+        """Return the GPUs that tasks may use.
 
         Returns
         -------
         list of dict
-            For each host, in the order in which `place_of` counts them, what
-            `agent.gpu_discovery.find` returns, and ``host``: how a person calls it.
+            One entry for each host, in the order of the positions from `place_of`. It has the
+            keys of `agent.gpu_discovery.find` and ``host``, the host's name in messages.
         """
         return [{"host": self.label or "localhost", **self.request("gpus")}]
 
     def place_of(self, role: str, index: int) -> int:
-        """Return the position of the host that a task runs on, or would."""
+        """Return the position of the host that runs a task, or would run it."""
         return 0
 
     def unreachable_peers(self, tasks: Mapping[str, str]) -> list[str]:
-        """Say which hosts of the cluster cannot reach which of these tasks, and why.
+        """Return the hosts of the cluster that cannot reach some of these tasks, and why.
 
         Parameters
         ----------
         tasks : mapping of str to str
-            Addresses of tasks that are ready, by name.
+            Addresses of ready tasks, by name.
 
         Returns
         -------
         list of str
-            A sentence for each pair of hosts; none where all is on one host.
+            A sentence for each pair of hosts. Empty if all tasks are on one host.
         """
         return []
 
     @abstractmethod
     def close(self, timeout: float = 10.0) -> None:
-        """End all tasks of the cluster on this host and let go of their ports; never raises."""
+        """Stop all tasks of the cluster on this host and release their ports; never raises."""
 
     @abstractmethod
     def leave(self) -> None:
-        """Hear no more of the cluster, whose tasks go on; never raises."""
+        """Detach from the cluster and leave its tasks running; never raises."""
 
 
 class Launcher(ABC):
-    """Where tasks run. One subclass, one file; others may add theirs as an entry point.
+    """Base class of launchers, which decide where tasks run.
 
-    The entry point's group is ``tfd_notebook.launchers``, its name the launcher's.
+    Another package can add a launcher as an entry point of the group ``tfd_notebook.launchers``.
+    The name of the entry point is the name of the launcher.
 
     Parameters
     ----------
     host : str or mapping of str to str
-        Name or address under which the tasks' peers reach them; one for all, or one per role.
+        Name or address under which other tasks reach the tasks: one for all, or one per role.
         Default ``"localhost"``.
     allow : iterable of str
-        Networks in CIDR form that may connect besides the tasks' own host. Default: none.
+        Networks in CIDR form that may connect in addition to the tasks' own host. Default: none.
 
     Attributes
     ----------
     name : str
-        What users write: ``launcher="local"``.
+        The name that users pass: ``launcher="local"``.
     summary : str
         One line for ``%tfd_cluster launchers``.
     roles : frozenset of Role
-        What it can run. Default: dispatcher and data workers.
+        The roles it can run. Default: dispatcher and data workers.
     in_process : bool
-        Whether the tasks live in the calling process.
+        True if the tasks run in the calling process.
     on_this_host : bool
-        Whether they live on the host of the calling process.
+        True if the tasks run on the host of the calling process.
     offered : bool
-        Whether forms offer it; one for tests only is there for those who name it.
+        True if forms offer it. A launcher for tests is available by name only.
     """
 
     name: ClassVar[str]
@@ -152,9 +159,9 @@ class Launcher(ABC):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What it was given, as JSON values with which another one like it can be made.
+        """The options as JSON values, from which an equal launcher can be created.
 
-        A subclass with options of its own adds them.
+        A subclass adds its own options.
         """
         host = self._host if isinstance(self._host, str) else dict(self._host)
         return {"host": host, "allow": list(self.allow)}
@@ -177,7 +184,7 @@ class Launcher(ABC):
         """
 
     def reconnect(self, cluster: str, agents: Sequence[str]) -> Any:
-        """Return a way to the agents of a cluster that stays on other hosts.
+        """Return a connection to the agents of a cluster that runs on other hosts.
 
         Parameters
         ----------
@@ -192,28 +199,28 @@ class Launcher(ABC):
         Raises
         ------
         AgentLost
-            One of them has ended; the others were told to.
+            One of the agents ended. The remaining agents were requested to close the cluster.
         LaunchError
             A host cannot be reached.
         Unsupported
-            Tasks of this launcher are never on other hosts.
+            The tasks of this launcher never run on other hosts.
         """
         raise Unsupported(f"launcher {self.name!r} has no agents on other hosts")
 
 
 def launcher(kind: str | Launcher, options: Mapping[str, Any] | None = None) -> Launcher:
-    """Return the launcher or profile of that name, or the object itself.
+    """Return the launcher or profile with this name, or the object itself.
 
     Parameters
     ----------
     kind : str or Launcher
     options : mapping, optional
-        What to make it with, as its ``options`` were.
+        Options to create it with, in the form of `Launcher.options`.
 
     Raises
     ------
     UnknownName
-        With the nearest name that exists.
+        No launcher and no profile has this name. The error suggests the nearest name.
     Unsupported
         On Windows.
     """
@@ -222,30 +229,30 @@ def launcher(kind: str | Launcher, options: Mapping[str, Any] | None = None) -> 
     if isinstance(kind, Launcher):
         return kind
     if not isinstance(kind, str):
-        raise UsageError(f"launcher={kind!r} is neither a name nor a Launcher")
-    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if kind not in found:
+        raise UsageError(f"invalid launcher {kind!r}: expected a name or a Launcher")
+    points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if kind not in points:
         profile = profiles.find(kind)
-        if profile is not None and profile.launcher in found:
+        if profile is not None and profile.launcher in points:
             try:
                 return launcher(profile.launcher, {**profile.options, **(options or {})})
             except TypeError as error:
                 raise UsageError(f"the profile {profile.path}: {error}") from None
-        near = difflib.get_close_matches(kind, found, n=1)
+        near = difflib.get_close_matches(kind, points, n=1)
         raise UnknownName(
-            f"there is no launcher {kind!r}",
+            f"unknown launcher {kind!r}",
             fix=(f"did you mean {near[0]!r}? " if near else "")
-            + f"launchers here: {', '.join(sorted(found))}; profiles are files in "
+            + f"available launchers: {', '.join(sorted(points))}; profiles are files in "
             f"{profiles.user_directory()}"
-            + (f", and {profile.path} means {profile.launcher!r}" if profile else ""),
+            + (f", and {profile.path} names {profile.launcher!r}" if profile else ""),
         )
-    loaded = found[kind].load()(**(options or {}))
+    loaded = points[kind].load()(**(options or {}))
     assert isinstance(loaded, Launcher)
     return loaded
 
 
 def kinds() -> dict[str, type[Launcher]]:
-    """Return the launchers that exist here, by name."""
+    """Return the available launchers by name."""
     return {
         point.name: point.load()
         for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name)

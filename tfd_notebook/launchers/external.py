@@ -1,4 +1,4 @@
-"""Tasks that somebody else runs: watched and used, never started, changed or ended."""
+"""Connections to external tasks: tfd watches and uses them, but did not start them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tfd_notebook.launchers.base import Launcher, Node, OnEvent
 from tfd_notebook.model.spec import ClusterConfig, Endpoint, Role, TaskState
 from tfd_notebook.net import probe
 
-_LOOK_SECONDS = 1.0
-_ASK_SECONDS = 3.0
-#: Looks without an answer after which a task that did not refuse counts as hung.
-_PATIENCE = 5
+_PROBE_INTERVAL_SECONDS = 1.0
+_PROBE_TIMEOUT_SECONDS = 3.0
+#: Probes without an answer after which a task that did not refuse counts as hung.
+_HUNG_AFTER_PROBES = 5
 
 _SERVERS = {str(role): role for role in (Role.CHIEF, Role.WORKER, Role.PS, Role.EVALUATOR)}
 
@@ -34,7 +34,7 @@ class External(Launcher):
     """
 
     name: ClassVar[str] = "foreign"
-    summary: ClassVar[str] = "what somebody else runs, by tfd.attach(target)"
+    summary: ClassVar[str] = "external tasks, not started by tfd: tfd.attach(target)"
     roles: ClassVar[frozenset[Role]] = frozenset(Role)
     offered: ClassVar[bool] = False
 
@@ -52,12 +52,12 @@ class External(Launcher):
 
     def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
         raise Unsupported(
-            "what somebody else runs cannot be started", fix="tfd.attach(target) takes it up"
+            "external tasks cannot be started", fix="use tfd.attach(target) to connect to them"
         )
 
 
 def addresses_of(target: str | Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Return the addresses of the tasks at `target`, by name, the data workers' not.
+    """Return the addresses of the tasks at `target` by name, without those of data workers.
 
     Raises
     ------
@@ -65,24 +65,24 @@ def addresses_of(target: str | Mapping[str, Iterable[str]]) -> dict[str, str]:
     """
     if isinstance(target, str):
         return {f"{Role.DISPATCHER}:0": str(Endpoint.parse(target))}
-    found = {}
+    task_addresses = {}
     for job, addresses in target.items():
         role = Role.CHIEF if job == "master" else _SERVERS.get(job)
         if role is None:
             raise UsageError(
-                f"there is no job {job!r} in a cluster of TensorFlow's",
+                f"invalid job {job!r} in the ClusterSpec",
                 fix=f"its jobs are {', '.join(_SERVERS)}",
             )
-        named = addresses.items() if isinstance(addresses, Mapping) else enumerate(addresses)
-        for index, address in named:
-            found[f"{role}:{index}"] = str(Endpoint.parse(address))
-    if not found:
-        raise UsageError("a ClusterSpec without tasks", fix='{"worker": ["host:port"], ...}')
-    return found
+        indexed = addresses.items() if isinstance(addresses, Mapping) else enumerate(addresses)
+        for index, address in indexed:
+            task_addresses[f"{role}:{index}"] = str(Endpoint.parse(address))
+    if not task_addresses:
+        raise UsageError("the ClusterSpec has no tasks", fix='{"worker": ["host:port"], ...}')
+    return task_addresses
 
 
 class ExternalNode(Node):
-    """Looks at tasks that are not ours, once a second.
+    """Probes external tasks once a second.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ class ExternalNode(Node):
     Raises
     ------
     LaunchError
-        Nobody of the kind answers there.
+        No task answers at the target, or all that answer are of another kind.
     """
 
     directory = ""
@@ -109,17 +109,17 @@ class ExternalNode(Node):
         self._closed = threading.Event()
         hosts = {Endpoint.parse(address).host for address in self._addresses.values()}
         self.host = sorted(hosts)[0]
-        self.is_local = all(map(_is_here, hosts))
+        self.is_local = all(map(_is_local, hosts))
         self._discover()
-        self.first = self._look()
+        self.first = self._probe_tasks()
         missing = [name for name, state in self._states.items() if state is not TaskState.READY]
         if len(missing) == len(self._states):
             task = missing[0]
-            why = next(event["reason"] for event in self.first if event["task"] == task)
+            cause = next(event["reason"] for event in self.first if event["task"] == task)
             raise LaunchError(
-                f"{task} at {self._addresses[task]} does not answer as one: {why}",
+                f"connecting to {task} at {self._addresses[task]} failed: {cause}",
                 task=task,
-                fix="check the address, and whether its port is open to this host",
+                fix="check the address, and that its port is open to this host",
             )
         self._thread = threading.Thread(
             target=self._watch, name=f"tfd-foreign-{cluster}", daemon=True
@@ -131,12 +131,15 @@ class ExternalNode(Node):
             return None
         if do == "logs":
             return ["", 0]
-        said = {
-            "hold": "is not ours to add tasks to",
-            "install": "is not given Python functions: its pipelines must do without them",
-            "lease": "stays as long as its owner wants",
-        }.get(do, f"is not ours to {do}")
-        raise Unsupported(f"cluster {self._cluster!r} {said}", fix="ask who runs it")
+        action = {
+            "hold": "tasks cannot be added",
+            "install": "Python functions cannot be sent, so its pipelines must not use them",
+            "lease": "its owner decides how long it runs",
+        }.get(do, f"{do} is not possible")
+        raise Unsupported(
+            f"cluster {self._cluster!r} was not started by tfd: {action}",
+            fix="use the program that started it",
+        )
 
     def close(self, timeout: float = 10.0) -> None:
         self._closed.set()
@@ -146,53 +149,55 @@ class ExternalNode(Node):
         self.close()
 
     def _watch(self) -> None:
-        while not self._closed.wait(_LOOK_SECONDS):
+        while not self._closed.wait(_PROBE_INTERVAL_SECONDS):
             with contextlib.suppress(TfdError):
                 self._discover()
-            for event in self._look():
+            for event in self._probe_tasks():
                 self._on_event(event)
 
     def _discover(self) -> None:
-        """Learn the data workers of a dispatcher."""
+        """Add the data workers that the dispatcher reports."""
         dispatcher = self._addresses.get(f"{Role.DISPATCHER}:0")
         if dispatcher is None:
             return
         known = set(self._addresses.values())
         try:
-            workers = probe.dispatcher_workers(dispatcher, _ASK_SECONDS)
+            workers = probe.dispatcher_workers(dispatcher, _PROBE_TIMEOUT_SECONDS)
         except TfdError:
-            return  # a look says how it is
+            return  # the probe that follows reports the state
         for address in workers:
             if address not in known:
                 index = sum(name.startswith(f"{Role.DATA_WORKER}:") for name in self._addresses)
                 self._addresses[f"{Role.DATA_WORKER}:{index}"] = address
 
-    def _look(self) -> list[dict[str, Any]]:
-        """Ask all; return an event for each whose state is news."""
+    def _probe_tasks(self) -> list[dict[str, Any]]:
+        """Probe all tasks; return an event for each task whose state changed."""
         names = list(self._addresses)
-        seen = probe.probe_many([self._addresses[name] for name in names], timeout=_ASK_SECONDS)
+        probes = probe.probe_many(
+            [self._addresses[name] for name in names], timeout=_PROBE_TIMEOUT_SECONDS
+        )
         events = []
-        for name, found in zip(names, seen, strict=True):
-            state, reason = self._judge(name, found)
+        for name, result in zip(names, probes, strict=True):
+            state, reason = self._state_of(name, result)
             if state is not self._states.get(name):
                 self._states[name] = state
                 events.append(self._event(name, state, reason))
         return events
 
-    def _judge(self, name: str, found: probe.Probe) -> tuple[TaskState, str]:
+    def _state_of(self, name: str, result: probe.Probe) -> tuple[TaskState, str]:
         role = Role(name.partition(":")[0])
         kind = {Role.DISPATCHER: "dispatcher", Role.DATA_WORKER: "data_worker"}.get(role, "server")
-        if found.alive and found.kind == kind:
+        if result.alive and result.kind == kind:
             self._silent.pop(name, None)
             return TaskState.READY, ""
-        reason = found.reason or found.state
-        if found.alive:
-            return TaskState.LOST, f"there is a {found.kind}"
-        if found.state == "refused":
+        reason = result.reason or result.state
+        if result.alive:
+            return TaskState.LOST, f"the address belongs to a {result.kind}"
+        if result.state == "refused":
             return TaskState.LOST, reason
         self._silent[name] = self._silent.get(name, 0) + 1
         first = name not in self._states
-        hung = first or self._silent[name] >= _PATIENCE
+        hung = first or self._silent[name] >= _HUNG_AFTER_PROBES
         return (TaskState.HUNG if hung else self._states[name]), reason
 
     def _event(self, name: str, state: TaskState, reason: str) -> dict[str, Any]:
@@ -210,13 +215,17 @@ class ExternalNode(Node):
         }
 
 
-def _is_here(host: str) -> bool:
-    """Whether a name or address is this host's."""
+def _is_local(host: str) -> bool:
+    """Return True if a name or an address belongs to this host."""
     try:
         address = ipaddress.ip_address(socket.getaddrinfo(host, None)[0][4][0])
     except (OSError, ValueError):
         return False
     if address.is_loopback:
         return True
-    mine = [a.address for some in psutil.net_if_addrs().values() for a in some]
-    return str(address) in mine
+    local_addresses = [
+        a.address
+        for interface_addresses in psutil.net_if_addrs().values()
+        for a in interface_addresses
+    ]
+    return str(address) in local_addresses

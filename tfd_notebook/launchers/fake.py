@@ -1,7 +1,7 @@
-"""``launcher="fake"``: tasks that are only talk, for tests and for trying views.
+"""``launcher="fake"``: simulated tasks, for tests and for trying out views.
 
-Nothing runs; every request is answered at once and the events are those of a healthy host. `Fake`
-keeps its nodes, so that a test can have a task die, hang or use memory.
+No process runs. Every request is answered at once, and the events are those of a healthy host.
+`Fake` keeps its nodes, so that a test can let a task die, hang or use memory.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ _GPU_BYTES = 80_000_000_000
 
 
 class Fake(Launcher):
-    """A launcher that starts nothing.
+    """A launcher that starts no process.
 
     Parameters
     ----------
     gpus : tuple of int, or mapping of str to tuple of int
-        The GPUs that its host seems to have, or those of several hosts, by name: tasks go round
-        these in turn. Default: none.
+        The GPUs that its host reports, or those of several hosts by name. Tasks are assigned to
+        the hosts round-robin. Default: none.
     host, allow
         See `Launcher`.
 
     Attributes
     ----------
     nodes : list of FakeNode
-        One for each cluster that was connected.
+        One for each connected cluster.
     """
 
     name: ClassVar[str] = "fake"
-    summary: ClassVar[str] = "nothing at all: for tests of launchers and views"
+    summary: ClassVar[str] = "simulated tasks, for tests of launchers and views"
     roles: ClassVar[frozenset[Role]] = frozenset(Role)
     offered: ClassVar[bool] = False
 
@@ -59,7 +59,7 @@ class Fake(Launcher):
 
 
 class FakeNode(Node):
-    """A host that answers and does nothing."""
+    """A host that answers requests and runs nothing."""
 
     host = "localhost"
     directory = ""
@@ -111,7 +111,7 @@ class FakeNode(Node):
                     {"index": i, "name": _GPU, "uuid": f"GPU-{host}-{i}", "memory": _GPU_BYTES}
                     for i in numbers
                 ],
-                "why": "" if numbers else "there is no GPU",
+                "why": "" if numbers else "this host has no GPU",
                 "hidden": False,
             }
             for host, numbers in self._gpus.items()
@@ -121,7 +121,7 @@ class FakeNode(Node):
         return index % len(self._gpus)
 
     def use_gpus(self, host: str, **figures: Sequence[float | None]) -> None:
-        """Send what the GPUs of a host do: ``use_percent`` and ``used`` bytes, one for each."""
+        """Send the GPU use of a host: ``use_percent`` and ``used`` bytes, a value for each GPU."""
         position = list(self._gpus).index(host)
         held = {
             gpu: name
@@ -143,7 +143,7 @@ class FakeNode(Node):
         self._on_event(body)
 
     def measure(self, task: str, **measured: Any) -> None:
-        """Send a measurement of `task`: ``cpu_percent``, ``rss_mb``, ``bytes_sent``, ..."""
+        """Send a measurement of `task`, such as ``cpu_percent``, ``rss_mb`` or ``bytes_sent``."""
         self._on_event({"event": "measure", "cluster": self._cluster, "task": task, **measured})
 
     def _do_hold(self, tasks: list[dict[str, Any]]) -> dict[str, str]:
@@ -178,7 +178,7 @@ class FakeNode(Node):
 
     def _do_restart(self, task: str, settings: dict[str, Any]) -> None:
         restarts = self._known(task)["restarts"] + 1
-        self.tell(task, TaskState.RESTARTING, "asked for", restarts=restarts)
+        self.tell(task, TaskState.RESTARTING, "requested", restarts=restarts)
         self.tell(task, TaskState.READY, pid=next(self._pids))
 
     def _do_kill(self, task: str) -> int:
@@ -207,7 +207,7 @@ class FakeNode(Node):
 
     def _do_logs(self, task: str, size: int, offset: int | None = None) -> list[Any]:
         self._known(task)
-        text = f"{task} has nothing to say\n"
+        text = f"{task} has no output\n"
         return [text if not offset else "", len(text)]
 
     def _known(self, name: str) -> dict[str, Any]:
