@@ -61,7 +61,7 @@ do(local.shutdown)
 @pytest.mark.parametrize(
     ("then", "said"),
     [
-        (SHUT_DOWN, ["pids", "the agent was shut down while it started"]),
+        (SHUT_DOWN, ["pids", "the agent was shut down during its start"]),
         (GO_ON, ["pids", "started"]),
     ],
     ids=["shutdown", "start"],

@@ -117,7 +117,7 @@ def test_a_restart_is_requested_before_the_process_of_an_earlier_one_exists(clus
 
         requester = threading.Thread(target=restart)
         requester.start()
-        until(lambda: row(cluster, "data_worker:0").reason == "asked for")
+        until(lambda: row(cluster, "data_worker:0").reason == "requested")
     finally:
         os.kill(dispatcher.pid, signal.SIGCONT)
     requester.join()

@@ -161,7 +161,7 @@ def test_a_list_says_that_its_hosts_were_not_asked(record: DetachedClusterRecord
 
 def test_whose_launcher_is_gone_is_told_so(directory: Path) -> None:
     DetachedClusterRecord("training", "teleport", {}, ["a1"]).keep(100)
-    with pytest.raises(errors.UnknownName, match="no launcher 'teleport'"):
+    with pytest.raises(errors.UnknownName, match="unknown launcher 'teleport'"):
         attach.attach("training")
     assert len(remote_detached_clusters()) == 1, "it may be installed again"
 

@@ -42,7 +42,7 @@ def test_a_profile_is_a_launcher_by_name(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("launcher = ", "cannot be read"),
-        ("hosts = ['a']", "names no launcher"),
+        ("hosts = ['a']", "has no launcher"),
         ('launcher = "fake"\nspeed = 3', "unexpected keyword argument 'speed'"),
     ],
 )

@@ -141,7 +141,7 @@ class TaskSupervisor:
         self.restarts += 1
         if self.process is not None:
             self.process.kill()
-        self._enter(TaskState.RESTARTING, "asked for")
+        self._enter(TaskState.RESTARTING, "requested")
         self._wake.set()
 
     def kill(self) -> int | None:

@@ -348,7 +348,7 @@ class Monitor:
             last = f" Last output: {event.log[-1]!r}" if event.log else ""
             last = cause if memory_limit else last
             self.notice("error", f"failed: {event.reason}.{last}", task=event.task, fix=fix)
-        elif event.state is TaskState.RESTARTING and event.reason != "asked for":
+        elif event.state is TaskState.RESTARTING and event.reason != "requested":
             what = f"{event.reason}; it is being restarted"
             role = Role(event.task.partition(":")[0])
             if role not in _OF_AN_EPOCH or self._consumers.reading():

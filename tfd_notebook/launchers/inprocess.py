@@ -1,7 +1,7 @@
-"""``launcher="inprocess"``: tasks live in the calling process, next to their consumer.
+"""``launcher="inprocess"``: tasks run in the calling process, next to their consumer.
 
-The cheapest way to start and to move data, and the one where a task cannot be killed, restarted
-or measured apart from the kernel.
+Start and data transfer cost least here. A task cannot be killed, restarted or measured separately
+from the kernel.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from tfd_notebook.net import ports, runtime_dir
 
 _STOP_SECONDS = 3.0
 
-#: Up to here it is heartbeats: consumers in this process take their batches in memory.
-_CHATTER_BYTES = 1 << 16
+#: Fewer bytes than these are heartbeats: consumers in this process read batches from memory.
+_HEARTBEAT_BYTES = 1 << 16
 
 
 class InProcess(Launcher):
     """Servers in the calling process."""
 
     name: ClassVar[str] = "inprocess"
-    summary: ClassVar[str] = "inside this kernel: cheapest transfer, but no isolation and no kill"
+    summary: ClassVar[str] = "in this kernel: cheapest transfer, but no isolation and no kill"
     roles: ClassVar[frozenset[Role]] = ALL_ROLES
     in_process: ClassVar[bool] = True
 
@@ -52,10 +52,10 @@ class InProcess(Launcher):
                 {
                     "event": "notice",
                     "severity": "warning",
-                    "what": f"{tf_servers.endless()} servers of earlier clusters run on in this "
-                    "process, about 40 MB and 85 threads each: TensorFlow cannot stop them",
+                    "what": f"{tf_servers.endless()} servers of earlier clusters still run in this "
+                    "process, with about 40 MB and 85 threads each: TensorFlow cannot stop them",
                     "task": None,
-                    "fix": 'restart the kernel to be rid of them; launcher="local" has no such '
+                    "fix": 'restart the kernel to end them; launcher="local" does not have this '
                     "limit",
                 }
             )
@@ -68,25 +68,25 @@ class _Hosted:
 
     role: Role
     settings: dict[str, Any]
-    holder: socket.socket
+    reserved_socket: socket.socket
     port: int
     address: str
     server: tf_servers.Server | None = None
     sent: ports.SentBytes | None = None
     open_to: str = ""
     restarts: int = field(default=0)
-    tombstone: ErrorServer | None = None
+    error_server: ErrorServer | None = None
 
     def close(self) -> None:
-        """Let go of its port."""
-        if self.tombstone is not None:
-            self.tombstone.close()
-            self.tombstone = None
-        self.holder.close()
+        """Close the error server and release the port."""
+        if self.error_server is not None:
+            self.error_server.close()
+            self.error_server = None
+        self.reserved_socket.close()
 
 
 class InProcessNode(Node):
-    """The calling process as a host; answers the requests that an agent answers."""
+    """The calling process as a host. It handles the requests that an agent handles."""
 
     host = "localhost"
 
@@ -95,9 +95,9 @@ class InProcessNode(Node):
         self._allow = config.allow
         self._on_event = on_event
         self._tasks: dict[str, _Hosted] = {}
-        #: Data workers that left: the dispatcher goes on giving work to their addresses.
-        #: There are several of one name where a first one has not stopped yet.
-        self._retired: list[tuple[str, _Hosted]] = []
+        #: Removed data workers, by name: the dispatcher still assigns tasks to their addresses.
+        #: A name occurs several times if an earlier worker of that name has not stopped yet.
+        self._removed: list[tuple[str, _Hosted]] = []
         self._lock = threading.RLock()
         self._closing = threading.Event()
         self._measuring = threading.Thread(
@@ -108,10 +108,16 @@ class InProcessNode(Node):
         self._directory, self._directory_lock = runtime_dir.new_agent_dir(agent_id)
         self.directory = str(self._directory)
         pid = os.getpid()
-        this = runtime_dir.process_identity(pid)
+        identity = runtime_dir.process_identity(pid)
         runtime_dir.write_state(
             self._directory,
-            {"agent": agent_id, "pid": pid, "process": this, "owner_pid": pid, "owner": this},
+            {
+                "agent": agent_id,
+                "pid": pid,
+                "process": identity,
+                "owner_pid": pid,
+                "owner": identity,
+            },
         )
 
     def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
@@ -121,42 +127,42 @@ class InProcessNode(Node):
     def close(self, timeout: float = 10.0) -> None:
         self._closing.set()
         with self._lock:
-            ending = [[n for n, t in self._tasks.items() if t.role in r] for r in STOP_ORDER]
-            for name in itertools.chain(*ending):
+            in_stop_order = [[n for n, t in self._tasks.items() if t.role in r] for r in STOP_ORDER]
+            for name in itertools.chain(*in_stop_order):
                 with contextlib.suppress(TfdError):
                     self._do_stop([name])
-            for _, task in self._retired:
+            for _, task in self._removed:
                 task.close()
-            self._retired.clear()
+            self._removed.clear()
         self._measuring.join(timeout)
         runtime_dir.remove(self._directory)
         self._directory_lock.close()
 
     def leave(self) -> None:
-        """Does nothing: its tasks cannot outlive this process."""
+        """Do nothing: the tasks cannot outlive this process."""
 
     def _do_lease(self, seconds: float, renew: bool = False) -> float:
         raise Unsupported(
-            "tasks inside this process cannot outlive it", fix='start them with launcher="local"'
+            "tasks in this process cannot outlive it", fix='start them with launcher="local"'
         )
 
     def _do_hold(self, tasks: list[dict[str, Any]]) -> dict[str, str]:
         held: dict[str, str] = {}
         for packed in tasks:
             name = f"{packed['role']}:{packed['index']}"
-            for index, (retired, task) in enumerate(self._retired):
-                if retired == name and task.tombstone is not None:
-                    task.tombstone.close()
-                    task.tombstone = None
+            for index, (removed_name, task) in enumerate(self._removed):
+                if removed_name == name and task.error_server is not None:
+                    task.error_server.close()
+                    task.error_server = None
                     self._tasks[name] = task
-                    del self._retired[index]
+                    del self._removed[index]
                     break
             else:
-                holder = ports.reserve_port(packed["port"])
-                port = holder.getsockname()[1]
+                reserved_socket = ports.reserve_port(packed["port"])
+                port = reserved_socket.getsockname()[1]
                 address = f"{packed['host']}:{port}"
                 role, settings = Role(packed["role"]), dict(packed["settings"])
-                self._tasks[name] = _Hosted(role, settings, holder, port, address)
+                self._tasks[name] = _Hosted(role, settings, reserved_socket, port, address)
             held[name] = self._tasks[name].address
         return held
 
@@ -165,28 +171,30 @@ class InProcessNode(Node):
             task = self._task(name)
             task.settings.update(settings)
             if task.role in SERVER_ROLES:
-                # The GPUs are the kernel's. All servers of a process share the threads that the
-                # first one made; a worker whose ps finds none free waits for ever.
+                # The GPUs belong to the kernel. All servers of a process share the thread pool of
+                # the first server; a worker waits forever if its ps finds no free thread in it.
                 task.settings.update(gpus=False, threads=tf_servers.MOST_ENDLESS + 1)
             self._serve(name, task)
 
     def _serve(self, name: str, task: _Hosted) -> None:
-        self._tell(name, task, TaskState.STARTING)
+        self._publish(name, task, TaskState.STARTING)
         try:
             task.server = tf_servers.start(task.role, task.port, task.settings)
         except TfdError as error:
-            self._tell(name, task, TaskState.FAILED, error.what)
+            self._publish(name, task, TaskState.FAILED, error.what)
             return
         try:
             host = Endpoint.parse(task.address).host
             task.open_to = ports.restrict_port(task.port, self._allow, host)
         except FilterFailed as error:
             server, task.server = task.server, None
-            kept = "" if server.stop(_STOP_SECONDS) else f". Its server: {server.kept}"
-            self._tell(name, task, TaskState.FAILED, f"{error.what}; next: {error.fix}{kept}")
+            still_running = "" if server.stop(_STOP_SECONDS) else f". Its server: {server.kept}"
+            self._publish(
+                name, task, TaskState.FAILED, f"{error.what}; next: {error.fix}{still_running}"
+            )
             return
         task.sent = ports.SentBytes(task.port)
-        self._tell(name, task, TaskState.READY)
+        self._publish(name, task, TaskState.READY)
 
     def _do_stop(self, tasks: list[str]) -> None:
         for name in tasks:
@@ -195,33 +203,37 @@ class InProcessNode(Node):
             server, task.server, task.sent = task.server, None, None
             reason = "" if stopped or server is None else server.kept
             if stopped:
-                server = None  # finalised before its address can be used again
+                server = None  # finalized before its address is used again
             del self._tasks[name]
             if task.role is Role.DATA_WORKER and not self._closing.is_set():
-                self._retired.append((name, task))
+                self._removed.append((name, task))
                 if stopped:
                     self._start_error_server(name, task)
                 else:
                     threading.Thread(
-                        target=self._bury_later, args=(name, task, server), daemon=True
+                        target=self._start_error_server_later,
+                        args=(name, task, server),
+                        daemon=True,
                     ).start()
             else:
                 task.close()
-            self._tell(name, task, TaskState.STOPPED, reason)
+            self._publish(name, task, TaskState.STOPPED, reason)
 
     def _start_error_server(self, name: str, task: _Hosted) -> None:
-        """Have somebody answer for a data worker that has left."""
+        """Serve an error on the port of a removed data worker."""
         text = f"[TFD302] {name} has left the cluster"
         dispatcher = task.settings.get("dispatcher_address")
         workers = {task.port: task.address}
-        tombstone = ErrorServer(
+        error_server = ErrorServer(
             {task.port: text}, dispatcher=dispatcher, on_loss="warn", workers=workers
         )
         with contextlib.suppress(TfdError):
-            tombstone.start()
-            task.tombstone = tombstone
+            error_server.start()
+            task.error_server = error_server
 
-    def _bury_later(self, name: str, task: _Hosted, server: tf_servers.Server) -> None:
+    def _start_error_server_later(
+        self, name: str, task: _Hosted, server: tf_servers.Server
+    ) -> None:
         server.stop(None)
         with self._lock:
             if not self._closing.is_set():
@@ -237,17 +249,17 @@ class InProcessNode(Node):
             )
         hosted.settings.update(settings)
         hosted.restarts += 1
-        self._tell(task, hosted, TaskState.RESTARTING, "asked for")
+        self._publish(task, hosted, TaskState.RESTARTING, "requested")
         if hosted.server is not None and not hosted.server.stop(_STOP_SECONDS):
-            why = "it cannot stop while a consumer of this process iterates"
-            self._tell(task, hosted, TaskState.FAILED, why)
+            why = "it cannot stop while a consumer in this process iterates"
+            self._publish(task, hosted, TaskState.FAILED, why)
             raise StateError(
                 why,
                 task=task,
                 fix="stop the stream or leave the loop first",
             )
-        # TensorFlow's finaliser of a worker unregisters its address: it has to run before the next
-        # server registers the same one.
+        # TensorFlow's finalizer of a worker unregisters its address. It has to run before the next
+        # server registers the same address.
         hosted.server = None
         self._serve(task, hosted)
 
@@ -256,15 +268,15 @@ class InProcessNode(Node):
         raise StateError(
             "a task in this process cannot be killed without the kernel",
             task=task,
-            fix='use launcher="local" to try failures',
+            fix='use launcher="local" to test failures',
         )
 
     def _do_install(self, blob: str, tokens: list[str], gone: list[str]) -> None:
-        """Python functions of this process are here already."""
+        """Do nothing: the Python functions are already in this process."""
 
     def _do_logs(self, task: str, size: int, offset: int | None = None) -> list[Any]:
         self._task(task)
-        text = "Tasks in this process write to the kernel's own output.\n"
+        text = "Tasks in this process write to the output of the kernel.\n"
         return [text if not offset else "", len(text)]
 
     def _task(self, name: str) -> _Hosted:
@@ -275,7 +287,7 @@ class InProcessNode(Node):
             )
         return self._tasks[name]
 
-    def _tell(self, name: str, task: _Hosted, state: TaskState, reason: str = "") -> None:
+    def _publish(self, name: str, task: _Hosted, state: TaskState, reason: str = "") -> None:
         self._on_event(
             {
                 "event": "task",
@@ -298,7 +310,7 @@ class InProcessNode(Node):
                     name: task.sent.read() for name, task in self._tasks.items() if task.sent
                 }
             for name, sent in measured.items():
-                if sent < _CHATTER_BYTES:
+                if sent < _HEARTBEAT_BYTES:
                     continue
                 self._on_event(
                     {

@@ -1,4 +1,4 @@
-"""``launcher="jupyter"``: tasks under kernels of Jupyter servers elsewhere."""
+"""``launcher="jupyter"``: tasks on other hosts, started through the kernels of Jupyter servers."""
 
 from __future__ import annotations
 
@@ -25,38 +25,39 @@ from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
 from tfd_notebook.net import validation
 from tfd_notebook.net.host import address_towards
 
-_GREETING_SECONDS = 60.0
+_HANDSHAKE_SECONDS = 60.0
 #: Characters of a message: Tornado's server closes the websocket for one above 10 MiB.
-_CHUNK = 1_000_000
+_CHUNK_CHARACTERS = 1_000_000
 
 
 class Jupyter(RemoteLauncher):
     """Kernels of Jupyter servers or gateways: each starts an agent, which outlives the kernel.
 
-    What the agent and this process say to each other goes over the kernel's channels; no port is
-    opened for it. Needs the extra ``jupyter``.
+    The agent and this process communicate over the channels of the kernel, without another port.
+    Needs the extra ``jupyter``.
 
     Parameters
     ----------
     servers : str or sequence of str
-        Addresses, as Jupyter prints them: ``"https://host:8888/?token=..."``.
+        Addresses as Jupyter prints them: ``"https://host:8888/?token=..."``.
     token : str or mapping of str to str or None, optional
-        For all, or by address; None stands for the variable ``TFD_JUPYTER_TOKEN``. Default: the
-        one in the address. The variable is also used for a single server, and where no address
-        has a token. Otherwise a server's token is searched for in the user's profiles.
+        A token for all servers, or tokens by address. None stands for the environment variable
+        ``TFD_JUPYTER_TOKEN``. Default: the token in the address. The variable is also used for a
+        single server, and if no address has a token. Otherwise the user's profiles are searched
+        for a token of the server.
     ca : str, optional
-        File with the certificates to trust, where the servers have some of their own.
+        File with the certificates to trust, for servers with certificates of a private CA.
     kernel : str
-        Name of the kernel that has tfd-notebook and TensorFlow. Default ``"python3"``.
+        Name of a kernel that has tfd-notebook and TensorFlow. Default ``"python3"``.
     kernels : int
-        How many on each server: more than one where it is a gateway that puts each on another
-        host. Default 1.
+        The number of kernels on each server. Use more than one for a gateway that starts each
+        kernel on another host. Default 1.
     grace, place, secure, host, allow
         See `RemoteLauncher` and `Launcher`.
     """
 
     name: ClassVar[str] = "jupyter"
-    summary: ClassVar[str] = "kernels of Jupyter servers elsewhere (extra: jupyter)"
+    summary: ClassVar[str] = "kernels of Jupyter servers on other hosts (extra: jupyter)"
 
     def __init__(
         self,
@@ -83,15 +84,15 @@ class Jupyter(RemoteLauncher):
         addresses = [split(server)[0] for server in self._servers]
         if len(set(addresses)) < len(addresses):
             raise UsageError(
-                f"servers={addresses!r} names one twice", fix="kernels=2 has two on each"
+                f"servers={addresses!r} has duplicates", fix="kernels=2 starts two on each server"
             )
         if isinstance(kernels, bool) or not isinstance(kernels, int) or kernels < 1:
             raise UsageError(f"kernels={kernels!r} must be 1 or more")
         self._servers = tuple(addresses)
-        #: Tokens by address, None for the variable's. They stay in this object.
+        #: Tokens by address, None for the variable's. They are never written or sent to agents.
         self._tokens: dict[str, str | None] = {a: t for a, t in in_addresses.items() if t}
         if isinstance(token, Mapping):
-            self._tokens.update({split(known)[0]: one for known, one in token.items()})
+            self._tokens.update({split(server)[0]: known for server, known in token.items()})
         elif token is not None or not self._tokens:
             self._tokens = dict.fromkeys(addresses, token)
         if len(addresses) == 1:
@@ -102,9 +103,9 @@ class Jupyter(RemoteLauncher):
 
     @property
     def options(self) -> dict[str, Any]:
-        # Without tokens: options are described to agents, written to files, and shown.
+        # Without tokens: options are sent to agents, written to files, and shown.
         single = len(self._servers) == 1
-        by_variable = [one for one in self._servers if single or self._tokens.get(one, "") is None]
+        by_variable = [a for a in self._servers if single or self._tokens.get(a, "") is None]
         return {
             **super().options,
             "servers": list(self._servers),
@@ -115,13 +116,13 @@ class Jupyter(RemoteLauncher):
         }
 
     def hosts(self) -> list[RemoteHost]:
-        servers = [JupyterServer(one, self.token_of(one), self._ca) for one in self._servers]
+        servers = [JupyterServer(a, self.token_of(a), self._ca) for a in self._servers]
         for server in servers:
             if self._secure and server.is_open:
                 raise UsageError(
-                    f"secure=True needs https, and {server.url} has none: the environment and the "
-                    "functions of the tasks would be sent in plain text",
-                    fix="start that server with a certificate, or reach it through a tunnel of ssh",
+                    f"secure=True needs https, and {server.url} does not use it: the environment "
+                    "and the functions of the tasks would be sent unencrypted",
+                    fix="start that server with a certificate, or connect through an ssh tunnel",
                 )
         return [
             JupyterHost(server, self._kernel, f"#{number}" if number > 1 else "")
@@ -130,7 +131,7 @@ class Jupyter(RemoteLauncher):
         ]
 
     def token_of(self, address: str) -> str:
-        """Return the token for the server at `address`, empty if none is known."""
+        """Return the token for the server at `address`, empty if none is configured."""
         token = self._tokens.get(address)
         if token is None:
             token = _token_in_profiles(address)
@@ -140,7 +141,7 @@ class Jupyter(RemoteLauncher):
 
 
 def _token_in_profiles(address: str) -> str | None:
-    """Return the token that a profile has for exactly this address."""
+    """Return the token from a profile with exactly this address."""
     for profile in profiles.profiles().values():
         if isinstance(profile, profiles.Profile) and profile.launcher == Jupyter.name:
             with contextlib.suppress(UsageError, TypeError, AttributeError):
@@ -151,15 +152,15 @@ def _token_in_profiles(address: str) -> str | None:
 
 
 class JupyterHost(RemoteHost):
-    """A kernel of a server; a new one for each channel.
+    """A kernel of a server. Each channel starts a new kernel.
 
     Parameters
     ----------
     server : JupyterServer
     kernel : str
-        Kind of the kernel.
+        Name of the kernel specification.
     number : str
-        What tells it from others on the same server.
+        Suffix of the label that distinguishes kernels of one server.
     """
 
     def __init__(self, server: JupyterServer, kernel: str, number: str = "") -> None:
@@ -177,12 +178,12 @@ class JupyterHost(RemoteHost):
         except BaseException:
             self._end(kernel)
             raise
-        # A kernel that never says anything is not waited for.
-        watch = threading.Timer(_GREETING_SECONDS, channel.close)
+        # Close the channel of a kernel that sends no handshake.
+        watch = threading.Timer(_HANDSHAKE_SECONDS, channel.close)
         watch.start()
         try:
             code = stdio.bootstrap("kernelend", agent, "start" if start else "again", here)
-            self.greeting = read_handshake(self.label, channel.said(code), again=not start)
+            self.greeting = read_handshake(self.label, channel.execute(code), again=not start)
             channel.join(self._server.farewell(kernel))
         except BaseException:
             channel.close()
@@ -194,19 +195,19 @@ class JupyterHost(RemoteHost):
 
     def warnings(self, grace: float) -> list[str]:
         assert self.greeting is not None
-        said = [
-            f"{self.label} is spoken to over http: its token, and all that this kernel and its "
-            "agent say to each other, can be read on the way; https:// is what a server has that "
-            "was started with a certificate"
+        warnings = [
+            f"the connection to {self.label} is unencrypted (http): others on the network can read "
+            "its token and all data between this kernel and its agent. Start the server with a "
+            "certificate to use https://"
             for _ in range(self._server.is_open)
         ]
         if self.greeting.culls is None:
-            return said
+            return warnings
         return [
-            *said,
-            f"{self.label} ends kernels that are idle for {self.greeting.culls:g} s: this cluster "
-            "keeps its own in use; after a longer absence another kernel takes its place, and "
-            f"the tasks go on meanwhile, for {grace:g} s",
+            *warnings,
+            f"{self.label} ends kernels that are idle for {self.greeting.culls:g} s. This cluster "
+            "keeps its kernel active. After a longer disconnection a new kernel replaces it; until "
+            f"then the tasks keep running, for up to {grace:g} s",
         ]
 
     def _end(self, kernel: str) -> None:
@@ -214,14 +215,14 @@ class JupyterHost(RemoteHost):
             self._kernels.remove(kernel)
 
     def close(self) -> None:
-        # Each ends itself with its agent's session; this is for those that cannot.
+        # A kernel ends itself with its agent's session. This ends the kernels that could not.
         for kernel in self._kernels:
             self._server.end_kernel(kernel)
         self._kernels.clear()
 
 
 class KernelChannel:
-    """A way to an agent over the channels of a kernel."""
+    """A channel to an agent, over the comm channel of a kernel."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -230,15 +231,15 @@ class KernelChannel:
         self._unread = 0
         self._messages = connection.messages()
 
-    def said(self, code: str) -> Iterator[bytes]:
-        """Yield the lines that `code` prints in the kernel, until it has ended."""
-        asked = self._connection.execute(code)
+    def execute(self, code: str) -> Iterator[bytes]:
+        """Yield the lines that `code` prints in the kernel, until the code has ended."""
+        request_id = self._connection.execute(code)
         text = ""
         for message in self._messages:
             kind, content = message["header"]["msg_type"], message["content"]
             if kind == "comm_open" and content.get("target_name") == bridges_kernel.TARGET:
                 self._comm = content["comm_id"]
-            if message["parent_header"].get("msg_id") != asked:
+            if message["parent_header"].get("msg_id") != request_id:
                 continue
             if kind == "stream":
                 *lines, text = (text + content["text"]).split("\n")
@@ -246,20 +247,20 @@ class KernelChannel:
             elif kind == "error":
                 yield f"{content.get('ename')}: {content.get('evalue')}".encode()
             elif content.get("execution_state") == "idle":
-                return  # unlike the reply it comes after all output
+                return  # unlike the reply, this status arrives after all output
         raise OSError("its kernel ended before it answered")
 
     def join(self, farewell: dict[str, Any]) -> None:
-        """Begin to carry: the kernel learns how it can end itself."""
+        """Start the data phase: send the kernel the request with which it can end itself."""
         if not self._comm:
             raise OSError("its kernel opened no comm")
-        self._tell({"farewell": farewell})
+        self._send_comm({"farewell": farewell})
 
     def send(self, data: bytes) -> None:
         text = data.decode()
         with self._sending:
-            for start in range(0, len(text), _CHUNK):
-                self._tell({"text": text[start : start + _CHUNK]})
+            for start in range(0, len(text), _CHUNK_CHARACTERS):
+                self._send_comm({"text": text[start : start + _CHUNK_CHARACTERS]})
 
     def lines(self) -> Iterator[bytes]:
         for message in self._messages:
@@ -272,18 +273,18 @@ class KernelChannel:
                 return
             text = validation.output(content["data"].get("text", ""), "text")
             yield from text.encode().splitlines(keepends=True)
-            self._count(len(text))
+            self._acknowledge(len(text))
 
     def close(self) -> None:
         self._connection.close()
 
-    def _count(self, size: int) -> None:
-        """Say how much was read, now and then."""
+    def _acknowledge(self, size: int) -> None:
+        """Acknowledge the received bytes once a quarter of the window is used."""
         self._unread += size
         if self._unread > bridges_kernel.WINDOW_BYTES // 4:
-            with contextlib.suppress(OSError):  # what arrives next, or nothing, tells of it
-                self._tell({"read": self._unread})
+            with contextlib.suppress(OSError):  # the reader of `lines` notices a broken connection
+                self._send_comm({"read": self._unread})
             self._unread = 0
 
-    def _tell(self, data: dict[str, Any]) -> None:
+    def _send_comm(self, data: dict[str, Any]) -> None:
         self._connection.send("shell", "comm_msg", {"comm_id": self._comm, "data": data})

@@ -24,7 +24,7 @@ from tfd_notebook.model.spec import ClusterConfig, Role
 from tfd_notebook.net import runtime_dir
 from tfd_notebook.net.bounded_write import write_to_pipe
 
-#: With less free memory than this TensorFlow is not imported ahead of its use.
+#: TensorFlow is not preloaded if less memory than this is free.
 _TIGHT_BYTES = 2_000_000_000
 #: Seconds for an agent's start on a busy host.
 _START_SECONDS = 120.0
@@ -33,8 +33,8 @@ _START_SECONDS = 120.0
 class Local(Launcher):
     """Child processes on this host: the default.
 
-    One agent per kernel looks after the tasks of all its clusters. It and they end with the
-    kernel, however that ends.
+    One agent per kernel supervises the tasks of all its clusters. The agent and the tasks end with
+    the kernel, even if the kernel crashes.
     """
 
     name: ClassVar[str] = "local"
@@ -43,70 +43,70 @@ class Local(Launcher):
 
     def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
         client = _agent().client
-        surroundings = _task_environment(config.env)
-        # First, so that a Python without TensorFlow is one clear error.
-        changed = client.request(
+        environment = _task_environment(config.env)
+        # Preload first, so that a Python without TensorFlow is one clear error.
+        reloaded = client.request(
             "preload",
             config.policy.start_timeout,
-            environment=surroundings["environment"],
-            path=surroundings["path"],
+            environment=environment["environment"],
+            path=environment["path"],
         )
-        if changed:
+        if reloaded:
             on_event(
                 {
                     "event": "notice",
                     "severity": "info",
-                    "what": f"{', '.join(changed)} changed since TensorFlow was imported for new "
-                    "tasks, so it was imported again for them",
+                    "what": f"{', '.join(reloaded)} changed since TensorFlow was imported for new "
+                    "tasks, so it was imported again",
                     "task": None,
                     "fix": None,
                 }
             )
-        return (AgentNode.open(client, config, on_event, surroundings),)
+        return (AgentNode.open(client, config, on_event, environment),)
 
 
 def local_tunnel_agent(config: ClusterConfig, on_event: OnEvent) -> AgentNode:
-    """Have this kernel's agent do here what a cluster on other hosts needs.
+    """Return a node of this kernel's agent that runs the local tunnels of a remote cluster.
 
     Parameters
     ----------
     config : ClusterConfig
     on_event : callable
-        Gets what there is to say, and a warning when the agent ends.
+        Receives the notices, and an error when the agent ends.
     """
 
-    def heard(body: dict[str, Any]) -> None:
+    def forward(body: dict[str, Any]) -> None:
         if body["event"] == "lost":
             body = {
                 "event": "notice",
                 "cluster": config.name,
                 "severity": "error",
-                "what": f"this kernel's own agent has ended, and its tunnels: {body['reason']}",
+                "what": f"this kernel's agent ended, and its tunnels with it: {body['reason']}",
                 "task": None,
                 "fix": "start the cluster again",
             }
         if body["event"] == "notice":
             on_event(body)
 
-    return AgentNode.open(_agent().client, config, heard, _task_environment(config.env))
+    return AgentNode.open(_agent().client, config, forward, _task_environment(config.env))
 
 
 def preload() -> bool:
-    """Start importing TensorFlow for tasks in the background; return whether that was done.
+    """Start importing TensorFlow for tasks in the background; return True if it was started.
 
-    ``TFD_PRELOAD`` decides: ``on``, ``off``, or ``auto`` (the default), which does it unless
-    less than 2 GB of memory are free. An import that nobody uses ends after ten minutes.
+    ``TFD_PRELOAD`` is ``on``, ``off`` or ``auto`` (the default), which skips the import if less
+    than 2 GB of memory are free. An import that no task uses ends after ten minutes.
     """
-    wish = os.environ.get("TFD_PRELOAD", "auto")
-    if wish == "off" or (wish != "on" and psutil.virtual_memory().available < _TIGHT_BYTES):
+    mode = os.environ.get("TFD_PRELOAD", "auto")
+    if mode == "off" or (mode != "on" and psutil.virtual_memory().available < _TIGHT_BYTES):
         return False
-    surroundings = _task_environment({})
+    environment = _task_environment({})
 
     def work() -> None:
-        # A failure is told, with its reason, to the first cluster that needs the agent.
+        # The first cluster that needs the agent reports a failure, with its reason.
         with contextlib.suppress(TfdError):
             _agent().client.submit(
-                "preload", environment=surroundings["environment"], path=surroundings["path"]
+                "preload", environment=environment["environment"], path=environment["path"]
             )
 
     threading.Thread(target=work, name="tfd-preload", daemon=True).start()
@@ -114,7 +114,7 @@ def preload() -> bool:
 
 
 def shutdown(timeout: float = 10.0) -> None:
-    """End this kernel's agent and with it all its tasks; does nothing where there is none."""
+    """End this kernel's agent, if any, and with it all its tasks."""
     global _current
     with _lock:
         agent, _current = _current, None
@@ -135,24 +135,24 @@ def agent_pids() -> tuple[int, ...]:
 
 
 class _LocalAgent:
-    """An agent in a child process: its pipes, and the thread that serves them."""
+    """An agent in a child process, its pipes, and the thread that serves them."""
 
     def __init__(self) -> None:
         self.id = uuid.uuid4().hex[:12]
         self.owner = os.getpid()
         self.pid: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._answered: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._closed = False
         self.client = AgentClient(self.id, "localhost", self._send)
-        # The thread that forks the agent must live as long as the kernel: when it ends, the
-        # agent's parent-death signal fires.
+        # The thread that forks the agent must run as long as the kernel. When it ends, the agent
+        # receives its parent-death signal (PR_SET_PDEATHSIG).
         self._thread = threading.Thread(target=self._serve, name="tfd-agent", daemon=True)
         self._thread.start()
 
     @property
     def usable(self) -> bool:
-        """True if the agent starts or runs and works for this process."""
+        """True if the agent starts or runs, and belongs to this process."""
         return self.owner == os.getpid() and self.client.alive and not self._closed
 
     @property
@@ -160,12 +160,12 @@ class _LocalAgent:
         return runtime_dir.runtime_dir() / f"agent-{self.id}"
 
     def wait(self) -> None:
-        """Wait until the agent answers; raise the reason why it cannot."""
+        """Wait until the agent replies; raise the reason if it cannot."""
         try:
-            self._answered.result(_START_SECONDS)
+            self._ready.result(_START_SECONDS)
         except concurrent.futures.TimeoutError:
             raise LaunchError(
-                f"the agent did not answer within {_START_SECONDS:g} s",
+                f"the agent was not ready within {_START_SECONDS:g} s",
                 fix=f"is the host overloaded? See {self.directory / 'agent.log'}",
             ) from None
 
@@ -174,19 +174,20 @@ class _LocalAgent:
             process = self._start()
         except BaseException as error:
             self.client.lost("the agent did not start")
-            self._answered.set_exception(error)
+            self._ready.set_exception(error)
             return
         assert process.stdout is not None
         with contextlib.suppress(ValueError):
             for line in process.stdout:
                 self.client.handle_line(line)
                 answered = self.client.ready.is_set() and not self._closed
-                if answered and not self._answered.done():
-                    self._answered.set_result(None)
+                if answered and not self._ready.done():
+                    self._ready.set_result(None)
         if self.client.stays:
-            # It looks after clusters that outlive this process, which therefore never waits for it.
+            # The agent supervises detached clusters and outlives this process, which therefore
+            # never waits for it.
             process.returncode = 0
-            self.client.lost("the agent goes on alone")
+            self.client.lost("the agent keeps running without this process")
             return
         status = process.wait()
         log: list[str] = []
@@ -195,14 +196,14 @@ class _LocalAgent:
             log = text.splitlines()[-3:]
         runtime_dir.remove(self.directory)
         how = f"signal {-status}" if status < 0 else f"exit status {status}"
-        self.client.lost(f"the agent that looks after this host's tasks ended ({how})")
-        if not self._answered.done():
+        self.client.lost(f"this host's agent ended ({how})")
+        if not self._ready.done():
             failed = LaunchError(
-                "the agent was shut down while it started"
+                "the agent was shut down during its start"
                 if self._closed
-                else f"the agent ended before it answered ({how}): {'; '.join(log)}"
+                else f"the agent ended before it was ready ({how}): {'; '.join(log)}"
             )
-            self._answered.set_exception(failed)
+            self._ready.set_exception(failed)
 
     def _start(self) -> subprocess.Popen[bytes]:
         sweep()
@@ -224,7 +225,7 @@ class _LocalAgent:
                 start_new_session=True,
             )
         self.pid = process.pid
-        if self._closed:  # meanwhile, by a thread that found no process yet
+        if self._closed:  # set by another thread before this process existed
             process.kill()
         return process
 
@@ -234,20 +235,20 @@ class _LocalAgent:
         write_to_pipe(self._process.stdin, data)
 
     def disown(self) -> None:
-        """Keep a forked child from waiting for the process of its parent."""
+        """Prevent a forked child from waiting for its parent's agent."""
         if self._process is not None:
             self._process.returncode = 0
 
     def close(self, timeout: float) -> None:
         self._closed = True
-        # A start is not waited for: `_start` ends a process that is not there yet.
+        # Do not wait for a start in progress: `_start` kills the process once it exists.
         if self._process is None or self.owner != os.getpid():
             return
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        if not self._answered.done():
+        if not self._ready.done():
             self._process.kill()
         self._thread.join(timeout)
         if self._thread.is_alive() and not self.client.stays:
@@ -267,13 +268,13 @@ def _agent() -> _LocalAgent:
         if _current is None or not _current.usable:
             _current = _LocalAgent()
         agent = _current
-    # Without the lock: `shutdown` and `agent_pids` wait for no start.
+    # Outside the lock, so that `shutdown` and `agent_pids` do not wait for a start.
     agent.wait()
     return agent
 
 
 def _task_environment(extra: Any) -> dict[str, Any]:
-    """What tasks share with this kernel as it is now."""
+    """Return the environment that tasks share with this kernel."""
     return {
         "environment": {**os.environ, **extra},
         "directory": os.getcwd(),
@@ -282,7 +283,7 @@ def _task_environment(extra: Any) -> dict[str, Any]:
 
 
 def _after_fork() -> None:
-    """Leave the agent to the parent; a forked child that needs one starts its own."""
+    """Leave the agent to the parent process; a forked child starts another agent on demand."""
     global _current, _lock
     if _current is not None:
         _current.disown()

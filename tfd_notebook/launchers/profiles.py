@@ -1,7 +1,7 @@
-"""Launchers with their options, under a name: files of the user and of the host's administrator.
+"""Profiles: named launchers with options, from files of the user or the host's administrator.
 
-``~/.config/tfd_notebook/NAME.toml``, or ``/etc/tfd_notebook/NAME.toml``, makes ``launcher="NAME"``
-mean a launcher with options::
+``~/.config/tfd_notebook/NAME.toml`` or ``/etc/tfd_notebook/NAME.toml`` defines what
+``launcher="NAME"`` starts::
 
     launcher = "ssh"
     hosts = ["ada@one", "ada@two"]
@@ -28,41 +28,41 @@ class Profile:
     ----------
     name : str
     launcher : str
-        The launcher's own name.
+        Name of the launcher.
     options : mapping
-        What it is made with.
+        Options to create it with.
     path : Path
-        The file that says so.
+        The file that defines the profile.
     """
 
     name: str
     launcher: str
-    options: dict[str, Any] = field(default_factory=dict, repr=False)  # it may hold a token
+    options: dict[str, Any] = field(default_factory=dict, repr=False)  # may contain a token
     path: Path = Path()
 
 
 def user_directory() -> Path:
-    """Return where the user's profiles are: ``tfd_notebook`` in ``XDG_CONFIG_HOME``."""
+    """Return the directory of the user's profiles: ``tfd_notebook`` in ``XDG_CONFIG_HOME``."""
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return Path(base) / "tfd_notebook"
 
 
 def profiles() -> dict[str, Profile | UsageError]:
-    """Return all profiles by name, and in the place of one that cannot be read its error.
+    """Return all profiles by name, or the error of a profile that cannot be read.
 
-    The user's come before the administrator's.
+    A user's profile takes precedence over the administrator's profile of the same name.
     """
-    found: dict[str, Profile | UsageError] = {}
+    profiles_by_name: dict[str, Profile | UsageError] = {}
     for path in _files():
         try:
-            found[path.stem] = read(path)
+            profiles_by_name[path.stem] = read(path)
         except UsageError as error:
-            found[path.stem] = error
-    return found
+            profiles_by_name[path.stem] = error
+    return profiles_by_name
 
 
 def find(name: str) -> Profile | None:
-    """Return the profile of that name, None where there is none; other files are not read."""
+    """Return the profile of that name, or None. Other profiles are not read."""
     for directory in (user_directory(), SYSTEM):
         path = directory / f"{name}.toml"
         if os.sep not in name and path.name != POLICY and path.is_file():
@@ -71,22 +71,22 @@ def find(name: str) -> Profile | None:
 
 
 def read(path: Path) -> Profile:
-    """Return what a file says.
+    """Return the profile in a file.
 
     Raises
     ------
     UsageError
     """
     fix = f'write launcher = "ssh" and its options into {path}'
-    said = read_toml(path, "profile", fix)
-    launcher = said.pop("launcher", None)
+    values = read_toml(path, "profile", fix)
+    launcher = values.pop("launcher", None)
     if not isinstance(launcher, str):
-        raise UsageError(f"the profile {path} names no launcher", fix=fix)
-    return Profile(path.stem, launcher, said, path)
+        raise UsageError(f"the profile {path} has no launcher", fix=fix)
+    return Profile(path.stem, launcher, values, path)
 
 
 def _files() -> Iterator[Path]:
-    # The later ones take the names of the earlier.
+    # The user's files come last, so that they replace the administrator's.
     for directory in (SYSTEM, user_directory()):
         for path in sorted(directory.glob("*.toml")):
             if path.name != POLICY:
