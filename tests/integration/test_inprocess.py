@@ -80,7 +80,7 @@ def test_static_sharding_restarts_the_dispatcher(cluster: tfd.Cluster) -> None:
 def test_what_it_cannot_do_is_said(cluster: tfd.Cluster) -> None:
     with pytest.raises(StateError, match="cannot be killed"):
         cluster.kill("data_worker:0")
-    assert "kernel's own output" in cluster.logs("data_worker:0")
+    assert "output of the kernel" in cluster.logs("data_worker:0")
     cluster.restart("data_worker:0")
     assert cluster.snapshot().task("data_worker:0").state == "ready"
 

@@ -285,7 +285,7 @@ def test_inside_a_kernel_they_end_with_it() -> None:
     assert said["after"] == ["server"] * 3
     assert said["again"] == ["server"] * 2
     assert said["new_ports"]
-    assert "4 servers of earlier clusters run on" in said["warned"][0]
+    assert "4 servers of earlier clusters still run" in said["warned"][0]
     assert said["endless"] == 6
     assert said["refused"].startswith("[TFD105] 6 workers and ps of this and earlier clusters run")
     assert "restart the kernel" in said["refused"]

@@ -42,7 +42,7 @@ def test_tasks_run_beside_executors_and_take_no_slot(spark: Any, sc: Any) -> Non
     with tfd.Cluster(data_workers=2, name="beside", launcher=launcher) as cluster:
         assert numbers(cluster) == list(range(100))
         assert len(ends()) == 2
-        with pytest.raises(errors.Unsupported, match="ends with its application"):
+        with pytest.raises(errors.Unsupported, match="end with their Spark application"):
             cluster.detach()
         assert sc.parallelize(range(2), 2).barrier().mapPartitions(list).count() == 2
         frame = cluster.to_frame()
@@ -83,7 +83,7 @@ def test_private_keys_of_tunnels_are_not_sent(
 def test_by_name_it_takes_the_spark_of_this_process(spark: Any, sc: Any) -> None:
     with tfd.Cluster(data_workers=1, name="named", launcher="spark") as cluster:
         assert numbers(cluster) == list(range(100))
-    with pytest.raises(errors.LaunchError, match="has 2 executors, and 5 are wanted"):
+    with pytest.raises(errors.LaunchError, match="has 2 executors, but executors=5"):
         tfd.Cluster(data_workers=1, launcher=tfd.launchers.Spark(spark, executors=5))
     until(lambda: not ends(), 30.0)
 
@@ -115,7 +115,7 @@ def test_workers_and_ps_train(spark: Any, sc: Any) -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"spark": 3}, "neither a SparkSession"), ({"executors": 0}, "executors=0")],
+    [({"spark": 3}, "expected a SparkSession"), ({"executors": 0}, "invalid executors 0")],
 )
 def test_what_cannot_be_meant(options: dict[str, Any], said: str) -> None:
     with pytest.raises(errors.UsageError, match=said):

@@ -510,7 +510,7 @@ class _Launcher(RemoteLauncher):
 def let_in(way: str) -> tuple[str, ...]:
     host = _Host(way)
     launcher = _Launcher()
-    return launcher._let_in([host], [launcher.address_of(host)])
+    return launcher._addresses_to_allow([host], [launcher.address_of(host)])
 
 
 @pytest.mark.parametrize("way", [

@@ -25,19 +25,19 @@ OSError: [Errno 28] No space left on device
 
 
 def test_an_executor_that_was_lost_is_one_that_cannot_be_reached() -> None:
-    error = spark._failed(Exception(LOST))
+    error = spark._launch_error(Exception(LOST))
     assert "cannot be reached: ExecutorLostFailure (executor 0 exited" in error.what
     assert "scala" not in error.what
 
 
 def test_what_a_task_raised_is_said() -> None:
-    assert spark._failed(Exception(RAISED)).what.endswith("No space left on device")
-    assert spark._failed(Exception("short")).what.endswith(": short")
+    assert spark._launch_error(Exception(RAISED)).what.endswith("No space left on device")
+    assert spark._launch_error(Exception("short")).what.endswith(": short")
 
 
 def test_without_a_spark_it_says_how_to_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark.private, "active_context", lambda: None)
-    with pytest.raises(errors.StateError, match=r"(?s)no Spark lives.*tfd\.spark\.session"):
+    with pytest.raises(errors.StateError, match=r"(?s)no Spark application.*tfd\.spark\.session"):
         tfd.Cluster(data_workers=1, launcher="spark")
 
 

@@ -1,4 +1,4 @@
-"""What launchers for other hosts share: agents that are reached, compared, opened and joined."""
+"""Base of launchers for other hosts: connect to agents, and open or adopt clusters there."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 
 def join_agent(agent: str, start: bool) -> list[str]:
-    """Return what Python is to be given on a host, so that its pipes lead to an agent there.
+    """Return the arguments of Python on a host that connect its pipes to an agent there.
 
     Parameters
     ----------
     agent : str
-        Its id.
+        Id of the agent.
     start : bool
-        Whether to start it.
+        True to start the agent, False to reconnect to it.
     """
     return ["-u", "-c", stdio.bootstrap("relay"), agent, "start" if start else "again"]
 
@@ -56,10 +56,10 @@ class RemoteHost:
     Parameters
     ----------
     label : str
-        How it is called where a person reads it.
+        Name of the host in messages to users.
     """
 
-    #: Whether what runs there can outlive the process that started it.
+    #: True if tasks there can outlive the process that started them.
     lasts: ClassVar[bool] = True
 
     def __init__(self, label: str) -> None:
@@ -68,51 +68,51 @@ class RemoteHost:
 
     @abstractmethod
     def connect(self, agent: str, start: bool) -> Channel:
-        """Return a channel to the agent, started there if that is wished.
+        """Return a channel to the agent, which is started if `start` is true.
 
         Raises
         ------
         OSError
-            The host cannot be reached now.
+            The host cannot be reached now. A later attempt may succeed.
         TfdError
-            It never will be.
+            The host can never be reached.
         """
 
     def greet(self, channel: Channel, again: bool = False) -> None:
-        """Hear what the host says of itself, first of all; see `join_agent`.
+        """Read the handshake of the host, the first data on a channel; see `join_agent`.
 
         Raises
         ------
         LaunchError
-            It cannot run an agent.
+            The host cannot run an agent.
         OSError
-            It has greeted before, `reconnect` says, and the connection broke at once.
+            It sent a handshake before, according to `again`, and the connection broke at once.
         """
         self.greeting = read_handshake(self.label, channel.lines(), again)
 
     def warnings(self, grace: float) -> list[str]:
-        """Return what may become of the way to it, in sentences; `grace` as for the launcher."""
+        """Return warnings about the connection as sentences; `grace` as for the launcher."""
         return []
 
     def close(self) -> None:
-        """Let go of what outlasts a channel."""
+        """Close the resources that outlast a channel."""
 
 
 class RemoteLauncher(Launcher):
-    """Tasks on other hosts, each under an agent that outlives the way to it.
+    """Tasks on other hosts, each under an agent that outlives the connection to it.
 
     Parameters
     ----------
     grace : float
-        Seconds for which tasks go on when the way to their host is lost. Default 600.
+        Seconds that tasks keep running after the connection to their host is lost. Default 600.
     place : mapping of str to str or sequence of str, optional
-        Which hosts run the tasks of a role, by label. Default: the dispatcher and everything of
-        which there is one on the first host, all else in turn.
+        The hosts that run the tasks of a role, by label. Default: the dispatcher runs on the first
+        host, other tasks on all hosts round-robin.
     secure : bool
-        Whether tasks reach each other through encrypted tunnels only, so that nothing else listens
-        for other hosts. Default false. Each host needs stunnel for it, and this one, too.
+        True if tasks communicate through encrypted tunnels only, so that no other port is open to
+        other hosts. Default false. It requires stunnel on each host, including this one.
     host, allow
-        See `Launcher`. By default each host advertises its own address.
+        See `Launcher`. By default each host advertises its address.
     """
 
     roles: ClassVar[frozenset[Role]] = ALL_ROLES
@@ -129,9 +129,9 @@ class RemoteLauncher(Launcher):
     ) -> None:
         super().__init__(host=host, allow=allow)
         if isinstance(grace, bool) or not isinstance(grace, (int, float)) or grace < 1:
-            raise UsageError(f"grace={grace!r} must be a second or more")
+            raise UsageError(f"invalid grace {grace!r}: expected a number of seconds, at least 1")
         self._grace = float(grace)
-        self._wishes = {
+        self._place = {
             str(role): (labels,) if isinstance(labels, str) else tuple(labels)
             for role, labels in (place or {}).items()
         }
@@ -139,51 +139,51 @@ class RemoteLauncher(Launcher):
 
     @property
     def options(self) -> dict[str, Any]:
-        place = {role: list(labels) for role, labels in self._wishes.items()}
+        place = {role: list(labels) for role, labels in self._place.items()}
         return {**super().options, "grace": self._grace, "place": place, "secure": self._secure}
 
     @abstractmethod
     def hosts(self) -> list[RemoteHost]:
-        """Return the hosts, in order; nothing is connected yet."""
+        """Return the hosts in order, without connecting to them."""
 
     def tunnels(
         self, nodes: Sequence[RemoteNode], config: ClusterConfig, on_event: OnEvent
     ) -> Tunnels:
-        """Return what makes tasks reach each other where that is to be encrypted."""
-        here = None
+        """Return the tunnels between tasks that need encryption."""
+        local_agent = None
         if not any(node.is_local for node in nodes):
-            here = local.local_tunnel_agent(config, on_event)
+            local_agent = local.local_tunnel_agent(config, on_event)
         ends = [(node, node.identity, self.address_of(node.remote)) for node in nodes]
         try:
-            return tls_tunnels.TLSTunnels(ends, here)
+            return tls_tunnels.TLSTunnels(ends, local_agent)
         except BaseException:
-            if here is not None:
-                here.close()
+            if local_agent is not None:
+                local_agent.close()
             raise
 
     def surroundings(self, config: ClusterConfig) -> dict[str, Any]:
-        """Return what tasks on a host get besides what its own sessions have."""
+        """Return the environment of tasks on a host, in addition to that of a login session."""
         return {"environment": dict(config.env), "directory": None, "path": None}
 
     def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
         hosts = self.hosts()
-        links, errors = self._reach_all(hosts, [None] * len(hosts))
+        links, errors = self._connect_all(hosts, [None] * len(hosts))
         reached = RemoteAgents(self, hosts, links)
         try:
             if errors:
                 raise errors[0]
-            return (self._join(hosts, links, config, on_event),)
+            return (self._open(hosts, links, config, on_event),)
         except BaseException:
             reached.close()
             raise
 
     def reconnect(self, cluster: str, agents: Sequence[str]) -> RemoteAgents:
         hosts = self.hosts()
-        links, errors = self._reach_all(hosts, agents)
+        links, errors = self._connect_all(hosts, agents)
         reached = RemoteAgents(self, hosts, links)
         for error in errors:
             if isinstance(error, AgentLost):
-                # Nobody could use what is left of it on the other hosts.
+                # The part of the cluster on the other hosts is of no use.
                 reached.end(cluster)
                 raise error
         if errors:
@@ -191,25 +191,25 @@ class RemoteLauncher(Launcher):
             raise errors[0]
         return reached
 
-    def _reach_all(
+    def _connect_all(
         self, hosts: Sequence[RemoteHost], agents: Sequence[str | None]
     ) -> tuple[list[AgentSession], list[BaseException]]:
-        """Return the sessions with the agents that could be reached, and why others could not."""
+        """Return the sessions with the reachable agents, and the errors of the others."""
         pool = concurrent.futures.ThreadPoolExecutor(len(hosts), "tfd-hosts")
-        made = list(map(pool.submit, [self._reach] * len(hosts), hosts, agents))
+        attempts = list(map(pool.submit, [self._connect_agent] * len(hosts), hosts, agents))
         try:
-            concurrent.futures.wait(made)
-        except BaseException:  # Ctrl-C, which does not end what was begun
-            for host, one in zip(hosts, made, strict=True):
-                one.add_done_callback(functools.partial(_let_go, host))
+            concurrent.futures.wait(attempts)
+        except BaseException:  # Ctrl-C does not end connections in progress
+            for host, attempt in zip(hosts, attempts, strict=True):
+                attempt.add_done_callback(functools.partial(_close_session, host))
             raise
         finally:
             pool.shutdown(wait=False)
-        errors = [error for one in made if (error := one.exception()) is not None]
-        return [one.result() for one in made if one.exception() is None], errors
+        errors = [error for attempt in attempts if (error := attempt.exception()) is not None]
+        return [attempt.result() for attempt in attempts if attempt.exception() is None], errors
 
-    def _reach(self, host: RemoteHost, agent: str | None) -> AgentSession:
-        """Return a session with an agent, a new one where none is named."""
+    def _connect_agent(self, host: RemoteHost, agent: str | None) -> AgentSession:
+        """Return a session with an agent; start one if `agent` is None."""
         started = agent is not None
         agent = agent or uuid.uuid4().hex[:12]
 
@@ -223,10 +223,11 @@ class RemoteLauncher(Launcher):
             return AgentSession(agent, host.label, connect, grace=self._grace)
         except OSError as error:
             raise LaunchError(
-                f"{host.label} cannot be reached: {error}", fix="is it up, and its address right?"
+                f"connecting to {host.label} failed: {error}",
+                fix="check that the host is up, and its address",
             ) from None
 
-    def _join(
+    def _open(
         self,
         hosts: Sequence[RemoteHost],
         links: Sequence[AgentSession],
@@ -235,7 +236,7 @@ class RemoteLauncher(Launcher):
     ) -> MultiHostNode:
         """Return the hosts of a new cluster."""
         addresses = self._advertise(hosts, links)
-        let_in = () if self._secure else self._let_in(hosts, addresses)
+        let_in = () if self._secure else self._addresses_to_allow(hosts, addresses)
         nodes = []
         self._preload(hosts, links, config)
         for host, link in zip(hosts, links, strict=True):
@@ -244,24 +245,24 @@ class RemoteLauncher(Launcher):
             for what in host.warnings(self._grace):
                 body = {"event": "notice", "severity": "warning", "task": None, "fix": None}
                 on_event({**body, "cluster": config.name, "what": what})
-        return self._together(nodes, config, on_event)
+        return self._multi_host_node(nodes, config, on_event)
 
     def _preload(
         self, hosts: Sequence[RemoteHost], links: Sequence[AgentSession], config: ClusterConfig
     ) -> None:
-        """Have all hosts import TensorFlow, beside each other."""
-        asked = [link.client.submit("preload", environment=dict(config.env)) for link in links]
-        for host, one in zip(hosts, asked, strict=True):
+        """Import TensorFlow on all hosts concurrently."""
+        requests = [link.client.submit("preload", environment=dict(config.env)) for link in links]
+        for host, request in zip(hosts, requests, strict=True):
             try:
-                one.result(config.policy.start_timeout)
+                request.result(config.policy.start_timeout)
             except concurrent.futures.TimeoutError:
                 raise StartTimeout(
                     f"{host.label} did not import TensorFlow within "
                     f"{config.policy.start_timeout:g} s",
-                    fix="tfd.Policy(start_timeout=...) gives it longer",
+                    fix="allow more time with tfd.Policy(start_timeout=...)",
                 ) from None
             except TfdError as error:
-                raise _named(error, host) from None
+                raise _with_host(error, host) from None
 
     def rejoin(
         self,
@@ -270,19 +271,19 @@ class RemoteLauncher(Launcher):
         config: ClusterConfig,
         on_event: OnEvent,
     ) -> MultiHostNode:
-        """Return the hosts of a cluster that lives; see `RemoteAgents`."""
+        """Return the hosts of a running cluster; see `RemoteAgents`."""
         self._advertise(hosts, links)
         nodes = []
         for host, link in zip(hosts, links, strict=True):
             link.client.listen(config.name, _from_host(host, on_event))
-            found = link.client.request("adopt", 30.0, cluster=config.name)
-            nodes.append(RemoteNode(link, host, config.name, found["directory"]))
-        return self._together(nodes, config, on_event)
+            reply = link.client.request("adopt", 30.0, cluster=config.name)
+            nodes.append(RemoteNode(link, host, config.name, reply["directory"]))
+        return self._multi_host_node(nodes, config, on_event)
 
-    def _together(
+    def _multi_host_node(
         self, nodes: Sequence[RemoteNode], config: ClusterConfig, on_event: OnEvent
     ) -> MultiHostNode:
-        place = self._placer([node.label for node in nodes], config)
+        place = self._placement([node.label for node in nodes], config)
         tunnels = self.tunnels(nodes, config, on_event) if self._secure else None
         record = DetachedClusterRecord(
             config.name, self.name, self.options, [node.agent for node in nodes]
@@ -290,7 +291,7 @@ class RemoteLauncher(Launcher):
         return MultiHostNode(nodes, place, tunnels, record)
 
     def _advertise(self, hosts: Sequence[RemoteHost], links: Sequence[AgentSession]) -> list[str]:
-        """Settle under which address the tasks of each host are known."""
+        """Set and return the address that the tasks of each host advertise."""
         addresses = ["localhost" if self._secure else self.address_of(host) for host in hosts]
         proxies.bypass([address for address in addresses if address != "localhost"])
         for link, address in zip(links, addresses, strict=True):
@@ -298,76 +299,80 @@ class RemoteLauncher(Launcher):
         return addresses
 
     def address_of(self, host: RemoteHost) -> str:
-        """Return the address at which a host is reached by its peers."""
+        """Return the address under which other hosts reach a host."""
         assert host.greeting is not None
-        # Where the connection from here arrived.
-        way = host.greeting.way.split()
-        return way[2] if way else host.label.rpartition("@")[2]
+        # The host's end of the connection from here.
+        connection = host.greeting.way.split()
+        return connection[2] if connection else host.label.rpartition("@")[2]
 
-    def _let_in(self, hosts: Sequence[RemoteHost], addresses: Sequence[str]) -> tuple[str, ...]:
-        """Return the addresses of the cluster's hosts, and of this one.
+    def _addresses_to_allow(
+        self, hosts: Sequence[RemoteHost], addresses: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Return the addresses of the cluster's hosts and of this host.
 
         Raises
         ------
         Refused
-            The administrator's policy does not allow one of them.
+            The administrator's policy does not allow one of the addresses.
         """
-        found = set()
+        addresses_to_allow = set()
         for host, address in zip(hosts, addresses, strict=True):
             assert host.greeting is not None
             from_here = host.greeting.way.split()[:1]
-            for one in (address, *from_here):
-                # One that is a name lets nothing in.
+            for candidate in (address, *from_here):
+                # A host name is skipped: the packet filter takes addresses only.
                 with contextlib.suppress(InvalidMessage):
-                    found.add(validation.ip_address(one, "address").partition("%")[0])
-        limits().check_allow(sorted(found))
-        return tuple(sorted(found))
+                    addresses_to_allow.add(
+                        validation.ip_address(candidate, "address").partition("%")[0]
+                    )
+        limits().check_allow(sorted(addresses_to_allow))
+        return tuple(sorted(addresses_to_allow))
 
-    def _placer(self, labels: list[str], config: ClusterConfig) -> Callable[[str, int], int]:
-        wishes: dict[str, list[int]] = {}
-        for role, chosen in self._wishes.items():
+    def _placement(self, labels: list[str], config: ClusterConfig) -> Callable[[str, int], int]:
+        positions: dict[str, list[int]] = {}
+        for role, chosen in self._place.items():
             unknown = [label for label in chosen if label not in labels]
             if unknown or not chosen:
                 raise UsageError(
-                    f"place: {', '.join(unknown) or 'nothing'} is no host of this launcher",
-                    fix=f"its hosts are {', '.join(labels)}",
+                    f"place: unknown host {', '.join(unknown) or 'None'}",
+                    fix=f"the hosts of this launcher are {', '.join(labels)}",
                 )
-            wishes[role] = [labels.index(label) for label in chosen]
+            positions[role] = [labels.index(label) for label in chosen]
 
         def place(role: str, index: int) -> int:
-            among = wishes.get(role)
-            if among is None:
-                among = [0] if role == Role.DISPATCHER else list(range(len(labels)))
-            return among[index % len(among)]
+            candidates = positions.get(role)
+            if candidates is None:
+                candidates = [0] if role == Role.DISPATCHER else list(range(len(labels)))
+            return candidates[index % len(candidates)]
 
         return place
 
 
-def _named(error: TfdError, host: RemoteHost) -> TfdError:
-    """Return an error that says on which host it came about."""
+def _with_host(error: TfdError, host: RemoteHost) -> TfdError:
+    """Return the error with the host's label in its message."""
     if host.label not in error.what:
         error.what = f"{host.label}: {error.what}"
     return error
 
 
-def _let_go(host: RemoteHost, made: concurrent.futures.Future[AgentSession]) -> None:
-    """End a session that nobody waits for any more, as soon as it has begun."""
-    if made.exception() is None:
-        made.result().close()
+def _close_session(host: RemoteHost, session: concurrent.futures.Future[AgentSession]) -> None:
+    """Close a session that is no longer needed, as soon as it is connected."""
+    if session.exception() is None:
+        session.result().close()
     host.close()
 
 
 def _from_host(host: RemoteHost, on_event: OnEvent) -> OnEvent:
-    """Return what takes the events of a host, and says where they come from."""
+    """Return a callback that adds the host's label to its events."""
 
-    def heard(body: dict[str, Any]) -> None:
+    def forward(body: dict[str, Any]) -> None:
         on_event({**body, "host": host.label})
 
-    return heard
+    return forward
 
 
 class RemoteNode(AgentNode):
-    """A cluster's part on an agent of another host."""
+    """The tasks of a cluster under the agent of another host."""
 
     def __init__(self, link: AgentSession, host: RemoteHost, cluster: str, directory: str) -> None:
         super().__init__(link.client, cluster, directory)
@@ -378,7 +383,7 @@ class RemoteNode(AgentNode):
         self.remote = host
         self.identity = host.greeting.identity
         self.agent = link.client.id
-        #: Networks that may connect to its tasks.
+        #: Networks that may connect to the tasks.
         self.let_in: tuple[str, ...] = ()
 
     @classmethod
@@ -391,7 +396,7 @@ class RemoteNode(AgentNode):
         surroundings: dict[str, Any],
         allow: Sequence[str],
     ) -> RemoteNode:
-        """Have the agent of a host take in a new cluster."""
+        """Open a new cluster with the agent of a host."""
         link.client.listen(config.name, _from_host(host, on_event))
         directory = link.client.request(
             "open",
@@ -403,14 +408,14 @@ class RemoteNode(AgentNode):
             about={},
             **surroundings,
         )
-        made = cls(link, host, config.name, directory)
-        made.let_in = (*config.allow, *allow)
-        return made
+        node = cls(link, host, config.name, directory)
+        node.let_in = (*config.allow, *allow)
+        return node
 
     def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
         if do == "lease" and not self.remote.lasts:
             raise Unsupported(
-                f"{self.label}: what runs there ends with its application at the latest"
+                f"{self.label}: tasks there end with their Spark application at the latest"
             )
         if do == "hold":
             for packed in arguments["tasks"]:
@@ -418,7 +423,7 @@ class RemoteNode(AgentNode):
         try:
             return super().request(do, timeout=timeout, **arguments)
         except TfdError as error:
-            raise _named(error, self.remote) from None
+            raise _with_host(error, self.remote) from None
 
     def _last(self, do: str, timeout: float) -> None:
         super()._last(do, timeout)
@@ -433,7 +438,7 @@ class RemoteAgents:
     ----------
     launcher : RemoteLauncher
     hosts : sequence of RemoteHost
-    links : sequence of Link
+    links : sequence of AgentSession
         One for each host.
     """
 
@@ -445,35 +450,35 @@ class RemoteAgents:
         self._links = links
 
     def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
-        # Each agent is told the same of what concerns the whole cluster.
-        found: list[dict[str, Any]] = self._links[0].client.request("clusters", timeout)
-        return found
+        # All agents have the same data about the cluster as a whole.
+        clusters: list[dict[str, Any]] = self._links[0].client.request("clusters", timeout)
+        return clusters
 
     def adopt(
         self, config: ClusterConfig, on_event: OnEvent
     ) -> tuple[MultiHostNode, dict[str, Any]]:
-        """Hear of the cluster from now on, and have its tunnels lead here, too."""
-        made = self._launcher.rejoin(self._hosts, self._links, config, on_event)
-        told = []
-        founds = []
-        for position, node in enumerate(made.nodes):
-            found = node.request("adopt")
-            if not found["about"]:
+        """Receive the events of the cluster from now on, and reopen its tunnels to this host."""
+        cluster = self._launcher.rejoin(self._hosts, self._links, config, on_event)
+        events = []
+        replies = []
+        for position, node in enumerate(cluster.nodes):
+            reply = node.request("adopt")
+            if not reply["about"]:
                 raise StateError(
-                    f"cluster {config.name!r} is not wholly described on {node.label}",
+                    f"the description of cluster {config.name!r} on {node.label} is incomplete",
                     fix=f"tfd stop {config.name}, and start it again",
                 )
-            founds.append(found)
-            told += [(position, {**event, "host": node.label}) for event in found["tasks"]]
+            replies.append(reply)
+            events += [(position, {**event, "host": node.label}) for event in reply["tasks"]]
         try:
-            made.adopt(told)
+            cluster.adopt(events)
         except BaseException:
-            made.leave()
+            cluster.leave()
             raise
-        return made, {**founds[0], "tasks": [event for _, event in told]}
+        return cluster, {**replies[0], "tasks": [event for _, event in events]}
 
     def end(self, cluster: str) -> None:
-        """End what is left of the cluster; never raises."""
+        """Stop the rest of the cluster; never raises."""
         for link in self._links:
             with contextlib.suppress(TfdError):
                 link.client.request("close", 30.0, cluster=cluster)

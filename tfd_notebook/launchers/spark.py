@@ -1,4 +1,4 @@
-"""``launcher="spark"``: tasks beside the executors of a Spark application."""
+"""``launcher="spark"``: tasks on the hosts of the executors of a Spark application."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ from tfd_notebook.net import secure_channel, validation
 _ANSWER_SECONDS = 30.0
 _JOB_SECONDS = 45.0
 _CONNECT_SECONDS = 10.0
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 class Spark(RemoteLauncher):
-    """Executors of Spark: a short job starts an agent beside each, which connects back to here.
+    """Executors of Spark: a short job starts an agent on each, which connects back to the driver.
 
-    The agents take no slot of Spark. They end with their executor, with the cluster, or when this
-    process has been away for the grace time. Agents and this process communicate over a channel
-    that is authenticated, but not encrypted: ``env`` and Python functions can be read on the
-    network, also with ``secure=True``. Needs the extra ``spark``.
+    The agents take no Spark slot. An agent ends with its executor, with the cluster, or after the
+    grace time without a connection to this process. Agents and this process communicate over a
+    channel that is authenticated but not encrypted. ``env`` and Python functions can be read on the
+    network, even with ``secure=True``. Needs the extra ``spark``.
 
     Parameters
     ----------
     spark : pyspark.sql.SparkSession or pyspark.SparkContext, optional
-        Default: the one that lives in this process.
+        Default: the active one of this process.
     executors : int, optional
-        How many of its executors, in the order of their hosts. Default: all.
+        The number of executors to use, in the order of their hosts. Default: all.
     grace, place, secure, host, allow
         See `RemoteLauncher` and `Launcher`.
     """
 
     name: ClassVar[str] = "spark"
-    summary: ClassVar[str] = "beside the executors of a Spark application (extra: spark)"
+    summary: ClassVar[str] = "next to the executors of a Spark application (extra: spark)"
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Spark(RemoteLauncher):
         if executors is not None and (
             isinstance(executors, bool) or not isinstance(executors, int) or executors < 1
         ):
-            raise UsageError(f"executors={executors!r} must be 1 or more")
+            raise UsageError(f"invalid executors {executors!r}: expected 1 or more")
         self._spark = spark
         self._executors = executors
 
@@ -80,7 +80,7 @@ class Spark(RemoteLauncher):
 
     def reconnect(self, cluster: str, agents: Sequence[str]) -> Any:
         raise Unsupported(
-            f"cluster {cluster!r} ends with its Spark application, and nobody else can take it up"
+            f"cluster {cluster!r} ends with its Spark application and cannot be attached"
         )
 
     def hosts(self) -> list[RemoteHost]:
@@ -88,26 +88,26 @@ class Spark(RemoteLauncher):
         settings = context.getConf()
         bound = settings.get("spark.driver.bindAddress") or settings.get("spark.driver.host")
         advertised = settings.get("spark.driver.host") or bound or "127.0.0.1"
-        meeting = ExecutorRendezvous(bound or "127.0.0.1")
+        rendezvous = ExecutorRendezvous(bound or "127.0.0.1")
         try:
-            given = {
-                "address": f"{_bracketed(advertised)}:{meeting.port}",
-                "secret": meeting.secret.hex(),
+            arguments = {
+                "address": f"{_bracketed(advertised)}:{rendezvous.port}",
+                "secret": rendezvous.secret.hex(),
                 "grace": self._grace,
             }
-            found = self._start(context, given)
-            found.sort(key=lambda one: (one["host"], one["executor"]))
-            if self._executors is not None and len(found) < self._executors:
+            started = self._start(context, arguments)
+            started.sort(key=lambda executor: (executor["host"], executor["executor"]))
+            if self._executors is not None and len(started) < self._executors:
                 raise LaunchError(
-                    f"Spark has {len(found)} executors, and {self._executors} are wanted",
-                    fix="start it with more; tfd.spark.check says with which settings",
+                    f"Spark has {len(started)} executors, but executors={self._executors}",
+                    fix="start Spark with more executors; tfd.spark.check shows the settings",
                 )
-            return meeting.expect(found, self._executors)
+            return rendezvous.expect(started, self._executors)
         except BaseException:
-            meeting.close()
+            rendezvous.close()
             raise
 
-    def _enough(self, context: Any) -> Callable[[], bool]:
+    def _enough_executors(self, context: Any) -> Callable[[], bool]:
         most = self._executors
         if most is None:
             return spark_slots.AllExecutorsRegistered(context)
@@ -117,60 +117,60 @@ class Spark(RemoteLauncher):
         spark = self._spark if self._spark is not None else private.active_context()
         if spark is None:
             raise StateError(
-                "no Spark lives in this process", fix="tfd.spark.session(), or spark=session"
+                "no Spark application in this process", fix="tfd.spark.session(), or spark=session"
             )
         context = spark if hasattr(spark, "parallelize") else getattr(spark, "sparkContext", None)
         if context is None:
-            raise UsageError(f"spark={spark!r} is neither a SparkSession nor a SparkContext")
+            raise UsageError(f"invalid spark {spark!r}: expected a SparkSession or a SparkContext")
         if private.is_stopped(context):
-            raise StateError("the SparkContext was stopped", fix="make another one")
+            raise StateError("the SparkContext was stopped", fix="start another one")
         return context
 
-    def _start(self, context: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
-        """Have a process started beside each executor, and return what each said."""
+    def _start(self, context: Any, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+        """Start a process next to each executor, and return the replies."""
         from pyspark import cloudpickle
 
         if holding := spark_slots.slots_held():
             raise NotEnoughSlots(
-                "an agent is started by a task that takes each slot for a moment, and "
+                "a task in each slot starts the agents, and "
                 + spark_slots.report(private.slots(context), holding),
-                fix="start this cluster before those that hold slots, whose nodes can use it; or "
-                "shut them down",
+                fix="start this cluster before those that hold slots (their nodes can use it), or "
+                "shut those down",
             )
-        spark_slots.wait_for_executors(context, self._enough(context))
+        spark_slots.wait_for_executors(context, self._enough_executors(context))
         count = private.slots(context)
         if not count:
             raise LaunchError(
-                "Spark has no executor, and none has come",
-                fix="see that a worker of Spark has room for one; tfd.spark.check says more",
+                "Spark has no executor, and none registered in time",
+                fix="check that a Spark worker has room for one; tfd.spark.check shows details",
             )
         group = f"tfd-launch-{uuid.uuid4().hex[:8]}"
-        done: concurrent.futures.Future[list[dict[str, Any]]] = concurrent.futures.Future()
+        result: concurrent.futures.Future[list[dict[str, Any]]] = concurrent.futures.Future()
 
         def run() -> None:
             try:
                 context.setJobGroup(group, "agents of a cluster", interruptOnCancel=True)
                 code = stdio.bootstrap("sparkend")
-                start = spark_bootstrap.starter(code, given, _ANSWER_SECONDS)
+                start = spark_bootstrap.starter(code, arguments, _ANSWER_SECONDS)
                 tasks = context.parallelize(range(count), count).barrier()
-                done.set_result(tasks.mapPartitions(start).collect())
+                result.set_result(tasks.mapPartitions(start).collect())
             except BaseException as error:
-                done.set_exception(error)
+                result.set_exception(error)
 
-        # By value: an executor may have none of this package, which is said then.
+        # Pickle by value: an executor may not have this package, which the reply then reports.
         cloudpickle.register_pickle_by_value(spark_bootstrap)
         try:
             threading.Thread(target=run, name="tfd-spark-launch", daemon=True).start()
-            return done.result(_JOB_SECONDS)
+            return result.result(_JOB_SECONDS)
         except concurrent.futures.TimeoutError:
             context.cancelJobGroup(group)
             raise LaunchError(
-                "the executors of Spark cannot be reached, or are busy: not all of them ran a "
+                "Spark's executors cannot be reached or are busy: not all of them ran a "
                 f"task within {_JOB_SECONDS:g} s",
-                fix="see that no other job keeps them busy, and that their hosts are up",
+                fix="check that no other job uses the slots, and that the hosts are up",
             ) from None
         except Exception as error:
-            raise _failed(error) from error
+            raise _launch_error(error) from error
         except BaseException:
             context.cancelJobGroup(group)
             raise
@@ -178,19 +178,19 @@ class Spark(RemoteLauncher):
             cloudpickle.unregister_pickle_by_value(spark_bootstrap)
 
 
-def _failed(error: Exception) -> LaunchError:
-    """Return what matters of an error of Spark, whose text is a page long."""
+def _launch_error(error: Exception) -> LaunchError:
+    """Return an error with the essential line of Spark's error, whose text fills a page."""
     text = str(error).strip()
     if lost := re.search(r"ExecutorLostFailure \([^\n]*", text):
         return LaunchError(
-            f"an executor of Spark cannot be reached: {lost[0]}",
-            fix="see that its host is up; Spark brings another one where it can",
+            f"a Spark executor cannot be reached: {lost[0]}",
+            fix="check that its host is up; Spark replaces an executor if it can",
         )
     lines = re.findall(r"^(?:\w+\.)*\w+(?:Error|Exception): [^\n]+", text, re.M)
-    said = lines[-1] if lines else text.partition("\n")[0]
+    message = lines[-1] if lines else text.partition("\n")[0]
     return LaunchError(
-        f"Spark could not run a task on each executor: {said}",
-        fix="tfd.spark.check(spark) tells more",
+        f"running a task on each Spark executor failed: {message}",
+        fix="run tfd.spark.check(spark) for details",
     )
 
 
@@ -199,12 +199,12 @@ def _bracketed(host: str) -> str:
 
 
 class ExecutorRendezvous:
-    """Where the executors' ends connect to, and are given to their hosts.
+    """Listener for the executors' processes, which assigns connections to hosts.
 
     Parameters
     ----------
     address : str
-        To listen at.
+        Address to listen on.
     """
 
     def __init__(self, address: str) -> None:
@@ -212,25 +212,25 @@ class ExecutorRendezvous:
         self._changed = threading.Condition()
         self._hosts: dict[tuple[str, int], _SparkHost] | None = None
         self._open = 0
-        self._server = secure_channel.serve(self.secret, self._met, host=address.strip("[]"))
+        self._server = secure_channel.serve(self.secret, self._accept, host=address.strip("[]"))
         self.port = int(self._server.address.rpartition(":")[2])
 
-    def expect(self, found: Sequence[dict[str, Any]], most: int | None) -> list[RemoteHost]:
-        """Return the hosts of the executors that said something; ends of others are sent home."""
-        made: dict[tuple[str, int], _SparkHost] = {}
-        for number, one in enumerate(found):
-            label = f"{one['host']}/{one['executor']}"
-            greeting = read_handshake(label, iter([one["line"].encode()]))
+    def expect(self, executors: Sequence[dict[str, Any]], most: int | None) -> list[RemoteHost]:
+        """Return the hosts of the started executors; connections of all others are ended."""
+        hosts: dict[tuple[str, int], _SparkHost] = {}
+        for number, executor in enumerate(executors):
+            label = f"{executor['host']}/{executor['executor']}"
+            greeting = read_handshake(label, iter([executor["line"].encode()]))
             if most is None or number < most:
-                host = made[greeting.identity, one["jvm"]] = _SparkHost(label, self)
+                host = hosts[greeting.identity, executor["jvm"]] = _SparkHost(label, self)
                 host.greeting = greeting
         with self._changed:
-            self._hosts, self._open = made, len(made)
+            self._hosts, self._open = hosts, len(hosts)
             self._changed.notify_all()
-        return list(made.values())
+        return list(hosts.values())
 
-    def let_go(self) -> None:
-        """Count a host that needs no connection any more."""
+    def release(self) -> None:
+        """Release a host that needs no more connections; the last one closes the listener."""
         with self._changed:
             self._open -= 1
             last = self._open == 0
@@ -238,16 +238,16 @@ class ExecutorRendezvous:
             self.close()
 
     def close(self) -> None:
-        """Listen no more; whoever is connected ends."""
+        """Close the listener; waiting connections end."""
         with self._changed:
             self._hosts = self._hosts or {}
             self._changed.notify_all()
         self._server.close()
 
-    def _met(self, channel: secure_channel.AuthenticatedChannel) -> None:
+    def _accept(self, channel: secure_channel.AuthenticatedChannel) -> None:
         header, _ = channel.receive(_CONNECT_SECONDS)
         with self._changed:
-            # It may be here before the job that started it has ended.
+            # The connection may arrive before the job that started its process has ended.
             self._changed.wait_for(lambda: self._hosts is not None, _JOB_SECONDS)
             hosts = self._hosts or {}
         host = hosts.get((str(header.get("host")), header.get("executor", 0)))
@@ -256,35 +256,35 @@ class ExecutorRendezvous:
 
 
 class _SparkHost(RemoteHost):
-    """An executor."""
+    """An executor as a host."""
 
     lasts: ClassVar[bool] = False
 
-    def __init__(self, label: str, meeting: ExecutorRendezvous) -> None:
+    def __init__(self, label: str, rendezvous: ExecutorRendezvous) -> None:
         super().__init__(label)
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._changed = threading.Condition()
         self._idle: secure_channel.AuthenticatedChannel | None = None
-        self._gone = ""
+        self._loss_reason = ""
         self._closed = False
 
     def offer(self, channel: secure_channel.AuthenticatedChannel) -> bool:
-        """Have a connection used for the next session; returns when it has ended.
+        """Offer a connection to the next session, and return when that session has ended.
 
         Returns
         -------
         bool
-            Whether the other end shall connect again.
+            True if the executor's process must connect again.
         """
         with self._changed:
-            if self._idle is not None:  # it has been given up there
+            if self._idle is not None:  # the executor's process gave this connection up
                 self._idle.close()
             self._idle = channel
             self._changed.notify_all()
         since_ping = 0.0
         while True:
             with self._changed:
-                self._changed.wait(_LOOK_SECONDS)
+                self._changed.wait(_POLL_SECONDS)
                 if self._closed and self._idle is channel:
                     self._idle = None
                     return False
@@ -292,29 +292,30 @@ class _SparkHost(RemoteHost):
                     break
                 try:
                     header, _ = channel.receive(0.0)
-                    self._gone = str(header.get("gone", ""))
+                    self._loss_reason = str(header.get("gone", ""))
                 except TimeoutError:
                     pass
                 except (OSError, EOFError):
                     self._idle = None
                     return True
-                if self._gone:
+                if self._loss_reason:
                     self._idle = None
                     return True
-            since_ping += _LOOK_SECONDS
+            since_ping += _POLL_SECONDS
             if since_ping >= PING_SECONDS:
                 since_ping = 0.0
                 channel.send({"ping": True})
-        while not channel.closed:  # the session has it
-            threading.Event().wait(_LOOK_SECONDS)
+        while not channel.closed:  # a session uses it
+            threading.Event().wait(_POLL_SECONDS)
         return True
 
     def connect(self, agent: str, start: bool) -> Channel:
         with self._changed:
             self._changed.wait_for(
-                lambda: self._idle is not None or self._gone or self._closed, _CONNECT_SECONDS
+                lambda: self._idle is not None or self._loss_reason or self._closed,
+                _CONNECT_SECONDS,
             )
-            if self._gone:
+            if self._loss_reason:
                 raise self._lost()
             channel, self._idle = self._idle, None
         if channel is None:
@@ -323,7 +324,7 @@ class _SparkHost(RemoteHost):
             channel.send({"agent": agent, "how": "start" if start else "again"})
             header, _ = channel.receive(_ANSWER_SECONDS if start else _CONNECT_SECONDS)
             if "gone" in header:
-                self._gone = str(header["gone"])
+                self._loss_reason = str(header["gone"])
                 raise self._lost()
             line = stdio.GREETING + json.dumps(header.get("said"))
             self.greeting = read_handshake(self.label, iter([line.encode()]), again=not start)
@@ -333,10 +334,10 @@ class _SparkHost(RemoteHost):
         except BaseException:
             channel.close()
             raise
-        return _SealedChannel(channel)
+        return _LineChannel(channel)
 
     def _lost(self) -> AgentLost:
-        return AgentLost(f"{self.label}: {self._gone}", fix="start the cluster again")
+        return AgentLost(f"{self.label}: {self._loss_reason}", fix="start the cluster again")
 
     def close(self) -> None:
         with self._changed:
@@ -349,11 +350,11 @@ class _SparkHost(RemoteHost):
             with contextlib.suppress(OSError):
                 channel.send({"end": True})
             channel.close()
-        self._meeting.let_go()
+        self._rendezvous.release()
 
 
-class _SealedChannel:
-    """Lines over a sealed channel."""
+class _LineChannel:
+    """A channel of lines over an authenticated channel."""
 
     def __init__(self, channel: secure_channel.AuthenticatedChannel) -> None:
         self._channel = channel

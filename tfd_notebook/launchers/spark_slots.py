@@ -1,4 +1,4 @@
-"""Which of Spark's slots the clusters of this process hold, for whoever needs some."""
+"""Registry of the Spark task slots held by this process's clusters."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ _holders: list[Callable[[], Mapping[str, int]]] = []
 
 
 def register_slot_holder(holders: Callable[[], Mapping[str, int]]) -> None:
-    """Have `holders` asked for the names of clusters and how many slots each holds."""
+    """Register a callable that returns the number of slots held by each cluster, by name."""
     _holders.append(holders)
 
 
 def slots_held() -> dict[str, int]:
-    """Return how many slots each cluster holds, by its name; only those that hold any."""
+    """Return the number of slots of each cluster that holds any, by name."""
     return {name: count for holders in _holders for name, count in holders().items() if count}
 
 
 def report(slots: int, holding: Mapping[str, int]) -> str:
-    """Return in words how many tasks Spark runs at once, and for how many there is room."""
-    said = f"Spark can run {slots} task{'s' * (slots != 1)} at once"
+    """Return a sentence about the number of tasks Spark runs at once, and the free slots."""
+    summary = f"Spark can run {slots} task{'s' * (slots != 1)} at once"
     if not holding:
-        return said
+        return summary
     free = left(slots, holding)
     holders = ", ".join(f"cluster {name!r} holds {count}" for name, count in holding.items())
-    return f"{said}, of which {free} {'is' if free == 1 else 'are'} free: {holders}"
+    return f"{summary}, of which {free} {'is' if free == 1 else 'are'} free: {holders}"
 
 
 def left(slots: int, holding: Mapping[str, int]) -> int:
-    """Return how many slots no cluster holds; other jobs of Spark give theirs back."""
+    """Return the number of slots that no cluster holds. Other Spark jobs release theirs."""
     return max(slots - sum(holding.values()), 0)
 
 
-#: Seconds for executors that are expected and not there yet.
+#: Seconds to wait for expected executors that have not registered yet.
 ARRIVE_SECONDS = 60.0
 
-#: Where nobody knows how many there will be, no other has come for so many seconds.
+#: Seconds without a new executor after which all are assumed present, if the number is unknown.
 _SETTLED_SECONDS = 1.0
 
 
 def expected(context: Any) -> int:
-    """Return how many executors Spark was asked for; 0 where that cannot be known."""
+    """Return the number of executors requested from Spark; 0 if it is unknown."""
     settings = context.getConf()
-    if found := re.fullmatch(r"local-cluster\[\s*(\d+).*", context.master):
-        return int(found[1])
+    if local_cluster := re.fullmatch(r"local-cluster\[\s*(\d+).*", context.master):
+        return int(local_cluster[1])
     if instances := settings.get("spark.executor.instances"):
         return int(instances)
     most, cores = settings.get("spark.cores.max"), settings.get("spark.executor.cores")
@@ -56,34 +56,34 @@ def expected(context: Any) -> int:
 
 
 def are_coming(context: Any) -> bool:
-    """Whether there will be more executors than there are."""
+    """Return True if more executors are expected than have registered."""
     settings = context.getConf()
     dynamic = settings.get("spark.dynamicAllocation.enabled", "false").strip().lower() == "true"
     if dynamic or re.match(r"local(\[|$)", context.master):
         return False
-    if wanted := expected(context):
-        return len(private.executors(context)) < wanted
+    if requested := expected(context):
+        return len(private.executors(context)) < requested
     return time.time() - float(context.startTime) / 1000 < ARRIVE_SECONDS
 
 
 def wait_for_executors(context: Any, enough: Callable[[], bool]) -> None:
-    """Wait until there are enough, no more are to come, or a minute has passed."""
+    """Wait until enough executors registered, no more are expected, or a minute has passed."""
     deadline = time.monotonic() + ARRIVE_SECONDS
     while not enough() and are_coming(context) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 
 class AllExecutorsRegistered:
-    """Whether all are there, as far as can be known: an `enough` for `wait`."""
+    """A condition for `wait_for_executors`: all executors registered, as far as is known."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
-        self._seen, self._since = -1, time.monotonic()
+        self._count, self._since = -1, time.monotonic()
 
     def __call__(self) -> bool:
         count = len(private.executors(self._context))
-        if count != self._seen:
-            self._seen, self._since = count, time.monotonic()
-        if wanted := expected(self._context):
-            return count >= wanted
+        if count != self._count:
+            self._count, self._since = count, time.monotonic()
+        if requested := expected(self._context):
+            return count >= requested
         return count > 0 and time.monotonic() - self._since > _SETTLED_SECONDS

@@ -1,4 +1,4 @@
-"""``launcher="ssh"``: tasks on hosts that ssh reaches, talking to each other through it."""
+"""``launcher="ssh"``: tasks on hosts that ssh reaches, which communicate through ssh tunnels."""
 
 from __future__ import annotations
 
@@ -29,44 +29,45 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds that the process with the connections has for one of them, and a little more.
+#: Timeout of a connection in the connection process, plus a margin in seconds.
 CONNECT_SECONDS = 45.0
-_GREETING_SECONDS = 60.0
+_HANDSHAKE_SECONDS = 60.0
 _CLOSE_SECONDS = 5.0
 
 
 class SSH(RemoteLauncher):
-    """Hosts that ssh reaches: each runs an agent, which goes on when the connection is lost.
+    """Hosts that ssh reaches. Each runs an agent, which keeps running if the connection is lost.
 
-    Keys come from files, from an agent and from ``~/.ssh/config``, as for ``ssh`` itself; a host
-    must be in ``known_hosts``. Needs the extra ``ssh``.
+    Keys come from files, an ssh agent and ``~/.ssh/config``, as for ``ssh`` itself. A host must be
+    in ``known_hosts``. Needs the extra ``ssh``.
 
     Parameters
     ----------
     hosts : str or sequence of str
-        ``"name"``, ``"user@name"`` or ``"user@name:port"``; names of ``~/.ssh/config`` serve, too.
+        ``"name"``, ``"user@name"`` or ``"user@name:port"``. Names of ``~/.ssh/config`` are valid.
     python : str or mapping of str to str
-        The Python that has tfd-notebook and TensorFlow; for all, or by host. Default ``"python3"``.
+        Path of a Python with tfd-notebook and TensorFlow: one for all hosts, or by host. Default
+        ``"python3"``.
     key : str or sequence of str, optional
-        Files with private keys. Default: those that ssh takes.
+        Files with private keys. Default: the keys that ssh uses.
     known_hosts : str, optional
-        File with the keys of the hosts. Default: ``~/.ssh/known_hosts``.
+        File with the host keys. Default: ``~/.ssh/known_hosts``.
     directory : str, optional
-        Working directory of the tasks. Default: where a session begins.
+        Working directory of the tasks. Default: the initial directory of a login session.
     variables : mapping of str to str, optional
-        Environment variables for the agent itself, such as ``TFD_RUNTIME_DIR``. They stand on its
-        command line: no secrets.
+        Environment variables for the agent itself, such as ``TFD_RUNTIME_DIR``. They appear on its
+        command line, where other users can see them. Do not put secrets there.
     secure : bool or "tls"
-        Whether all that tasks say to each other goes through the encrypted connections, so that
-        nothing listens for other hosts. Default true. With ``"tls"`` it goes from host to host
-        through tunnels of stunnel, and not by way of this one. With false the tasks' ports are open
-        to exactly the cluster's hosts.
+        True (the default): all traffic between tasks goes through the encrypted ssh connections,
+        and no port is open to other hosts. ``"tls"``: it goes through stunnel tunnels from host to
+        host, without passing this host. False: the tasks' ports are open to exactly the cluster's
+        hosts.
     grace, place, host, allow
         See `RemoteLauncher` and `Launcher`.
     """
 
     name: ClassVar[str] = "ssh"
-    summary: ClassVar[str] = "hosts that ssh reaches, encrypted between each other (extra: ssh)"
+    summary: ClassVar[str] = "hosts that ssh reaches, with encrypted tunnels (extra: ssh)"
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class SSH(RemoteLauncher):
         allow: Iterable[str] = (),
     ) -> None:
         if secure not in (True, False, "tls"):
-            raise UsageError(f"secure={secure!r} is none of True, False and 'tls'")
+            raise UsageError(f"invalid secure {secure!r}: expected True, False or 'tls'")
         super().__init__(secure=bool(secure), grace=grace, place=place, host=host, allow=allow)
         self._by_tls = secure == "tls"
         self._hosts = tuple(hosts.split(",")) if isinstance(hosts, str) else tuple(hosts)
@@ -93,7 +94,7 @@ class SSH(RemoteLauncher):
                 'launcher "ssh" needs hosts', fix='tfd.launchers.SSH(["user@one", "user@two"])'
             )
         if len(set(self._hosts)) < len(self._hosts):
-            raise UsageError(f"hosts={list(hosts)!r} names one twice")
+            raise UsageError(f"hosts={list(hosts)!r} has duplicates")
         self._python = python
         self._keys = (key,) if isinstance(key, str) else tuple(key)
         self._known_hosts = known_hosts
@@ -120,29 +121,29 @@ class SSH(RemoteLauncher):
             )
         client = _Client(users=len(self._hosts))
         return [
-            _SSHHost(client, label, self._where(label), self._command(label))
+            _SSHHost(client, label, self._connect_arguments(label), self._command(label))
             for label in self._hosts
         ]
 
-    def _where(self, label: str) -> dict[str, Any]:
-        """Return what asyncssh needs to connect to a host."""
+    def _connect_arguments(self, label: str) -> dict[str, Any]:
+        """Return asyncssh's connection arguments for a host."""
         user, _, rest = label.rpartition("@")
         name, _, port = rest.partition(":")
-        where: dict[str, Any] = {"host": name}
+        arguments: dict[str, Any] = {"host": name}
         if user:
-            where["username"] = user
+            arguments["username"] = user
         if port:
             if not port.isdecimal() or not 0 < int(port) < 65536:
-                raise UsageError(f"{label!r}: {port!r} is no port")
-            where["port"] = int(port)
+                raise UsageError(f"{label!r}: invalid port {port!r}")
+            arguments["port"] = int(port)
         if self._keys:
-            where["client_keys"] = list(self._keys)
+            arguments["client_keys"] = list(self._keys)
         if self._known_hosts is not None:
-            where["known_hosts"] = os.path.expanduser(self._known_hosts)
-        return where
+            arguments["known_hosts"] = os.path.expanduser(self._known_hosts)
+        return arguments
 
     def _command(self, label: str) -> list[str]:
-        """Return what runs Python on a host."""
+        """Return the command that runs Python on a host."""
         python = self._python
         python = python if isinstance(python, str) else python.get(label, "python3")
         return ["env", *(f"{name}={value}" for name, value in self._variables.items()), python]
@@ -159,7 +160,7 @@ class SSH(RemoteLauncher):
 
 
 class _Client:
-    """The kernel's end of the process that holds the connections."""
+    """Client of the process that holds the ssh connections."""
 
     def __init__(self, users: int) -> None:
         self._users = users
@@ -167,75 +168,74 @@ class _Client:
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: AgentClient
         self._fds: socket.socket
-        #: What leads to which host, by its label: a process that takes the place of one that died
-        #: has to be told.
+        #: Tunnels of each host, by its label. A process that replaces a failed one needs them.
         self._tunnels: dict[str, set[tuple[str, int]]] = {}
 
-    def connect(self, label: str, where: dict[str, Any], command: list[str]) -> socket.socket:
-        """Return a socket joined to a command on a host.
+    def connect(self, label: str, arguments: dict[str, Any], command: list[str]) -> socket.socket:
+        """Return a socket that is connected to a command on a host.
 
         Raises
         ------
         OSError
-            It cannot be reached now.
+            The host cannot be reached now.
         TfdError
-            It refuses.
+            The host rejects the connection.
         """
         with self._lock:
             if self._process is None or not self._requests.alive:
                 self._start()
-            ours, theirs = socket.socketpair()
-            with theirs:
-                socket.send_fds(self._fds, [b"x"], [theirs.fileno()])
-            asked = self._requests.submit(
+            local, remote = socket.socketpair()
+            with remote:
+                socket.send_fds(self._fds, [b"x"], [remote.fileno()])
+            request = self._requests.submit(
                 "connect",
                 label=label,
-                where=where,
+                where=arguments,
                 command=command,
                 tunnels=sorted(self._tunnels.get(label, ())),
             )
         try:
-            failed = asked.result(CONNECT_SECONDS)
+            failed = request.result(CONNECT_SECONDS)
             if failed:
                 raise OSError(failed)
         except concurrent.futures.TimeoutError:
-            ours.close()
-            raise OSError(f"silent for {CONNECT_SECONDS:g} s") from None
-        except AgentLost as error:  # of this process: another one can be started
-            ours.close()
+            local.close()
+            raise OSError(f"no response for {CONNECT_SECONDS:g} s") from None
+        except AgentLost as error:  # the connection process ended; the next call starts another
+            local.close()
             raise OSError(error.what) from None
         except BaseException:
-            ours.close()
+            local.close()
             raise
-        return ours
+        return local
 
     def tunnel(self, label: str, kind: str, port: int) -> None:
-        """Have a tunnel to a host, now and over each connection that comes after this one."""
+        """Open a tunnel to a host, now and after each reconnect."""
         with self._lock:
             self._tunnels.setdefault(label, set()).add((kind, port))
         self._requests.request("tunnel", CONNECT_SECONDS, label=label, kind=kind, port=port)
 
     def reopened(self, label: str) -> list[int]:
-        """Return the ports of the host's own tunnels, once a new connection has opened them."""
+        """Return the ports of the host's tunnels, after a reconnect has opened them."""
         self._requests.request("reopened", CONNECT_SECONDS, label=label)
         with self._lock:
             return sorted(port for kind, port in self._tunnels.get(label, ()) if kind == "there")
 
-    def let_go(self, label: str, port: int) -> None:
-        """End the tunnels to a host at `port`."""
+    def close_tunnels(self, label: str, port: int) -> None:
+        """Close the tunnels to a host at `port`."""
         with self._lock:
             self._tunnels.get(label, set()).difference_update({("here", port), ("there", port)})
         self._requests.request("let_go", CONNECT_SECONDS, label=label, port=port)
 
     def close(self) -> None:
-        """Need it no more; when no host does, all connections end."""
+        """Release one use of the process. The last release ends all connections."""
         with self._lock:
             self._users -= 1
             if self._users == 0:
                 self._end()
 
     def _end(self) -> None:
-        """Have no process, after one that may have died."""
+        """End the process, if any, and wait for it."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -253,7 +253,8 @@ class _Client:
     def _start(self) -> None:
         self._end()
         started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        # The thread that starts it lives as long as it does: with that thread it would end, too.
+        # The thread that starts the process must run as long as the process. When the thread ends,
+        # the process receives its parent-death signal.
         self._thread = threading.Thread(
             target=self._serve, args=(started,), name="tfd-ssh", daemon=True
         )
@@ -264,18 +265,18 @@ class _Client:
 
     def _serve(self, started: queue.SimpleQueue[BaseException | None]) -> None:
         try:
-            self._fds, theirs = socket.socketpair()
-            with theirs:
+            self._fds, process_end = socket.socketpair()
+            with process_end:
                 process = self._process = subprocess.Popen(
                     interpreter.command("tfd_notebook.launchers.client.ssh_connections"),
                     env=dict(
                         interpreter.environment(),
                         TFD_OWNER=str(os.getpid()),
-                        TFD_SSH_FD=str(theirs.fileno()),
+                        TFD_SSH_FD=str(process_end.fileno()),
                     ),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(process_end.fileno(),),
                     start_new_session=True,
                 )
             requests = self._requests = AgentClient("ssh", "localhost", self._send)
@@ -287,7 +288,7 @@ class _Client:
         with process.stdout:
             for line in process.stdout:
                 requests.handle_line(line)
-        requests.lost("the process that holds the connections has ended")
+        requests.lost("the process of the ssh connections ended")
 
     def _send(self, data: bytes) -> None:
         process = self._process
@@ -297,24 +298,24 @@ class _Client:
 
 
 class _SSHHost(RemoteHost):
-    """A host that ssh reaches."""
+    """A host connected by ssh."""
 
     def __init__(
-        self, client: _Client, label: str, where: dict[str, Any], command: list[str]
+        self, client: _Client, label: str, arguments: dict[str, Any], command: list[str]
     ) -> None:
         super().__init__(label)
         self.client = client
-        self._where = where
+        self._connect_arguments = arguments
         self._command = command
         self._closed = False
-        #: Runs in a thread of its own after each reconnect.
+        #: Runs in a separate thread after each reconnect.
         self.on_reconnect: Callable[[], None] | None = None
 
     def connect(self, agent: str, start: bool) -> Channel:
-        words = [*self._command, *join_agent(agent, start), "ssh"]
-        channel = SocketChannel(self.client.connect(self.label, self._where, words))
-        # A host that never says anything is not waited for.
-        watch = threading.Timer(_GREETING_SECONDS, channel.close)
+        command = [*self._command, *join_agent(agent, start), "ssh"]
+        channel = SocketChannel(self.client.connect(self.label, self._connect_arguments, command))
+        # Close the channel of a host that sends no handshake.
+        watch = threading.Timer(_HANDSHAKE_SECONDS, channel.close)
         watch.start()
         try:
             self.greet(channel, again=not start)
@@ -335,7 +336,7 @@ class _SSHHost(RemoteHost):
 
 
 class _SSHTunnels:
-    """Tunnels from every host to the one that has a port, by way of this one."""
+    """Tunnels from every host to the host of a port, through this host."""
 
     def __init__(self, nodes: Sequence[RemoteNode], cluster: str, on_event: OnEvent) -> None:
         self._nodes = nodes
@@ -343,10 +344,10 @@ class _SSHTunnels:
         self._cluster = cluster
         self._on_event = on_event
         for node, host in zip(nodes, self._hosts, strict=True):
-            host.on_reconnect = functools.partial(self._check_again, node, host)
+            host.on_reconnect = functools.partial(self._check_after_reconnect, node, host)
 
-    def _check_again(self, node: RemoteNode, host: _SSHHost) -> None:
-        """Close the tunnels that sshd opens to other hosts after a reconnect."""
+    def _check_after_reconnect(self, node: RemoteNode, host: _SSHHost) -> None:
+        """Close the tunnels that sshd opened to other hosts after a reconnect."""
         try:
             for port in _until_answered(lambda: host.client.reopened(host.label)):
                 try:
@@ -354,7 +355,7 @@ class _SSHTunnels:
                 except AgentLost:
                     return
                 except LaunchError as error:
-                    host.client.let_go(host.label, port)
+                    host.client.close_tunnels(host.label, port)
                     self._on_event(
                         {
                             "event": "notice",
@@ -366,13 +367,13 @@ class _SSHTunnels:
                         }
                     )
         except TfdError:
-            pass  # the connection is lost again, and the next one is checked
+            pass  # the connection is lost again; the next reconnect repeats the check
 
     def open(self, port: int, host: int) -> None:
         target = self._hosts[host]
         assert target.greeting is not None
         try:
-            # Here comes first: the others' tunnels lead through it.
+            # The tunnel to this host comes first: the others lead through it.
             if not target.greeting.is_here:
                 target.client.tunnel(target.label, "here", port)
             for node, other in zip(self._nodes, self._hosts, strict=True):
@@ -388,14 +389,14 @@ class _SSHTunnels:
     def close(self, port: int) -> None:
         for host in self._hosts:
             with contextlib.suppress(TfdError):
-                host.client.let_go(host.label, port)
+                host.client.close_tunnels(host.label, port)
 
     def end(self) -> None:
-        """Nothing is left: they ended with the connections."""
+        """Do nothing: the tunnels ended with the connections."""
 
 
 def _until_answered(request: Callable[[], T]) -> T:
-    """Repeat a request until it is answered in time: an old session may still hold a port."""
+    """Repeat a request until it is answered in time, since an old session may still hold a port."""
     while True:
         try:
             return request()
@@ -404,12 +405,12 @@ def _until_answered(request: Callable[[], T]) -> T:
 
 
 def _check_loopback(node: RemoteNode, port: int) -> None:
-    """Raise LaunchError if sshd lets other hosts connect to a tunnel, whatever was asked for."""
+    """Raise LaunchError if sshd lets other hosts connect to a tunnel in spite of the request."""
     listening = node.request("listeners", port=port)
-    opened = [one for one in listening if not ipaddress.ip_address(one).is_loopback]
-    if opened:
+    exposed = [a for a in listening if not ipaddress.ip_address(a).is_loopback]
+    if exposed:
         raise LaunchError(
-            f"{node.label}: its sshd opens the tunnel at port {port} to other hosts (it listens at "
-            f"{', '.join(opened)}): GatewayPorts is set to yes",
+            f"{node.label}: sshd opens the tunnel at port {port} to other hosts (it listens at "
+            f"{', '.join(exposed)}), because GatewayPorts is set to yes",
             fix='set GatewayPorts no, or clientspecified, in its sshd_config, or use secure="tls"',
         )
