@@ -69,7 +69,7 @@ def test_a_cluster_is_run_fed_seen_and_shut_down(shell: Any, capsys: Any) -> Non
     assert shell.user_ns["c"] is cluster
     assert "runs on Spark; it is in the variable 'c'" in capsys.readouterr().out
     spark(shell, "train rows --epochs 2")
-    assert "has taken all rows" in capsys.readouterr().out
+    assert "has consumed all rows" in capsys.readouterr().out
     view = spark(shell, "status")
     assert isinstance(view, views.View)
     assert "2 of 2 nodes have reported" in repr(view)
@@ -94,7 +94,7 @@ def test_inference_gives_answers_as_they_are_wanted(shell: Any, capsys: Any) -> 
     found = spark(shell, "inference frame --schema 'square long'")
     assert [row.square for row in found.collect()] == [n * n for n in range(20)]
     spark(shell, f"shutdown --timeout {LONG}")
-    assert "the SparkContext lives on" in capsys.readouterr().out
+    assert "the SparkContext keeps running" in capsys.readouterr().out
 
 
 def test_errors_are_the_magics_own(shell: Any, capsys: Any) -> None:
@@ -107,13 +107,13 @@ def test_errors_are_the_magics_own(shell: Any, capsys: Any) -> None:
     with pytest.raises(errors.NodeFailed, match="no such digit"):
         spark(shell, "shutdown")
     assert "no such digit" in repr(spark(shell, "status"))
-    with pytest.raises(errors.StateError, match="no cluster lives on Spark"):
+    with pytest.raises(errors.StateError, match="no cluster is running on Spark"):
         spark(shell, "train rows")
     with pytest.raises(errors.NotEnoughSlots, match="5"):
         spark(shell, "run takes --executors 5")
     with pytest.raises(errors.UnknownName, match="no variable 'nothing'"):
         spark(shell, "run nothing")
-    with pytest.raises(errors.UnknownName, match="there is no cluster 'other'"):
+    with pytest.raises(errors.UnknownName, match="no cluster 'other'"):
         spark(shell, "shutdown other")
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow's nodes on the executors of Spark: start them, feed them, end them."""
+"""TensorFlow clusters on Spark executors: start, feed and shut them down."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from tfd_notebook.spark.preflight import check
 
 __all__ = ["InputMode", "TFCluster", "run", "serve"]
 
-#: How often the rows are repeated where nobody says.
+#: Epochs if `TFCluster.train` gets ``num_epochs=0``, as in TensorFlowOnSpark.
 _EPOCHS = 10
-#: Held from looking for free slots until the cluster that takes them is known.
-_one_at_a_time = threading.Lock()
+#: Held while free slots are counted, until the cluster that takes them is registered.
+_start_lock = threading.Lock()
 
 
 class TFCluster(CoordinatedSparkCluster):
-    """A running cluster; `run` makes it.
+    """A running cluster, as `run` returns it.
 
     Attributes
     ----------
     name : str
-        Unlike that of any other living cluster of this process.
+        Unique among the running clusters of this process.
     cluster_id : int
     cluster_info : list of dict
-        A node each: ``executor_id`` (its number), ``host``, ``job_name``, ``task_index``,
-        ``port``, ``pid``, ``executor`` (Spark's name), ``state``, ``addr`` (path of the Unix
-        socket that it is fed through), ``authkey`` (always empty: no secret is shown), ``tb_pid``
-        and ``tb_port`` (process and port of its TensorBoard; 0 where it has none).
+        One dict per node. ``executor_id`` is its number and ``executor`` the name that Spark
+        uses. ``addr`` is the path of the Unix socket that receives the rows. ``authkey`` is always
+        empty, because secrets are not shown. ``tb_pid`` and ``tb_port`` are process and port of
+        its TensorBoard, or 0. The other keys are ``host``, ``job_name``, ``task_index``,
+        ``port``, ``pid`` and ``state``.
     cluster_meta : dict
         ``id``, ``cluster_template``, ``num_executors``, ``default_fs``, ``working_dir``,
         ``server_addr``, ``release_port``.
@@ -48,15 +49,16 @@ class TFCluster(CoordinatedSparkCluster):
     nodeRDD : pyspark.RDD or pyspark.sql.DataFrame
         The nodes' numbers.
     num_executors : int
-        Nodes, those beside the notebook included.
+        Number of nodes, including parameter servers on the host of the driver.
     queues : list of str
     sc : pyspark.SparkContext or None
-        Never stopped from here. None with Spark Connect.
+        The cluster never stops it, except `shutdown` with ``stop_spark=True``. None with Spark
+        Connect.
     server
-        The driver's end of the channels to the nodes. ``done`` is true when no more rows are
-        wanted. ``stop()`` sets it, and `shutdown` then stops its StreamingContext.
+        The driver's end of the channels to the nodes. ``done`` is true when the nodes need no
+        more rows. ``stop()`` sets it, and `shutdown` then stops its StreamingContext.
     error : TfdError or None
-        Why it failed.
+        The error that the cluster failed with.
 
     Notes
     -----
@@ -76,43 +78,43 @@ class TFCluster(CoordinatedSparkCluster):
         *,
         wait: bool = True,
     ) -> Future[None] | None:
-        """Feed the rows of an RDD or DataFrame to the nodes, until they have taken all.
+        """Feed the rows of an RDD or DataFrame to the nodes, and wait until they are consumed.
 
-        Ctrl-C ends the feeding, and nothing else.
+        Ctrl-C stops the feed. The cluster keeps running.
 
         Parameters
         ----------
         dataRDD : pyspark.RDD or pyspark.sql.DataFrame
-            A DStream as well, which is deprecated: see `train_stream`. Its rows are fed as they
-            come, and nothing is waited for.
+            A DStream also works, but is deprecated: see `train_stream`. Its rows are fed as they
+            arrive, and the call does not wait for them.
         num_epochs : int
-            How often the rows are repeated. 0 (default) means 10, with a warning.
+            Number of times the rows are repeated. 0 (default) means 10, with a warning.
         feed_timeout : float
-            Seconds that a node may take without having taken anything. Default 600.
+            Seconds without progress of a node until the feed fails. Default 600.
         qname : str
         wait : bool
-            Whether to wait (default), or return the future of it. The future of a DStream ends
-            with the cluster, or with the first error of a feed. Batches that arrive during or
+            If true (default), wait; otherwise return a future. The future of a DStream is done
+            when the cluster ends, or at the first error of a feed. Batches that arrive during or
             after `shutdown` are dropped.
 
         Raises
         ------
         StateError
-            The cluster reads its data itself, or has ended.
+            The cluster reads its own data, or has ended.
         NodeFailed, NodeLost, FeedTimeout
-            What became of a node.
+            A node failed, was lost, or made no progress.
 
         See Also
         --------
         tensorflowonspark.TFCluster.TFCluster.train
         """
-        self._must_feed()
+        self._require_feeding()
         if isinstance(num_epochs, bool) or num_epochs < 0:
-            raise errors.UsageError(f"num_epochs={num_epochs!r} must be 0 or more")
+            raise errors.UsageError(f"invalid num_epochs {num_epochs!r}: expected 0 or more")
         if num_epochs == 0:
             num_epochs = _EPOCHS
             warnings.warn(
-                f"num_epochs=0 means {_EPOCHS} epochs; say how many you want", stacklevel=2
+                f"num_epochs=0 means {_EPOCHS} epochs; pass the number of epochs", stacklevel=2
             )
         places = feeding.places(self)
         if feeding.is_stream(dataRDD):
@@ -123,16 +125,16 @@ class TFCluster(CoordinatedSparkCluster):
         return self._feed(work, wait)
 
     def _feed(self, work: Any, wait: bool) -> Future[None] | None:
-        """Run a job that feeds; `work` returns the first error that it met, or None."""
+        """Run `work` as a Spark job; it returns the first error of the feed, or None."""
         job = Job(self._application, f"{self.name}: feeding", work)
         self._jobs.add(job)
         self._phases.feed_began()
-        if self.phase.is_end:  # it failed meanwhile
+        if self.phase.is_end:  # failed after the check in `_must_feed`
             job.cancel()
 
         def follow() -> None:
             try:
-                self._judge(job)
+                self._raise_errors(job)
             finally:
                 self._trained = time.monotonic()
                 self._jobs.discard(job)
@@ -141,22 +143,22 @@ class TFCluster(CoordinatedSparkCluster):
         future = jobs.in_background(follow, "feed")
         return jobs.wait(future, job.cancel) if wait else future
 
-    def _judge(self, job: Job) -> None:
+    def _raise_errors(self, job: Job) -> None:
         try:
             problem = job.future.result()
         except Exception as error:
-            # The driver hears of a node's error by itself, and that says more.
+            # The node also reports its error to the driver, with more detail: wait for that.
             self._phases.wait(lambda phase: phase.is_end, 2.0)
             if self.error is not None:
                 raise self.error from None
             if job.cancelled and self.phase in SHUT_DOWN:
-                raise self._takes_no_rows() from error
+                raise self._not_feedable() from error
             raise startup.why_feeding_failed(error, cancelled=job.cancelled) from error
         if problem is not None:
             if isinstance(problem, (errors.NodeFailed, errors.NodeLost)):
                 self._phases.wait(lambda phase: phase.is_end, 5.0)
             if isinstance(problem, errors.NodeLost) and self.phase in SHUT_DOWN:
-                raise self._takes_no_rows() from problem
+                raise self._not_feedable() from problem
             raise self.error or problem
 
     def train_stream(
@@ -166,45 +168,45 @@ class TFCluster(CoordinatedSparkCluster):
         qname: str = "input",
         **options: Any,
     ) -> Any:
-        """Feed each micro-batch of a streaming DataFrame as it comes.
+        """Feed each micro-batch of a streaming DataFrame as it arrives.
 
         Parameters
         ----------
         stream : pyspark.sql.DataFrame
-            Of Structured Streaming: ``isStreaming`` is true.
+            A DataFrame of Structured Streaming: ``isStreaming`` is true.
         feed_timeout : float
-            Seconds that a node may take without having taken anything. Default 600.
+            Seconds without progress of a node until the feed fails. Default 600.
         qname : str
         **options
-            Of Spark's ``writeStream``, such as ``checkpointLocation="..."``; ``trigger`` is a dict
-            with the arguments of its method of that name.
+            Options of Spark's ``writeStream``, such as ``checkpointLocation="..."``. ``trigger``
+            is a dict with the arguments of its ``trigger`` method.
 
         Returns
         -------
         pyspark.sql.streaming.StreamingQuery
-            It runs in the background: ``stop()`` it before `shutdown`, which raises what a node
-            has failed of. That ends the query, too: with ``query.exception()`` where the node was
-            being fed.
+            The query runs in the background. ``stop()`` it before `shutdown`. If a node fails,
+            `shutdown` raises the error and the query ends. ``query.exception()`` has the error
+            if the query was feeding that node.
 
         Raises
         ------
         StateError
-            The cluster reads its data itself, or has ended.
+            The cluster reads its own data, or has ended.
         UsageError
-            `stream` is no streaming DataFrame.
+            `stream` is not a streaming DataFrame.
         Unsupported
-            The cluster is reached by Spark Connect.
+            The session uses Spark Connect.
         """
-        self._must_feed()
+        self._require_feeding()
         if self.sc is None:
             raise errors.Unsupported(
-                "with Spark Connect the micro-batches of a stream do not come to this process",
+                "this process does not receive micro-batches with Spark Connect",
                 fix="use a SparkSession of this process",
             )
         if not getattr(stream, "isStreaming", False):
             raise errors.UsageError(
-                f"{type(stream).__name__} is no streaming DataFrame",
-                fix="spark.readStream makes one; train(...) takes what is there already",
+                f"invalid stream: expected a streaming DataFrame, got {type(stream).__name__}",
+                fix="create one with spark.readStream; for an RDD or DataFrame use train(...)",
             )
 
         return feeding.feed_batches(self, stream, feed_timeout, qname, **options)
@@ -217,21 +219,21 @@ class TFCluster(CoordinatedSparkCluster):
         *,
         schema: Any = None,
     ) -> Any:
-        """Return the nodes' results for the rows of `dataRDD`, one for each, in order.
+        """Return the nodes' results for the rows of `dataRDD`, one per row, in order.
 
-        Nothing is computed before an action is called on what is returned.
+        The result is lazy: nothing is computed until an action is called on it.
 
         Parameters
         ----------
         dataRDD : pyspark.RDD or pyspark.sql.DataFrame
         feed_timeout : float
-            Seconds that a node may take without any progress. Default 600.
+            Seconds without progress of a node until the feed fails. Default 600.
         qname : str
         schema : pyspark.sql.types.StructType or str, optional
-            Columns of the results of a DataFrame, such as ``"guess long, scores array<float>"``:
-            they are then a DataFrame, and rows and results go by Arrow. With one column a result
-            is its value; with more it is a tuple or list in their order, a dict or a Row. Default:
-            the results are an RDD of what the nodes gave.
+            Columns of the result, such as ``"guess long, scores array<float>"``. Requires a
+            DataFrame. The result is then a DataFrame, and Arrow carries rows and results. For one
+            column a node returns values. For several it returns tuples or lists in their order,
+            dicts, or Rows. Default: an RDD of the nodes' results.
 
         Returns
         -------
@@ -240,15 +242,15 @@ class TFCluster(CoordinatedSparkCluster):
         Raises
         ------
         StateError
-            The cluster reads its data itself, or has ended.
+            The cluster reads its own data, or has ended.
         UsageError
-            A schema for what is no DataFrame, or one with columns that Arrow cannot carry.
+            `schema` was passed without a DataFrame, or Arrow does not support one of its columns.
 
         See Also
         --------
         tensorflowonspark.TFCluster.TFCluster.inference
         """
-        self._must_feed()
+        self._require_feeding()
         places = feeding.places(self)
         return feeding.inference(dataRDD, self, places, feed_timeout, qname, schema)
 
@@ -261,38 +263,38 @@ class TFCluster(CoordinatedSparkCluster):
         stop_spark: bool = False,
         wait: bool = True,
     ) -> Future[None] | None:
-        """Let the nodes come to their end, and end them.
+        """Wait until the nodes finish, then stop them.
 
-        With ``InputMode.SPARK`` nodes are told that no rows will come any more; with
-        ``InputMode.TENSORFLOW`` they are waited for. When the workers' functions have returned,
-        parameter servers and evaluator are ended. The SparkContext keeps running, unless
-        `stop_spark` is set and `timeout` passes.
+        With ``InputMode.SPARK`` the nodes are notified that no more rows follow. With
+        ``InputMode.TENSORFLOW`` the call waits for them. When the workers' functions have
+        returned, parameter servers and evaluator are stopped. The SparkContext keeps running,
+        unless `stop_spark` is set and `timeout` passes.
 
         Parameters
         ----------
         ssc : StreamingContext, optional
-            Of DStreams: waited for, and stopped when the nodes want no more rows.
+            The context of DStreams. It is stopped when the nodes need no more rows.
         grace_secs : float
-            Seconds that an evaluator has, once the workers are through; less where it ends before.
+            Seconds for which the evaluator may run on after the workers; it may end earlier.
         timeout : float
-            Seconds for all of it; -1 for no limit. Default: three days.
+            Seconds for the whole shutdown; -1 for no limit. Default: three days.
         stop_spark : bool
-            Whether the Spark application is ended when `timeout` has passed. Default false.
-            TensorFlowOnSpark always ends it, and leaves Python.
+            Whether to stop the Spark application when `timeout` has passed. Default false.
+            TensorFlowOnSpark always stops it, and exits Python.
         wait : bool
-            Whether to wait (default), or return the future of it. Ctrl-C ends the wait at once;
-            a cluster that waits for its workers goes on.
+            If true (default), wait; otherwise return a future. Ctrl-C ends the wait at once. A
+            cluster that waits for its workers then keeps running.
 
         Raises
         ------
         TimeLimit
-            Nodes still ran after `timeout` seconds; they were ended.
+            Nodes still ran after `timeout` seconds and were stopped.
         NodeFailed, NodeLost
-            What the cluster has failed of.
+            The error that the cluster failed with.
         Unsupported
             `stop_spark` with Spark Connect.
         SparkError
-            A batch of `ssc` failed; the nodes have come to their end all the same.
+            A batch of `ssc` failed. The nodes have finished all the same.
 
         See Also
         --------
@@ -303,24 +305,27 @@ class TFCluster(CoordinatedSparkCluster):
         return jobs.wait(future, drain.abandon) if wait else future
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the cluster has ended; False after `timeout` seconds. Answers Ctrl-C."""
+        """Wait until the cluster has ended; return False after `timeout` seconds.
+
+        Ctrl-C interrupts the wait.
+        """
         return self._phases.wait(lambda phase: phase.is_end, timeout)
 
-    def _must_feed(self) -> None:
+    def _require_feeding(self) -> None:
         if self.input_mode is not InputMode.SPARK:
             raise errors.StateError(
-                "this cluster reads its data itself",
-                fix="run(..., input_mode=InputMode.SPARK) to feed it",
+                "this cluster reads its own data and cannot be fed",
+                fix="start it with run(..., input_mode=InputMode.SPARK)",
             )
         if self.error is not None:
             raise self.error
         if self.phase not in (Phase.RUNNING, Phase.FEEDING):
-            raise self._takes_no_rows()
+            raise self._not_feedable()
 
-    def _takes_no_rows(self) -> errors.StateError:
+    def _not_feedable(self) -> errors.StateError:
         return errors.StateError(
-            f"the cluster {self.name!r} is {self.phase} and takes no rows",
-            fix="TFCluster.run(...) starts a new one",
+            f"cluster {self.name!r} is {self.phase} and accepts no rows",
+            fix="start a new cluster with TFCluster.run(...)",
         )
 
 
@@ -349,42 +354,41 @@ def run(
     Parameters
     ----------
     sc : pyspark.SparkContext or pyspark.sql.SparkSession
-        With a session of Spark Connect, only DataFrames are fed.
+        With a Spark Connect session only DataFrames can be fed.
     map_fun : callable
         Takes `tf_args` and a `TFNodeContext`.
     tf_args
-        Arguments of an argparse, or a list, which becomes ``sys.argv`` in the nodes.
+        Arguments parsed by argparse, or a list, which becomes ``sys.argv`` in the nodes.
     num_executors : int
-        Nodes in all.
+        Number of nodes, of all roles.
     num_ps : int
-        Parameter servers among them. Default 0.
+        Number of parameter servers among them. Default 0.
     tensorboard : bool
-        Whether TensorBoard runs beside the chief, or the first worker.
+        Whether to run TensorBoard next to the chief, or the first worker.
     input_mode : InputMode
-        Default: the function reads its data itself.
+        Default: ``InputMode.TENSORFLOW``, the function reads its own data.
     log_dir : str, optional
         Event files that TensorBoard shows. Default: ``tensorboard`` in the executor's directory.
     driver_ps_nodes : bool
-        Whether parameter servers run beside the notebook; they count in `num_executors`.
+        Whether parameter servers run on the host of the notebook. They count in `num_executors`.
     master_node : {"chief", "master"}, optional
-        Name of a node that leads.
+        Role of the first worker.
     reservation_timeout : float
-        Seconds for all nodes to come up. Default 600.
+        Seconds until all nodes must have started. Default 600.
     queues : sequence of str
     eval_node : bool
         Whether one node is an evaluator.
     release_port : bool
-        Whether the node's port is free when the function is called (default). If not,
-        ``ctx.tmp_socket`` holds it until the function calls ``ctx.release_port()``, and no other
-        program can take it meanwhile.
+        Whether the node's port is free when the function is called (default). If false,
+        ``ctx.tmp_socket`` reserves the port until the function calls ``ctx.release_port()``.
     wait : bool
-        Whether to wait until all nodes run (default), or return the future of the cluster.
+        If true (default), wait until all nodes run; otherwise return a future of the cluster.
     name : str, optional
-        For views. Default ``"spark"``, with a number where that is taken.
+        Name in views. Default ``"spark"``, with a number if that name is taken.
     heartbeat_limit : float
-        Seconds after which nodes end that do not hear of the driver, and count as lost of which
-        the driver does not hear; 3 or more. A connection that breaks is made again until then.
-        Default 30.
+        Seconds without a heartbeat, 3 or more. A node without a message from the driver then
+        stops. A node without a message to the driver then counts as lost. Until then, broken
+        connections are opened again. Default 30.
 
     Returns
     -------
@@ -393,26 +397,26 @@ def run(
     Raises
     ------
     NotEnoughSlots
-        Spark cannot run so many nodes at the same time, or other clusters hold slots; nothing was
+        Spark cannot run all nodes at the same time, or other clusters hold slots. Nothing was
         started.
     ReservationLimit
-        Not all nodes came up in time.
+        Not all nodes started in time.
     NodeFailed, NodeLost
-        What became of a node before all ran.
+        A node failed or was lost before all nodes ran.
     Unsupported
-        Dynamic allocation. With ``InputMode.SPARK`` also ``spark.speculation=true``, which would
-        feed rows twice.
+        Dynamic allocation is enabled. With ``InputMode.SPARK`` also ``spark.speculation=true``,
+        which would feed rows twice.
     UsageError, NotSerializable
-        An argument that cannot be meant, or cannot travel.
+        An argument is invalid, or cannot be serialized.
 
     See Also
     --------
     tensorflowonspark.TFCluster.run
     """
-    on = application.of(sc)
+    spark_application = application.of(sc)
     mode = InputMode(input_mode)
     assignments = roles.assign(num_executors, num_ps, master_node, eval_node, driver_ps_nodes)
-    closure = startup.pickled(map_fun, tf_args)
+    pickled_function = startup.pickled(map_fun, tf_args)
     limit = startup.heartbeat_limit(heartbeat_limit)
 
     def plan_of(cluster: TFCluster) -> Plan:
@@ -421,7 +425,7 @@ def run(
             nodes=assignments,
             driver=cluster.server.address,
             secret=cluster.server.secret,
-            closure=closure,
+            closure=pickled_function,
             input_mode=mode.name,
             queues=tuple(queues),
             default_fs=cluster.defaultFS,
@@ -431,16 +435,16 @@ def run(
         )
 
     def start() -> TFCluster:
-        with _one_at_a_time:
+        with _start_lock:
             on_executors = sum(not each.on_driver for each in assignments)
             check.needed(sc, on_executors, is_fed=mode is InputMode.SPARK)
             if interrupted.is_set():
                 raise errors.SparkError("the start was interrupted")
-            cluster = TFCluster(on, plan_of, assignments, mode, name, limit)
+            cluster = TFCluster(spark_application, plan_of, assignments, mode, name, limit)
         cluster.serves = map_fun is serve
-        begun.append(cluster)
+        clusters.append(cluster)
         if interrupted.is_set():
-            give_up()
+            interrupt()
         reached = cluster._phases.wait(
             lambda phase: phase not in (Phase.RESERVING, Phase.STARTING), reservation_timeout
         )
@@ -450,12 +454,12 @@ def run(
             raise cluster.error
         return cluster
 
-    def give_up() -> None:
+    def interrupt() -> None:
         interrupted.set()
-        for cluster in begun:
+        for cluster in clusters:
             cluster.fail(errors.SparkError("the start was interrupted"))
 
-    begun: list[TFCluster] = []
+    clusters: list[TFCluster] = []
     interrupted = threading.Event()
     future = jobs.in_background(start, "start")
-    return jobs.wait(future, give_up) if wait else future
+    return jobs.wait(future, interrupt) if wait else future

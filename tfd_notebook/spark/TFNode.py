@@ -1,4 +1,4 @@
-"""What a user's function calls inside a node. Follows ``tensorflowonspark.TFNode``."""
+"""Helpers for the user's function inside a node. Follows ``tensorflowonspark.TFNode``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tfd_notebook.spark.tfrecords import without_path
 
 __all__ = ["DataFeed", "hdfs_path", "start_cluster_server"]
 
-#: What begins a path that is complete as it is: schemes of Hadoop's file systems.
+#: Schemes of Hadoop's file systems. A path that starts with one is complete.
 _SCHEMES = (
     "adl",
     "file",
@@ -29,21 +29,21 @@ _SCHEMES = (
 
 
 def hdfs_path(ctx: Any, path: str) -> str:
-    """Return `path` with a scheme, for Hadoop's file systems and for TensorFlow's.
+    """Return `path` with a scheme, for Hadoop's and TensorFlow's file systems.
 
     Parameters
     ----------
     ctx : object
-        The node's context: ``defaultFS`` and ``working_dir`` are read.
+        The node's context, with ``defaultFS`` and ``working_dir``.
     path : str
-        With a scheme: returned as it is. Absolute: appended to the default file system. Relative:
+        With a scheme: returned unchanged. Absolute: appended to the default file system. Relative:
         below the working directory of a local file system, below the user's directory of ``hdfs``
         and ``viewfs``, and below the root of any other.
 
     Returns
     -------
     str
-        Such as ``"hdfs:///data"`` where the default file system names no host.
+        For example ``"hdfs:///data"`` if the default file system names no host.
     """
     scheme = path.partition(":")[0]
     if "://" in path and scheme.rstrip("s") in {name.rstrip("s") for name in _SCHEMES}:
@@ -59,7 +59,7 @@ def hdfs_path(ctx: Any, path: str) -> str:
 
 
 def start_cluster_server(*_: Any, **__: Any) -> NoReturn:
-    """Refuse: sessions of TensorFlow 1, which this started servers for, are gone.
+    """Raise `Unsupported`: it started servers for sessions of TensorFlow 1, which are removed.
 
     Raises
     ------
@@ -68,5 +68,5 @@ def start_cluster_server(*_: Any, **__: Any) -> NoReturn:
     """
     raise Unsupported(
         "TFNode.start_cluster_server started a server for sessions of TensorFlow 1",
-        fix="make a tf.distribute strategy in the function instead: TF_CONFIG is set",
+        fix="create a tf.distribute strategy in the function; TF_CONFIG is set",
     )

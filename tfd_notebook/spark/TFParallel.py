@@ -1,4 +1,4 @@
-"""The same function on several executors at once, each on its own: no TensorFlow cluster.
+"""Run the same function on several executors at the same time, without a TensorFlow cluster.
 
 The counterpart is ``tensorflowonspark.TFParallel``.
 """
@@ -26,10 +26,10 @@ from tfd_notebook.spark.preflight import check
 
 __all__ = ["run"]
 
-#: Seconds for telling the driver of an error.
-_TELL_SECONDS = 10.0
-#: Characters of a traceback that travel, the end of it.
-_MOST_SAID = 100_000
+#: Timeout in seconds to report an error to the driver.
+_REPORT_SECONDS = 10.0
+#: Maximum size of an error message in characters. A traceback keeps its end.
+_MAX_ERROR_CHARS = 100_000
 
 
 def run(
@@ -47,32 +47,32 @@ def run(
     ----------
     sc : pyspark.SparkContext or pyspark.sql.SparkSession
     map_fn : callable
-        It runs in Spark's Python worker. ``ctx.worker_num`` and ``ctx.executor_id`` are its number,
-        0 and up, ``ctx.num_workers`` how many there are; with a barrier, ``ctx.nodes`` are the
-        hosts of all by number.
+        Runs in Spark's Python worker. ``ctx.worker_num`` and ``ctx.executor_id`` are its number,
+        from 0; ``ctx.num_workers`` is the number of tasks. With a barrier, ``ctx.nodes`` lists
+        the hosts of all tasks by number.
     tf_args : object
-        Anything that can be pickled, such as an ``argparse.Namespace``.
+        Any object that can be pickled, such as an ``argparse.Namespace``.
     num_executors : int
-        How many.
+        Number of tasks.
     use_barrier : bool
-        Start all at the same time or none (default). Without, Spark starts each as it has a slot,
-        and ``ctx.nodes`` is empty.
+        If true (default), start all tasks at the same time or none. Otherwise Spark starts each
+        task when a slot is free, and ``ctx.nodes`` is empty.
     wait : bool
-        Whether to wait (default), or return the future of it.
+        If true (default), wait; otherwise return a future.
 
     Raises
     ------
     NodeFailed
-        The function raised; with its number and its traceback. The other tasks are ended, and Spark
-        does not try again.
+        The function raised. The error has the number of the task and its traceback. The other
+        tasks are stopped, and Spark does not retry.
     NotEnoughSlots
-        With a barrier: Spark has fewer free slots than that; nothing was started.
+        With a barrier, Spark has fewer free slots than tasks. Nothing was started.
     SparkError
-        Spark could not do it, as where executors were lost.
+        The Spark job failed, for example because executors were lost.
 
     Notes
     -----
-    The counterpart is ``tensorflowonspark.TFParallel.run``. What the function returns is dropped.
+    The counterpart is ``tensorflowonspark.TFParallel.run``. Return values of `map_fn` are dropped.
     """
     if not wait:
         return in_background(
@@ -90,13 +90,13 @@ def _run(
     use_barrier: bool,
 ) -> None:
     if num_executors < 1:
-        raise UsageError(f"num_executors={num_executors} is no number of executors")
+        raise UsageError(f"invalid num_executors {num_executors}: expected 1 or more")
     sc = application.context_of(sc, "TFParallel.run")
     if use_barrier:
         check.needed(sc, num_executors)
     secret = secure_channel.Secret.new()
-    on = application.of(sc)
-    host, listen_at = on.addresses()
+    spark_application = application.of(sc)
+    host, listen_at = spark_application.addresses()
     root = compat_pyspark.default_fs(sc)
     collector = TaskErrorCollector()
     with secure_channel.serve(secret, collector.collect, host=listen_at) as server:
@@ -104,7 +104,11 @@ def _run(
         task = PartitionTask(map_fn, tf_args, num_executors, use_barrier, root, driver, secret)
         numbers = sc.parallelize(range(num_executors), num_executors)
         ready = numbers.barrier() if use_barrier else numbers
-        job = Job(on, f"TFParallel: {num_executors} times", ready.mapPartitions(task).collect)
+        job = Job(
+            spark_application,
+            f"TFParallel: {num_executors} times",
+            ready.mapPartitions(task).collect,
+        )
         collector.end(job)
         try:
             job.future.result()
@@ -113,18 +117,18 @@ def _run(
             if not isinstance(error, Exception):
                 raise  # Ctrl-C
             if collector.first is None:
-                said = str(error).strip().splitlines()
+                lines = str(error).strip().splitlines()
                 raise SparkError(
                     f"Spark could not run all {num_executors} tasks: "
-                    f"{said[-1] if said else type(error).__name__}",
-                    fix="the log of the driver and the pages of Spark tell more",
+                    f"{lines[-1] if lines else type(error).__name__}",
+                    fix="see the driver's log and the Spark UI",
                 ) from error
         if collector.first is not None:
             raise collector.first
 
 
 class TaskErrorCollector:
-    """What tasks say of their functions' errors; the first one ends the job."""
+    """Receiver of the errors of the tasks' functions; the first error ends the job."""
 
     def __init__(self) -> None:
         self.first: NodeFailed | None = None
@@ -132,21 +136,21 @@ class TaskErrorCollector:
         self._lock = threading.Lock()
 
     def end(self, job: Job) -> None:
-        """End `job` with the first of them, which may have come already."""
+        """Cancel `job` at the first error, or now if there was one."""
         with self._lock:
             self._job = job
         if self.first is not None:
             job.cancel()
 
     def collect(self, channel: secure_channel.AuthenticatedChannel) -> None:
-        """Take the one message of a channel, and answer it."""
-        said = messages.function_error(channel.receive(timeout=_TELL_SECONDS)[0], "message")
-        name = f"worker:{said['number']}"
+        """Receive the only message of a channel and acknowledge it."""
+        message = messages.function_error(channel.receive(timeout=_REPORT_SECONDS)[0], "message")
+        name = f"worker:{message['number']}"
         with self._lock:
             if self.first is None:
                 self.first = NodeFailed(
-                    f"{name} on {said['host']}: the function raised {said['what']}\n"
-                    f"{said['traceback']}",
+                    f"{name} on {message['host']}: the function raised {message['what']}\n"
+                    f"{message['traceback']}",
                     task=name,
                 )
             job = self._job
@@ -157,7 +161,7 @@ class TaskErrorCollector:
 
 @dataclass(frozen=True)
 class PartitionTask:
-    """What runs in each partition."""
+    """The function that Spark runs in each partition."""
 
     function: Callable[[Any, TFNodeContext], Any]
     args: Any
@@ -191,22 +195,22 @@ class PartitionTask:
             try:
                 self.function(self.args, context)
             except Exception as error:
-                with contextlib.suppress(OSError, EOFError):  # Spark reports the error instead
-                    self._tell(number, error)
-                raise  # ends the others at once
+                with contextlib.suppress(OSError, EOFError):  # Spark also reports the error
+                    self._report(number, error)
+                raise  # fails the Spark task, so that Spark stops the others
         return ()
 
-    def _tell(self, number: int, error: Exception) -> None:
-        # From the user's function on; this frame says nothing to them.
+    def _report(self, number: int, error: Exception) -> None:
+        # Skip the frame of `__call__`: the traceback starts at the user's function.
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         text = "".join(traceback.format_exception(type(error), error, trace))
-        with secure_channel.connect(self.driver, self.secret, _TELL_SECONDS) as channel:
+        with secure_channel.connect(self.driver, self.secret, _REPORT_SECONDS) as channel:
             channel.send(
                 {
                     "number": number,
                     "host": socket.gethostname(),
-                    "what": f"{type(error).__name__}: {error}"[:_MOST_SAID],
-                    "traceback": text[-_MOST_SAID:],
+                    "what": f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARS],
+                    "traceback": text[-_MAX_ERROR_CHARS:],
                 }
             )
-            channel.receive(timeout=_TELL_SECONDS)
+            channel.receive(timeout=_REPORT_SECONDS)

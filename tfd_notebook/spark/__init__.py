@@ -1,8 +1,8 @@
 """TFCluster on Apache Spark: TensorFlow's tasks on executors, fed from RDDs and DataFrames.
 
-A program written for TensorFlowOnSpark imports ``tfd_notebook.spark`` in place of
-``tensorflowonspark``; docs/spark.md lists what else may have to change. Needs the extra ``spark``;
-nothing of Spark is imported before it is used.
+Programs written for TensorFlowOnSpark import ``tfd_notebook.spark`` in place of
+``tensorflowonspark``; docs/spark.md lists other changes that may be needed. Requires the extra
+``spark``; Spark is imported on first use.
 """
 
 from __future__ import annotations

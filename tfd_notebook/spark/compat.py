@@ -1,7 +1,7 @@
-"""What programs ask ``tensorflowonspark.compat`` for, which TensorFlow has today.
+"""Functions of ``tensorflowonspark.compat`` on top of today's TensorFlow.
 
-New programs need none of it: they call ``model.export``, ``Dataset.with_options`` and
-``tf.config.list_physical_devices`` themselves.
+New programs do not need them. They call ``model.export``, ``Dataset.with_options`` and
+``tf.config.list_physical_devices`` directly.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ __all__ = ["disable_auto_shard", "export_saved_model", "is_gpu_available"]
 def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> None:
     """Write a model as a SavedModel; call it in all workers.
 
-    Under a strategy of several workers all of them have to take part. Only the chief's model is
-    kept: the others write to a directory that is removed.
+    A strategy with several workers requires that all of them take part. Only the chief's model is
+    kept. The others write to a temporary directory.
 
-    The signature names its outputs as this Keras does: Keras 2 after the layers (``dense_1``),
-    Keras 3 by position (``output_0``).
+    The signature names its outputs as the installed Keras does: Keras 2 after the layers
+    (``dense_1``), Keras 3 by position (``output_0``).
 
     Parameters
     ----------
     model : keras.Model or tf.Module
     export_dir : str
     is_chief : bool
-        Whether this is the one worker whose model shall be there. Default false.
+        Whether this worker writes the model that is kept. Default false.
     """
     import tempfile
 
@@ -40,8 +40,8 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
 def _export(model: Any, directory: str) -> None:
     import inspect
 
-    # Keras 2 names outputs after layers here, and "output_0" and so on in `export`. Keras 3
-    # cannot save this format, and its `save` has no such parameter.
+    # `save` of Keras 2 names outputs after layers; its `export` names them "output_0" and so on.
+    # Keras 3 cannot save this format, and its `save` has no such parameter.
     save = getattr(model, "save", None)
     if save is not None and "save_format" in inspect.signature(save).parameters:
         save(directory, save_format="tf")
@@ -54,9 +54,9 @@ def _export(model: Any, directory: str) -> None:
 
 
 def disable_auto_shard(options: Any) -> None:
-    """Have a dataset with these ``tf.data.Options`` not be sharded among workers.
+    """Disable automatic sharding among workers for a dataset with these ``tf.data.Options``.
 
-    Rows that Spark feeds are dealt to the workers already.
+    Spark already distributes the rows that it feeds among the workers.
     """
     import tensorflow as tf
 
@@ -65,7 +65,7 @@ def disable_auto_shard(options: Any) -> None:
 
 
 def is_gpu_available() -> bool:
-    """Whether TensorFlow sees a GPU in this process."""
+    """Return True if TensorFlow sees a GPU in this process."""
     import tensorflow as tf
 
     return bool(tf.config.list_physical_devices("GPU"))

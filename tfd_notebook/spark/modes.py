@@ -1,4 +1,4 @@
-"""Who reads the data of a cluster on Spark."""
+"""Input modes of a cluster on Spark."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from enum import IntEnum
 
 
 class InputMode(IntEnum):
-    """Who reads the data.
+    """Source of the rows: the user's function, or Spark.
 
     See Also
     --------
     tensorflowonspark.TFCluster.InputMode
     """
 
-    #: The user's function.
+    #: The user's function reads its own data.
     TENSORFLOW = 0
-    #: Spark, which feeds rows of RDDs and DataFrames to the user's function.
+    #: Spark feeds the rows of RDDs and DataFrames to the user's function.
     SPARK = 1

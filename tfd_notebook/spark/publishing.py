@@ -63,10 +63,10 @@ def _rename(new: str, place: str, overwrite: bool) -> None:
             tf.io.gfile.rename(place, old)
         tf.io.gfile.rename(new, place)
     except BaseException as error:
-        lost = _put_back(old, place) if old else ""
-        what = f"{error}; the new data is in {new}{lost}"
+        hint = _put_back(old, place) if old else ""
+        what = f"{error}; the new data is in {new}{hint}"
         if isinstance(error, tf.errors.OpError):
-            fix = f"rename {new} to {place} when the cause is removed"
+            fix = f"remove the cause, then rename {new} to {place}"
             raise DataError(f"saveAsTFRecords failed: {what}", fix=fix) from error
         warnings.warn(f"saveAsTFRecords was interrupted: {what}", RuntimeWarning, stacklevel=2)
         raise

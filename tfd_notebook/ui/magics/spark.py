@@ -1,4 +1,4 @@
-"""``%tfd_spark``: clusters on the executors of Apache Spark."""
+"""``%tfd_spark``: TensorFlow clusters on Spark executors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfd_notebook.ui.argparsing import Command, CommandLine, Parser, nearest
 from tfd_notebook.ui.magics import lookup, start_form
 from tfd_notebook.ui.magics.cluster import say
 
-#: Seconds for a cluster to be seen that starts in the background.
+#: Seconds to wait until a cluster that starts in the background is registered.
 _APPEAR_SECONDS = 10.0
 _SESSION = "spark = tfd.spark.session()"
 
@@ -22,63 +22,66 @@ _SESSION = "spark = tfd.spark.session()"
 def command_line(shell: Any) -> CommandLine:
     """Return the subcommands of ``%tfd_spark`` for `shell`."""
     commands = (
-        Command("run", "start a cluster: a function in each node", _Run(shell), _run_args),
+        Command("run", "start a cluster that runs a function in each node", _Run(shell), _run_args),
         Command("train", "feed the rows of an RDD or DataFrame", _Train(shell), _train_args),
         Command(
             "inference",
-            "the nodes' results for those rows",
+            "compute a result for each row of an RDD or DataFrame",
             _Inference(shell),
             _inference_args,
         ),
-        Command("shutdown", "let the nodes come to their end", _shutdown, _shutdown_args),
-        Command("status", "phase, nodes, feeding, errors", _status, _status_args),
-        Command("logs", "what nodes wrote", _logs, _logs_args),
-        Command("check", "whether this Spark can run a cluster", _Check(shell), _check_args),
+        Command("shutdown", "finish and shut down the cluster", _shutdown, _shutdown_args),
+        Command("status", "show phase, nodes, feeding and errors", _status, _status_args),
+        Command("logs", "show the output of the nodes", _logs, _logs_args),
+        Command("check", "check that this Spark can run a cluster", _Check(shell), _check_args),
     )
-    return CommandLine("%tfd_spark", "TensorFlow clusters on Spark's executors.", commands)
+    return CommandLine("%tfd_spark", "Run TensorFlow clusters on Spark executors.", commands)
 
 
 def on_spark() -> Mapping[str, Any]:
-    """Return the clusters on Spark that live here, by name."""
-    from tfd_notebook.spark.driver import registry as known
+    """Return the running clusters on Spark of this process, by name."""
+    from tfd_notebook.spark.driver import registry
 
-    return known.running()
+    return registry.running()
 
 
 def _pick(name: str | None, ended: bool = False) -> Any:
-    """Return the cluster of that name, or the only one; the newest where `ended` ones count."""
-    from tfd_notebook.spark.driver import registry as known
+    """Return the cluster with this name, or the only running one.
 
-    found, last = known.running(), known.last()
+    With `ended`, the most recent cluster is also accepted after its end.
+    """
+    from tfd_notebook.spark.driver import registry
+
+    running, last = registry.running(), registry.last()
     if name is not None:
-        if name in found:
-            return found[name]
+        if name in running:
+            return running[name]
         if last is not None and last.name == name and ended:
             return last
         raise UnknownName(
-            f"there is no cluster {name!r} on Spark",
-            fix=nearest(name, found) + f"clusters: {', '.join(found) or 'none'}",
+            f"no cluster {name!r} on Spark",
+            fix=nearest(name, running) + f"clusters: {', '.join(running) or 'none'}",
         )
-    if len(found) > 1:
+    if len(running) > 1:
         raise UsageError(
-            f"{len(found)} clusters live on Spark, and none is named",
-            fix=f"add one of these names: {', '.join(found)}",
+            f"{len(running)} clusters are running on Spark; name one of them",
+            fix=f"add one of these names: {', '.join(running)}",
         )
-    if found:
-        return next(iter(found.values()))
+    if running:
+        return next(iter(running.values()))
     if ended and last is not None:
         return last
-    raise StateError("no cluster lives on Spark", fix="%tfd_spark run FUNCTION --executors 2")
+    raise StateError("no cluster is running on Spark", fix="%tfd_spark run FUNCTION --executors 2")
 
 
-def _session(shell: Any, named: str | None) -> Any:
-    if named is not None:
-        return lookup.evaluate(shell, named, "a SparkSession")
-    from tfd_notebook._compat import pyspark as private
+def _session(shell: Any, variable: str | None) -> Any:
+    if variable is not None:
+        return lookup.evaluate(shell, variable, "a SparkSession")
+    from tfd_notebook._compat import pyspark as compat_pyspark
 
-    session = private.active_session()
+    session = compat_pyspark.active_session()
     if session is None:
-        raise StateError("no Spark lives in this process", fix=_SESSION)
+        raise StateError("this process has no active SparkSession", fix=_SESSION)
     return session
 
 
@@ -86,14 +89,12 @@ def _spark_option(parser: Parser) -> None:
     parser.add_argument(
         "--spark",
         metavar="S",
-        help="variable of the SparkSession (default: the one that lives here)",
+        help="variable of the SparkSession (default: the active session)",
     )
 
 
 def _wait_option(parser: Parser) -> None:
-    parser.add_argument(
-        "--background", action="store_true", help="do not wait: the result is a future"
-    )
+    parser.add_argument("--background", action="store_true", help="do not wait; return a future")
 
 
 def _expression(shell: Any, words: list[str] | None, kind: str) -> Any:
@@ -102,29 +103,46 @@ def _expression(shell: Any, words: list[str] | None, kind: str) -> Any:
 
 def _run_args(parser: Parser) -> None:
     parser.add_argument("function", metavar="FUNCTION", help="called as FUNCTION(args, ctx)")
-    parser.add_argument("--args", nargs="+", metavar="EXPR", help="what it gets (default: None)")
     parser.add_argument(
-        "--executors", type=int, metavar="N", help="nodes (default: as many as fit)"
+        "--args", nargs="+", metavar="EXPR", help="first argument of FUNCTION (default: None)"
     )
-    parser.add_argument("--ps", type=int, default=0, metavar="N", help="parameter servers of these")
+    parser.add_argument(
+        "--executors", type=int, metavar="N", help="number of nodes (default: all free slots)"
+    )
+    parser.add_argument(
+        "--ps", type=int, default=0, metavar="N", help="use N of the nodes as parameter servers"
+    )
     parser.add_argument(
         "--input-mode",
         choices=("spark", "tensorflow"),
         default="spark",
         metavar="MODE",
-        help="who reads the data: spark, which feeds it (default), or tensorflow, the function",
+        help="source of the data: spark feeds the rows (default); with tensorflow, FUNCTION "
+        "reads its own data",
     )
-    parser.add_argument("--master-node", metavar="NAME", help="chief or master: the first worker")
-    parser.add_argument("--evaluator", action="store_true", help="one node of these evaluates")
     parser.add_argument(
-        "--driver-ps", action="store_true", help="parameter servers run beside this kernel"
+        "--master-node", metavar="NAME", help="role of the first worker: chief or master"
     )
-    parser.add_argument("--tensorboard", action="store_true", help="beside the first worker")
-    parser.add_argument("--log-dir", metavar="D", help="what TensorBoard shows")
     parser.add_argument(
-        "--timeout", type=float, default=600, metavar="S", help="for all to report (default: 600)"
+        "--evaluator", action="store_true", help="use one of the nodes as evaluator"
     )
-    parser.add_argument("--name", dest="label", metavar="N", help="of the cluster (default: spark)")
+    parser.add_argument(
+        "--driver-ps", action="store_true", help="run parameter servers on the host of this kernel"
+    )
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="run TensorBoard next to the first worker"
+    )
+    parser.add_argument("--log-dir", metavar="D", help="directory that TensorBoard reads")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=600,
+        metavar="S",
+        help="seconds until all nodes must have registered (default: 600)",
+    )
+    parser.add_argument(
+        "--name", dest="label", metavar="N", help="name of the cluster (default: spark)"
+    )
     _spark_option(parser)
     _wait_option(parser)
     start_form.add_output_option(parser)
@@ -144,7 +162,7 @@ class _Run:
         args = _expression(self._shell, options.args, "the arguments")
         count = options.executors
         if count is None:
-            # At least one, so that what there is too little of is said.
+            # Request at least one node, so that the error of a full Spark shows the shortage.
             count = max(facts.of(session).free, 1) + (options.ps if options.driver_ps else 0)
         run = functools.partial(
             TFCluster.run,
@@ -163,34 +181,34 @@ class _Run:
             name=options.label,
         )
         if options.background:
-            begun = _begin(run)
-            say("it starts; %tfd_spark status --live shows how, and the result is a future of it")
-            return begun
-        begun = run()
-        bound = lookup.bind(self._shell.user_ns, variable, begun)
-        say(f"cluster {begun.name!r} runs on Spark; it is in the variable {bound!r}")
-        return begun
+            started = _begin(run)
+            say("starting; %tfd_spark status --live shows the progress; the result is a future")
+            return started
+        started = run()
+        bound = lookup.bind(self._shell.user_ns, variable, started)
+        say(f"cluster {started.name!r} runs on Spark; it is in the variable {bound!r}")
+        return started
 
 
 def _begin(run: Callable[..., Any]) -> Any:
-    """Return the future of a cluster; when it can be seen, so that the next cell may look at it."""
-    from tfd_notebook.spark.driver import registry as known
+    """Return the future of a cluster after it is registered, so that the next cell can show it."""
+    from tfd_notebook.spark.driver import registry
 
     appeared = threading.Event()
-    known.on_change(appeared.set)
+    registry.on_change(appeared.set)
     try:
-        begun = run(wait=False)
-        begun.add_done_callback(lambda _: appeared.set())
+        started = run(wait=False)
+        started.add_done_callback(lambda _: appeared.set())
         appeared.wait(_APPEAR_SECONDS)
-        return begun
+        return started
     finally:
-        known.forget(appeared.set)
+        registry.forget(appeared.set)
 
 
 def _train_args(parser: Parser) -> None:
     parser.add_argument("rows", metavar="ROWS", help="variable that holds an RDD or DataFrame")
     parser.add_argument(
-        "--epochs", type=int, default=1, metavar="N", help="how often they are fed (default: 1)"
+        "--epochs", type=int, default=1, metavar="N", help="passes over the rows (default: 1)"
     )
     _feed_options(parser)
     _wait_option(parser)
@@ -202,9 +220,9 @@ def _feed_options(parser: Parser) -> None:
         type=float,
         default=600,
         metavar="S",
-        help="without progress (default: 600)",
+        help="seconds without progress until the feed fails (default: 600)",
     )
-    parser.add_argument("--cluster", metavar="C", help="which one, where several live")
+    parser.add_argument("--cluster", metavar="C", help="name of the cluster, if several run")
 
 
 class _Train:
@@ -214,20 +232,22 @@ class _Train:
     def __call__(self, options: argparse.Namespace) -> Any:
         cluster = _pick(options.cluster)
         rows = lookup.evaluate(self._shell, options.rows, "an RDD or DataFrame")
-        begun = cluster.train(
+        future = cluster.train(
             rows, options.epochs, options.feed_timeout, wait=not options.background
         )
         if options.background:
-            say(f"cluster {cluster.name!r} is fed; the result is a future of it")
-            return begun
-        say(f"cluster {cluster.name!r} has taken all rows")
+            say(f"feeding cluster {cluster.name!r}; the result is a future")
+            return future
+        say(f"cluster {cluster.name!r} has consumed all rows")
         return None
 
 
 def _inference_args(parser: Parser) -> None:
     parser.add_argument("rows", metavar="ROWS", help="variable that holds an RDD or DataFrame")
     parser.add_argument(
-        "--schema", metavar="'NAME TYPE, ...'", help="of a DataFrame's results, which are then one"
+        "--schema",
+        metavar="'NAME TYPE, ...'",
+        help="columns of the result DataFrame (default: an RDD)",
     )
     _feed_options(parser)
 
@@ -244,38 +264,46 @@ class _Inference:
 
 def _name_args(parser: Parser) -> None:
     parser.add_argument(
-        "onspark", nargs="?", metavar="NAME", help="which cluster, where several live"
+        "onspark", nargs="?", metavar="NAME", help="name of the cluster, if several run"
     )
 
 
 def _shutdown_args(parser: Parser) -> None:
     _name_args(parser)
     parser.add_argument(
-        "--grace", type=float, default=0, metavar="S", help="that the nodes have (default: 0)"
+        "--grace",
+        type=float,
+        default=0,
+        metavar="S",
+        help="seconds that the evaluator may run on after the workers (default: 0)",
     )
     parser.add_argument(
-        "--timeout", type=float, default=259200, metavar="S", help="-1: none (default: 3 days)"
+        "--timeout",
+        type=float,
+        default=259200,
+        metavar="S",
+        help="seconds until the nodes are stopped; -1: no limit (default: 3 days)",
     )
     _wait_option(parser)
 
 
 def _shutdown(options: argparse.Namespace) -> Any:
     cluster = _pick(options.onspark, ended=True)
-    begun = cluster.shutdown(
+    future = cluster.shutdown(
         grace_secs=options.grace, timeout=options.timeout, wait=not options.background
     )
     if options.background:
-        say(f"cluster {cluster.name!r} comes to its end; the result is a future of it")
-        return begun
-    say(f"cluster {cluster.name!r} has stopped; the SparkContext lives on")
+        say(f"cluster {cluster.name!r} is shutting down; the result is a future")
+        return future
+    say(f"cluster {cluster.name!r} has stopped; the SparkContext keeps running")
     return None
 
 
 def _status_args(parser: Parser) -> None:
     _name_args(parser)
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--live", action="store_true", help="a widget that follows it")
-    how.add_argument("--frame", action="store_true", help="the nodes as a DataFrame")
+    view = parser.add_mutually_exclusive_group()
+    view.add_argument("--live", action="store_true", help="show a widget that updates itself")
+    view.add_argument("--frame", action="store_true", help="return the nodes as a DataFrame")
 
 
 def _status(options: argparse.Namespace) -> Any:
@@ -286,15 +314,15 @@ def _status(options: argparse.Namespace) -> Any:
 
         followed: Any = registry.adapter_of(cluster)
         return live(followed)
-    seen = cluster.snapshot()
-    return seen.nodes_frame() if options.frame else views.View(seen)
+    snapshot = cluster.snapshot()
+    return snapshot.nodes_frame() if options.frame else views.View(snapshot)
 
 
 def _logs_args(parser: Parser) -> None:
     parser.add_argument("node", nargs="?", metavar="NODE", help="such as worker:0 (default: all)")
-    parser.add_argument("--cluster", metavar="C", help="which one, where several live")
+    parser.add_argument("--cluster", metavar="C", help="name of the cluster, if several run")
     parser.add_argument(
-        "-n", "--lines", type=int, default=100, metavar="N", help="of each (default: 100)"
+        "-n", "--lines", type=int, default=100, metavar="N", help="lines per node (default: 100)"
     )
 
 
@@ -304,7 +332,10 @@ def _logs(options: argparse.Namespace) -> None:
 
 def _check_args(parser: Parser) -> None:
     parser.add_argument(
-        "--executors", type=int, metavar="N", help="nodes that shall run (default: what fits)"
+        "--executors",
+        type=int,
+        metavar="N",
+        help="number of nodes to check for (default: all free slots)",
     )
     _spark_option(parser)
     _wait_option(parser)
