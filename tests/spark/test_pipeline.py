@@ -137,19 +137,19 @@ def test_a_signature_may_leave_every_size_open(spark: Any, exported: str) -> Non
     [
         ({"key": "nothing"}, r"(?s)no signature 'nothing'.*serving_default, two"),
         ({"inputs": {"x": "picture"}}, r"(?s)no input 'picture'.*it has image"),
-        ({"inputs": {"y": "image"}}, r"(?s)'y', which is no column.*n, x"),
+        ({"inputs": {"y": "image"}}, r"(?s)invalid column 'y'.*n, x"),
         ({"outputs": {"thrice": "b"}}, r"(?s)no output 'thrice'.*large, sum, twice"),
         ({"outputs": {}}, "the output mapping is empty"),
         (
             {"key": "two", "inputs": {"n": "a"}, "outputs": {"joined": "o"}},
-            "also needs the input b",
+            "also requires the input b",
         ),
         (
             {"key": "one", "inputs": {"n": "x"}, "outputs": {"mean": "m"}},
             "first dimension is the ba",
         ),
-        ({"directory": "nowhere"}, "no SavedModel in .*nowhere"),
-        ({"tags": "train"}, "cannot be loaded with the tags train"),
+        ({"directory": "nowhere"}, "no SavedModel found in .*nowhere"),
+        ({"tags": "train"}, "with the tags train failed"),
     ],
 )
 def test_what_does_not_fit_is_said_before_anything_runs(
@@ -170,7 +170,11 @@ def test_what_does_not_fit_is_said_before_anything_runs(
 @pytest.mark.parametrize(
     ("rows", "schema", "said"),
     [
-        ([([1.0, 2.0, 3.0],)], "x array<float>", r"rows of shape \(3,\).*'image' takes \(2, 2\)"),
+        (
+            [([1.0, 2.0, 3.0],)],
+            "x array<float>",
+            r"rows of shape \(3,\).*'image' requires \(2, 2\)",
+        ),
         ([([1.0],), ([1.0, 2.0],)], "x array<float>", "arrays of 1 to 2 values"),
         ([(None,)], "x array<float>", "'x' has a null"),
     ],
@@ -193,7 +197,9 @@ def test_whole_numbers_are_not_cut(spark: Any, exported: str) -> None:
     model = TFModel({"export_dir": exported}).setSignatureDefKey("two")
     model.setInputMapping({"n": "a", "s": "b"}).setOutputMapping({"joined": "o"})
     df = spark.createDataFrame([(2**40, "x")], "n bigint, s string")
-    with pytest.raises(PythonException, match="'n' has values that 'a' cannot hold"):
+    with pytest.raises(
+        PythonException, match="'n' has values that .* of input 'a' cannot represent"
+    ):
         model.transform(df).collect()
 
 
@@ -213,7 +219,7 @@ def test_arguments_of_all_kinds_and_what_counts_first() -> None:
     assert not hasattr(estimator.args, "cluster_size")
     with pytest.raises(TypeError, match="InputMode"):
         estimator.setInputMode(7)
-    with pytest.raises(TypeError, match="no name"):
+    with pytest.raises(TypeError, match="invalid name"):
         estimator.setInputMapping({"a": 1})
 
 
@@ -348,7 +354,7 @@ def test_an_error_of_the_function_is_the_errors_of_fit(spark: Any) -> None:
     estimator = TFEstimator(fail, {}).setInputMapping({"n": "n"})
     with pytest.raises(TfdError, match="no layer of that name"):
         estimator.fit_async(images(spark)).result(timeout=120)
-    with pytest.raises(UnknownName, match="'m', which is no column"):
+    with pytest.raises(UnknownName, match="invalid column 'm'"):
         TFEstimator(fail, {}).setInputMapping({"m": "n"}).fit(images(spark))
     with pytest.raises(UsageError, match="input mapping is empty"):
         TFEstimator(fail, {}).fit(images(spark))

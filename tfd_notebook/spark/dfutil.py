@@ -1,4 +1,4 @@
-"""DataFrames as TFRecord files and back, written and read by TensorFlow on the executors.
+"""Save DataFrames as TFRecord files and load them, with TensorFlow on the executors.
 
 The counterpart is ``tensorflowonspark.dfutil``; no jar is needed.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from tfd_notebook._compat import pyspark as private
+from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.errors import DataError, UsageError
 from tfd_notebook.spark import tfrecords
 from tfd_notebook.spark.driver import application, jobs
@@ -31,17 +31,17 @@ __all__ = [
     "toTFExample",
 ]
 
-#: The types of the columns, beside the files.
+#: File with the types of the columns, in the directory of the records.
 _SCHEMA = "_tfd_schema.json"
-#: Rows that are one batch on their way to Spark.
+#: Number of rows per Arrow batch that is sent to Spark.
 _BATCH_ROWS = 1024
 
-#: Where the DataFrames came from that `loadTFRecords` returned and somebody still holds.
+#: Source paths of the DataFrames that `loadTFRecords` returned.
 loadedDF: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def isLoadedDF(df: Any) -> bool:
-    """Return whether `loadTFRecords` made this DataFrame, and nothing was changed in it since.
+    """Return True if `loadTFRecords` returned this DataFrame object.
 
     Parameters
     ----------
@@ -53,37 +53,38 @@ def isLoadedDF(df: Any) -> bool:
 def saveAsTFRecords(
     df: Any, output_dir: str, overwrite: bool = False, *, wait: bool = True
 ) -> Future[None] | None:
-    """Write a DataFrame as TFRecord files of ``tf.train.Example``, one for each partition.
+    """Write a DataFrame as TFRecord files of ``tf.train.Example``, one file per partition.
 
-    Whole numbers and booleans are kept as int64, floating-point numbers as float32, strings as
-    UTF-8; a null is a feature that is left out. The directory appears when all of it is written,
-    with the column types in a file beside the records.
+    Whole numbers and booleans are stored as int64, floating-point numbers as float32, strings as
+    UTF-8. A null is a missing feature. The directory appears when it is complete. It also holds a
+    file with the column types.
 
     Parameters
     ----------
     df : pyspark.sql.DataFrame
-        Its columns are numbers, booleans, strings, binary, or arrays of these.
+        Its columns hold numbers, booleans, strings, binary data, or arrays of these.
     output_dir : str
-        A directory that all executors reach; a relative one counts from the directory of this
-        process. Files are called ``part-r-00000`` and so on.
+        A directory that all executors can access. A relative path starts at the working directory
+        of this process. The files are named ``part-r-00000`` and so on.
     overwrite : bool
-        Whether an existing directory is replaced. Default false. The old one is removed when the
-        new one has its name; if that fails, both are kept.
+        Whether to replace an existing directory. Default false. The old directory is removed after
+        the new one has its name. If the removal fails, both are kept.
     wait : bool
-        Whether to wait (default), or return the future of it.
+        If true (default), wait; otherwise return a future.
 
     Raises
     ------
     UsageError
-        A column cannot be kept, with its name; or the directory exists.
+        The type of a column is not supported, or the directory exists.
     DataError
-        Executors wrote where this process sees nothing: the directory is not shared. Or the
-        directory could not be renamed: the error names the hidden directory that holds the data.
+        This process does not see the files that the executors wrote: the directory is not shared.
+        Or the directory could not be renamed. The error names the hidden directory that holds the
+        data.
 
     Warns
     -----
     RuntimeWarning
-        The replaced directory could not be removed; the warning names it.
+        The replaced directory could not be removed. The warning names it.
 
     Notes
     -----
@@ -99,17 +100,19 @@ def _save(df: Any, output_dir: str, overwrite: bool) -> None:
     import tensorflow as tf
 
     columns = tfrecords.columns_of(df.dtypes)
-    place = located(application.context_of(df.sparkSession, "saveAsTFRecords"), output_dir)
-    with published(place, overwrite) as hidden:
-        written = jobs.collect(df.rdd, functools.partial(_write, hidden, columns))
-        missing = [part for part in written if not tf.io.gfile.exists(posixpath.join(hidden, part))]
+    path = located(application.context_of(df.sparkSession, "saveAsTFRecords"), output_dir)
+    with published(path, overwrite) as staging_dir:
+        written = jobs.collect(df.rdd, functools.partial(_write, staging_dir, columns))
+        missing = [
+            part for part in written if not tf.io.gfile.exists(posixpath.join(staging_dir, part))
+        ]
         if missing:
             raise DataError(
-                f"{len(missing)} of {len(written)} files that executors wrote are not to be seen "
-                f"here, such as {missing[0]}",
-                fix="an output_dir that all hosts share",
+                f"{len(missing)} of {len(written)} files that executors wrote do not exist "
+                f"on this host, such as {missing[0]}",
+                fix="use an output_dir that all hosts share",
             )
-        with tf.io.gfile.GFile(posixpath.join(hidden, _SCHEMA), "w") as file:
+        with tf.io.gfile.GFile(posixpath.join(staging_dir, _SCHEMA), "w") as file:
             file.write(df.schema.json())
 
 
@@ -121,73 +124,77 @@ def loadTFRecords(
     *,
     wait: bool = True,
 ) -> Any:
-    """Return TFRecord files of ``tf.train.Example`` as a DataFrame, one partition for each file.
+    """Return TFRecord files of ``tf.train.Example`` as a DataFrame with one partition per file.
 
     Parameters
     ----------
     sc : pyspark.SparkContext or pyspark.sql.SparkSession
     input_dir : str
-        A directory that all executors reach, one file, or a pattern with ``*``. Names that begin
-        with ``_`` or ``.`` are left out; those that end in ``.gz`` are decompressed.
+        A directory that all executors can access, a file, or a pattern with ``*``. Files whose
+        names start with ``_`` or ``.`` are skipped. Files with the suffix ``.gz`` are
+        decompressed.
     binary_features : sequence of str
-        Columns of bytes that shall be binary, and not strings.
+        Columns of bytes to load as binary data instead of strings.
     schema : pyspark.sql.types.StructType, optional
-        The types. Default: those that `saveAsTFRecords` wrote down; in files of others what all
-        their records tell, columns by name: int64 as ``bigint``, float as ``double``, bytes as
-        ``string`` where all of it is UTF-8 and else ``binary``, and an array where a record has
-        more than one value.
+        The types of the columns. Default: the types that `saveAsTFRecords` stored. Without these,
+        all records are read to infer them, and the columns are sorted by name. An int64 feature
+        becomes ``bigint``, float ``double``, and bytes ``string`` if all values are UTF-8, else
+        ``binary``. A feature with several values in a record becomes an array.
     wait : bool
-        Whether to wait (default) until the files are listed, and looked at where no schema is
-        known, or return the future of it.
+        If true (default), wait until the files are listed and the schema is known. Otherwise
+        return a future.
 
     Returns
     -------
     pyspark.sql.DataFrame or concurrent.futures.Future of it
-        Lazy as any other. A record that does not fit is an error with file, number and column.
+        The DataFrame is lazy. For an invalid record, its error names file, number and column.
 
     Raises
     ------
     UsageError
-        No file is there, or `binary_features` names what is no column of bytes.
+        No file was found, or a name in `binary_features` is not a column of bytes.
     DataError
-        The records do not agree with each other, or a file is damaged.
+        The types of a column differ between records, or a file is damaged.
 
     Notes
     -----
-    The counterpart is ``tensorflowonspark.dfutil.loadTFRecords``, which looks at the first record
-    only.
+    The counterpart is ``tensorflowonspark.dfutil.loadTFRecords``, which only reads the first
+    record.
     """
     if not wait:
         return jobs.in_background(
             lambda: loadTFRecords(sc, input_dir, binary_features, schema), "load"
         )
     sc = application.context_of(sc, "loadTFRecords")
-    place = located(sc, input_dir)
-    files = _files(place)
+    path = located(sc, input_dir)
+    files = _files(path)
     spread = sc.parallelize(files, len(files))
     if schema is None:
-        schema = _written_schema(place)
+        schema = _written_schema(path)
     if schema is not None:
         columns = tfrecords.columns_of((f.name, f.dataType.simpleString()) for f in schema.fields)
     else:
-        seen = jobs.collect(spread, _look)
-        columns = tfrecords.columns_seen(
-            functools.reduce(tfrecords.merge, seen, {}), binary_features
+        summaries = jobs.collect(spread, _summarize_files)
+        columns = tfrecords.inferred_columns(
+            functools.reduce(tfrecords.merge, summaries, {}), binary_features
         )
         if not columns:
-            raise UsageError(f"{place} has no record, or none with a feature", fix="pass schema=")
+            raise UsageError(
+                f"{path} contains no record with a feature: cannot infer the schema",
+                fix="pass schema=",
+            )
     columns = tfrecords.with_binary(columns, binary_features)
-    made = _struct(columns)
-    named = _session(sc).createDataFrame(spread.map(_alone), "file string")
-    df = named.mapInArrow(functools.partial(_read, columns, made.jsonValue()), made)
-    loadedDF[df] = place
+    struct = _struct(columns)
+    paths = _session(sc).createDataFrame(spread.map(_as_row), "file string")
+    df = paths.mapInArrow(functools.partial(_read, columns, struct.jsonValue()), struct)
+    loadedDF[df] = path
     return df
 
 
 def toTFExample(
     dtypes: Iterable[tuple[str, str]],
 ) -> Callable[[Iterable[Any]], Iterator[tuple[bytearray, None]]]:
-    """Return what makes serialised ``tf.train.Example`` of rows, for ``rdd.mapPartitions``.
+    """Return a function for ``rdd.mapPartitions`` that serialises rows as ``tf.train.Example``.
 
     Parameters
     ----------
@@ -202,7 +209,7 @@ def toTFExample(
     Raises
     ------
     UsageError
-        A column cannot be kept, with its name.
+        The type of a column is not supported; the error names the column.
     """
     columns = tfrecords.columns_of(dtypes)
 
@@ -215,51 +222,55 @@ def toTFExample(
 
 
 def fromTFExample(iter: Iterable[Any], binary_features: Sequence[str] = ()) -> Iterator[Any]:
-    """Yield a ``pyspark.sql.Row`` for each serialised ``tf.train.Example``, columns by name.
+    """Yield a ``pyspark.sql.Row`` for each serialised ``tf.train.Example``, columns sorted by name.
 
     Parameters
     ----------
     iter : iterable
-        Bytes, or pairs that begin with them, as in a partition of ``newAPIHadoopFile``.
+        Bytes, or tuples that start with them, as in a partition of ``newAPIHadoopFile``.
     binary_features : sequence of str
-        Columns of bytes that shall be ``bytes``, and not ``str``.
+        Columns of bytes to return as ``bytes`` instead of ``str``.
     """
     import tensorflow as tf
     from pyspark.sql import Row
 
-    for number, one in enumerate(iter):
-        serialised = bytes(one[0] if isinstance(one, (tuple, list)) else one)
-        seen = tfrecords.seen_in(tf.train.Example.FromString(serialised))
-        columns = tfrecords.columns_seen(seen, binary_features)
+    for number, item in enumerate(iter):
+        serialised = bytes(item[0] if isinstance(item, (tuple, list)) else item)
+        summaries = tfrecords.summarize_features(tf.train.Example.FromString(serialised))
+        columns = tfrecords.inferred_columns(summaries, binary_features)
         values = tfrecords.decoder(columns)(serialised, f"record {number}")
         yield Row(**dict(zip((column.name for column in columns), values, strict=True)))
 
 
 def infer_schema(example: Any, binary_features: Sequence[str] = ()) -> Any:
-    """Return the schema that one record tells, columns by name.
+    """Return the schema of one record, columns sorted by name.
 
     Parameters
     ----------
     example : tf.train.Example or bytes
     binary_features : sequence of str
-        Columns of bytes that shall be binary, and not strings.
+        Columns of bytes to type as binary data instead of strings.
 
     Returns
     -------
     pyspark.sql.types.StructType
-        A feature with one value is a column of that type, one with more an array; one without a
-        value is a string.
+        A feature with one value becomes a column of its type, one with several values an array,
+        and one without a value a string.
     """
     import tensorflow as tf
 
     if isinstance(example, (bytes, bytearray)):
         example = tf.train.Example.FromString(bytes(example))
     if not hasattr(example, "features"):
-        raise UsageError(f"{type(example).__name__} is no tf.train.Example")
-    return _struct(tfrecords.columns_seen(tfrecords.seen_in(example), binary_features))
+        raise UsageError(
+            f"invalid example: expected a tf.train.Example, got {type(example).__name__}"
+        )
+    return _struct(
+        tfrecords.inferred_columns(tfrecords.summarize_features(example), binary_features)
+    )
 
 
-# On the executors
+# Functions that run on the executors
 
 
 def _write(
@@ -269,7 +280,7 @@ def _write(
 
     encode = tfrecords.encoder(columns)
     name = f"part-r-{index:05d}"
-    # A task may run twice: each attempt writes its own file, and a whole one gets the name.
+    # Spark may run a task twice: each attempt writes its own file, and renames it when complete.
     attempt = posixpath.join(directory, f".{name}.{uuid.uuid4().hex[:8]}")
     tf.io.gfile.makedirs(directory)
     with tf.io.TFRecordWriter(attempt) as writer:
@@ -279,20 +290,22 @@ def _write(
     yield name
 
 
-def _look(index: int, files: Iterator[str]) -> Iterator[dict[str, tfrecords.Seen]]:
+def _summarize_files(
+    index: int, files: Iterator[str]
+) -> Iterator[dict[str, tfrecords.FeatureSummary]]:
     import tensorflow as tf
 
-    seen: dict[str, tfrecords.Seen] = {}
+    summaries: dict[str, tfrecords.FeatureSummary] = {}
     for file in files:
         for number, serialised in _records(file):
             try:
                 example = tf.train.Example.FromString(serialised)
-            except Exception as error:  # as in `records`
+            except Exception as error:  # see `tfrecords._parsed`
                 raise DataError(
-                    f"record {number} of {file} holds no tf.train.Example: {error}"
+                    f"record {number} of {file} is not a valid tf.train.Example: {error}"
                 ) from None
-            seen = tfrecords.merge(seen, tfrecords.seen_in(example))
-    yield seen
+            summaries = tfrecords.merge(summaries, tfrecords.summarize_features(example))
+    yield summaries
 
 
 def _read(
@@ -301,7 +314,7 @@ def _read(
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    shape = private.arrow_schema(StructType.fromJson(schema))
+    shape = compat_pyspark.arrow_schema(StructType.fromJson(schema))
     decode = tfrecords.decoder(columns)
 
     def batch(rows: list[list[Any]]) -> Any:
@@ -334,18 +347,18 @@ def _records(file: str) -> Iterator[tuple[int, bytes]]:
             number += 1
     except tf.errors.DataLossError as error:
         raise DataError(
-            f"{file} is damaged, or no TFRecord file, at record {number}: {error.message}"
+            f"{file} is damaged, or not a TFRecord file, at record {number}: {error.message}"
         ) from None
     except tf.errors.NotFoundError:
         raise DataError(
-            f"{file} is not there on the executor", fix="an input_dir that all hosts share"
+            f"{file} does not exist on the executor", fix="use an input_dir that all hosts share"
         ) from None
 
 
-# Here
+# Functions that run in the driver
 
 
-def _alone(file: str) -> tuple[str]:
+def _as_row(file: str) -> tuple[str]:
     return (file,)
 
 
@@ -369,40 +382,40 @@ def _struct(columns: Iterable[tfrecords.Column]) -> Any:
         "string": types.StringType(),
         "binary": types.BinaryType(),
     }
-    made = types.StructType()
+    struct = types.StructType()
     for column in columns:
         element = elements[column.element]
-        made.add(column.name, types.ArrayType(element) if column.is_array else element)
-    return made
+        struct.add(column.name, types.ArrayType(element) if column.is_array else element)
+    return struct
 
 
-def _files(place: str) -> list[str]:
+def _files(path: str) -> list[str]:
     import tensorflow as tf
 
-    with translate_filesystem_errors(place):
-        if tf.io.gfile.isdir(place):
-            found = [posixpath.join(place, name) for name in tf.io.gfile.listdir(place)]
+    with translate_filesystem_errors(path):
+        if tf.io.gfile.isdir(path):
+            paths = [posixpath.join(path, name) for name in tf.io.gfile.listdir(path)]
         else:
-            found = tf.io.gfile.glob(place)
-        kept = sorted(
+            paths = tf.io.gfile.glob(path)
+        files = sorted(
             file
-            for file in found
+            for file in paths
             if posixpath.basename(file)[:1] not in ("_", ".", "") and not tf.io.gfile.isdir(file)
         )
-    if not kept:
+    if not files:
         raise UsageError(
-            f"there is no TFRecord file at {place}",
-            fix="a directory, file or pattern that this process can see",
+            f"no TFRecord file found in {path}",
+            fix="use a directory, file or pattern that this process can access",
         )
-    return kept
+    return files
 
 
-def _written_schema(place: str) -> Any:
+def _written_schema(path: str) -> Any:
     import tensorflow as tf
     from pyspark.sql.types import StructType
 
-    beside = place if tf.io.gfile.isdir(place) else posixpath.dirname(place)
-    file = posixpath.join(beside, _SCHEMA)
+    directory = path if tf.io.gfile.isdir(path) else posixpath.dirname(path)
+    file = posixpath.join(directory, _SCHEMA)
     if not tf.io.gfile.exists(file):
         return None
     with tf.io.gfile.GFile(file) as opened:
@@ -411,5 +424,5 @@ def _written_schema(place: str) -> Any:
         return StructType.fromJson(json.loads(text))
     except (ValueError, KeyError) as error:
         raise DataError(
-            f"{file} does not tell the types: {error}", fix="remove it, or pass schema="
+            f"{file} is not a valid schema: {error}", fix="remove the file, or pass schema="
         ) from None

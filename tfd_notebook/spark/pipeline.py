@@ -1,4 +1,4 @@
-"""TensorFlow in a ``pyspark.ml`` pipeline: an estimator that trains, a model that infers.
+"""Estimator and model of a ``pyspark.ml`` pipeline, with TensorFlow.
 
 The counterpart is ``tensorflowonspark.pipeline``.
 """
@@ -68,23 +68,23 @@ class TFEstimator(
     HasExportDir,
     HasTFRecordDir,
 ):
-    """Trains a model on a cluster that is started for it, from a DataFrame.
+    """An estimator that trains a model from a DataFrame, on a cluster that it starts.
 
     Parameters
     ----------
     train_fn : callable
-        ``train_fn(args, ctx)``, run in every node. It exports a SavedModel to ``args.export_dir``
-        if the model shall infer.
+        ``train_fn(args, ctx)``, run in every node. For inference it must export a SavedModel to
+        ``args.export_dir``.
     tf_args : mapping, argparse.Namespace or list of str
-        What `train_fn` gets, with all parameters among it; a list it gets as it is.
+        Arguments of `train_fn`, to which all parameters are added. A list is passed unchanged.
     export_fn : callable, optional
-        ``export_fn(args)``, run once on an executor when the cluster has ended.
+        ``export_fn(args)``, run once on an executor after the cluster has ended.
 
     Notes
     -----
-    With ``InputMode.SPARK``, the default, it is fed the columns of the input mapping, in the order
-    of their names. With ``InputMode.TENSORFLOW`` it finds TFRecord files in ``args.tfrecord_dir``:
-    those that the DataFrame was loaded from, or what is written there.
+    With ``InputMode.SPARK``, the default, the columns of the input mapping are fed, sorted by
+    name. With ``InputMode.TENSORFLOW`` the function reads TFRecord files in ``args.tfrecord_dir``.
+    These are the files that the DataFrame was loaded from. Otherwise the estimator writes them.
     """
 
     def __init__(
@@ -124,12 +124,12 @@ class TFEstimator(
         ----------
         dataset : pyspark.sql.DataFrame
         params : mapping of Param, optional
-            As ``fit`` takes them.
+        As for ``fit``.
 
         Returns
         -------
         concurrent.futures.Future
-            Of what ``fit`` returns or raises.
+            A future with the result or the error of ``fit``.
         """
         return in_background(lambda: self.fit(dataset, params), "fit")
 
@@ -141,7 +141,7 @@ class TFEstimator(
         if merged.input_mode == TFCluster.InputMode.SPARK:
             if not columns:
                 raise UsageError(
-                    "no column would be fed: the input mapping is empty",
+                    "the input mapping is empty: no column would be fed",
                     fix='setInputMapping({"column": "tensor"})',
                 )
         else:
@@ -190,19 +190,19 @@ class TFModel(
     HasSignatureDefKey,
     HasTagSet,
 ):
-    """Infers with a SavedModel, in the executors' Python, one batch of rows after the other.
+    """A model that runs a SavedModel in Spark's Python workers, one batch of rows at a time.
 
     Parameters
     ----------
     tf_args : mapping, argparse.Namespace or list of str
-        Arguments that stand for parameters that are not set: ``export_dir``, ``batch_size``,
+        Values for parameters that are not set: ``export_dir``, ``batch_size``,
         ``signature_def_key`` and so on.
 
     Notes
     -----
-    The result has the columns of the output mapping, in the order of the tensors' names, and none
-    of the input: whole numbers as ``bigint``, floating-point ones as ``double``, strings as
-    ``binary``, further dimensions as arrays. An executor keeps the model it used last.
+    The result has the columns of the output mapping, sorted by the tensors' names, and no input
+    columns. Whole numbers become ``bigint``, floating-point numbers ``double``, strings
+    ``binary``, and further dimensions arrays. Each Python worker caches the last model.
     """
 
     def __init__(self, tf_args: Any) -> None:
@@ -219,18 +219,18 @@ class TFModel(
         )
 
     def transform_async(self, dataset: Any, params: Any = None) -> Future[Any]:
-        """Look at the model in the background, which ``transform`` waits for.
+        """Inspect the model in the background, and return the future of ``transform``.
 
         Parameters
         ----------
         dataset : pyspark.sql.DataFrame
         params : mapping of Param, optional
-            As ``transform`` takes them.
+            As for ``transform``.
 
         Returns
         -------
         concurrent.futures.Future
-            Of the DataFrame that ``transform`` returns, lazy as any other, or of what it raises.
+            A future with the lazy DataFrame that ``transform`` returns, or its error.
         """
         return in_background(lambda: self.transform(dataset, params), "transform")
 
@@ -244,14 +244,15 @@ class TFModel(
         ):
             if not mapping:
                 raise UsageError(
-                    f"the {name} mapping is empty", fix=f"set{name.capitalize()}Mapping({{...}})"
+                    f"the {name} mapping is empty",
+                    fix=f"call set{name.capitalize()}Mapping({{...}})",
                 )
         directory = merged.export_dir or merged.model_dir
         if not directory:
-            raise UsageError("no SavedModel is named", fix="setExportDir(directory)")
+            raise UsageError("missing directory of the SavedModel", fix="setExportDir(directory)")
         if merged.batch_size < 1:
-            raise UsageError(f"batch_size={merged.batch_size} is no number of rows")
-        wanted = pipeline_inference.Signature(
+            raise UsageError(f"invalid batch_size {merged.batch_size}: expected 1 or more")
+        signature = pipeline_inference.Signature(
             located(sc, directory),
             tuple((merged.tag_set or "serve").split(",")),
             merged.signature_def_key or "serving_default",
@@ -259,40 +260,42 @@ class TFModel(
             dict(merged.output_mapping),
             merged.batch_size,
         )
-        one = sc.parallelize([0], 1)
-        (described,) = jobs.collect(one, functools.partial(_describe, wanted))
+        single_task = sc.parallelize([0], 1)
+        (described,) = jobs.collect(single_task, functools.partial(_describe, signature))
         schema = _schema(described.outputs)
         return dataset.select(columns).mapInArrow(
-            functools.partial(pipeline_inference.run, wanted, described.inputs, schema.jsonValue()),
+            functools.partial(
+                pipeline_inference.run, signature, described.inputs, schema.jsonValue()
+            ),
             schema,
         )
 
 
 def _columns(dataset: Any, mapping: Mapping[str, str]) -> list[str]:
-    """Return the columns of an input mapping as they are fed: by name."""
+    """Return the columns of an input mapping, sorted by name as they are fed."""
     for name in mapping:
         if name not in dataset.columns:
             raise UnknownName(
-                f"the input mapping names {name!r}, which is no column",
-                fix=f"the columns are {', '.join(dataset.columns)}",
+                f"invalid column {name!r} in the input mapping",
+                fix=f"use one of the columns {', '.join(dataset.columns)}",
             )
     vectors = [name for name, kind in dataset.dtypes if name in mapping and kind == "vector"]
     if vectors:
         raise UsageError(
-            f"column {vectors[0]!r} holds vectors of pyspark.ml, which are no arrays",
-            fix="pyspark.ml.functions.vector_to_array(column)",
+            f"column {vectors[0]!r} holds vectors of pyspark.ml instead of arrays",
+            fix="convert it with pyspark.ml.functions.vector_to_array(column)",
         )
     return sorted(mapping)
 
 
 def _as_files(dataset: Any, directory: str | None, columns: list[str]) -> str:
-    """Return where the rows of a DataFrame are as TFRecord files; written if need be."""
+    """Return the directory of a DataFrame's TFRecord files, and write them if necessary."""
     if dfutil.isLoadedDF(dataset):
         return dfutil.loadedDF[dataset]
     if not directory:
         raise UsageError(
-            "with InputMode.TENSORFLOW the rows are read from files, and no directory is named",
-            fix="setTFRecordDir(directory), or a DataFrame of dfutil.loadTFRecords",
+            "missing directory: with InputMode.TENSORFLOW the rows are read from files",
+            fix="call setTFRecordDir(directory), or use a DataFrame of dfutil.loadTFRecords",
         )
     dfutil.saveAsTFRecords(dataset.select(columns) if columns else dataset, directory)
     return located(dataset.sparkSession.sparkContext, directory)
@@ -307,17 +310,17 @@ def _schema(outputs: Sequence[tuple[str, str, int]]) -> Any:
         "bigint": types.LongType(),
         "double": types.DoubleType(),
     }
-    made = types.StructType()
+    struct = types.StructType()
     for column, kind, dimensions in outputs:
         type_: Any = kinds[kind]
         for _ in range(dimensions):
             type_ = types.ArrayType(type_)
-        made.add(column, type_)
-    return made
+        struct.add(column, type_)
+    return struct
 
 
-def _describe(wanted: pipeline_inference.Signature, index: int, rows: Any) -> Iterator[Any]:
-    yield pipeline_inference.describe(wanted)
+def _describe(signature: pipeline_inference.Signature, index: int, rows: Any) -> Iterator[Any]:
+    yield pipeline_inference.describe(signature)
 
 
 def _export(export_fn: Callable[[Any], Any], tf_args: Any, index: int, rows: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Arrow batches through a signature of a SavedModel, on the executors."""
+"""Inference on the executors: Arrow batches through a signature of a SavedModel."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfd_notebook._compat import pyspark as private
+from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.errors import DataError, UnknownName, UsageError
 
-#: Types of Spark's for what TensorFlow gives: none of them loses anything.
+#: Spark types for the dtypes of output tensors. All conversions are lossless.
 _TYPES = {
     "bool": "boolean",
     "string": "binary",
     **dict.fromkeys(("float16", "bfloat16", "float32", "float64"), "double"),
     **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"), "bigint"),
 }
-#: The model that this process used last, and how it is known.
+#: Key and value of a cache with one entry: the last model of this process.
 _loaded: tuple[tuple[Any, ...], Any] | None = None
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Which signature of which SavedModel, and what goes in and comes out.
+    """A signature of a SavedModel with the mapping of columns to its tensors.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Signature:
     outputs : mapping of str to str
         Output tensors to columns.
     batch_size : int
-        Rows that are one call.
+        Maximum number of rows per call.
     """
 
     directory: str
@@ -48,13 +48,13 @@ class Signature:
 
 @dataclass(frozen=True)
 class Input:
-    """What an input tensor takes.
+    """Dtype and shape of an input tensor.
 
     Parameters
     ----------
     dtype : str
     shape : tuple of int or None, optional
-        None where any will do.
+        None if any shape is accepted.
     """
 
     dtype: str
@@ -63,13 +63,13 @@ class Input:
 
 @dataclass(frozen=True)
 class Described:
-    """What a signature takes and gives.
+    """Inputs and outputs of a signature.
 
     Parameters
     ----------
     inputs : mapping of str to Input
     outputs : sequence of (str, str, int)
-        Column, type of Spark's, and number of dimensions within a row, in the order of the
+        Column, Spark type, and number of dimensions within a row, in the order of the
         tensors' names.
     """
 
@@ -77,25 +77,25 @@ class Described:
     outputs: Sequence[tuple[str, str, int]]
 
 
-def describe(wanted: Signature) -> Described:
-    """Return what a signature takes and gives.
+def describe(signature: Signature) -> Described:
+    """Return the inputs and outputs of a signature.
 
     Raises
     ------
-    UsageError
-        There is no such model, signature or tensor; it names those that are there.
+    UsageError, UnknownName
+        The model, the signature or a tensor does not exist. The error names those that exist.
     """
-    function = _function(wanted)
+    function = _function(signature)
     _, given = function.structured_input_signature
     results = function.structured_outputs
-    _check(wanted, "input", wanted.inputs.values(), given)
-    _check(wanted, "output", wanted.outputs, results)
-    missing = given.keys() - set(wanted.inputs.values())
+    _check(signature, "input", signature.inputs.values(), given)
+    _check(signature, "output", signature.outputs, results)
+    missing = given.keys() - set(signature.inputs.values())
     if missing:
         raise UsageError(
-            f"signature {wanted.key!r} of {wanted.directory} also needs "
+            f"signature {signature.key!r} of {signature.directory} also requires "
             f"the input {', '.join(sorted(missing))}",
-            fix="name the column for it in the input_mapping",
+            fix="add a column for it to the input_mapping",
         )
     inputs = {
         tensor: Input(
@@ -104,13 +104,13 @@ def describe(wanted: Signature) -> Described:
         for tensor, spec in given.items()
     }
     outputs = []
-    for tensor, column in sorted(wanted.outputs.items()):
+    for tensor, column in sorted(signature.outputs.items()):
         spec = results[tensor]
         kind = _TYPES.get(spec.dtype.name)
         if kind is None or spec.shape.rank is None or spec.shape.rank < 1:
             raise UsageError(
-                f"output {tensor!r} is {spec.dtype.name} of shape {spec.shape}, which is no "
-                "column: a tensor whose first dimension is the batch is needed",
+                f"output {tensor!r} is {spec.dtype.name} of shape {spec.shape}, which cannot "
+                "become a column: expected a tensor whose first dimension is the batch",
                 fix="export a signature with such an output",
             )
         outputs.append((column, kind, spec.shape.rank - 1))
@@ -118,7 +118,7 @@ def describe(wanted: Signature) -> Described:
 
 
 def run(
-    wanted: Signature, inputs: Mapping[str, Input], schema: Any, batches: Iterable[Any]
+    signature: Signature, inputs: Mapping[str, Input], schema: Any, batches: Iterable[Any]
 ) -> Iterator[Any]:
     """Yield the results of `batches`, for ``DataFrame.mapInArrow``.
 
@@ -127,34 +127,36 @@ def run(
     wanted : Signature
     inputs : mapping of str to Input
     schema : object
-        JSON values of the ``StructType`` of the results.
+        JSON value of the ``StructType`` of the results.
     batches : iterable of pyarrow.RecordBatch
         Columns in the order of ``wanted.inputs``.
     """
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    shape = private.arrow_schema(StructType.fromJson(schema))
-    #: How many rows every call has, where the signature leaves no choice.
-    fixed = next((one.shape[0] for one in inputs.values() if one.shape and one.shape[0]), None)
-    rows = fixed or wanted.batch_size
+    shape = compat_pyspark.arrow_schema(StructType.fromJson(schema))
+    # Number of rows that every call must have, if the signature has a fixed batch size.
+    fixed_rows = next(
+        (spec.shape[0] for spec in inputs.values() if spec.shape and spec.shape[0]), None
+    )
+    rows = fixed_rows or signature.batch_size
     function = None
     for batch in batches:
         for start in range(0, batch.num_rows, rows):
             part = batch.slice(start, rows)
-            # Before the model: Spark tries rows that do not fit four times, and TensorFlow is long
-            # to import.
+            # Check rows before the model is loaded: Spark retries a failed task four times, and
+            # the import of TensorFlow takes seconds.
             fitted = {
                 tensor: _fitted(_array(values, column), inputs[tensor], column, tensor)
                 for (column, tensor), values in zip(
-                    wanted.inputs.items(), part.columns, strict=True
+                    signature.inputs.items(), part.columns, strict=True
                 )
             }
-            function = function or _function(wanted)
-            results = _call(function, inputs, fitted, fixed or part.num_rows)
+            function = function or _function(signature)
+            results = _call(function, inputs, fitted, fixed_rows or part.num_rows)
             arrays = [
                 _column(results[tensor][: part.num_rows], tensor, part.num_rows, field.type)
-                for tensor, field in zip(sorted(wanted.outputs), shape, strict=True)
+                for tensor, field in zip(sorted(signature.outputs), shape, strict=True)
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=shape)
 
@@ -162,7 +164,7 @@ def run(
 def _call(
     function: Any, inputs: Mapping[str, Input], arrays: Mapping[str, Any], rows: int
 ) -> dict[str, Any]:
-    """Return what a signature gives for arrays, of which it gets so many rows."""
+    """Call a signature with arrays padded to `rows` rows, and return its outputs."""
     import tensorflow as tf
 
     tensors = {
@@ -172,39 +174,39 @@ def _call(
     return {name: value.numpy() for name, value in function(**tensors).items()}
 
 
-def _function(wanted: Signature) -> Any:
+def _function(signature: Signature) -> Any:
     global _loaded
-    _take_gpus()
+    _restrict_gpus()
     import tensorflow as tf
 
-    file = f"{wanted.directory.rstrip('/')}/saved_model.pb"
+    file = f"{signature.directory.rstrip('/')}/saved_model.pb"
     if not tf.io.gfile.exists(file):
         raise UsageError(
-            f"there is no SavedModel in {wanted.directory} on the executor",
-            fix="an export_dir that all hosts share, into which the chief has exported",
+            f"no SavedModel found in {signature.directory} on the executor",
+            fix="use an export_dir that all hosts share, and let the chief export to it",
         )
     stat = tf.io.gfile.stat(file)
-    known = (wanted.directory, wanted.tags, stat.mtime_nsec, stat.length)
-    if _loaded is None or _loaded[0] != known:
-        _loaded = None  # two of them may not fit
+    key = (signature.directory, signature.tags, stat.mtime_nsec, stat.length)
+    if _loaded is None or _loaded[0] != key:
+        _loaded = None  # two models at the same time may exceed the memory
         try:
-            _loaded = known, tf.saved_model.load(wanted.directory, list(wanted.tags))
+            _loaded = key, tf.saved_model.load(signature.directory, list(signature.tags))
         except (RuntimeError, ValueError) as error:
             raise UsageError(
-                f"{wanted.directory} cannot be loaded with the tags {', '.join(wanted.tags)}: "
+                f"loading {signature.directory} with the tags {', '.join(signature.tags)} failed: "
                 f"{error}"
             ) from None
     signatures = _loaded[1].signatures
-    if wanted.key not in signatures:
+    if signature.key not in signatures:
         raise UnknownName(
-            f"{wanted.directory} has no signature {wanted.key!r}",
+            f"{signature.directory} has no signature {signature.key!r}",
             fix=f"it has {', '.join(signatures) or 'none: export the model with signatures'}",
         )
-    return signatures[wanted.key]
+    return signatures[signature.key]
 
 
-def _take_gpus() -> None:
-    """Have TensorFlow see the GPUs that Spark gave to this task, and no others."""
+def _restrict_gpus() -> None:
+    """Restrict TensorFlow to the GPUs that Spark assigned to this task."""
     import sys
 
     from pyspark import TaskContext
@@ -215,17 +217,17 @@ def _take_gpus() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(given.addresses)
 
 
-def _check(wanted: Signature, kind: str, named: Iterable[str], there: Mapping[str, Any]) -> None:
+def _check(signature: Signature, kind: str, named: Iterable[str], there: Mapping[str, Any]) -> None:
     for name in named:
         if name not in there:
             raise UnknownName(
-                f"signature {wanted.key!r} of {wanted.directory} has no {kind} {name!r}",
+                f"signature {signature.key!r} of {signature.directory} has no {kind} {name!r}",
                 fix=f"it has {', '.join(sorted(there))}",
             )
 
 
 def _array(values: Any, column: str) -> Any:
-    """Return an Arrow array as one of numpy's, lists as dimensions."""
+    """Return an Arrow array as a NumPy array, with lists as dimensions."""
     import numpy as np
     import pyarrow as pa
 
@@ -239,8 +241,8 @@ def _array(values: Any, column: str) -> Any:
         if len(lengths) > 1:
             raise DataError(
                 f"column {column!r} has arrays of {lengths.min()} to {lengths.max()} values in one "
-                "batch, which no tensor can hold",
-                fix="pad them to one length",
+                "batch: a tensor requires equal lengths",
+                fix="pad the arrays to one length",
             )
         shape.append(int(lengths[0]) if len(lengths) else 0)
         values = values.flatten()
@@ -248,12 +250,12 @@ def _array(values: Any, column: str) -> Any:
     return flat.reshape(-1, *shape) if shape else flat
 
 
-def _fitted(array: Any, wanted: Input, column: str, tensor: str) -> Any:
-    """Return rows in the shape and type of an input."""
+def _fitted(array: Any, spec: Input, column: str, tensor: str) -> Any:
+    """Return rows with the shape and dtype of an input."""
     import numpy as np
 
     own = array.shape[1:]
-    shape = own if wanted.shape is None else wanted.shape[1:]
+    shape = own if spec.shape is None else spec.shape[1:]
     try:
         if len(own) != len(shape) or any(
             size not in (None, has) for has, size in zip(own, shape, strict=True)
@@ -261,27 +263,27 @@ def _fitted(array: Any, wanted: Input, column: str, tensor: str) -> Any:
             array = array.reshape(len(array), *(-1 if size is None else size for size in shape))
     except ValueError:
         raise DataError(
-            f"column {column!r} has rows of shape {array.shape[1:]}, and input {tensor!r} takes "
+            f"column {column!r} has rows of shape {array.shape[1:]}, but input {tensor!r} requires "
             f"{shape}"
         ) from None
-    if wanted.dtype == "string":
+    if spec.dtype == "string":
         return array
-    dtype = _dtype(wanted.dtype)
+    dtype = _dtype(spec.dtype)
     if array.dtype == dtype:
         return array
     if array.dtype == object:
-        raise DataError(f"column {column!r} is no column of numbers, which {tensor!r} takes")
-    made = array.astype(dtype)
-    if dtype.kind in "iu" and not np.array_equal(made, array):
+        raise DataError(f"column {column!r} does not hold numbers, which {tensor!r} requires")
+    converted = array.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(converted, array):
         raise DataError(
-            f"column {column!r} has values that {tensor!r} cannot hold, which takes {dtype}",
+            f"column {column!r} has values that {dtype} of input {tensor!r} cannot represent",
             fix="cast the column",
         )
-    return made
+    return converted
 
 
 def _dtype(name: str) -> Any:
-    """Return numpy's type for one of TensorFlow's."""
+    """Return the NumPy dtype for the name of a TensorFlow dtype."""
     import numpy as np
 
     try:
@@ -301,7 +303,7 @@ def _padded(array: Any, rows: int) -> Any:
 
 
 def _column(values: Any, tensor: str, rows: int, kind: Any) -> Any:
-    """Return one of numpy's arrays as one of Arrow's, dimensions as lists."""
+    """Return a NumPy array as an Arrow array, with dimensions as lists."""
     import numpy as np
     import pyarrow as pa
 
@@ -309,16 +311,16 @@ def _column(values: Any, tensor: str, rows: int, kind: Any) -> Any:
         raise DataError(
             f"output {tensor!r} has shape {values.shape} for {rows} rows: its first dimension is "
             "not the batch",
-            fix="export a signature that gives one result for each row",
+            fix="export a signature that returns one result per row",
         )
     sizes, kinds = values.shape[1:], [kind]
     for _ in sizes:
         kinds.append(kinds[-1].value_type)
-    made = pa.array(values.reshape(-1), kinds[-1])
+    column = pa.array(values.reshape(-1), kinds[-1])
     count = values.size
     for size, outer in zip(reversed(sizes), reversed(kinds[:-1]), strict=True):
         count = count // size if size else int(np.prod(values.shape[: values.ndim - 1]))
-        made = pa.ListArray.from_arrays(
-            np.arange(count + 1, dtype=np.int32) * size, made, type=outer
+        column = pa.ListArray.from_arrays(
+            np.arange(count + 1, dtype=np.int32) * size, column, type=outer
         )
-    return made
+    return column

@@ -1,6 +1,6 @@
-"""Parameters of the estimator and the model, in the manner of ``pyspark.ml``.
+"""Parameters of the estimator and the model, in the style of ``pyspark.ml``.
 
-The counterparts are those of ``tensorflowonspark.pipeline``, where their names come from.
+Their names are those of ``tensorflowonspark.pipeline``.
 """
 
 from __future__ import annotations
@@ -42,23 +42,25 @@ __all__ = [
 
 
 class TFTypeConverters:
-    """What parameters can be made of, beside ``pyspark.ml.param.TypeConverters``."""
+    """Converters of parameter values in addition to ``pyspark.ml.param.TypeConverters``."""
 
     @staticmethod
     def toDict(value: Any) -> dict[str, str]:
-        """Return a mapping of names to names."""
+        """Return a mapping of strings to strings as a dict."""
         if not isinstance(value, Mapping):
-            raise TypeError(f"{value!r} is no mapping of names")
-        wrong = [one for pair in value.items() for one in pair if not isinstance(one, str)]
+            raise TypeError(f"invalid mapping {value!r}: expected a mapping of strings")
+        wrong = [item for pair in value.items() for item in pair if not isinstance(item, str)]
         if wrong:
-            raise TypeError(f"{wrong[0]!r} in {value!r} is no name")
+            raise TypeError(f"invalid name {wrong[0]!r} in {value!r}: expected a string")
         return dict(value)
 
     @staticmethod
     def toInputMode(value: Any) -> int:
-        """Return a `TFCluster.InputMode`, as a number."""
+        """Return a `TFCluster.InputMode` as a number."""
         if value not in (0, 1):
-            raise TypeError(f"{value!r} is neither InputMode.SPARK nor InputMode.TENSORFLOW")
+            raise TypeError(
+                f"invalid input mode {value!r}: expected InputMode.SPARK or InputMode.TENSORFLOW"
+            )
         return int(value)
 
     @staticmethod
@@ -68,12 +70,12 @@ class TFTypeConverters:
 
 
 class Namespace:
-    """Arguments by name, like ``argparse.Namespace``, made of whatever a program has.
+    """Arguments by name, like ``argparse.Namespace``, from several kinds of objects.
 
     Parameters
     ----------
     d : mapping, list of str, argparse.Namespace or Namespace
-        A list stands for a command line, and is kept in ``argv``.
+        A list is a command line, and is kept in ``argv``.
     """
 
     argv: list[str] | None = None
@@ -87,8 +89,8 @@ class Namespace:
             self.__dict__.update(vars(d))
         elif d is not None:
             raise UsageError(
-                f"tf_args cannot be made of {type(d).__name__}",
-                fix="a mapping, an argparse.Namespace, or a list of words",
+                f"invalid tf_args of type {type(d).__name__}",
+                fix="pass a mapping, an argparse.Namespace, or a list of strings",
             )
 
     if TYPE_CHECKING:
@@ -111,15 +113,15 @@ class Namespace:
 
 
 class TFParams(Params):
-    """What has parameters and arguments, which are one to the user's function."""
+    """A base class that merges parameters and arguments for the user's function."""
 
     args: Namespace
 
     def merge_args_params(self) -> Namespace:
-        """Return the arguments with all parameters among them.
+        """Return the arguments together with all parameters.
 
-        A parameter that was set counts before an argument of the same name, and this before a
-        parameter's default. The default counts, too, where the argument is None.
+        A parameter that is set overrides an argument of the same name. An argument overrides the
+        default of a parameter, unless the argument is None.
         """
         merged = copy.copy(self.args)
         for param in self.params:
@@ -134,7 +136,7 @@ def _param(name: str, doc: str, convert: Any) -> Any:
 
 
 class HasBatchSize(Params):
-    """Rows in a batch."""
+    """Parameter: number of rows in a batch."""
 
     batch_size = _param("batch_size", "number of rows in a batch", TypeConverters.toInt)
 
@@ -146,7 +148,7 @@ class HasBatchSize(Params):
 
 
 class HasClusterSize(Params):
-    """Nodes of the cluster, parameter servers among them."""
+    """Parameter: number of nodes of the cluster, including parameter servers."""
 
     cluster_size = _param("cluster_size", "number of nodes", TypeConverters.toInt)
 
@@ -158,10 +160,12 @@ class HasClusterSize(Params):
 
 
 class HasDriverPSNodes(Params):
-    """Whether the parameter servers run beside the driver."""
+    """Parameter: run parameter servers on the host of the driver."""
 
     driver_ps_nodes = _param(
-        "driver_ps_nodes", "run parameter servers beside the driver", TypeConverters.toBoolean
+        "driver_ps_nodes",
+        "run parameter servers on the host of the driver",
+        TypeConverters.toBoolean,
     )
 
     def setDriverPSNodes(self, value: bool) -> Any:
@@ -172,9 +176,9 @@ class HasDriverPSNodes(Params):
 
 
 class HasEpochs(Params):
-    """How often the rows are fed."""
+    """Parameter: number of passes over the rows."""
 
-    epochs = _param("epochs", "how often the rows are fed", TypeConverters.toInt)
+    epochs = _param("epochs", "number of passes over the rows", TypeConverters.toInt)
 
     def setEpochs(self, value: int) -> Any:
         return self._set(epochs=value)
@@ -184,7 +188,7 @@ class HasEpochs(Params):
 
 
 class HasExportDir(Params):
-    """Where the SavedModel is."""
+    """Parameter: directory of the SavedModel."""
 
     export_dir = _param(
         "export_dir", "directory of the SavedModel", TFTypeConverters.toOptionalString
@@ -198,10 +202,10 @@ class HasExportDir(Params):
 
 
 class HasFeedTimeout(Params):
-    """Seconds without progress after which feeding gives up."""
+    """Parameter: seconds without progress until a feed fails."""
 
     feed_timeout = _param(
-        "feed_timeout", "seconds without progress while feeding", TypeConverters.toInt
+        "feed_timeout", "seconds without progress until a feed fails", TypeConverters.toInt
     )
 
     def setFeedTimeout(self, value: int) -> Any:
@@ -212,10 +216,10 @@ class HasFeedTimeout(Params):
 
 
 class HasGraceSecs(Params):
-    """Seconds that the nodes have, after the last row, to come to their end."""
+    """Parameter: seconds that an evaluator may run after the last row."""
 
     grace_secs = _param(
-        "grace_secs", "seconds that nodes have after the last row", TypeConverters.toInt
+        "grace_secs", "seconds that an evaluator may run after the last row", TypeConverters.toInt
     )
 
     def setGraceSecs(self, value: int) -> Any:
@@ -226,7 +230,7 @@ class HasGraceSecs(Params):
 
 
 class HasInputMapping(Params):
-    """Which column becomes which tensor; columns are fed in the order of their names."""
+    """Parameter: mapping of columns to input tensors. Columns are fed sorted by name."""
 
     input_mapping = _param("input_mapping", "columns to input tensors", TFTypeConverters.toDict)
 
@@ -238,7 +242,7 @@ class HasInputMapping(Params):
 
 
 class HasInputMode(Params):
-    """Who reads the rows: Spark, or the user's function."""
+    """Parameter: source of the rows, Spark or the user's function."""
 
     input_mode = _param("input_mode", "TFCluster.InputMode", TFTypeConverters.toInputMode)
 
@@ -250,10 +254,10 @@ class HasInputMode(Params):
 
 
 class HasMasterNode(Params):
-    """What the first worker is called; None for ``worker:0``."""
+    """Parameter: role of the first worker. None stands for ``worker:0``."""
 
     master_node = _param(
-        "master_node", 'name of the first worker, "chief"', TFTypeConverters.toOptionalString
+        "master_node", 'role of the first worker, "chief"', TFTypeConverters.toOptionalString
     )
 
     def setMasterNode(self, value: str | None) -> Any:
@@ -264,7 +268,7 @@ class HasMasterNode(Params):
 
 
 class HasModelDir(Params):
-    """Where checkpoints are."""
+    """Parameter: directory of the checkpoints."""
 
     model_dir = _param("model_dir", "directory of checkpoints", TFTypeConverters.toOptionalString)
 
@@ -276,7 +280,7 @@ class HasModelDir(Params):
 
 
 class HasNumPS(Params):
-    """Parameter servers."""
+    """Parameter: number of parameter servers."""
 
     num_ps = _param("num_ps", "number of parameter servers", TypeConverters.toInt)
 
@@ -288,7 +292,7 @@ class HasNumPS(Params):
 
 
 class HasOutputMapping(Params):
-    """Which output tensor becomes which column; these stand in the order of the tensors' names."""
+    """Parameter: mapping of output tensors to columns, sorted by the tensors' names."""
 
     output_mapping = _param("output_mapping", "output tensors to columns", TFTypeConverters.toDict)
 
@@ -300,9 +304,9 @@ class HasOutputMapping(Params):
 
 
 class HasProtocol(Params):
-    """Kept for programs that set it; TensorFlow speaks gRPC."""
+    """Parameter without effect, for programs that set it: TensorFlow always uses gRPC."""
 
-    protocol = _param("protocol", "kept, not used", TypeConverters.toString)
+    protocol = _param("protocol", "not used", TypeConverters.toString)
 
     def setProtocol(self, value: str) -> Any:
         return self._set(protocol=value)
@@ -312,7 +316,7 @@ class HasProtocol(Params):
 
 
 class HasReaders(Params):
-    """Readers, for functions that ask their arguments for it."""
+    """Parameter: number of readers, for functions that use this argument."""
 
     readers = _param("readers", "number of readers", TypeConverters.toInt)
 
@@ -324,7 +328,7 @@ class HasReaders(Params):
 
 
 class HasSignatureDefKey(Params):
-    """Which signature of the SavedModel is called."""
+    """Parameter: signature of the SavedModel to call."""
 
     signature_def_key = _param(
         "signature_def_key", "signature of the SavedModel", TFTypeConverters.toOptionalString
@@ -338,7 +342,7 @@ class HasSignatureDefKey(Params):
 
 
 class HasSteps(Params):
-    """Steps, for functions that ask their arguments for it."""
+    """Parameter: number of steps, for functions that use this argument."""
 
     steps = _param("steps", "number of steps", TypeConverters.toInt)
 
@@ -350,7 +354,7 @@ class HasSteps(Params):
 
 
 class HasTagSet(Params):
-    """Tags of the SavedModel, separated by commas."""
+    """Parameter: tags of the SavedModel, separated by commas."""
 
     tag_set = _param("tag_set", "tags of the SavedModel", TFTypeConverters.toOptionalString)
 
@@ -362,7 +366,7 @@ class HasTagSet(Params):
 
 
 class HasTensorboard(Params):
-    """Whether the first worker starts TensorBoard."""
+    """Parameter: start TensorBoard next to the first worker."""
 
     tensorboard = _param("tensorboard", "start TensorBoard", TypeConverters.toBoolean)
 
@@ -374,7 +378,7 @@ class HasTensorboard(Params):
 
 
 class HasTFRecordDir(Params):
-    """Where the DataFrame is written for functions that read it themselves."""
+    """Parameter: directory of TFRecord files for functions that read the rows themselves."""
 
     tfrecord_dir = _param(
         "tfrecord_dir", "directory for TFRecord files", TFTypeConverters.toOptionalString

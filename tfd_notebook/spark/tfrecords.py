@@ -1,4 +1,7 @@
-"""Rows of a DataFrame as ``tf.train.Example`` and back: what both sides agree on, without Spark."""
+"""Rows of a DataFrame as ``tf.train.Example`` and back.
+
+This module does not need Spark.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from tfd_notebook._compat import pyspark
 from tfd_notebook.errors import DataError, Unsupported, UsageError
 
-#: The list of a feature in which values of a Spark type are kept, by ``simpleString``.
+#: The ``tf.train.Feature`` list that holds values of a Spark type, by ``simpleString``.
 LISTS = {
     "boolean": "int64_list",
     "tinyint": "int64_list",
@@ -22,7 +25,7 @@ LISTS = {
     "string": "bytes_list",
     "binary": "bytes_list",
 }
-#: The type that is read where only the list is known.
+#: The Spark type to read if only the list is known.
 _WIDEST = {"int64_list": "bigint", "float_list": "double", "bytes_list": "string"}
 _WORDS = {"int64_list": "whole numbers", "float_list": "numbers", "bytes_list": "bytes"}
 _ADVICE = {
@@ -37,15 +40,15 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Column:
-    """A column that a feature of the same name holds.
+    """A column of a DataFrame, stored in a feature of the same name.
 
     Parameters
     ----------
     name : str
     element : str
-        One of `LISTS`.
+        A key of `LISTS`.
     is_array : bool
-        Whether a row has any number of values in it, and not one.
+        Whether a row holds an array of values instead of one value.
     """
 
     name: str
@@ -54,12 +57,12 @@ class Column:
 
     @property
     def list_name(self) -> str:
-        """The list of the feature."""
+        """Name of the list in the feature."""
         return LISTS[self.element]
 
     @property
     def type_name(self) -> str:
-        """Spark's ``simpleString`` of it."""
+        """Spark's ``simpleString`` of the column's type."""
         return f"array<{self.element}>" if self.is_array else self.element
 
 
@@ -69,7 +72,8 @@ def columns_of(dtypes: Iterable[tuple[str, str]]) -> tuple[Column, ...]:
     Raises
     ------
     UsageError
-        There is none, or some have types that no feature can hold; it names all of these.
+        The DataFrame has no column, or no feature can hold the type of some columns. The error
+        names all of these.
     """
     columns, wrong = [], []
     for name, type_name in dtypes:
@@ -80,13 +84,13 @@ def columns_of(dtypes: Iterable[tuple[str, str]]) -> tuple[Column, ...]:
         else:
             wrong.append((name, type_name))
     if wrong:
-        said = ", ".join(f"{name!r} ({type_name})" for name, type_name in wrong)
+        unsupported = ", ".join(f"{name!r} ({type_name})" for name, type_name in wrong)
         known = [advice for kind, advice in _ADVICE.items() if kind in wrong[0][1]]
         raise UsageError(
-            f"a tf.train.Example cannot hold the column{'s' * (len(wrong) > 1)} {said}",
+            f"a tf.train.Example cannot hold the column{'s' * (len(wrong) > 1)} {unsupported}",
             fix=f"use {known[0]}"
             if known
-            else f"it holds {', '.join(LISTS)} and arrays of these; drop or convert the others",
+            else f"use {', '.join(LISTS)} or arrays of these; drop or convert other columns",
         )
     if not columns:
         raise UsageError("the DataFrame has no column", fix="select at least one")
@@ -94,47 +98,47 @@ def columns_of(dtypes: Iterable[tuple[str, str]]) -> tuple[Column, ...]:
 
 
 def encoder(columns: Sequence[Column]) -> Callable[[Sequence[Any]], bytes]:
-    """Return what makes a serialised ``tf.train.Example`` of a row.
+    """Return a function that serialises a row as ``tf.train.Example``.
 
-    None leaves the feature out; an empty array is a feature with an empty list.
+    A null is left out; an empty array becomes a feature with an empty list.
     """
     import tensorflow as tf
 
     example = tf.train.Example
 
     def encode(row: Sequence[Any]) -> bytes:
-        made = example()
-        features = made.features.feature
+        record = example()
+        features = record.features.feature
         for column, value in zip(columns, row, strict=True):
             if value is None:
                 continue
             values = value if column.is_array else (value,)
             if column.element == "boolean":
-                values = [int(one) if one is not None else None for one in values]
+                values = [int(item) if item is not None else None for item in values]
             elif column.element == "string":
-                values = [one.encode() if one is not None else None for one in values]
+                values = [item.encode() if item is not None else None for item in values]
             elif column.element == "binary":
-                values = [bytes(one) if one is not None else None for one in values]
-            held = getattr(features[column.name], column.list_name)
-            held.SetInParent()  # an empty list is not the same as none
+                values = [bytes(item) if item is not None else None for item in values]
+            feature_list = getattr(features[column.name], column.list_name)
+            feature_list.SetInParent()  # an empty list differs from a missing feature
             try:
-                held.value.extend(values)
+                feature_list.value.extend(values)
             except (TypeError, ValueError) as error:
                 raise UsageError(
-                    f"column {column.name!r} has {value!r}, which is no {column.type_name} "
-                    f"that a feature can hold: {error}",
+                    f"invalid value {value!r} in column {column.name!r}: expected "
+                    f"{column.type_name} that a feature can hold: {error}",
                     fix="an array's elements cannot be null; filter or fill them",
                 ) from None
-        serialised: bytes = made.SerializeToString()
+        serialised: bytes = record.SerializeToString()
         return serialised
 
     return encode
 
 
 def decoder(columns: Sequence[Column]) -> Callable[[bytes, str], list[Any]]:
-    """Return what makes a row of a serialised ``tf.train.Example``.
+    """Return a function that converts a serialised ``tf.train.Example`` to a row.
 
-    It takes that and words that say where it stands, for errors.
+    Its arguments are the bytes and a description of the record's location, for errors.
     """
     import tensorflow as tf
 
@@ -153,8 +157,8 @@ def decoder(columns: Sequence[Column]) -> Callable[[bytes, str], list[Any]]:
 def _parsed(parse: Callable[[bytes], Any], serialised: bytes, where: str) -> Any:
     try:
         return parse(bytes(serialised))
-    except Exception as error:  # protobuf's own error has no public place in all its versions
-        raise DataError(f"{where} holds no tf.train.Example: {error}") from None
+    except Exception as error:  # the public name of protobuf's error depends on its version
+        raise DataError(f"{where} is not a valid tf.train.Example: {error}") from None
 
 
 def _value(feature: Any, column: Column, where: str) -> Any:
@@ -164,68 +168,78 @@ def _value(feature: Any, column: Column, where: str) -> Any:
     values = getattr(feature, kind).value
     if kind != column.list_name and values:
         raise DataError(
-            f"column {column.name!r} is {column.type_name}, but {where} holds {_WORDS[kind]} in it",
+            f"column {column.name!r} is {column.type_name}, but {where} has {_WORDS[kind]} in it",
             fix="pass schema= with the types that all files have",
         )
-    made = _converted(values, column, where)
+    converted = _converted(values, column, where)
     if column.is_array:
-        return made
-    if len(made) > 1:
+        return converted
+    if len(converted) > 1:
         raise DataError(
-            f"column {column.name!r} is {column.type_name}, but {where} holds {len(made)} "
+            f"column {column.name!r} is {column.type_name}, but {where} has {len(converted)} "
             "values in it",
-            fix=f"pass schema= in which {column.name!r} is array<{column.element}>",
+            fix=f"pass schema= with the type array<{column.element}> for {column.name!r}",
         )
-    return made[0] if made else None
+    return converted[0] if converted else None
 
 
 def _converted(values: Iterable[Any], column: Column, where: str) -> list[Any]:
     if column.element == "boolean":
-        return [bool(one) for one in values]
+        return [bool(item) for item in values]
     if column.element != "string":
         return list(values)
     try:
-        return [one.decode() for one in values]
+        return [item.decode() for item in values]
     except UnicodeDecodeError:
         raise DataError(
-            f"column {column.name!r} of {where} is not text",
-            fix=f"binary_features=[{column.name!r}]",
+            f"column {column.name!r} of {where} is not UTF-8 text",
+            fix=f"pass binary_features=[{column.name!r}]",
         ) from None
 
 
-# What is in files of others
+# Schema inference for files without a stored schema
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What was seen of a feature: its list, the most values in one record, whether all is text."""
+class FeatureSummary:
+    """List, maximum number of values per record, and UTF-8 validity of one feature."""
 
     kind: str | None = None
-    most: int = 0
+    max_values: int = 0
     text: bool = True
 
-    def merged(self, other: Seen, name: str) -> Seen:
-        """Return what was seen of it in both."""
+    def merged(self, other: FeatureSummary, name: str) -> FeatureSummary:
+        """Return the summary of both sets of records.
+
+        Raises
+        ------
+        DataError
+            The feature has different lists in them.
+        """
         if None not in (self.kind, other.kind) and self.kind != other.kind:
             raise DataError(
                 f"column {name!r} holds {_WORDS[self.kind or '']} in some records and "
                 f"{_WORDS[other.kind or '']} in others",
-                fix="pass schema= without it, or write the files anew",
+                fix="pass schema= without this column, or write the files again",
             )
-        return Seen(self.kind or other.kind, max(self.most, other.most), self.text and other.text)
+        return FeatureSummary(
+            self.kind or other.kind,
+            max(self.max_values, other.max_values),
+            self.text and other.text,
+        )
 
 
-def seen_in(example: Any) -> dict[str, Seen]:
-    """Return what a ``tf.train.Example`` tells of its features."""
-    return {name: _seen(feature) for name, feature in example.features.feature.items()}
+def summarize_features(example: Any) -> dict[str, FeatureSummary]:
+    """Return the summary of each feature of a ``tf.train.Example``."""
+    return {name: _summarize(feature) for name, feature in example.features.feature.items()}
 
 
-def _seen(feature: Any) -> Seen:
+def _summarize(feature: Any) -> FeatureSummary:
     kind = feature.WhichOneof("kind")
     values = getattr(feature, kind).value if kind else ()
-    if not values:  # an empty list may have been written without its kind
-        return Seen(None, 0)
-    return Seen(kind, len(values), kind != "bytes_list" or all(map(_is_text, values)))
+    if not values:  # an empty list may be stored without its kind
+        return FeatureSummary(None, 0)
+    return FeatureSummary(kind, len(values), kind != "bytes_list" or all(map(_is_text, values)))
 
 
 def _is_text(value: bytes) -> bool:
@@ -236,70 +250,77 @@ def _is_text(value: bytes) -> bool:
     return True
 
 
-def merge(first: Mapping[str, Seen], second: Mapping[str, Seen]) -> dict[str, Seen]:
-    """Return what was seen in both."""
+def merge(
+    first: Mapping[str, FeatureSummary], second: Mapping[str, FeatureSummary]
+) -> dict[str, FeatureSummary]:
+    """Return the summaries of two sets of records."""
     merged = dict(first)
-    for name, seen in second.items():
-        merged[name] = merged[name].merged(seen, name) if name in merged else seen
+    for name, summary in second.items():
+        merged[name] = merged[name].merged(summary, name) if name in merged else summary
     return merged
 
 
-def columns_seen(seen: Mapping[str, Seen], binary: Iterable[str] = ()) -> tuple[Column, ...]:
-    """Return the columns for what was seen, by name; what is always empty is a string.
+def inferred_columns(
+    summaries: Mapping[str, FeatureSummary], binary: Iterable[str] = ()
+) -> tuple[Column, ...]:
+    """Return the columns for the summaries, sorted by name.
+
+    A feature that is empty in all records becomes a string column.
 
     Parameters
     ----------
-    seen : mapping of str to Seen
+    summaries : mapping of str to FeatureSummary
     binary : iterable of str
-        Features that hold binary data, whatever they look like.
+        Features that hold binary data, even if their bytes are valid UTF-8.
     """
-    made = []
-    for name in sorted(seen):
-        one = seen[name]
-        element = _WIDEST[one.kind or "bytes_list"]
-        if element == "string" and (name in binary or not one.text):
+    columns = []
+    for name in sorted(summaries):
+        summary = summaries[name]
+        element = _WIDEST[summary.kind or "bytes_list"]
+        if element == "string" and (name in binary or not summary.text):
             element = "binary"
-        made.append(Column(name, element, one.most > 1))
-    return tuple(made)
+        columns.append(Column(name, element, summary.max_values > 1))
+    return tuple(columns)
 
 
 def with_binary(columns: Sequence[Column], binary: Iterable[str]) -> tuple[Column, ...]:
-    """Return the columns with those named in `binary` as binary ones.
+    """Return the columns, with binary type for those named in `binary`.
 
     Raises
     ------
     UsageError
-        One of them is not there, or holds numbers.
+        A named column does not exist, or holds numbers.
     """
     known = {column.name: column for column in columns}
     for name in binary:
         if name not in known:
             raise UsageError(
-                f"binary_features names {name!r}, which is no column",
-                fix=f"the columns are {', '.join(known)}",
+                f"invalid column {name!r} in binary_features",
+                fix=f"use one of the columns {', '.join(known)}",
             )
         if known[name].list_name != "bytes_list":
             raise UsageError(
-                f"binary_features names {name!r}, which holds {_WORDS[known[name].list_name]}",
-                fix="leave it out",
+                f"invalid column {name!r} in binary_features: it holds "
+                f"{_WORDS[known[name].list_name]}",
+                fix="remove it from binary_features",
             )
         known[name] = replace(known[name], element="binary")
     return tuple(known.values())
 
 
 def located(sc: Any, path: str) -> str:
-    """Return where a path is for all executors: under Spark's default file system.
+    """Return the absolute form of a path, the same for all executors.
 
     Parameters
     ----------
     sc : pyspark.SparkContext
     path : str
-        A relative one counts from the directory of this process, or from the user's home where the
-        default file system is no local one.
+        If Spark's default file system is local, a relative path starts at the working directory of
+        this process. Otherwise it starts at the user's home directory there.
     """
     path = str(path)
     if not path:
-        raise UsageError("the directory has no name")
+        raise UsageError("invalid directory '': expected a path")
     if path.startswith("file:"):
         return "/" + path.removeprefix("file:").lstrip("/")
     if "://" in path:
@@ -312,16 +333,16 @@ def located(sc: Any, path: str) -> str:
 
 
 def without_path(root: str) -> str:
-    """Return the root of a file system, such as ``hdfs:///``, without the slashes of its path."""
+    """Return the root of a file system without trailing slashes, except those of ``hdfs://``."""
     scheme, separator, rest = root.partition("://")
     return scheme + separator + rest.rstrip("/")
 
 
-class translate_filesystem_errors:  # noqa: N801 - it reads as a word
-    """Turns TensorFlow's word for a file system that it does not know into an error that helps."""
+class translate_filesystem_errors:  # noqa: N801 - a context manager, named like a function
+    """A context manager that explains TensorFlow's error for an unsupported file system."""
 
     def __init__(self, place: str) -> None:
-        self._place = place
+        self._path = place
 
     def __enter__(self) -> None:
         pass
@@ -329,7 +350,7 @@ class translate_filesystem_errors:  # noqa: N801 - it reads as a word
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None and type(error).__name__ == "UnimplementedError":
             raise Unsupported(
-                f"this TensorFlow does not know the file system of {self._place}",
-                fix="a directory that all hosts have mounted, or the package tensorflow-io "
+                f"this TensorFlow does not support the file system of {self._path}",
+                fix="use a directory that all hosts have mounted, or install tensorflow-io "
                 "here and on the executors",
             ) from None
