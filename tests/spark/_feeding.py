@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tfd_notebook.spark.feed import DataFeed, Inbox, Place, feed_partition
+from tfd_notebook.spark.feed import DataFeed, Inbox, InboxAddress, feed_partition
 
 ROOT = Path(__file__).parents[2]
 SECRET = bytes(range(32))
@@ -150,7 +150,7 @@ class Node:
         )
         address = self._line()
         self.pid = self._process.pid
-        self.place = Place("c", "worker", 0, os.uname().nodename, "0", 0, address, SECRET)
+        self.place = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, address, SECRET)
 
     def end(self) -> Any:
         """Say that all was fed, and return what the function returned."""
@@ -221,7 +221,7 @@ def run_node(directory: str, name: str) -> None:
 
 
 def run_feeder(path: str) -> None:
-    place = Place("c", "worker", 0, os.uname().nodename, "0", 0, path, SECRET)
+    place = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, path, SECRET)
 
     def rows() -> Iterator[int]:
         for number in range(1 << 40):

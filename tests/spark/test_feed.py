@@ -22,7 +22,14 @@ from tfd_notebook.errors import (
     UnknownName,
     UsageError,
 )
-from tfd_notebook.spark.feed import DataFeed, Inbox, Place, choose, feed_partition, infer_partition
+from tfd_notebook.spark.feed import (
+    DataFeed,
+    Inbox,
+    InboxAddress,
+    choose,
+    feed_partition,
+    infer_partition,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -229,7 +236,7 @@ def test_rows_that_cannot_be_sent(tmp_path: Path) -> None:
 
 def test_only_who_knows_the_secret_can_feed(tmp_path: Path) -> None:
     with node(tmp_path, "collect") as running:
-        stranger = Place(
+        stranger = InboxAddress(
             "c", "worker", 0, running.place.host, "0", 0, running.place.path, b"x" * 32
         )
         with pytest.raises(NodeLost, match="secret"):
@@ -241,8 +248,10 @@ def test_only_who_knows_the_secret_can_feed(tmp_path: Path) -> None:
 def test_a_task_feeds_the_node_of_its_executor(tmp_path: Path) -> None:
     host = os.uname().nodename
 
-    def place(index: int, jvm: int, path: Path, where: str = host) -> Place:
-        return Place("c", "worker", index, where, str(index), jvm, str(path), _feeding.SECRET)
+    def place(index: int, jvm: int, path: Path, where: str = host) -> InboxAddress:
+        return InboxAddress(
+            "c", "worker", index, where, str(index), jvm, str(path), _feeding.SECRET
+        )
 
     with Inbox(tmp_path, _feeding.SECRET) as inbox:
         path = Path(inbox.address)
@@ -259,9 +268,9 @@ def test_a_task_feeds_the_node_of_its_executor(tmp_path: Path) -> None:
 def test_of_several_nodes_of_an_executor_the_idle_one_is_fed(tmp_path: Path) -> None:
     host = os.uname().nodename
 
-    def place(index: int, inbox: Inbox) -> Place:
+    def place(index: int, inbox: Inbox) -> InboxAddress:
         path, jvm = str(inbox.address), os.getppid()
-        return Place("c", "worker", index, host, str(index), jvm, path, _feeding.SECRET)
+        return InboxAddress("c", "worker", index, host, str(index), jvm, path, _feeding.SECRET)
 
     with (
         Inbox(tmp_path / "a", _feeding.SECRET) as busy,

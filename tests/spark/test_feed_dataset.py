@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tests.spark._feeding import SECRET
 from tfd_notebook.errors import UsageError
-from tfd_notebook.spark.feed import DataFeed, Inbox, Place, feed_partition, infer_partition
+from tfd_notebook.spark.feed import DataFeed, Inbox, InboxAddress, feed_partition, infer_partition
 
 pytestmark = pytest.mark.integration
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 def fed(directory: Path, *partitions: Any) -> Iterator[Inbox]:
     """An inbox that partitions are fed to, one after the other, and then the end of the feed."""
     with Inbox(directory, SECRET) as inbox:
-        place = Place("c", "worker", 0, os.uname().nodename, "0", 0, inbox.address, SECRET)
+        place = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, inbox.address, SECRET)
 
         def feed() -> None:
             for rows in partitions:
@@ -183,7 +183,7 @@ def test_ending_early(tmp_path: Path) -> None:
 
 def test_results_of_a_dataset(tmp_path: Path) -> None:
     with Inbox(tmp_path, SECRET) as inbox:
-        place = Place("c", "worker", 0, os.uname().nodename, "0", 0, inbox.address, SECRET)
+        place = InboxAddress("c", "worker", 0, os.uname().nodename, "0", 0, inbox.address, SECRET)
         found: list[Any] = []
         sizes: list[int] = []
 
