@@ -123,7 +123,7 @@ export function duration(seconds: number): string {
   return seconds < 6000 ? `${(seconds / 60).toFixed(0)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
 
-/** Format a duration of any length: 0.2 ms, 35 ms, 4.2 s, 58 min; empty if unknown. */
+/** Format a duration of any length: 0.2 ms, 35 ms, 4.2 s, 58 min. Unknown durations are empty. */
 export function brief(seconds: number): string {
   if (!Number.isFinite(seconds)) {
     return '';

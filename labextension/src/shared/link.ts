@@ -243,7 +243,7 @@ export class Link {
       this.state === 'ready' &&
       (restarted || before !== 'ready' || unknown === this.client)
     ) {
-      this.hello(); // the kernel does not know this client yet
+      this.hello(); // the kernel has no record of this client yet
     }
     this._scheduleNotify();
   }

@@ -166,7 +166,7 @@ export function detachedApi(settings: ServerConnection.ISettings): DetachedApi {
           { method: 'POST', body: JSON.stringify(body) },
           settings
         )
-      : // Polling is no user activity, which would prevent the shutdown of an idle server.
+      : // Polling must not count as activity: it would prevent the shutdown of an idle server.
         ServerConnection.makeRequest(`${address}?no_track_activity=1`, {}, settings));
     const reply = (await response.json().catch(() => null)) as
       ({ clusters?: IDetached[]; message?: string } & Partial<IProblem>) | null;

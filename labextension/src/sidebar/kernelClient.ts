@@ -18,7 +18,7 @@ const KERNEL_STATES: string[] = ['starting', 'idle', 'busy'];
 /** Timeout of the hello message after the package is loaded. */
 const HELLO_MS = 10_000;
 
-/** `unsupported`: not a Python kernel; `unloaded`: the package is not loaded. */
+/** `unsupported` is a kernel of another language; in an `unloaded` one the package is not loaded. */
 export type KernelState = 'connecting' | 'unsupported' | 'unloaded' | 'loaded' | 'ended';
 
 export type Connection = Pick<
@@ -180,8 +180,8 @@ export class KernelClient implements IDisposable, ITransport {
     if (KERNEL_STATES.includes(state) && !this._sessions.has(session)) {
       const first = this._sessions.size === 0;
       this._sessions.add(session);
-      // A restart by another client is visible only here: the old kernel may be killed before its
-      // bye message, and the first messages of the new one are lost before the connection is up.
+      // A restart by another client is visible only here. The old kernel may be killed before its
+      // bye message, and the first messages of the new one may arrive before the connection is up.
       if (!first || state === 'starting') {
         this._onRestart();
       }
