@@ -131,6 +131,8 @@ def _ends_item(line: str, following: str) -> bool:
     """Return True if a line of a docstring ends a parameter's name and type, or a list item."""
     if re.match(r"\s*[\w*]+(?:, [\w*]+)* : \S", line):
         return True
+    if re.match(r"\s*[│├└]", following):
+        return True
     indent = len(following) - len(following.lstrip())
     mine = len(line) - len(line.lstrip())
     if re.match(r"(?:[-*]|\d+\.)\s", following.lstrip()) or indent < mine:

@@ -1,7 +1,7 @@
-"""TensorFlow's distributed runtime from a notebook.
+"""TensorFlow's distributed runtime in a notebook.
 
-``import tfd_notebook as tfd``, or ``%load_ext tfd_notebook`` for the magics. Neither imports
-TensorFlow; that happens when something needs it.
+Use ``import tfd_notebook as tfd``, or ``%load_ext tfd_notebook`` for the magics. Neither imports
+TensorFlow. The first use that needs it does.
 """
 
 from __future__ import annotations
@@ -97,27 +97,28 @@ __getattr__, __dir__ = exports(
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """Load the extension; called by ``%load_ext tfd_notebook``."""
-    # Import time: programs without IPython do without it.
+    """Load the extension for ``%load_ext tfd_notebook``."""
+    # Imported here to save import time in programs without IPython.
     from tfd_notebook.ui import extension
 
     extension.load(ipython)
 
 
 def unload_ipython_extension(ipython: Any) -> None:
-    """Stop everything and undo what loading did; called by ``%unload_ext tfd_notebook``."""
+    """Stop all clusters and undo the loading, for ``%unload_ext tfd_notebook``."""
     from tfd_notebook.ui import extension
 
     extension.unload(ipython)
 
 
+# Panels also show a notebook that imports this package without loading the extension.
 # A notebook that imports this package without loading the extension is seen by panels, too.
 if "ipykernel" in sys.modules and "IPython" in sys.modules:
     from tfd_notebook.ui import extension
 
     extension.attach_panels(sys.modules["IPython"].get_ipython())
-
-# Before the user's first pipeline is traced: a Python function in it must not share its name
+# Both must run before the user's first pipeline is traced. Otherwise two kernels could give their
+# Python functions the same token on a shared data worker, and stages have no source location.
 # with another kernel's on a worker that both use, and its stages are known by their place.
 py_functions.make_tokens_unique()
 source_locations.record()

@@ -22,7 +22,7 @@ def exports(
         string stands for a module of that name.
     """
 
-    def get(name: str) -> Any:
+    def get_attribute(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if not (home := modules[name]):
@@ -31,7 +31,7 @@ def exports(
         setattr(sys.modules[package], name, value)
         return value
 
-    def names() -> list[str]:
+    def list_names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *modules})
 
-    return get, names
+    return get_attribute, list_names

@@ -1,51 +1,51 @@
-"""Every error that tfd_notebook raises, in one tree.
+"""The exceptions of tfd_notebook, in one tree.
 
 ::
 
-    TfdError                  TFD000  anything that went wrong here
-    ├── UsageError            TFD100  an argument that cannot be meant (also a ValueError)
+    TfdError                  TFD000  base of all errors of this package
+    ├── UsageError            TFD100  an invalid argument (also a ValueError)
     │   ├── UnknownName       TFD101  a launcher, task, option or cluster that does not exist
-    │   ├── NameTaken         TFD102  a cluster of that name lives with another specification
-    │   ├── PortInUse         TFD103  somebody else holds the port
-    │   ├── WorkDirError      TFD104  work_dir cannot be written, or is full
+    │   ├── NameTaken         TFD102  the name belongs to a cluster with another specification
+    │   ├── PortInUse         TFD103  another process uses the port
+    │   ├── WorkDirError      TFD104  work_dir is not writable, or its disk is full
     │   └── StateError        TFD105  the call does not fit the object's state
-    ├── LaunchError           TFD200  a task or its agent did not come up
-    │   ├── TensorFlowMissing TFD201  no TensorFlow where one is needed
+    ├── LaunchError           TFD200  a task or its agent did not start
+    │   ├── TensorFlowMissing TFD201  TensorFlow is not installed on a host that needs it
     │   ├── StartTimeout      TFD202  not ready within the time limit
     │   ├── AgentLost         TFD203  the agent that supervises the tasks has ended
     │   └── FilterFailed      TFD205  a port cannot be closed to other hosts
-    ├── RemoteError           TFD204  a kernel elsewhere, or the source that it was given
-    ├── InvalidMessage        TFD206  another host sent a message that is not valid
-    ├── DataError             TFD300  the data path
-    │   ├── NoWorkers         TFD301  no data worker is there to serve
+    ├── RemoteError           TFD204  a remote kernel, or the source that it runs, failed
+    ├── InvalidMessage        TFD206  another host sent an invalid message
+    ├── DataError             TFD300  reading data failed
+    │   ├── NoWorkers         TFD301  no data worker can serve the dataset
     │   ├── DataLoss          TFD302  elements were lost and cannot be delivered
-    │   ├── FinishedJob       TFD303  that job has already delivered its data
-    │   ├── PipelineError     TFD304  the user's pipeline failed in a worker
-    │   ├── NotSerializable   TFD305  the dataset cannot travel to the workers
-    │   ├── DispatcherLost    TFD306  the dispatcher is gone
+    │   ├── FinishedJob       TFD303  the job has already delivered its data
+    │   ├── PipelineError     TFD304  the user's pipeline failed in a data worker
+    │   ├── NotSerializable   TFD305  the dataset cannot be sent to the data workers
+    │   ├── DispatcherLost    TFD306  the dispatcher does not answer
     │   └── Interrupted       TFD307  iteration was cancelled
-    ├── TimeLimit             TFD400  a wait reached its limit (also a TimeoutError)
-    ├── Unsupported           TFD500  this platform or version cannot do it
+    ├── TimeLimit             TFD400  a wait timed out (also a TimeoutError)
+    ├── Unsupported           TFD500  not possible on this platform or version
     ├── Refused               TFD501  the administrator's policy does not allow it
-    ├── CoordinatorError      TFD600  scheduling closures
+    ├── CoordinatorError      TFD600  scheduling or running closures failed
     │   ├── PausedError       TFD601  a wait would never end: the coordinator is paused
-    │   ├── ValueGone         TFD602  nobody holds that RemoteValue any more
+    │   ├── ValueGone         TFD602  the RemoteValue of a closure no longer exists
     │   └── TasksMissing      TFD603  a worker or parameter server does not answer
-    ├── ResolveError          TFD700  finding out which tasks a cluster has
-    │   ├── NotThere          TFD701  what should tell of the cluster is not there
-    │   ├── Malformed         TFD702  what tells of the cluster cannot be read, or be meant
-    │   ├── NoTasks           TFD703  a group or job without any task that could be used
+    ├── ResolveError          TFD700  finding the tasks of a cluster failed
+    │   ├── NotThere          TFD701  the source of the cluster's description does not exist
+    │   ├── Malformed         TFD702  the cluster's description is invalid
+    │   ├── NoTasks           TFD703  a group or job without usable tasks
     │   ├── AccessDenied      TFD704  credentials are missing, expired or not sufficient
-    │   └── NoAnswer          TFD705  the system that knows the cluster fails, or does not answer
-    └── SparkError            TFD890  a cluster on the executors of Apache Spark
+    │   └── NoAnswer          TFD705  the service that lists the tasks fails or does not answer
+    └── SparkError            TFD890  a cluster on Spark executors failed
         ├── NotEnoughSlots    TFD891  Spark cannot run all nodes, or agents, at once
         ├── ReservationLimit  TFD892  not all nodes reported in time (also a TimeoutError)
         ├── NodeFailed        TFD893  the user's function raised in a node
-        ├── NodeLost          TFD894  a node's process, or its executor, is gone
-        └── FeedTimeout       TFD895  a node took no rows for too long (also a TimeoutError)
+        ├── NodeLost          TFD894  a node's process, or its executor, has ended
+        └── FeedTimeout       TFD895  a node read no rows for too long (also a TimeoutError)
 
-Every error carries ``code``, ``what`` (what happened), ``task`` (to which task, or ``None``)
-and ``fix`` (the next step); its text is the three of them in one line or two.
+Every error has a ``code``, ``what`` (the problem), ``task`` (the task concerned, or ``None``) and
+``fix`` (the next step). Its text combines them in one or two lines.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class TfdError(Exception):
     Parameters
     ----------
     what : str
-        What happened, one sentence.
+        The problem, in one sentence.
     task : str, optional
         The task concerned, such as ``"data_worker:0"``.
     fix : str, optional
@@ -112,7 +112,7 @@ class TfdError(Exception):
     Attributes
     ----------
     code : str
-        Stable identifier of the kind of error, ``"TFD000"`` and so on.
+        Stable identifier of the error class, such as ``"TFD000"``.
     """
 
     code: ClassVar[str] = "TFD000"
@@ -137,187 +137,190 @@ def _rebuild(kind: type[TfdError], what: str, task: str | None, fix: str | None)
 
 
 class UsageError(TfdError, ValueError):
-    """An argument that cannot be meant."""
+    """An invalid argument."""
 
     code = "TFD100"
 
 
 class UnknownName(UsageError):
-    """A launcher, task, option or cluster of that name does not exist."""
+    """The name of a launcher, task, option or cluster that does not exist."""
 
     code = "TFD101"
 
 
 class NameTaken(UsageError):
-    """A cluster of that name lives already, with another specification."""
+    """The name of a running cluster that has another specification."""
 
     code = "TFD102"
 
 
 class PortInUse(UsageError):
-    """The port is held by somebody else, who is named where that can be known."""
+    """A port that another process uses. The message names the process if possible."""
 
     code = "TFD103"
 
 
 class WorkDirError(UsageError):
-    """A working directory cannot be used: missing, read-only or full."""
+    """A working directory that is missing, read-only or full."""
 
     code = "TFD104"
 
 
 class StateError(UsageError):
-    """The call does not fit the state of the object (stopped, not started, ...)."""
+    """A call that does not fit the state of the object, such as stopped or not started."""
 
     code = "TFD105"
 
 
 class LaunchError(TfdError):
-    """A task, or the agent that starts tasks, did not come up."""
+    """Failure to start a task, or the agent that starts tasks."""
 
     code = "TFD200"
 
 
 class TensorFlowMissing(LaunchError):
-    """TensorFlow cannot be imported where a task needs it."""
+    """TensorFlow cannot be imported on a host whose task needs it."""
 
     code = "TFD201"
 
 
 class StartTimeout(LaunchError, TimeoutError):
-    """A task was not ready within ``Policy.start_timeout`` seconds."""
+    """A task that was not ready within ``Policy.start_timeout`` seconds."""
 
     code = "TFD202"
 
 
 class AgentLost(LaunchError):
-    """The agent that looks after a host's tasks ended."""
+    """Unexpected end of the agent that supervises a host's tasks."""
 
     code = "TFD203"
 
 
 class FilterFailed(LaunchError):
-    """The packet filter that closes a port to other hosts cannot be attached."""
+    """Failure to attach the packet filter that closes a port to other hosts."""
 
     code = "TFD205"
 
 
 class DataError(TfdError):
-    """The data path failed."""
+    """Failure to read, distribute or save a dataset."""
 
     code = "TFD300"
 
 
 class NoWorkers(DataError):
-    """No data worker is there to serve a dataset."""
+    """A dataset that no data worker can serve."""
 
     code = "TFD301"
 
 
 class DataLoss(DataError):
-    """Elements were lost with a task and cannot be delivered."""
+    """Elements that were lost with a task and cannot be delivered."""
 
     code = "TFD302"
 
 
 class FinishedJob(DataError):
-    """A job of that name has already delivered its data; TensorFlow would deliver nothing."""
+    """A job that has already delivered its data. TensorFlow would deliver no more elements."""
 
     code = "TFD303"
 
 
 class PipelineError(DataError):
-    """The user's own pipeline failed inside a data worker."""
+    """Failure of the user's pipeline in a data worker."""
 
     code = "TFD304"
 
 
 class NotSerializable(DataError):
-    """The dataset, or a Python function in it, cannot travel to the workers."""
+    """A dataset, or a Python function in it, that cannot be sent to the data workers."""
 
     code = "TFD305"
 
 
 class DispatcherLost(DataError):
-    """The dispatcher is gone and does not come back by itself."""
+    """A dispatcher that does not answer, or has stopped and is not restarted automatically."""
 
     code = "TFD306"
 
 
 class Interrupted(DataError):
-    """Iteration was cancelled by ``stop()``, ``interrupt()`` or the end of the cluster."""
+    """Iteration that ``stop()``, ``interrupt()`` or the end of the cluster cancelled."""
 
     code = "TFD307"
 
 
 class CoordinatorError(TfdError):
-    """Scheduling closures, or what they need."""
+    """Failure to schedule or run closures."""
 
     code = "TFD600"
 
 
 class PausedError(CoordinatorError):
-    """A wait would never end, because the coordinator is paused and nobody is there to resume."""
+    """A wait that would never end: the coordinator is paused and no controller can resume it."""
 
     code = "TFD601"
 
 
 class ValueGone(CoordinatorError, LookupError):
-    """Nobody holds the RemoteValue of a closure any more, so that its result is gone."""
+    """The RemoteValue of a closure is no longer referenced, so its result was discarded."""
 
     code = "TFD602"
 
 
 class TasksMissing(CoordinatorError):
-    """A worker or parameter server that is needed does not answer."""
+    """A worker or parameter server that is needed and does not answer."""
 
     code = "TFD603"
 
 
 class ResolveError(TfdError):
-    """Finding out which tasks a cluster has, and where they are."""
+    """Failure to find the tasks of a cluster or their addresses."""
 
     code = "TFD700"
 
 
 class NotThere(ResolveError):
-    """What should tell of the cluster is not there: no such step, group, file or variable."""
+    """The source of the cluster's description does not exist.
+
+    The source is, for example, a step, group, file or environment variable.
+    """
 
     code = "TFD701"
 
 
 class Malformed(ResolveError):
-    """What tells of the cluster cannot be read, or cannot be meant."""
+    """The cluster description cannot be parsed, or is invalid."""
 
     code = "TFD702"
 
 
 class NoTasks(ResolveError):
-    """A group or job has no task that could be used."""
+    """A group or job without usable tasks."""
 
     code = "TFD703"
 
 
 class AccessDenied(ResolveError):
-    """Credentials are missing, have expired, or do not suffice."""
+    """Credentials that are missing, expired or not sufficient."""
 
     code = "TFD704"
 
 
 class NoAnswer(ResolveError):
-    """The system that knows the cluster fails, or does not answer."""
+    """The service that lists the cluster's tasks fails or does not answer."""
 
     code = "TFD705"
 
 
 class SparkError(TfdError):
-    """A cluster on the executors of Apache Spark, or what it needs."""
+    """Failure of a cluster on the executors of Apache Spark."""
 
     code = "TFD890"
 
 
 class NotEnoughSlots(SparkError):
-    """Spark cannot run all nodes, or start all agents, at the same time, which is needed."""
+    """Spark cannot run all nodes, or start all agents, at the same time."""
 
     code = "TFD891"
 
@@ -329,56 +332,56 @@ class ReservationLimit(SparkError, TimeoutError):
 
 
 class NodeFailed(SparkError):
-    """The user's function raised in a node; the text has the traceback from there."""
+    """An exception of the user's function in a node. The message includes its traceback."""
 
     code = "TFD893"
 
 
 class NodeLost(SparkError):
-    """A node's process, or the executor that it belongs to, is gone."""
+    """Unexpected end of a node's process, or of the executor that it belongs to."""
 
     code = "TFD894"
 
 
 class FeedTimeout(SparkError, TimeoutError):
-    """A node took no rows for ``feed_timeout`` seconds."""
+    """A node that read no rows for ``feed_timeout`` seconds."""
 
     code = "TFD895"
 
 
 class TimeLimit(TfdError, TimeoutError):
-    """A wait reached the limit it was given."""
+    """A wait that reached its time limit."""
 
     code = "TFD400"
 
 
 class RemoteError(TfdError):
-    """A kernel elsewhere, or the source that it was given to run."""
+    """Failure of a remote kernel, or of the source that it runs."""
 
     code = "TFD204"
 
 
 class InvalidMessage(TfdError):
-    """Another host sent a message that is not valid."""
+    """An invalid message from another host."""
 
     code = "TFD206"
 
 
 class Refused(TfdError):
-    """The policy of this host's administrator does not allow it."""
+    """An operation that the policy of this host's administrator does not allow."""
 
     code = "TFD501"
 
 
 class Unsupported(TfdError):
-    """What was asked cannot be done on this platform or with this version of a library."""
+    """An operation that this platform or the version of a library does not support."""
 
     code = "TFD500"
 
 
 def no_lease(cluster: str) -> StateError:
-    """Return the error of a lease that is renewed and does not exist."""
+    """Return the error for renewing the lease of a cluster that has none."""
     return StateError(
-        f"cluster {cluster!r} ends with its kernel, and has no lease to renew",
-        fix="cluster.detach(hours=8) lets it stay",
+        f"cluster {cluster!r} stops with its kernel and has no lease to renew",
+        fix="call cluster.detach(hours=8) to keep it running",
     )

@@ -113,11 +113,11 @@ def test_what_does_not_answer_is_an_error_at_once() -> None:
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("grpc://localhost", "is no address"),
-        ("grpc://localhost:99999", "is no address"),
+        ("grpc://localhost", "invalid address"),
+        ("grpc://localhost:99999", "invalid address"),
         ({"wroker": ["a:1"]}, "no job 'wroker'"),
         ({"worker": []}, "without tasks"),
-        ({"worker": ["a"]}, "is no address"),
+        ({"worker": ["a"]}, "invalid address"),
         (42, "is no cluster"),
     ],
 )

@@ -59,16 +59,16 @@ def measured(lanes: tuple = (), **figures: float) -> Measurement:
 
 class TestSentence:
     @pytest.mark.parametrize("kind", DATA_KINDS)
-    def test_each_kind_is_one_sentence_with_its_rate(self, kind: str) -> None:
+    def test_each_kind_is_one_line_with_its_rate(self, kind: str) -> None:
         limit = Limit(kind, "map(f) (In[3], line 4)", 0.93, FIGURES, "do less", 1.8, "no service")
-        said = repr(limit)
-        assert said.endswith("; do less (about 1.8 times as fast); no service.")
-        assert "40 elements/s" in said
-        assert said.count(". ") == 0
-        assert "\n" not in said
+        text = repr(limit)
+        assert text.endswith("elements/s). Try: do less (about 1.8x faster). Service: no service.")
+        assert "40 elements/s" in text
+        assert text.count(". ") == 2
+        assert "\n" not in text
 
     def test_nothing_to_do_is_not_dressed_up(self) -> None:
-        assert repr(Limit("none")) == "Nothing is wrong with the data path."
+        assert repr(Limit("none")) == "No bottleneck."
 
     def test_a_stage_comes_with_its_place(self) -> None:
         assert "map(f) (In[3], line 4)" in repr(Limit("stage", "map(f) (In[3], line 4)", 0.5))
@@ -81,13 +81,13 @@ class TestCompare:
         found = compare(before, after)
         assert found.gain == pytest.approx(1.9)
         assert "40.0 to 76.0 elements/s" in repr(found)
-        assert "1.9 times faster (2.0 times was expected)" in repr(found)
-        assert "was map(f), is consumer" in repr(found)
+        assert "1.9x faster (expected: 2.0x)" in repr(found)
+        assert "was map(f), is now consumer" in repr(found)
 
     def test_slower_and_the_same(self) -> None:
         slow = Limit("stage", "map(f)", 0.9, {**FIGURES, "elements_per_s": 20.0})
         fast = Limit("stage", "map(f)", 0.9, FIGURES)
-        assert "2.0 times slower" in repr(compare(fast, slow))
+        assert "2.0x slower" in repr(compare(fast, slow))
         assert "as fast as before" in repr(compare(fast, fast))
         assert "still map(f)" in repr(compare(fast, fast))
 
@@ -96,7 +96,7 @@ class TestCompare:
         batched = Limit("none", figures={"elements_per_s": 400.0, "bytes_per_s": 204_800.0})
         change = compare(single, batched)
         assert change.gain == pytest.approx(6.4)
-        assert "6.4 times faster" in repr(change)
+        assert "6.4x faster" in repr(change)
         assert "bytes/s" in repr(change)
 
     def test_coordinators(self) -> None:

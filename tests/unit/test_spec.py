@@ -24,7 +24,7 @@ def test_endpoint_parses(text, host, port):
 
 @pytest.mark.parametrize("text", ["", "localhost", "localhost:0", "localhost:65536", "a b:1:2"])
 def test_endpoint_refuses(text):
-    with pytest.raises(errors.UsageError, match="no address"):
+    with pytest.raises(errors.UsageError, match="invalid address"):
         Endpoint.parse(text)
 
 
@@ -101,11 +101,11 @@ class TestWrongTypes:
     @pytest.mark.parametrize(
         ("options", "what"),
         [
-            ({"policy": {"restarts": 1}}, "is no tfd.Policy"),
-            ({"service": "x"}, "is no tfd.Service"),
+            ({"policy": {"restarts": 1}}, "expected a tfd.Policy"),
+            ({"service": "x"}, "expected a tfd.Service"),
             ({"env": ["A=1"]}, "must map names to strings"),
             ({"preload": 5}, "must be names"),
-            ({"preload": [5]}, "no name of a module"),
+            ({"preload": [5]}, "expected the name of a module"),
             ({"ps": -1}, "ps=-1 is out of range"),
             ({"workers": 1.5}, "workers=1.5 must be a whole number"),
             ({"workers": True}, "workers=True must be a whole number"),

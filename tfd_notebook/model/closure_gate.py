@@ -1,4 +1,4 @@
-"""Which closure may be taken from the queue, by which worker: a decision without TensorFlow."""
+"""Decides which worker may take which closure from the queue. Independent of TensorFlow."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from dataclasses import dataclass, field
 
 from tfd_notebook.errors import StateError, UsageError
 
-#: Seconds that somebody afar is still taken for present after it was opened.
-_STAYS = 10.0
+#: Seconds that a remote controller counts as attached after it resumed the coordinator.
+_REMOTE_CONTROL_SECONDS = 10.0
 
 
 @dataclass
 class Gate:
-    """What stands between the queue and the workers; whoever uses it holds the queue's lock.
+    """Gate between the closure queue and the workers. Callers hold the queue's lock.
 
     Attributes
     ----------
     reason : str
-        Why it is closed; empty while it is open.
+        Why the gate is closed. Empty while it is open.
     by_failure : bool
         Whether a failure closed it.
     permits : int
-        Closures that may still pass while it is closed.
+        Number of closures that may still pass while it is closed.
     workers : set of int
-        Workers that get nothing.
+        Workers that get no closures.
     break_failure : bool
         Whether a failure closes it.
     break_workers : set of int
     break_functions : set of str
-        It closes before a closure goes to one of these workers, or of one of these functions.
+        The gate closes before one of these workers, or one of these functions, gets a closure.
     controls : int
-        How many live controls (a widget, a background join) can open it.
+        Number of local controls (a widget, a background join) that can open it.
     controlled_until : float
-        `time.monotonic` until which somebody from afar (a terminal) can open it.
+        `time.monotonic` until which a remote controller (a terminal) can open it.
     armed : bool
-        Whether there is anything to decide at all.
+        False if every closure may pass without a check.
     """
 
     reason: str = ""
@@ -48,22 +48,22 @@ class Gate:
     controls: int = 0
     controlled_until: float = 0.0
     armed: bool = False
-    #: The closures that passed by a permit since the gate was closed.
+    #: Closures that passed with a permit since the gate was closed.
     stepped: set[int] = field(default_factory=set)
     _passed: int | None = None
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed for all."""
+        """True if the gate is closed for all workers."""
         return bool(self.reason)
 
     @property
     def controlled(self) -> bool:
-        """Whether somebody is there who can open it."""
+        """True if a controller is attached that can open the gate."""
         return self.controls > 0 or time.monotonic() < self.controlled_until
 
     def close(self, reason: str, by_failure: bool = False) -> None:
-        """Let nothing more pass."""
+        """Block all closures."""
         if not self.closed:
             self.reason, self.by_failure = reason, by_failure
         self.permits = 0
@@ -71,46 +71,50 @@ class Gate:
         self._arm()
 
     def open(self) -> None:
-        """Let everything pass again; breakpoints stay."""
-        self.controlled_until = min(self.controlled_until, time.monotonic() + _STAYS)
+        """Admit all closures again and keep the breakpoints."""
+        self.controlled_until = min(
+            self.controlled_until, time.monotonic() + _REMOTE_CONTROL_SECONDS
+        )
         self.reason, self.by_failure, self.permits = "", False, 0
         self.stepped.clear()
         self._arm()
 
     def permit(self, count: int) -> None:
-        """Let so many closures pass.
+        """Admit `count` closures while the gate is closed.
 
         Raises
         ------
         UsageError
-            `count` is no number of closures.
+            `count` is not a positive integer.
         StateError
-            It is open.
+            The gate is open.
         """
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise UsageError(f"step({count!r}) must be 1 or more closures")
+            raise UsageError(f"invalid step({count!r}): expected 1 or more closures")
         if not self.closed:
-            raise StateError("the coordinator is not paused", fix="coordinator.pause() first")
+            raise StateError(
+                "step failed: the coordinator is not paused", fix="coordinator.pause()"
+            )
         self.permits += count
 
     def hold(self, worker: int) -> None:
-        """Give `worker` nothing more."""
+        """Block all closures for `worker`."""
         self.workers.add(worker)
         self._arm()
 
     def release(self, worker: int) -> None:
-        """Give `worker` closures again."""
+        """Admit closures for `worker` again."""
         self.workers.discard(worker)
         self._arm()
 
     def break_on(self, failure: bool, workers: set[int], functions: set[str]) -> None:
-        """Set all breakpoints anew."""
+        """Replace all breakpoints."""
         self.break_failure = failure
         self.break_workers, self.break_functions = workers, functions
         self._arm()
 
     def admits(self, worker: int, key: int, function: str) -> bool:
-        """Whether `worker` may take the closure `key`; closes where a breakpoint is met."""
+        """Return True if `worker` may take the closure `key`. Close the gate at a breakpoint."""
         if worker in self.workers:
             return False
         if self.closed:
@@ -121,19 +125,19 @@ class Gate:
             self._passed = key
             return True
         if key != self._passed:
-            met = ""
+            reason = ""
             if worker in self.break_workers:
-                met = f"before closure {key} ({function}) goes to worker:{worker}"
+                reason = f"before closure {key} ({function}) goes to worker:{worker}"
             elif function in self.break_functions:
-                met = f"before closure {key} of {function}"
-            if met:
+                reason = f"before closure {key} of {function}"
+            if reason:
                 self._passed = key
-                self.close(met)
+                self.close(reason)
                 return False
         return True
 
     def back(self, key: int) -> None:
-        """Note that a closure that had passed is queued again: its permit counts again."""
+        """Return the permit of a closure that is queued again."""
         if key in self.stepped:
             self.stepped.remove(key)
             self.permits += 1

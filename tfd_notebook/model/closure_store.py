@@ -1,4 +1,4 @@
-"""What became of every closure: columns that only grow at their end, and a log of transitions."""
+"""History of every closure: append-only columns, and a log of state transitions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from tfd_notebook.errors import UsageError
 
-#: What can be seen of a closure, in the order of its life; the position is what is stored.
+#: Observable states of a closure in their order. The store keeps their positions.
 STATES = (
     "queued",
     "dispatched",
@@ -29,16 +29,16 @@ STATES = (
 )
 QUEUED, DISPATCHED, RUNNING, FETCHING, READY, FAILED, CANCELLED, RETRYING = range(len(STATES))
 ENDED = (READY, FAILED, CANCELLED)
-#: Attempts that came to nothing, of which the latest are known.
-_KEPT_LOST = 1_000
+#: Number of lost attempts that are kept.
+_MOST_LOST = 1_000
 _WAITING = (QUEUED, RETRYING)
 _IN_FLIGHT = (DISPATCHED, RUNNING, FETCHING)
 
-#: `time.time` less `time.perf_counter`, once and for all: with it moments stay comparable when they
-#: are sent, whatever steps the wall clock makes.
+#: `time.time` minus `time.perf_counter` at import. Added to a moment, it gives a time that other
+#: processes can compare even if the wall clock is changed.
 EPOCH = time.time() - time.perf_counter()
 
-#: When a closure was queued, dispatched, started, fetched, finished; 0 for what has not happened.
+#: When a closure was queued, dispatched, started, fetched, finished. 0 for a state not reached.
 Times = tuple[float, float, float, float, float]
 
 
@@ -46,7 +46,7 @@ Times = tuple[float, float, float, float, float]
 class Columns:
     """A copy of the columns of some closures at one moment.
 
-    Times are seconds of `time.perf_counter`, 0 for what has not happened.
+    Times are seconds of `time.perf_counter`, or 0 for a state that was not reached.
     """
 
     ids: Sequence[int]
@@ -68,7 +68,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class LostAttempt:
-    """A closure that was at a worker and went back to the queue; seconds of `time.perf_counter`."""
+    """A closure that its worker lost. Times are seconds of `time.perf_counter`."""
 
     id: int
     worker: int
@@ -78,7 +78,7 @@ class LostAttempt:
 
 @dataclass(frozen=True)
 class Transitions:
-    """A copy of the log: when, which closure, into which state, at which worker (-1: none)."""
+    """A copy of the log. ``worker`` is -1 for transitions without a worker."""
 
     time: array[float]
     id: array[int]
@@ -87,12 +87,12 @@ class Transitions:
 
 
 class Store:
-    """Rows of closures, the oldest dropped when there are too many; safe from any thread.
+    """Thread-safe table of closures, which discards the oldest rows beyond a limit.
 
     Parameters
     ----------
     keep : int
-        Closures of which everything is known; totals count all of them.
+        Number of closures whose rows are kept. Totals count all closures.
     """
 
     def __init__(self, keep: int = 200_000) -> None:
@@ -121,14 +121,14 @@ class Store:
         self._log_state = array("b")
         self._log_worker = array("h")
         self._log_dropped = 0
-        self._lost: deque[LostAttempt] = deque(maxlen=_KEPT_LOST)
-        #: Grows with every change.
+        self._lost: deque[LostAttempt] = deque(maxlen=_MOST_LOST)
+        #: Increases with every change.
         self.version = 0
 
-    # What happens
+    # Record events
 
     def add(self, function: str, trace: str, value: weakref.ref[Any] | None) -> int:
-        """Take in a closure that was queued; return its id."""
+        """Add a closure that was queued, and return its id."""
         now = time.perf_counter()
         with self._lock:
             number = self._functions.get(function)
@@ -154,7 +154,7 @@ class Store:
         return key
 
     def dispatched(self, key: int, worker: int) -> None:
-        """Note that a worker's thread has taken the closure."""
+        """Record that a worker's thread has taken the closure."""
         now = time.perf_counter()
         with self._lock:
             row = key - self._first
@@ -166,7 +166,7 @@ class Store:
             self._enter(now, key, DISPATCHED, worker)
 
     def running(self, key: int, worker: int) -> None:
-        """Note that it is sent to its worker."""
+        """Record that the closure was sent to its worker."""
         now = time.perf_counter()
         with self._lock:
             row = key - self._first
@@ -175,7 +175,7 @@ class Store:
             self._enter(now, key, RUNNING, worker)
 
     def fetch(self, key: int, worker: int) -> None:
-        """Note that it has run, and that its result is on its way."""
+        """Record that the closure has run and that its result is being fetched."""
         now = time.perf_counter()
         with self._lock:
             row = key - self._first
@@ -184,7 +184,7 @@ class Store:
             self._enter(now, key, FETCHING, worker)
 
     def end(self, key: int, state: int, worker: int = -1, error: str = "") -> None:
-        """Note that it is ready, failed or cancelled."""
+        """Record that the closure is ready, failed or cancelled."""
         now = time.perf_counter()
         with self._lock:
             row = key - self._first
@@ -202,7 +202,7 @@ class Store:
                 counts[state] += 1
 
     def retry(self, key: int, worker: int, why: str) -> None:
-        """Note that it goes back to the queue, because its worker was lost."""
+        """Record that the closure is queued again, because its worker was lost."""
         now = time.perf_counter()
         with self._lock:
             row = key - self._first
@@ -216,10 +216,10 @@ class Store:
                 counts[RETRYING] += 1
 
     def resource(self, worker: int, built: bool) -> None:
-        """Note that a resource of a worker, such as its dataset's iterator, was built or failed."""
+        """Record that a resource of a worker, such as a dataset's iterator, was built or failed."""
         with self._lock:
-            done, failed = self._resources.get(worker, (0, 0))
-            self._resources[worker] = (done + built, failed + (not built))
+            built_count, failed = self._resources.get(worker, (0, 0))
+            self._resources[worker] = (built_count + built, failed + (not built))
             self.version += 1
 
     def _enter(self, now: float, key: int, state: int, worker: int) -> None:
@@ -244,7 +244,7 @@ class Store:
                 del column[:half]
 
     def _drop(self) -> None:
-        """Forget the oldest closures, up to the first that has not ended."""
+        """Discard the oldest closures, up to the first that has not ended."""
         most = len(self._state) - self._keep
         count = next((row for row in range(most) if self._state[row] not in ENDED), most)
         for column in (
@@ -264,19 +264,19 @@ class Store:
             self._errors.pop(key, None)
         self._first += count
 
-    # What is known
+    # Queries
 
     def __len__(self) -> int:
-        """How many closures there were, those dropped included."""
+        """Return the number of closures, including those discarded."""
         return self._first + len(self._state)
 
     def counts(self) -> dict[str, int]:
-        """Return how many closures are in each state, those dropped included."""
+        """Return the number of closures in each state, including those discarded."""
         with self._lock:
             return dict(zip(STATES, self._counts, strict=True))
 
     def workers(self) -> dict[int, dict[str, int]]:
-        """Return for each worker how many ended there in which state, and how many it lost."""
+        """Return for each worker the number of closures by final state, and of those it lost."""
         with self._lock:
             return {
                 worker: dict(zip(STATES, counts, strict=True))
@@ -284,27 +284,27 @@ class Store:
             }
 
     def traces(self) -> dict[str, int]:
-        """Return how often each function was traced."""
+        """Return the number of traces of each function."""
         with self._lock:
             return {name: len(traces) for name, traces in self._traces.items()}
 
     def functions(self) -> Counter[str]:
-        """Return how many closures of each function there were, those dropped included."""
+        """Return the number of closures of each function, including those discarded."""
         with self._lock:
             return Counter(dict(zip(self._functions, self._by_function, strict=True)))
 
     def resources(self) -> dict[int, tuple[int, int]]:
-        """Return for each worker how many resources were built there, and how many failed."""
+        """Return for each worker the number of resources built and the number that failed."""
         with self._lock:
             return dict(self._resources)
 
     def value(self, key: int) -> Any:
-        """Return the RemoteValue of a closure; None if nobody holds it any more.
+        """Return the RemoteValue of a closure, or None if it is no longer referenced.
 
         Raises
         ------
         KeyError
-            There is no such closure, or it was dropped.
+            The closure does not exist, or was discarded.
         """
         with self._lock:
             row = key - self._first
@@ -314,13 +314,13 @@ class Store:
         return reference() if reference is not None else None
 
     def state_of(self, key: int) -> int | None:
-        """Return the state of a closure; None where it is not known."""
+        """Return the state of a closure, or None if it is unknown."""
         with self._lock:
             row = key - self._first
             return self._state[row] if 0 <= row < len(self._state) else None
 
     def columns(self, latest: int | None = None, ended: bool = False) -> Columns:
-        """Return a copy of all rows, or of the `latest`; with `ended`, up to the last one ready."""
+        """Return a copy of all rows, or of the `latest`. With `ended`, stop at the last ready."""
         with self._lock:
             end = self._state.rfind(READY) + 1 if ended else len(self._state)
             rows = slice(0 if latest is None else max(0, end - latest), end)
@@ -329,7 +329,7 @@ class Store:
             )
 
     def columns_of(self, ids: Iterable[int]) -> Columns:
-        """Return a copy of the rows of these closures, without those that are not known."""
+        """Return a copy of the rows of these closures. Unknown closures are left out."""
         import numpy as np
 
         with self._lock:
@@ -337,12 +337,12 @@ class Store:
             known = known[(known >= self._first) & (known < self._first + len(self._state))]
             rows = known - self._first
 
-            def taken(column: Any) -> Any:
+            def select(column: Any) -> Any:
                 kind = column.typecode if isinstance(column, array) else "B"
                 copied = np.frombuffer(column, dtype=kind)[rows].tobytes()
                 return array(kind, copied) if isinstance(column, array) else copied
 
-            return self._copy(known.tolist(), taken if len(rows) else lambda column: column[:0])
+            return self._copy(known.tolist(), select if len(rows) else lambda column: column[:0])
 
     def _copy(self, ids: Sequence[int], part: Callable[[Any], Any]) -> Columns:
         return Columns(
@@ -361,17 +361,17 @@ class Store:
         )
 
     def changes(self, since: int) -> tuple[int, list[int] | None]:
-        """Return which closures changed since an earlier call, and the place to go on from.
+        """Return the closures that changed since an earlier call, and the log's position.
 
         Parameters
         ----------
         since : int
-            What the call before returned first; 0 at the beginning.
+            Position that the previous call returned. 0 for the first call.
 
         Returns
         -------
         int, list of int or None
-            None where that is too long ago to be known.
+            The position, and the closures. None if the log no longer reaches back to `since`.
         """
         with self._lock:
             place = self._log_dropped + len(self._log_id)
@@ -380,7 +380,7 @@ class Store:
             return place, sorted(set(self._log_id[since - self._log_dropped :]))
 
     def lost_attempts(self) -> tuple[LostAttempt, ...]:
-        """Return the latest attempts that ended because a worker was lost, the oldest first."""
+        """Return the latest attempts that ended because a worker was lost, oldest first."""
         with self._lock:
             return tuple(self._lost)
 
@@ -391,7 +391,7 @@ class Store:
         return {key: known[key] for key in keys if key in known}
 
     def times(self, keys: Sequence[int]) -> list[Times | None]:
-        """Return when each of these closures was where; None for those that are not known."""
+        """Return the times of each of these closures, or None for those that are unknown."""
         with self._lock:
             return [self._times(key - self._first) for key in keys]
 
@@ -407,22 +407,24 @@ class Store:
         )
 
     def latest_ready(self, count: int) -> list[Times]:
-        """Return when the closures that were ready last were where, at most `count` of them."""
+        """Return the times of the closures that became ready last, at most `count`."""
         with self._lock:
             places: list[int] = []
             states, place = self._log_state.tobytes(), len(self._log_state)
             while len(places) < count and (place := states.rfind(READY, 0, place)) >= 0:
                 places.append(place)
-            found = [self._times(self._log_id[place] - self._first) for place in places[::-1]]
-        return [times for times in found if times is not None]
+            times_of_ready = [
+                self._times(self._log_id[place] - self._first) for place in places[::-1]
+            ]
+        return [times for times in times_of_ready if times is not None]
 
     def ended_between(self, moments: Sequence[float]) -> list[int]:
-        """Return how many closures became ready or failed between each two of these moments.
+        """Return the number of closures that became ready or failed in each interval.
 
         Parameters
         ----------
         moments : sequence of float
-            In their order, in seconds of `time.perf_counter`.
+            Bounds of the intervals in ascending order, in seconds of `time.perf_counter`.
         """
         with self._lock:
             places = [bisect_left(self._log_time, moment) for moment in moments]
@@ -441,7 +443,7 @@ class Store:
             )
 
     def unfinished(self) -> tuple[int, int]:
-        """Return how many closures wait, and how many are in flight."""
+        """Return the number of waiting closures and the number in flight."""
         with self._lock:
             return (
                 sum(self._counts[state] for state in _WAITING),
@@ -450,13 +452,13 @@ class Store:
 
 
 def function_name(trace: str) -> str:
-    """Return how the user called a function, from the name of one of its traces."""
-    found = re.fullmatch(r"__(?:inference|forward)_(.*)_\d+", trace)
-    return found[1] if found else trace
+    """Return the user's name of a function, from the name of one of its traces."""
+    match = re.fullmatch(r"__(?:inference|forward)_(.*)_\d+", trace)
+    return match[1] if match else trace
 
 
 def function_names(functions: Any) -> set[str]:
-    """Return the names of one or more functions, each a ``tf.function`` or a name; None is none."""
+    """Return the names of one or more functions, each a ``tf.function`` or a name."""
     if functions is None:
         return set()
     if isinstance(functions, str) or not isinstance(functions, (list, tuple, set)):
@@ -465,8 +467,10 @@ def function_names(functions: Any) -> set[str]:
 
 
 def _name_of(function: Any) -> str:
-    written = getattr(function, "python_function", None) or getattr(function, "name", function)
-    name = getattr(written, "__name__", None)
+    python_function = getattr(function, "python_function", None) or getattr(
+        function, "name", function
+    )
+    name = getattr(python_function, "__name__", None)
     if name is None:
         raise UsageError(f"invalid function {function!r}", fix="pass a tf.function or its name")
     return str(name)

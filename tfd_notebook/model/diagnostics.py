@@ -1,7 +1,7 @@
-"""What can be wrong without an error: findings, and the one list of what looks for them.
+"""Findings of the doctor, and the registry of the checks that report them.
 
-A feature names what it can find (`kind`) and how it looks for it (`check`), in a module of its own
-called ``findings``; `tfd_notebook.diagnosis` has them look.
+A module ``diagnostics`` of a package registers its findings (`kind`) and checks (`check`).
+`tfd_notebook.diagnosis` runs the checks.
 """
 
 from __future__ import annotations
@@ -11,35 +11,36 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeVar
 
 Severity = Literal["error", "warning", "info"]
-#: What a check looks at: this process, the tasks that a description names, a tf.data service, a
-#: cluster, a dataset, or a Spark.
+#: Subjects of a check: this process, the tasks of a description, a tf.data service, a cluster, a
+#: dataset, or a Spark installation.
 About = Literal["process", "tasks", "service", "cluster", "dataset", "spark"]
 
-#: The worst first.
+#: Most severe first.
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 #: Names of a finding's fields, for tables and JSON.
 FIELDS = ("code", "severity", "where", "what", "why", "fix")
-_NAMED = 5
+_MAX_NAMES = 5
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong, or will be.
+    """A problem that exists or will occur.
 
     Parameters
     ----------
     code : str
-        Stable, such as ``"TFD811"``; ``tfd why TFD811`` tells more.
+        Stable, such as ``"TFD811"``. ``tfd why TFD811`` explains it.
     severity : {"error", "warning", "info"}
-        Does not work; works until something happens, or badly; worth knowing.
+        ``error``: it does not work. ``warning``: it works badly, or only until some event.
+        ``info``: useful to know.
     what : str
-        What was found, one sentence.
+        The problem, in one sentence.
     why : str
-        Why that matters, one sentence.
+        The consequence, in one sentence.
     fix : str
         The next step.
     where : str
-        The cluster, task or dataset concerned; empty for this process.
+        The cluster, task or dataset concerned. Empty for this process.
     """
 
     code: str
@@ -54,18 +55,18 @@ class Finding:
         return f"[{self.code}] {where}{self.what}: {self.why}\nNext: {self.fix}"
 
     def at(self, where: str) -> Finding:
-        """Return the same finding, at a place."""
+        """Return a copy with `where` added in front of the location."""
         return replace(self, where=": ".join(filter(None, (where, self.where))))
 
     def as_dict(self) -> dict[str, str]:
-        """Return it as JSON values: the fields of `FIELDS`."""
-        found = asdict(self)
-        return {name: found[name] for name in FIELDS}
+        """Return the fields of `FIELDS` as JSON values."""
+        values = asdict(self)
+        return {name: values[name] for name in FIELDS}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What can be found.
+    """A registered type of finding.
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ class Kind:
     title : str
         A few words.
     why : str
-        Why it matters, one sentence without a capital and a full stop.
+        The consequence, in one clause without a capital letter and a full stop.
     """
 
     code: str
@@ -83,7 +84,7 @@ class Kind:
     why: str
 
     def found(self, what: str, fix: str, where: str = "") -> Finding:
-        """Return that it was found."""
+        """Return a `Finding` of this kind."""
         return Finding(self.code, self.severity, what, self.why, fix, where)
 
 
@@ -95,14 +96,25 @@ _checks: dict[About, list[_Check]] = {}
 
 
 def kind(code: str, severity: Severity, title: str, why: str) -> Kind:
-    """Make known that something can be found, and return its `Kind`."""
+    """Register a type of finding, and return it.
+
+    Parameters
+    ----------
+    code : str
+    severity : {"error", "warning", "info"}
+    title, why : str
+        See `Kind`.
+    """
     assert code not in _kinds, code
-    made = _kinds[code] = Kind(code, severity, title, why)
-    return made
+    registered = _kinds[code] = Kind(code, severity, title, why)
+    return registered
 
 
 def check(about: About) -> Callable[[_AnyCheck], _AnyCheck]:
-    """Have a function look; it takes what it looks at, and gives `Finding` objects."""
+    """Return a decorator that registers a function as a check of a subject.
+
+    The function takes the subject and returns or yields `Finding` objects.
+    """
 
     def register(function: _AnyCheck) -> _AnyCheck:
         _checks.setdefault(about, []).append(function)
@@ -112,34 +124,39 @@ def check(about: About) -> Callable[[_AnyCheck], _AnyCheck]:
 
 
 def kinds() -> dict[str, Kind]:
-    """Return all that is known to be found, by code."""
+    """Return the registered types of findings by code."""
     return dict(sorted(_kinds.items()))
 
 
-FAILED = kind("TFD800", "info", "a check failed", "what it looks for may be there and is not shown")
+FAILED = kind(
+    "TFD800", "info", "a check failed", "the problems that it detects may exist and are not shown"
+)
 
 
 def look(about: About, subject: Any) -> Iterator[Finding]:
-    """Have all checks look at `subject`; one that fails is a finding itself."""
+    """Run all checks of `subject`. A check that raises is reported as a finding."""
     for function in _checks.get(about, ()):
         try:
-            # All of it here: a generator may fail at its last finding.
+            # Collect all findings first: a generator can raise after its first ones.
             yield from tuple(function(subject))
         except Exception as error:
             yield FAILED.found(
                 f"{function.__module__}.{function.__qualname__} raised "
                 f"{type(error).__name__}: {error}",
-                "report it, with what tfd support writes",
+                "report this bug with the output of tfd support",
             )
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names for a sentence: the first few, and how many more there are."""
-    first, rest = (found := list(names))[:_NAMED], len(found) - _NAMED
-    return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
+    """Return names for a sentence: the first five, and the number of the others."""
+    every = list(names)
+    rest = len(every) - _MAX_NAMES
+    return ", ".join(every[:_MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def ordered(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings, each once, the worst first."""
-    unique = dict.fromkeys(found)
-    return tuple(sorted(unique, key=lambda one: (SEVERITIES.index(one.severity), one.code)))
+def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings without duplicates, most severe first."""
+    unique = dict.fromkeys(findings)
+    return tuple(
+        sorted(unique, key=lambda finding: (SEVERITIES.index(finding.severity), finding.code))
+    )

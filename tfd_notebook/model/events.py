@@ -1,4 +1,4 @@
-"""What happened: frozen events, and the bounded log that keeps the latest of them."""
+"""Immutable events, and a bounded log of the latest ones."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from tfd_notebook.model.spec import TaskState
 
 @dataclass(frozen=True)
 class Event:
-    """Base of all events; `time` is seconds since the epoch."""
+    """Base of all events. `time` is seconds since the epoch."""
 
     time: float = field(default_factory=time.time, kw_only=True)
 
 
 @dataclass(frozen=True)
 class TaskChanged(Event):
-    """A task entered a state.
+    """Change of a task's state.
 
     Parameters
     ----------
     task : str
     state : TaskState
     reason : str
-        Why, in words; empty where there is nothing to say.
+        Why the state changed. Empty if there is no further detail.
     address : str
-        ``"host:port"``, empty while unknown.
+        ``"host:port"``. Empty while unknown.
     pid : int, optional
     restarts : int
-        How often the task was restarted so far.
+        Number of restarts so far.
     open_to : str
         Peers that can connect: ``"loopback"``, ``"this host"``, either with a list of networks,
         ``"everyone"`` or ``"unknown: why"``.
     log : tuple of str
-        The last lines of the task's log where they explain the state.
+        The last lines of the task's log, if they explain the state.
     host : str
-        How a person calls its host; empty where that is in the address.
+        Display name of its host. Empty if the address contains it.
     """
 
     task: str
@@ -57,7 +57,7 @@ class TaskChanged(Event):
 class TaskMeasured(Event):
     """Resource use of a task: CPU in percent of one core, memory in MB, bytes served.
 
-    ``working`` is the share of samples in which a thread of a data worker worked, 0 to 1.
+    ``working`` is the share of samples in which a thread of a data worker was busy, 0 to 1.
     """
 
     task: str
@@ -70,7 +70,7 @@ class TaskMeasured(Event):
 
 @dataclass(frozen=True)
 class Notice(Event):
-    """Something a person should read.
+    """A message to the user.
 
     Parameters
     ----------
@@ -94,12 +94,12 @@ class Notice(Event):
 
 
 class EventLog:
-    """The latest events, oldest first; safe to use from any thread.
+    """Thread-safe log of the latest events, oldest first.
 
     Parameters
     ----------
     limit : int
-        How many events are kept. Default 1000.
+        Number of events that are kept. Default 1000.
     """
 
     def __init__(self, limit: int = 1000) -> None:

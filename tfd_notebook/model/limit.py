@@ -1,4 +1,4 @@
-"""What limits a pipeline, in one sentence with figures."""
+"""The bottleneck of a data path or of a coordinator, with figures and advice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tfd_notebook.errors import UsageError
 
-#: What can limit a data path.
+#: Bottlenecks of a data path.
 DATA_KINDS = (
     "consumer",
     "source",
@@ -19,7 +19,7 @@ DATA_KINDS = (
     "none",
 )
 
-#: What can limit a coordinator.
+#: Bottlenecks of a coordinator.
 COORDINATOR_KINDS = (
     "fetch_in_loop",
     "few_closures",
@@ -35,33 +35,33 @@ COORDINATOR_KINDS = (
 
 @dataclass(frozen=True, repr=False)
 class Limit:
-    """What limits a data path now, what to change, and what that would gain; its repr says it.
+    """The present bottleneck, a remedy, and the expected gain. Its repr describes them.
 
     Parameters
     ----------
     kind : str
-        One of `DATA_KINDS` or, for a coordinator, `COORDINATOR_KINDS`: the consumer's own work, the
-        source of the data, a stage of the pipeline, Python functions that take turns at the
-        interpreter's lock, the way between workers and consumer, the data workers, the copy to a
-        device, or nothing.
+        One of `DATA_KINDS` or, for a coordinator, `COORDINATOR_KINDS`. ``python``
+        stands for Python functions that hold the GIL, ``transfer`` for the transfer from the data
+        workers, ``device_copy`` for the copy to a device.
     stage : str
-        Which stage or task, as the user wrote it, with its place; empty where that is the consumer
-        or nothing.
+        The stage or task, as the user wrote it, with its source location. Empty if the bottleneck
+        is the consumer, or if there is none.
     share : float, optional
-        Share of the time that it takes, 0 to 1; None where it was not measured.
+        Share of the time that the bottleneck takes, 0 to 1. None if it was not measured.
     figures : mapping of str to float
-        What this rests on: ``elements_per_s``, ``wait_fraction`` and ``cpu_cores`` for a consumer,
-        ``cpu_cores`` and ``bytes_per_s`` for a data worker, and more; times are in seconds.
+        The measurements behind the result, times in seconds. For example ``elements_per_s``,
+        ``wait_fraction`` and ``cpu_cores`` for a consumer, ``cpu_cores`` and ``bytes_per_s`` for
+        a data worker.
     advice : str
-        What to change; empty where nothing is to be changed.
+        Suggested change. Empty if no change is needed.
     expected_gain : float, optional
-        How many times as fast the data would come then; None where nobody knows.
+        Expected throughput after the change, relative to the present one. None if unknown.
     service : str
-        Whether a tf.data service would help here; empty where that was not looked at.
+        Whether a tf.data service would help here. Empty if that was not examined.
 
     See Also
     --------
-    tf.data.experimental.AutotuneOptions : what TensorFlow tunes by itself.
+    tf.data.experimental.AutotuneOptions : the settings that TensorFlow tunes automatically.
     """
 
     kind: str
@@ -76,73 +76,71 @@ class Limit:
         return self.sentence()
 
     def sentence(self) -> str:
-        """Return it as one sentence."""
-        parts = [self._who()]
+        """Return the bottleneck, the advice and the verdict on the service as one line."""
+        parts = [self._summary()]
         if self.advice:
             gain = self.expected_gain
-            parts.append(self.advice + (f" (about {gain:.1f} times as fast)" if gain else ""))
+            parts.append(f"Try: {self.advice}" + (f" (about {gain:.1f}x faster)" if gain else ""))
         if self.service:
-            parts.append(self.service)
-        text = "; ".join(parts)
-        return text[:1].upper() + text[1:] + "."
+            parts.append(f"Service: {self.service}")
+        return "".join(f"{part}. " for part in parts).rstrip()
 
-    def _who(self) -> str:
-        share = "" if self.share is None else f" {self.share:.0%} of the time"
+    def _summary(self) -> str:
         if "closures_per_s" in self.figures:
-            return self._who_coordinates(share)
+            return self._coordinator_summary()
         rate = self.figures.get("elements_per_s")
         if self.kind == "none" and rate == 0 and not self.advice:
-            return "nothing is known yet: nothing was read in the last seconds"
-        speed = "" if rate is None else f", at {rate:,.{0 if rate >= 10 else 1}f} elements/s"
-        said = {
-            "consumer": f"the consumer is the limit: its own work takes{share}",
-            "source": f"the source is the limit: {self.stage} is busy{share}",
-            "stage": f"the stage {self.stage} is the limit: it is busy{share}",
-            "python": f"Python is the limit: {self.stage} holds the interpreter's lock{share}",
-            "transfer": f"the way from the workers to here is the limit: it takes{share}",
-            "workers": self._workers(share),
-            "device_copy": f"the copy to the device is the limit: {self.stage} takes{share}",
-            "none": "nothing is wrong with the data path",
+            return "Not known yet: no elements were read in the last seconds"
+        time = self._percent(" of the time")
+        name, share = {
+            "consumer": ("the consumer's own work", time),
+            "source": (f"the source {self.stage}", time and f"busy {time}"),
+            "stage": (f"the stage {self.stage}", time and f"busy {time}"),
+            "python": (f"the GIL, held by {self.stage}", time),
+            "transfer": ("transfer from the data workers", time),
+            "workers": (f"the task {self.stage}", self._percent(""))
+            if self.stage
+            else ("the data workers", time and f"the consumer waits {time}"),
+            "device_copy": (f"the copy to the device in {self.stage}", time),
+            "none": ("", ""),
         }[self.kind]
-        return said + speed
+        return _summary(name, share, "" if rate is None else f"{_rate(rate)} elements/s")
 
-    def _who_coordinates(self, share: str) -> str:
+    def _coordinator_summary(self) -> str:
         rate = self.figures["closures_per_s"]
         if self.kind == "none" and not rate:
-            return "nothing is known yet: too few closures have ended"
-        said = {
-            "fetch_in_loop": "waiting for each result before the next is scheduled is the limit: "
-            f"the workers are idle{share}",
-            "few_closures": f"there are too few closures: the workers are idle{share}",
-            "short_closures": "the closures are too short: handing them over costs more than "
-            f"running them ({self.figures.get('run_ms_median', 0):.2g} ms)",
-            "retracing": f"tracing is the limit: {self.stage} is traced anew for"
-            f"{share.removesuffix(' of the time')} of its closures",
-            "input": "the input is the limit: the workers wait for data inside the closures",
-            "one_ps": f"the task {self.stage} is the limit: it holds"
-            f"{share.removesuffix(' of the time')} of the variables",
-            "network": "the way between workers and parameter servers is the limit",
-            "compute": f"the workers' own computing is the limit: they are busy{share}",
-            "none": "nothing is wrong",
+            return "Not known yet: too few closures have ended"
+        time = self._percent(" of the time")
+        idle = time and f"the workers are idle {time}"
+        name, share = {
+            "fetch_in_loop": ("each result is fetched before the next closure is scheduled", idle),
+            "few_closures": ("too few closures", idle),
+            "short_closures": (
+                "the closures are too short, sending them costs more than running them",
+                f"they run {self.figures.get('run_ms_median', 0):.2g} ms",
+            ),
+            "retracing": (f"retracing of {self.stage}", self._percent(" of its closures")),
+            "input": ("input, the workers wait for data inside the closures", ""),
+            "one_ps": (f"the task {self.stage}", self._percent(" of the variables")),
+            "network": ("the network between workers and parameter servers", ""),
+            "compute": ("computation on the workers", time and f"busy {time}"),
+            "none": ("", ""),
         }[self.kind]
-        return f"{said}, at {rate:,.{0 if rate >= 10 else 1}f} closures/s"
+        return _summary(name, share, f"{_rate(rate)} closures/s")
 
-    def _workers(self, share: str) -> str:
-        if not self.stage:
-            return f"the data workers are the limit: the consumer waits for them{share}"
-        part = "" if self.share is None else f" ({self.share:.0%})"
-        return f"the task {self.stage} is the limit{part}"
+    def _percent(self, unit: str) -> str:
+        return "" if self.share is None else f"{100 * self.share:.0f} %{unit}"
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Two limits, before and after a change; its repr says what the change did.
+    """Two bottlenecks, before and after a change. Its repr describes the effect of the change.
 
     Parameters
     ----------
     before, after : Limit
     gain : float
-        How many times as fast the data comes after the change.
+        Throughput after the change, relative to the one before.
     """
 
     before: Limit
@@ -152,24 +150,33 @@ class Comparison:
     def __repr__(self) -> str:
         unit = _unit(self.before, self.after)
         rates = [each.figures.get(unit, 0.0) for each in (self.before, self.after)]
-        verb = "faster" if self.gain >= 1.05 else "slower" if self.gain <= 0.95 else "as fast"
-        factor = max(self.gain, 1 / self.gain) if self.gain > 0 else float("inf")
-        said = f"{factor:.1f} times {verb}" if verb != "as fast" else "as fast as before"
         expected = self.before.expected_gain
-        promised = f" ({expected:.1f} times was expected)" if expected else ""
-        limits = [
+        factor = max(self.gain, 1 / self.gain) if self.gain > 0 else float("inf")
+        effect = "as fast as before"
+        if not 0.95 < self.gain < 1.05:
+            effect = f"{factor:.1f}x {'faster' if self.gain > 1 else 'slower'}"
+        if expected:
+            effect += f" (expected: {expected:.1f}x)"
+        before, after = (
             (each.stage or each.kind).partition(" (")[0] for each in (self.before, self.after)
-        ]
-        change = (
-            f"still {limits[0]}" if limits[0] == limits[1] else f"was {limits[0]}, is {limits[1]}"
         )
+        change = f"still {before}" if before == after else f"was {before}, is now {after}"
         unit = unit.replace("_per_s", "/s")
-        both = f"{rates[0]:,.1f} to {rates[1]:,.1f} {unit}"
-        return f"{both}, {said}{promised}; the limit {change}."
+        return f"{rates[0]:,.1f} to {rates[1]:,.1f} {unit}, {effect}. Bottleneck: {change}."
+
+
+def _summary(name: str, share: str, rate: str) -> str:
+    figures = ", ".join(filter(None, (share, rate)))
+    text = f"Bottleneck: {name}" if name else "No bottleneck"
+    return f"{text} ({figures})" if figures else text
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.{0 if rate >= 10 else 1}f}"
 
 
 def _unit(before: Limit, after: Limit) -> str:
-    """Return the figure in which two limits can be compared."""
+    """Return the name of the figure by which two limits are compared."""
     if "closures_per_s" in before.figures and "closures_per_s" in after.figures:
         return "closures_per_s"
     sizes = [
@@ -178,33 +185,32 @@ def _unit(before: Limit, after: Limit) -> str:
         else 0.0
         for each in (before, after)
     ]
-    # Batches against single elements: the data is what is the same.
+    # Batched and unbatched elements are only comparable by their bytes.
     if min(sizes) > 0 and max(sizes) > 1.5 * min(sizes):
         return "bytes_per_s"
     return "elements_per_s"
 
 
 def compare(before: Limit, after: Limit) -> Comparison:
-    """Return what changed between two limits, such as ``stream.limit`` before and after.
+    """Compare two bottlenecks, such as ``stream.limit`` before and after a change.
 
     Parameters
     ----------
     before, after : Limit
-        From `tfd_notebook.explain`, ``stream.limit`` or ``cluster.limit``; streams and clusters
-        stand for their present limit.
+        From `tfd_notebook.explain`, ``stream.limit`` or ``cluster.limit``. For a stream or a
+        cluster, its present limit is used.
     """
-    found = [
-        each if isinstance(each, Limit) else getattr(each, "limit", None)
-        for each in (before, after)
-    ]
-    for each, limit in zip((before, after), found, strict=True):
-        if not isinstance(limit, Limit):
-            raise UsageError(
-                f"a {type(each).__name__} has no limit that could be compared",
-                fix="compare what tfd.explain(dataset) says",
-            )
-    assert isinstance(found[0], Limit)
-    assert isinstance(found[1], Limit)
-    rates = [each.figures.get(_unit(found[0], found[1]), 0.0) for each in (found[0], found[1])]
+    limits = [_limit_of(before), _limit_of(after)]
+    rates = [limit.figures.get(_unit(*limits), 0.0) for limit in limits]
     gain = rates[1] / rates[0] if rates[0] else float("inf") if rates[1] else 1.0
-    return Comparison(found[0], found[1], gain)
+    return Comparison(limits[0], limits[1], gain)
+
+
+def _limit_of(item: object) -> Limit:
+    limit = item if isinstance(item, Limit) else getattr(item, "limit", None)
+    if not isinstance(limit, Limit):
+        raise UsageError(
+            f"cannot compare a {type(item).__name__}: it has no limit",
+            fix="pass the results of tfd.explain(dataset)",
+        )
+    return limit

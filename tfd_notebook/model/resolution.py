@@ -1,4 +1,4 @@
-"""The tasks of a cluster that was found, as they were seen: frozen, and with their history."""
+"""Immutable results of resolving a cluster: its tasks, their states and the history of changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-#: Columns of ``Resolution.to_frame()``, promised to other programs.
+#: Columns of ``Resolution.to_frame()``. They are part of the public interface.
 COLUMNS = (
     "job",
     "task",
@@ -18,35 +18,35 @@ COLUMNS = (
     "latency_ms",
     "reason",
 )
-#: What a task can be: see `TaskStatus`.
+#: States of a task, see `TaskStatus`.
 STATES = ("alive", "hung", "refused", "unreachable", "foreign", "mismatch")
-#: Changes that are kept.
+#: Number of changes that are kept.
 MOST_CHANGES = 1000
 
 
 @dataclass(frozen=True)
 class TaskStatus:
-    """What one task of a cluster answered.
+    """The result of probing one task of a cluster.
 
     Parameters
     ----------
     job : str
     task : int
-        Its number in the job.
+        Index in the job.
     address : str
         ``"host:port"``.
     state : str
-        ``alive``: the task answered. ``hung``: connections are accepted, no answer comes.
-        ``refused``: nothing listens. ``unreachable``: no connection. ``foreign``: something else
-        than a TensorFlow server. ``mismatch``: a TensorFlow server that is another task.
+        ``alive``: the task answered. ``hung``: it accepts connections and does not answer.
+        ``refused``: its port is closed. ``unreachable``: no connection. ``foreign``: the server is
+        not TensorFlow. ``mismatch``: a TensorFlow server of another task.
     identity : str
-        What it calls itself, such as ``"worker:0"``; empty where it did not say.
+        The task name that the server reports, such as ``"worker:0"``. Empty if unknown.
     accelerators : str
-        ``"GPU:2"``; empty without any.
+        Such as ``"GPU:2"``. Empty without accelerators.
     latency_ms : float
-        Milliseconds to the verdict.
+        Milliseconds until the state was known.
     reason : str
-        Why it is not alive, or what else there is to know.
+        Why the task is not alive, or other details.
     """
 
     job: str
@@ -60,13 +60,16 @@ class TaskStatus:
 
     @property
     def name(self) -> str:
-        """Job and number: ``"worker:0"``."""
+        """The job and index, such as ``"worker:0"``."""
         return f"{self.job}:{self.task}"
 
 
 @dataclass(frozen=True)
 class RuleResult:
-    """What became of a rule: ``fired``, ``close`` (something of it is there) or ``no``; and why."""
+    """The outcome of a detection rule and its reason.
+
+    The outcome is ``fired``, ``close`` (a part of the condition is met) or ``no``.
+    """
 
     rule: str
     outcome: str
@@ -75,7 +78,7 @@ class RuleResult:
 
 @dataclass(frozen=True)
 class Change:
-    """A task changed; ``before`` or ``after`` is empty where it was not in the cluster."""
+    """A change of a task. `before` or `after` is empty if the task was not in the cluster."""
 
     time: float
     task: str
@@ -86,27 +89,27 @@ class Change:
 
 @dataclass(frozen=True)
 class ResolutionSnapshot:
-    """A cluster that was found, at one moment.
+    """A resolved cluster at one moment.
 
     Parameters
     ----------
     rule : str
-        Which rule found it.
+        Name of the detection rule that matched.
     place : str
-        Where, in words.
+        Description of the place where the cluster was found.
     time : float
         Seconds since the epoch.
-    tasks : tuple of Sighting
-    considered : tuple of Considered
-        The rules in their order, to the one that fired.
+    tasks : tuple of TaskStatus
+    considered : tuple of RuleResult
+        Results of the rules in their order, up to the one that fired.
     cell : str
-        What can be run next.
+        Code suggestion for the next cell.
     seconds : float
-        How long looking took.
+        Duration of the resolution.
     changes : tuple of Change
-        What was seen to change so far, the latest last.
+        Changes up to now, latest last.
     trouble : str
-        Why it is not known which tasks there are; those of the last time are shown.
+        Why the tasks could not be listed. `tasks` are those of the previous time then.
     """
 
     rule: str
@@ -121,36 +124,40 @@ class ResolutionSnapshot:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many tasks there are by state, in the order of `STATES`."""
-        seen = Counter(task.state for task in self.tasks)
-        return {state: seen[state] for state in STATES if seen[state]}
+        """The number of tasks by state, in the order of `STATES`."""
+        counter = Counter(task.state for task in self.tasks)
+        return {state: counter[state] for state in STATES if counter[state]}
 
 
 def changes(
     before: Iterable[TaskStatus], after: Iterable[TaskStatus], time: float
 ) -> tuple[Change, ...]:
-    """Return what is different: tasks that came, went, moved or have another state."""
+    """Return the tasks that were added, removed or moved, or changed their state."""
     old = {task.name: task for task in before}
     new = {task.name: task for task in after}
-    found = []
+    result = []
     for name in [*old, *(name for name in new if name not in old)]:
         was, now = old.get(name), new.get(name)
         if was is None or now is None or was.state != now.state:
             reason = now.reason if now else "no longer in the cluster"
-            found.append(
+            result.append(
                 Change(time, name, was.state if was else "", now.state if now else "", reason)
             )
         elif was.address != now.address:
             moved = f"moved from {was.address} to {now.address}"
-            found.append(Change(time, name, was.state, now.state, moved))
-    return tuple(found)
+            result.append(Change(time, name, was.state, now.state, moved))
+    return tuple(result)
 
 
 def records(tasks: Iterable[TaskStatus]) -> list[dict[str, Any]]:
-    """Return tasks as JSON values, with the names of `COLUMNS`."""
+    """Return tasks as JSON values with the keys `COLUMNS`."""
     return [{column: getattr(task, column) for column in COLUMNS} for task in tasks]
 
 
-def as_json(look: ResolutionSnapshot) -> Mapping[str, Any]:
-    """Return `look` as JSON values, for the command line and front ends."""
-    return {**asdict(look), "tasks": records(look.tasks), "counts": look.counts}
+def as_json(snapshot: ResolutionSnapshot) -> Mapping[str, Any]:
+    """Return a snapshot as JSON values, for the command line and front ends."""
+    return {
+        **asdict(snapshot),
+        "tasks": records(snapshot.tasks),
+        "counts": snapshot.counts,
+    }

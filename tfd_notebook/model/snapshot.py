@@ -1,4 +1,4 @@
-"""What is: frozen tables that every view is a pure function of."""
+"""Immutable tables that describe a cluster at one moment. Views are pure functions of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfd_notebook.model.spec import Role, TaskState
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Columns of ``Cluster.to_frame()``, promised to other programs.
+#: Columns of ``Cluster.to_frame()``. They are part of the public interface.
 TASK_COLUMNS = (
     "task",
     "role",
@@ -70,13 +70,13 @@ NODE_COLUMNS = (
 
 @dataclass(frozen=True)
 class TaskRow:
-    """One task as it is seen now.
+    """Current state of one task.
 
-    Memory is in MB (10**6 bytes), CPU in percent of one core, ``bytes_sent`` counts what the
-    task's port has sent to its peers since the task's process started, ``bytes_per_s`` is its
-    rate over the last seconds, ``rates`` has one rate for each measurement in that time, the
-    latest last. ``working`` is the share of that time in which a data worker worked. ``gpu`` has
-    for each GPU that the task sees its number, utilisation and used memory, of all processes.
+    Memory is in MB (10**6 bytes), CPU in percent of one core. ``bytes_sent`` counts the bytes sent
+    from the task's port since the task's process started. ``bytes_per_s`` is its rate over the last
+    seconds, and ``rates`` has one rate per measurement in that time, latest last. ``working`` is
+    the share of that time in which a data worker was busy. ``gpu`` lists each GPU that the task
+    can use with its index, utilisation and used memory, summed over all processes.
     """
 
     task: str
@@ -101,22 +101,22 @@ class TaskRow:
 
 @dataclass(frozen=True)
 class GpuRow:
-    """One GPU that tasks of the cluster may be given.
+    """One GPU that tasks of the cluster can use.
 
     Parameters
     ----------
     host : str
-        How a person calls its host.
+        Display name of the host.
     index : int
-        Its number there, as ``nvidia-smi`` counts.
+        Index on the host, in the order of ``nvidia-smi``.
     name : str
-        What the driver calls it, such as ``"NVIDIA H100 80GB HBM3"``.
+        Product name from the driver, such as ``"NVIDIA H100 80GB HBM3"``.
     task : str
-        The task of this cluster that sees it, empty where none does.
+        Task of this cluster that uses the GPU. Empty without one.
     use_percent : float, optional
-        Share of the last second in which it computed, for whomever; None while unknown.
+        Share of the last second in which any process computed on it. None while unknown.
     used_mb, memory_mb : float, optional
-        How much of its memory is used, by whomever, and how much there is, in MB (10**6 bytes).
+        Memory used by any process, and total memory, in MB (10**6 bytes).
     """
 
     host: str
@@ -129,11 +129,11 @@ class GpuRow:
 
     @property
     def words(self) -> str:
-        """Number, use and memory, such as ``0: 35 %, 2.1 of 80 GB``; a GB is 10**9 bytes."""
-        said = [] if self.use_percent is None else [f"{self.use_percent:.0f} %"]
+        """Index, utilisation and memory, such as ``0: 35 %, 2.1 of 80 GB`` (GB: 10**9 bytes)."""
+        parts = [] if self.use_percent is None else [f"{self.use_percent:.0f} %"]
         if self.used_mb is not None and self.memory_mb is not None:
-            said.append(f"{self.used_mb / 1e3:.1f} of {self.memory_mb / 1e3:.0f} GB")
-        return f"{self.index}: {', '.join(said)}" if said else ""
+            parts.append(f"{self.used_mb / 1e3:.1f} of {self.memory_mb / 1e3:.0f} GB")
+        return f"{self.index}: {', '.join(parts)}" if parts else ""
 
 
 @dataclass(frozen=True)
@@ -146,21 +146,21 @@ class StreamRow:
     kind : {"stream", "dataset"}
     state : {"new", "running", "paused", "finished", "failed", "stopped"}
     elements, bytes : int
-        Delivered so far; bytes follow from the static shapes, 0 where these are not known.
+        Delivered so far. Bytes are computed from the static shapes, and are 0 if these are unknown.
     elements_per_s, bytes_per_s : float
         Over the last seconds.
     wait_fraction : float, optional
-        Share of the time that the consumer spent waiting for data, 0 to 1; None while unknown.
+        Share of the time that the consumer waited for data, 0 to 1. None while unknown.
     history : tuple of float
-        Elements per second, one value a second, the latest last, at most 60.
+        Elements per second, one value per second, latest last, at most 60.
     error : str
-        The error that ended it, empty where there is none.
+        The error that ended it. Empty without one.
     limit : str
-        What limits it now, in a sentence; empty while that is unknown.
+        Its present bottleneck, in words. Empty while unknown.
     epoch : str
-        What the last whole pass delivered, where that is not the dataset once; else empty.
+        Deviation of the last complete epoch from the dataset. Empty without one.
     job : str
-        The ``job_name`` that it reads under, empty where it has none.
+        Its ``job_name``. Empty without one.
     """
 
     name: str
@@ -180,22 +180,23 @@ class StreamRow:
 
 @dataclass(frozen=True)
 class CoordinatedRow:
-    """One worker as its coordinator sees it.
+    """State of one worker as its coordinator reports it.
 
     Parameters
     ----------
     index : int
     state : {"running", "idle", "paused", "lost"}
     id : int, optional
-        The closure that it has now; None where it has none.
+        The closure that it has now. None if it is idle.
     function : str
         The function of that closure.
     seconds : float, optional
-        How long it has had it.
+        Time since it got the closure.
     done, failed, lost : int
-        Closures that were ready, that raised, and that went back to the queue with the worker.
+        Closures that became ready, that raised, and that were queued again when the worker was
+        lost.
     built, unbuilt : int
-        Resources, such as iterators of its dataset, that were built there, and that failed to be.
+        Resources, such as iterators of its dataset, that were built there or failed to build.
     """
 
     index: int
@@ -212,35 +213,35 @@ class CoordinatedRow:
 
 @dataclass(frozen=True)
 class CoordinatorRow:
-    """The coordinator of the workers and parameter servers.
+    """State of the coordinator of workers and parameter servers.
 
     Parameters
     ----------
     state : {"idle", "running", "paused", "stopped"}
     reason : str
-        Why it is paused, empty where it is not.
+        Why it is paused. Empty otherwise.
     counts : mapping of str to int
-        Closures by state, all that were ever scheduled.
+        Number of all scheduled closures by state.
     closures_per_s : float
         Closures that ended, over the last 5 seconds.
     queue_ms, run_ms : tuple of float, optional
-        50th, 90th and 99th percentile of how long the latest closures waited and ran.
+        p50, p90 and p99 of the waiting and running time of the latest closures.
     left_s : tuple of float, optional
-        Seconds until what is scheduled has ended, and between which low and high that lies four
-        times out of five if it goes on as in the last seconds; None while unknown.
+        Estimated seconds until all scheduled closures have ended, and the bounds of the 80 %
+        interval at the speed of the last seconds. None while unknown.
     workers : tuple of CoordinatedRow
     traces : mapping of str to int
-        How often each function was traced.
+        Number of traces of each function.
     ps_bytes : mapping of str to int
         Bytes of the variables on each parameter server.
     limit : str
-        Why it is not faster, in a sentence.
+        Its present bottleneck, in words.
     held : tuple of int
-        Workers that get no closure, whether or not all of it is paused.
+        Workers that get no closures, whether or not the coordinator is paused.
     break_on_failure : bool
         Whether a failure pauses it.
     reduced : bool
-        Whether this TensorFlow is not known, so that only results are seen.
+        Whether this TensorFlow version is unsupported, so that only results are observed.
     """
 
     state: str
@@ -259,7 +260,7 @@ class CoordinatorRow:
     reduced: bool = False
 
 
-#: Phases of a cluster on Spark, in their order; each says what `Snapshot.state` is then.
+#: Phases of a cluster on Spark in their order, each with the value of `Snapshot.state`.
 SPARK_PHASES: Mapping[str, str] = {
     "reserving": "starting",
     "starting": "starting",
@@ -279,29 +280,29 @@ class NodeRow:
     ----------
     role : {"ps", "chief", "master", "evaluator", "worker"}
     index : int
-        Its index among the nodes of its role.
+        Index among the nodes of its role.
     executor : str
-        Spark's id of the executor that it belongs to; ``"driver"`` for one beside the notebook.
+        Spark's id of its executor. ``"driver"`` for a node on the driver's host.
     host : str
     address : str
-        Where TensorFlow's peers reach it, ``"host:port"``; empty while that is unknown.
+        Address for its TensorFlow peers, ``"host:port"``. Empty while unknown.
     pid : int, optional
-        Its process; None before there is one.
+        Process id. None before the process exists.
     state : {"reserved", "starting", "running", "finished", "failed", "lost", "stopped"}
     gpu : str
-        The GPUs that it was given, such as ``"0,1"``; empty where it has none.
+        Its GPUs, such as ``"0,1"``. Empty without GPUs.
     rows, results : int
-        Rows that its function took so far, and results that it gave.
+        Number of rows that its function has read, and of results that it has returned.
     rows_per_s : float
-        Rows that it took per second, over the last seconds.
+        Rows read per second, over the last seconds.
     queue_depth, queue_capacity : int, optional
-        Chunks of rows that wait for it, and how many may; None where nothing is fed.
+        Number of chunks of rows in its queue, and the limit. None without feeding.
     batch_age_s : float, optional
-        Seconds since its function took a batch last; None before the first.
+        Seconds since its function last took a batch. None before the first.
     log : tuple of str
-        The latest lines that it wrote, the latest last.
+        The latest lines of its log, latest last.
     error : str
-        What ended it, with the traceback from there; empty where nothing did.
+        The error that ended it, with its traceback. Empty without one.
     """
 
     role: str
@@ -323,34 +324,34 @@ class NodeRow:
 
     @property
     def node(self) -> str:
-        """Its name, such as ``worker:0``."""
+        """The node's name, such as ``worker:0``."""
         return f"{self.role}:{self.index}"
 
 
 @dataclass(frozen=True)
 class SparkRow:
-    """What a cluster on Spark is doing, and its nodes.
+    """State of a cluster on Spark and of its nodes.
 
     Parameters
     ----------
     phase : str
         One of `SPARK_PHASES`.
     since : float
-        When that phase began, seconds since the epoch.
+        Start of the phase, seconds since the epoch.
     reserved, needed : int
-        Nodes that have reported from their executors, and how many there will be.
+        Number of nodes that have reported from their executors, and the planned number.
     input_mode : {"SPARK", "TENSORFLOW"}
-        Who reads the data: Spark, which feeds it, or the user's function.
+        Whether Spark feeds the data or the user's function reads it.
     application : str
         Spark's id of the application.
     nodes : tuple of NodeRow
-        Those that have reported, by role and index.
+        Nodes that have reported, by role and index.
     reason : str
-        What it waits for, or why it ended, in a sentence; empty where the phase says all.
+        Condition that the cluster waits for, or why it ended. Empty if the phase needs no explanation.
     error : str
-        The error that made it fail, with the traceback from the node; empty where none did.
+        The error that made the cluster fail, with the node's traceback. Empty without one.
     tensorboard : str
-        The address of its TensorBoard; empty where it has none.
+        Address of its TensorBoard. Empty without one.
     """
 
     phase: str
@@ -366,7 +367,7 @@ class SparkRow:
 
     @property
     def state(self) -> str:
-        """What `Snapshot.state` is in this phase; degraded where a node is no more what it was."""
+        """The value of `Snapshot.state`. ``degraded`` if a node has failed or is lost."""
         state = SPARK_PHASES[self.phase]
         if state == "ready" and any(node.state in ("failed", "lost") for node in self.nodes):
             return "degraded"
@@ -374,7 +375,7 @@ class SparkRow:
 
     @property
     def rows_per_s(self) -> float:
-        """Rows per second that all nodes take together."""
+        """The sum of the rows per second of all nodes."""
         return sum(node.rows_per_s for node in self.nodes)
 
 
@@ -385,33 +386,34 @@ class Snapshot:
     Parameters
     ----------
     version : int
-        Grows with every change.
+        Increases with every change.
     time : float
         Seconds since the epoch.
     name, launcher : str
     state : str
         ``new``, ``starting``, ``ready``, ``degraded``, ``stopping``, ``stopped``, ``failed``,
-        ``lost``, or ``left``: its tasks go on, and this process has to do with them no more.
+        ``lost``, or ``left``: this process has detached, and the tasks keep running.
     tasks : tuple of TaskRow
         Dispatcher first, then by role and index.
     streams : tuple of StreamRow
     gpus : tuple of GpuRow
-        Those that tasks may be given, by host and number, also those that no task sees.
+        GPUs that tasks can use, by host and index, including GPUs without a task.
     planned, requested, observed : mapping of Role to int
-        Tasks that the user wants, that the launcher was asked for, and that answered a probe.
+        Number of tasks that the user planned, that the launcher requested, and that answered a
+        probe.
     events : tuple of Event
         The latest events, oldest first.
     journal_bytes : int, optional
         Size of the dispatcher's journal.
     expires : float, optional
-        When the cluster stops by itself, seconds since the epoch.
+        When the cluster stops because of its time limit, seconds since the epoch.
     lease : float, optional
-        Until when it stays without a kernel, seconds since the epoch; None: it ends with its
-        kernel.
+        When the cluster stops unless its lease is renewed, seconds since the epoch. None if it
+        stops with its kernel.
     coordinator : CoordinatorRow, optional
-        None where none was made.
+        None without a coordinator.
     spark : SparkRow, optional
-        For a cluster on Spark, whose nodes stand there and not among the tasks; else None.
+        State of a cluster on Spark, whose nodes are not in `tasks`. Else None.
     """
 
     version: int
@@ -434,7 +436,7 @@ class Snapshot:
 
     @property
     def notices(self) -> tuple[Notice, ...]:
-        """The events that a person should read, oldest first."""
+        """The notices among the events, oldest first."""
         return tuple(event for event in self.events if isinstance(event, Notice))
 
     def task(self, name: str) -> TaskRow | None:

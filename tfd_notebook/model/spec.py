@@ -1,4 +1,4 @@
-"""What a cluster shall be: frozen descriptions, checked when they are made."""
+"""Immutable, validated description of a cluster."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 from tfd_notebook.errors import UnknownName, UsageError
 
-#: More tasks of one role than this are taken for a slip of the finger.
+#: Larger numbers of tasks per role are rejected as typing errors.
 MAX_TASKS_PER_ROLE = 1024
-#: The only protocol of tf.data servers in TensorFlow's packages.
+#: The only protocol of tf.data servers in TensorFlow's binary packages.
 PROTOCOL = "grpc"
 
 
 class Role(str, Enum):
-    """What a task does; the values are TensorFlow's own words."""
+    """The role of a task. The values are TensorFlow's terms."""
 
     DISPATCHER = "dispatcher"
     DATA_WORKER = "data_worker"
@@ -33,7 +33,7 @@ class Role(str, Enum):
         return self.value
 
 
-#: In which order tasks end: those that use others before those that they use.
+#: The order in which tasks are stopped: clients before the servers that they use.
 STOP_ORDER = (
     (Role.CHIEF, Role.WORKER, Role.EVALUATOR),
     (Role.PS,),
@@ -45,7 +45,7 @@ SERVER_ROLES = (Role.PS, Role.WORKER, Role.EVALUATOR)
 
 
 class TaskState(str, Enum):
-    """Where a task is in its life."""
+    """The lifecycle state of a task."""
 
     PLANNED = "planned"
     STARTING = "starting"
@@ -61,18 +61,18 @@ class TaskState(str, Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether no process of the task is left and none will come back by itself."""
+        """True if the task has no process and is not restarted automatically."""
         return self in (TaskState.STOPPED, TaskState.FAILED, TaskState.LOST)
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An address that a task listens at.
+    """The address on which a task listens.
 
     Parameters
     ----------
     host : str
-        Name or address that its peers use.
+        Host name or address for its peers.
     port : int
         TCP port, 1 to 65535.
     """
@@ -86,18 +86,19 @@ class Endpoint:
 
     @classmethod
     def parse(cls, address: str) -> Endpoint:
-        """Read ``"host:port"`` or ``"grpc://host:port"``."""
+        """Parse ``"host:port"`` or ``"grpc://host:port"``."""
         match = re.fullmatch(r"(?:grpc://)?(\[[^\]]+\]|[^:/]+):(\d{1,5})/?", address.strip())
         if not match or not 1 <= int(match[2]) <= 65535:
             raise UsageError(
-                f"{address!r} is no address", fix='write it as "host:port" or "grpc://host:port"'
+                f"invalid address {address!r}",
+                fix='write it as "host:port" or "grpc://host:port"',
             )
         return cls(match[1].strip("[]"), int(match[2]))
 
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One task that shall run.
+    """The specification of one task.
 
     Parameters
     ----------
@@ -105,13 +106,13 @@ class TaskSpec:
     index : int
         Position among the tasks of the role, from 0.
     host : str
-        Name or address its peers use.
+        Host name or address for its peers.
     port : int
-        The TCP port; 0 lets the agent choose one and hold it for the cluster's life.
+        TCP port. With 0, the agent chooses one and reserves it until the cluster stops.
     settings : mapping
         JSON values for the server that the task runs, such as ``dispatcher_address``.
     gpus : tuple of int
-        The GPUs of its host that the task sees, by the numbers of ``nvidia-smi``.
+        Indices of the GPUs that the task can use, in the order of ``nvidia-smi``.
     """
 
     role: Role
@@ -129,29 +130,29 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class Policy:
-    """How the tasks of a cluster are looked after.
+    """Supervision settings for the tasks of a cluster.
 
     Parameters
     ----------
     on_hang : {"warn", "restart"}
-        What to do with a task that does not answer for `hang_seconds`.
+        Reaction to a task that does not answer for `hang_seconds`.
     hang_seconds : float
         Seconds without an answer before a task counts as hung. Default 30.
     on_loss : {"raise", "warn"}
-        What a consumer sees when a data worker is gone for good and part of its data with it:
-        an error that names the worker, or the rest of the data and a warning.
+        Effect on a consumer if a data worker fails and a part of its data is lost. ``"raise"``
+        raises an error that names the worker. ``"warn"`` delivers the rest with a warning.
     restarts : int
-        How often a task that dies is restarted in a row, on its own port, before it counts as
-        failed. A task that has been ready for a minute starts at zero again. Default 3.
+        Number of restarts in a row, on the same port, before a task counts as failed. The count
+        starts again after the task has been ready for a minute. Default 3.
     start_timeout : float
-        Seconds that a task may take from its start to the first good probe. Default 180.
+        Seconds from the start of a task to its first successful probe. Default 180.
     time_limit : float, optional
-        Seconds after which the cluster stops by itself. Default: none.
+        Seconds after which the cluster stops. Default: none.
     minimum : int, optional
-        Fewest data workers that must be ready for a start to count as a success. Default: all.
+        Number of data workers that must be ready for a successful start. Default: all.
     recycle : bool
-        Whether parameter servers and workers are started afresh when a new coordinator attaches,
-        because TensorFlow keeps the variables of a dead one. Default true.
+        Whether parameter servers and workers restart when a new coordinator attaches.
+        TensorFlow otherwise keeps the variables of the previous coordinator. Default true.
     """
 
     on_hang: str = "warn"
@@ -171,7 +172,7 @@ class Policy:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-                raise UsageError(f"{name}={value!r} must be more than 0 seconds")
+                raise UsageError(f"invalid {name}={value!r}: expected more than 0 seconds")
         check_count("restarts", self.restarts, most=1000)
         if self.minimum is not None:
             check_count("minimum", self.minimum)
@@ -179,22 +180,23 @@ class Policy:
 
 @dataclass(frozen=True)
 class Service:
-    """How the tf.data service of a cluster is set up.
+    """Settings of a cluster's tf.data service.
 
     Parameters
     ----------
     port : int
-        TCP port of the dispatcher; 0 (the default) takes a free one.
+        TCP port of the dispatcher. 0 (the default) selects a free one.
     fault_tolerant : bool
-        Whether the dispatcher keeps a journal, from which it goes on after a restart. Default
-        true; it costs nothing except with ``processing_mode="dynamic"`` over single elements.
+        Whether the dispatcher keeps a journal, from which it continues after a restart. Default
+        true. The journal only costs time with ``processing_mode="dynamic"`` over single elements.
     work_dir : str, optional
-        Directory for journals, in which each start creates one named after the cluster: a path, or
-        a URL of a file system of TensorFlow's, such as ``"gs://bucket/journals"``. ``ram://`` needs
-        ``launcher="inprocess"``. Default: a temporary one, removed when the cluster stops.
+        Directory for journals. Each start creates a subdirectory named after the cluster. A path,
+        or a URL of a file system of TensorFlow, such as ``"gs://bucket/journals"``. ``ram://``
+        needs ``launcher="inprocess"``. Default: a temporary directory that is removed when the
+        cluster stops.
     dispatcher_config, worker_config : tuple, optional
-        A ``tf.data.experimental.service.DispatcherConfig`` or ``WorkerConfig`` whose other fields
-        are used; port, addresses, ``work_dir`` and ``fault_tolerant_mode`` stay the cluster's.
+        A ``tf.data.experimental.service.DispatcherConfig`` or ``WorkerConfig``. The cluster sets
+        its port, addresses, ``work_dir`` and ``fault_tolerant_mode``, and uses the other fields.
         ``protocol`` must be ``"grpc"``.
     """
 
@@ -212,7 +214,7 @@ class Service:
         ):
             raise UsageError(f"port={self.port!r} is out of range", fix="use 0 to 65535")
         if self.work_dir is not None and not isinstance(self.work_dir, (str, os.PathLike)):
-            raise UsageError(f"work_dir={self.work_dir!r} is no path")
+            raise UsageError(f"invalid work_dir={self.work_dir!r}: expected a path")
         for name, kind in (
             ("dispatcher_config", "DispatcherConfig"),
             ("worker_config", "WorkerConfig"),
@@ -220,8 +222,8 @@ class Service:
             value = getattr(self, name)
             if value is not None and type(value).__name__ != kind:
                 raise UsageError(
-                    f"{name}={value!r} is no {kind}",
-                    fix=f"make one: tf.data.experimental.service.{kind}(...)",
+                    f"invalid {name}={value!r}: expected a {kind}",
+                    fix=f"create it with tf.data.experimental.service.{kind}(...)",
                 )
             if value is not None:
                 check_protocol(value)
@@ -229,7 +231,7 @@ class Service:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """Everything that decides what a cluster is; two equal ones are the same cluster.
+    """The complete configuration of a cluster. Equal configurations are the same cluster.
 
     Parameters
     ----------
@@ -237,7 +239,7 @@ class ClusterConfig:
     launcher : str
         Name of the launcher.
     counts : mapping of Role to int
-        How many tasks of each role are planned.
+        Planned number of tasks by role.
     policy : Policy
     service : Service
     env : mapping of str to str
@@ -245,11 +247,11 @@ class ClusterConfig:
     preload : tuple of str
         Modules and op libraries (``*.so``) that each task imports before its server starts.
     allow : tuple of str
-        Networks in CIDR form that may connect besides this host.
+        Networks in CIDR form that may connect in addition to this host.
     options : mapping of str to JSON values
         Arguments of the launcher, without secrets.
     gpus : "auto", tuple of int or mapping of str to int
-        Who sees which GPUs, as `tfd_notebook.cluster.gpu_allocation.check` returns it.
+        Assignment of GPUs to tasks, as `tfd_notebook.cluster.gpu_allocation.check` returns it.
     """
 
     name: str
@@ -268,15 +270,17 @@ class ClusterConfig:
             value = getattr(self, field_name)
             if not isinstance(value, kind):
                 raise UsageError(
-                    f"{field_name}={value!r} is no tfd.{kind.__name__}",
+                    f"invalid {field_name}={value!r}: expected a tfd.{kind.__name__}",
                     fix=f"write {field_name}=tfd.{kind.__name__}(...)",
                 )
         for module in self.preload:
             if not isinstance(module, str):
-                raise UsageError(f"preload: {module!r} is no name of a module or library")
+                raise UsageError(
+                    f"invalid preload entry {module!r}: expected the name of a module or library"
+                )
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,63}", self.name):
             raise UsageError(
-                f"{self.name!r} is no name for a cluster",
+                f"invalid cluster name {self.name!r}",
                 fix="use up to 64 letters, digits, '.', '_' and '-', a letter or digit first",
             )
         for role, count in self.counts.items():
@@ -286,11 +290,11 @@ class ClusterConfig:
                 ipaddress.ip_network(network, strict=False)
             except ValueError as error:
                 raise UsageError(
-                    f"allow={network!r} is no network: {error}", fix='write it as "10.0.0.0/8"'
+                    f"invalid network allow={network!r}: {error}", fix='write it as "10.0.0.0/8"'
                 ) from None
         for key, value in self.env.items():
             if not isinstance(key, str) or not isinstance(value, str) or "=" in key:
-                raise UsageError(f"env: {key!r}={value!r} must be a name and a string")
+                raise UsageError(f"invalid env entry {key!r}={value!r}: expected two strings")
 
 
 def pack(config: ClusterConfig) -> dict[str, Any]:
@@ -316,17 +320,17 @@ def pack(config: ClusterConfig) -> dict[str, Any]:
 
 
 def without_values(config: ClusterConfig) -> ClusterConfig:
-    """Return `config` with the names of its environment variables only."""
+    """Return a copy of `config` without the values of its environment variables."""
     return replace(config, env=dict.fromkeys(config.env, ""))
 
 
 def is_same(known: ClusterConfig, config: ClusterConfig) -> bool:
-    """Return True if both describe the same cluster; `known` may lack the values of `env`."""
+    """Return True if both describe the same cluster. `known` may lack the values of `env`."""
     return known in (config, without_values(config))
 
 
 def unpack(packed: Mapping[str, Any]) -> ClusterConfig:
-    """Return what `pack` packed."""
+    """Return the configuration from the JSON values of `pack`."""
     service = dict(packed["service"])
     for name, kind in (
         ("dispatcher_config", "DispatcherConfig"),
@@ -349,7 +353,7 @@ def unpack(packed: Mapping[str, Any]) -> ClusterConfig:
 
 
 def check_protocol(config: Any) -> None:
-    """Raise UnknownName unless TensorFlow has the protocol of a dispatcher's or worker's config."""
+    """Raise UnknownName unless TensorFlow supports the protocol of a server's config."""
     if config.protocol != PROTOCOL:
         raise UnknownName(
             f"protocol={config.protocol!r} is not supported by TensorFlow's tf.data servers",
@@ -358,12 +362,12 @@ def check_protocol(config: Any) -> None:
 
 
 def count_name(role: Role) -> str:
-    """Return the argument that says how many tasks of `role` there are."""
+    """Return the name of the argument for the number of tasks of `role`."""
     return {Role.DATA_WORKER: "data_workers", Role.WORKER: "workers"}.get(role, str(role))
 
 
 def check_count(name: str, value: object, most: int = MAX_TASKS_PER_ROLE) -> int:
-    """Return `value` if it is a sensible number of things, else raise UsageError."""
+    """Return `value` if it is a valid count from 0 to `most`, else raise UsageError."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{name}={value!r} must be a whole number")
     if not 0 <= value <= most:
@@ -373,4 +377,4 @@ def check_count(name: str, value: object, most: int = MAX_TASKS_PER_ROLE) -> int
 
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise UsageError(f"{name}={value!r} is not known", fix=f"use one of {', '.join(choices)}")
+        raise UsageError(f"invalid {name}={value!r}", fix=f"use one of {', '.join(choices)}")
