@@ -234,7 +234,7 @@ class TestPolicies:
         assert outside.static
 
     def test_hint_without_a_hint_is_warned_about(self, outside: Host) -> None:
-        with pytest.warns(UserWarning, match='acts like "off"'):
+        with pytest.warns(UserWarning, match='works like "off"'):
             dataset = through(outside, Range(5), "hint")
         assert values(dataset) == sorted([*range(5), *range(5)])
 
@@ -273,7 +273,7 @@ class TestArguments:
         [
             ({"job_name": ""}, "job_name"),
             ({"job_name": 3}, "job_name"),
-            ({"consumer_index": 0}, "belong together"),
+            ({"consumer_index": 0}, "need each other"),
             ({"consumer_index": 0, "num_consumers": 1}, "needs a job"),
             ({"consumer_index": 2, "num_consumers": 2, "job_name": "j"}, "out of range"),
             ({"consumer_index": -1, "num_consumers": 2, "job_name": "j"}, "consumer_index=-1"),

@@ -93,7 +93,7 @@ def test_a_stopped_server_stays_stopped(dispatcher: tfd.Dispatcher) -> None:
     assert dispatcher.workers == ()
     assert probe(dispatcher.target).state == "refused"
     dispatcher.join()
-    with pytest.raises(StateError, match="make a new Dispatcher"):
+    with pytest.raises(StateError, match="create a new Dispatcher"):
         dispatcher.start()
 
 

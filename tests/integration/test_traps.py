@@ -404,7 +404,7 @@ class TestSaid:
             assert len(consume("for", cluster, dataset)) == 50
 
     def test_a_hint_that_is_missing(self, pair: tfd.Cluster, kind: str) -> None:
-        with pytest.warns(UserWarning, match='acts like "off"'):
+        with pytest.warns(UserWarning, match='works like "off"'):
             dataset = batches(10).apply(pair.distribute("hint"))
         assert consume(kind, pair, dataset) == dict.fromkeys(range(10), 2)
         hinted = batches(10).shard(HINT, HINT).apply(pair.distribute("hint"))

@@ -1,8 +1,8 @@
-"""Datasets through the tf.data service of a cluster.
+"""Datasets that are read through the tf.data service of a cluster.
 
-These functions do what those of ``tf.data.experimental.service`` do, and first what a notebook
-needs: they refuse what would hang or lose data, take the user's Python functions to the workers,
-choose defaults for where consumer and workers run, and leave a dataset that is watched.
+These functions correspond to those of ``tf.data.experimental.service``. In addition, they reject
+calls that would hang or lose data, and send the user's Python functions to the data workers. They
+choose defaults for the hosts of consumer and workers, and return datasets that are observed.
 """
 
 from __future__ import annotations
@@ -36,44 +36,44 @@ def distribute(
     cross_trainer_cache: Any = None,
     target_workers: str = "AUTO",
 ) -> Callable[[Any], Any]:
-    """Return a function for ``Dataset.apply`` that has the data workers make the dataset.
+    """Return a function for ``Dataset.apply`` that runs the dataset on the data workers.
 
     Parameters
     ----------
-    host : ServiceHost
-        The cluster; not passed to the method of a cluster that has the same name.
+    host : DataServiceProtocol
+        The cluster. The cluster's method of the same name passes it.
     processing_mode : str or tf.data.experimental.service.ShardingPolicy
         ``"off"``, ``"dynamic"``, ``"file"``, ``"data"``, ``"file_or_data"``, ``"hint"``,
-        ``"parallel_epochs"`` (which is off) or ``"distributed_epoch"`` (which is dynamic).
+        ``"parallel_epochs"`` (same as off) or ``"distributed_epoch"`` (same as dynamic).
     job_name : str, optional
-        Consumers that give the same name share one job. Default: a job of one's own.
+        Consumers with the same name share one job. Default: a separate job.
     consumer_index, num_consumers : int, optional
-        For coordinated reads: `num_consumers` consumers take elements in turn.
+        For coordinated reads: `num_consumers` consumers read one element each per round.
     max_outstanding_requests : int, optional
-        Most elements under way at a time. Default: TensorFlow's choice.
+        Maximum number of elements in transfer. Default: TensorFlow's choice.
     data_transfer_protocol : str, optional
-        Default: ``"local"`` if the workers live in this process (``"grpc"`` for a coordinated
+        Default: ``"local"`` if the workers run in this process (``"grpc"`` for a coordinated
         read, which ``"local"`` cannot serve), else TensorFlow's choice.
     compression : {"auto", "AUTO", "snappy", None}
         ``"auto"`` (default) does not compress on one host and leaves it to TensorFlow
         (``"AUTO"``) between hosts.
     cross_trainer_cache : tf.data.experimental.service.CrossTrainerCache, optional
     target_workers : {"AUTO", "ANY", "LOCAL"}
-        Which workers to read from. Default ``"AUTO"``.
+        The workers to read from. Default ``"AUTO"``.
 
     Returns
     -------
     callable
-        Takes a ``tf.data.Dataset`` and returns one, watched by ``host.consumers``. Where each
-        epoch is known to deliver each element once, its cardinality is exact, and an epoch that
-        is cut short raises an error. A dataset that a ``tf.function``, or the function of
-        ``interleave`` or ``flat_map``, makes is distributed as TensorFlow does it: it is not
-        watched, and its cardinality is unknown.
+        Takes a ``tf.data.Dataset`` and returns one that ``host.consumers`` observes. If each
+        epoch delivers each element exactly once, its cardinality is exact, and a shorter epoch
+        raises an error. A dataset that is created in a ``tf.function``, or in the function of
+        ``interleave`` or ``flat_map``, is distributed without observation, and its cardinality
+        is unknown.
 
     Raises
     ------
     UsageError, NoWorkers, NotSerializable, FinishedJob, DispatcherLost
-        Here or when the function is called; nothing is left to hang.
+        Either here or when the function is called. Later calls do not hang.
 
     See Also
     --------
@@ -91,7 +91,7 @@ def distribute(
     )
     compression_of(compression, on_this_host=True)
 
-    def again(dataset: Any, compression: str | None = compression) -> Any:
+    def distribute_again(dataset: Any, compression: str | None = compression) -> Any:
         return distribute(
             host,
             processing_mode,
@@ -124,26 +124,26 @@ def distribute(
             validation.prepare_traced(host, dataset, reading.mode)
             validation.print_delivery(host, reading.mode)
             with warnings.catch_warnings():
-                # TensorFlow warns of its own call, and of nothing that the caller can change.
+                # TensorFlow warns about its own call, and the caller cannot change that call.
                 warnings.filterwarnings("ignore", "To make it possible to preserve tf.data options")
                 return through_service(dataset)
-        # A function that is being traced may use a dataset from outside, and for how long it does
-        # is not known.
-        lasting = job_name is not None or not tf.executing_eagerly()
+        # A function that is being traced can use a dataset from outside the function for an
+        # unknown time.
+        permanent = job_name is not None or not tf.executing_eagerly()
         with tf.init_scope():
-            return apply_outside(dataset, lasting)
+            return apply_eagerly(dataset, permanent)
 
-    def apply_outside(dataset: Any, lasting: bool) -> Any:
+    def apply_eagerly(dataset: Any, permanent: bool) -> Any:
         from tensorflow.data.experimental import assert_cardinality
 
-        found = validation.prepare(host, dataset, reading.mode, lasting=lasting)
+        pipeline = validation.prepare(host, dataset, reading.mode, permanent=permanent)
         cardinality = int(dataset.cardinality())
         validation.check_endless(reading, cardinality)
         read = through_service(dataset)
         key = graph.service_id(read)
         if (
             reading.mode == "DYNAMIC"
-            and found.keeps_count
+            and pipeline.keeps_count
             and cardinality >= 0
             and job_name is None
             and target_workers != "LOCAL"
@@ -153,16 +153,16 @@ def distribute(
         validation.print_delivery(host, reading.mode)
         before = validation.BeforeReading(host, job_name)
         compressed = compression_of(compression, host.service_on_this_host) is not None
-        # Stages that count for themselves, such as batch, give each worker a last one of its own.
-        expected = cardinality if reading.mode == "OFF" or found.keeps_count else -1
+        # Stages that count elements, such as batch, produce an incomplete last one on each worker.
+        expected = cardinality if reading.mode == "OFF" or pipeline.keeps_count else -1
         endless = reading.needs_infinite is not None
         splits = splits_of(dataset)
         delivery = Delivery(weakref.ref(host), expected, reading.mode, job_name, endless, splits)
         read._tfd_service = ServiceReadOptions(
-            delivery, dataset, compressed, again, lambda: before.joined
+            delivery, dataset, compressed, distribute_again, lambda: before.joined
         )
         host.registered[key] = Registered(
-            cardinality if found.keeps_count else -1,
+            cardinality if pipeline.keeps_count else -1,
             splits,
             weakref.ref(read),
             buffers_of(dataset),
@@ -178,15 +178,15 @@ def register(
     dataset_id: str | None = None,
     compression: str | None = "auto",
 ) -> str:
-    """Register a dataset with the service, for `from_dataset_id` here or in another process.
+    """Register a dataset with the service, for `from_dataset_id` in this or another process.
 
     Parameters
     ----------
-    host : ServiceHost
+    host : DataServiceProtocol
     dataset : tf.data.Dataset
     dataset_id : str, optional
-        The id to register it under; the same dataset can be registered again. Default: one that
-        the dispatcher chooses.
+        The id under which it is registered. The same dataset can be registered again. Default:
+        the dispatcher chooses an id.
     compression : {"auto", "AUTO", "snappy", None}
         As in `distribute`.
 
@@ -212,13 +212,13 @@ def register(
             host.service_target, dataset, compression=chosen, dataset_id=dataset_id
         )
     )
-    found = str(registered.numpy().decode())
-    host.registered[found] = Registered(
+    registered_id = str(registered.numpy().decode())
+    host.registered[registered_id] = Registered(
         int(dataset.cardinality()) if prepared.keeps_count else -1,
         splits_of(dataset),
         buffers=buffers_of(dataset),
     )
-    return found
+    return registered_id
 
 
 def from_dataset_id(
@@ -234,21 +234,21 @@ def from_dataset_id(
     cross_trainer_cache: Any = None,
     target_workers: str = "AUTO",
 ) -> Any:
-    """Return a dataset that reads a registered one; the other arguments are `distribute`'s.
+    """Return a dataset that reads a registered one. See `distribute` for the other arguments.
 
     Parameters
     ----------
-    host : ServiceHost
+    host : DataServiceProtocol
     processing_mode : str or tf.data.experimental.service.ShardingPolicy
     dataset_id : str, bytes or int
         From `register`.
     element_spec : nested structure of tf.TypeSpec, optional
-        Default: what the dispatcher knows of the dataset.
+        Default: the specification that the dispatcher has.
 
     Returns
     -------
     tf.data.Dataset
-        Watched by ``host.consumers``.
+        Observed by ``host.consumers``.
 
     Raises
     ------
@@ -304,21 +304,21 @@ def save(
     compression: str | None = "AUTO",
     timeout: float = 600.0,
 ) -> None:
-    """Have the data workers write a dataset to `path`, and return when it is there.
+    """Write a dataset to `path` on the data workers, and wait until it is complete.
 
-    Read it with ``tf.data.Dataset.load(path)``. Ctrl-C ends the wait, not the writing.
+    Read it with ``tf.data.Dataset.load(path)``. Ctrl-C cancels the wait, not the writing.
 
     Parameters
     ----------
-    host : ServiceHost
-        It needs ``Service(fault_tolerant=True)``.
+    host : DataServiceProtocol
+        Needs ``Service(fault_tolerant=True)``.
     dataset : tf.data.Dataset
     path : str
-        A directory that does not exist yet, on a file system that all workers share.
+        A directory that does not exist yet, on a file system shared by all workers.
     compression : {"AUTO", "GZIP", "SNAPPY", None}
         Default ``"AUTO"``.
     timeout : float
-        Seconds to wait. Default 600. Workers hear of the task with their next heartbeat, up to
+        Seconds to wait. Default 600. Workers receive the request with their next heartbeat, up to
         30 seconds later.
 
     Raises
@@ -327,9 +327,9 @@ def save(
         `path` exists, or the service keeps no journal.
     NoWorkers, NotSerializable, DispatcherLost
     DataError
-        A worker could not write.
+        A worker failed to write.
     TimeLimit
-        It is not complete after `timeout` seconds; the workers go on.
+        The dataset is not complete after `timeout` seconds. The workers keep writing.
 
     See Also
     --------
@@ -339,7 +339,7 @@ def save(
 
     if host.journal is None:
         raise UsageError(
-            "the workers can only save with a service that keeps a journal",
+            "saving failed: data workers can only save with a service that keeps a journal",
             fix="start the cluster with service=tfd.Service(fault_tolerant=True)",
         )
     validation.prepare(host, dataset, "DYNAMIC")
@@ -354,10 +354,10 @@ def save(
         if tf.io.gfile.exists(f"{path}/ERROR"):
             with tf.io.gfile.GFile(f"{path}/ERROR") as file:
                 raise DataError(f"saving to {path} failed: {file.read().strip()}")
-        validation.live_workers(host)
+        validation.require_workers(host)
         if time.monotonic() > deadline:
             raise TimeLimit(
                 f"{path} is not complete after {timeout:g} s",
-                fix="the workers go on: it is complete when it holds a file DONE",
+                fix="the workers keep writing: it is complete when it contains a file DONE",
             )
         time.sleep(0.1)

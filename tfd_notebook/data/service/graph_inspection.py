@@ -1,4 +1,4 @@
-"""What the graph of a dataset tells before it is sent to the data workers."""
+"""Inspection of a dataset's graph before it is sent to the data workers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tfd_notebook._compat.tf_data import graph
 from tfd_notebook.data.service.py_functions import find_functions
 from tfd_notebook.errors import NotSerializable
 
-#: Bytes; TensorFlow ends the whole process when a definition reaches 2 GB, which includes some
-#: kilobytes that it adds itself.
+#: Bytes. TensorFlow aborts the process when a definition reaches 2 GB, including some kilobytes
+#: that it adds.
 LARGEST = (1 << 31) - (1 << 20)
 
-# With these alone, each element of the source makes exactly one element at the end.
+# A pipeline of these ops produces exactly one element for each element of its source.
 _SOURCES = frozenset(("RangeDataset", "TensorSliceDataset"))
 _ONE_TO_ONE = frozenset(
     (
@@ -32,7 +32,7 @@ _ONE_TO_ONE = frozenset(
 )
 _SHARD_HINT = -1
 
-# Their handles are made anew in each process.
+# Each process creates its own handles of these.
 _OWN_RESOURCES = ("ShuffleDataset", "ShuffleAndRepeatDataset", "CacheDataset")
 _RESOURCES = {
     "IteratorResource": "an iterator",
@@ -43,20 +43,20 @@ _RESOURCES = {
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A dataset as the data workers will see it.
+    """Properties of a dataset that matter to the data workers.
 
     Parameters
     ----------
     size : int
-        Bytes of its definition.
+        Size of its definition in bytes.
     tokens : tuple of str
         Tokens of its Python functions.
     resources : tuple of str
-        Kinds of objects of this process that it refers to, and that no other process can reach.
+        Kinds of objects in this process that it refers to, which other processes cannot access.
     has_shard_hint : bool
         Whether it has a ``shard(SHARD_HINT, SHARD_HINT)``.
     keeps_count : bool
-        Whether splitting its source by elements leaves the number of its elements as it is.
+        Whether splitting its source by elements keeps the number of its elements.
     """
 
     size: int
@@ -67,7 +67,7 @@ class Pipeline:
 
 
 def examine(dataset: Any) -> Pipeline:
-    """Return what there is to know about a ``tf.data.Dataset``.
+    """Return the properties of a ``tf.data.Dataset``.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def examine(dataset: Any) -> Pipeline:
     """
     import tensorflow as tf
 
-    # TensorFlow would copy the tensors several times before it finds that they are too large.
+    # Check this first: TensorFlow would copy the tensors several times before it rejects them.
     if (held := graph.constant_bytes(dataset)) > LARGEST:
         raise _too_large(held)
     try:
@@ -84,7 +84,7 @@ def examine(dataset: Any) -> Pipeline:
     except (tf.errors.OpError, ValueError, TypeError, RuntimeError) as error:
         raise NotSerializable(
             f"TensorFlow cannot turn the dataset into a graph: {getattr(error, 'message', error)}",
-            fix="make the dataset from files, tensors and functions alone",
+            fix="create the dataset only from files, tensors and functions",
         ) from error
     if not 0 < len(serialized) <= LARGEST:
         raise _too_large(len(serialized))
@@ -101,12 +101,13 @@ def examine(dataset: Any) -> Pipeline:
 
 
 def _too_large(size: int) -> NotSerializable:
-    """Return the error for a definition of `size` bytes, 0 if they are not known."""
+    """Return the error for a definition of `size` bytes, or of unknown size if 0."""
     return NotSerializable(
-        f"the dataset's definition has {f'{size / 1e9:.1f}' if size else 'more than 2'} GB, "
-        f"TensorFlow can send at most {LARGEST / 1e9:.1f} GB: the data itself is part of it",
+        f"the dataset's definition contains the data and has "
+        f"{f'{size / 1e9:.1f}' if size else 'more than 2'} GB, "
+        f"TensorFlow can send at most {LARGEST / 1e9:.1f} GB",
         fix="write the data to files and read those (tf.data.TFRecordDataset, "
-        "Dataset.save and Dataset.load), or np.load it inside the pipeline",
+        "Dataset.save and Dataset.load), or use np.load inside the pipeline",
     )
 
 
@@ -117,23 +118,23 @@ def _bodies(graph_def: Any) -> Iterator[Any]:
 
 
 def _resources(graph_def: Any, tf: Any) -> dict[str, None]:
-    """Return the kinds of the handles that the graph holds as constants for its functions."""
+    """Return the kinds of the resource handles that the graph has as constants."""
     used = {
         name
         for node in graph_def.node
         if not node.op.startswith(_OWN_RESOURCES)
         for name in node.input
     }
-    found: dict[str, None] = {}
+    result: dict[str, None] = {}
     for node in graph_def.node:
         kind = node.attr["dtype"].type
         if node.op == "Const" and kind == tf.resource.as_datatype_enum and node.name in used:
             for handle in node.attr["value"].tensor.resource_handle_val:
-                # A C++ class as compilers write it: N10tensorflow6lookup15LookupInterfaceE
+                # Mangled name of a C++ class, such as N10tensorflow6lookup15LookupInterfaceE.
                 names = re.findall(r"\d+([A-Za-z_]+?)(?=\d|E$)", handle.maybe_type_name)
                 name = names[-1] if names else handle.name
-                found[_RESOURCES.get(name, f"a {name}")] = None
-    return found
+                result[_RESOURCES.get(name, f"a {name}")] = None
+    return result
 
 
 def _hints(body: Any, tf: Any) -> bool:

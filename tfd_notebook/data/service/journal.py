@@ -1,4 +1,4 @@
-"""What a fault-tolerant dispatcher knows, read from the journal that it keeps."""
+"""Reader of the journal of a fault-tolerant dispatcher."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from tfd_notebook.net import tf_messages
 #: Name of the journal's directory inside the dispatcher's ``work_dir``.
 JOURNAL_DIR = "tf_data_dispatcher_journal"
 
-_HEADER = struct.Struct("<QI")  # TFRecord: length, its checksum; then the data and its checksum
+_HEADER = struct.Struct("<QI")  # TFRecord: length and its checksum. Data and its checksum follow.
 _TRAILER = 4
 _BLOCK = 1 << 22
 _LONGEST = 1 << 30
-_PRODUCE_SPLIT = 0x42  # first byte of an Update that holds a produce_split, field 8
+_PRODUCE_SPLIT = 0x42  # first byte of an Update with a produce_split, which is field 8
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job: a dataset, how it is shared out, and under which name consumers join it.
+    """A job: a dataset, its sharding policy, and the name under which consumers join it.
 
     Parameters
     ----------
     id : int
     name : str
-        The user's ``job_name``, or one that TensorFlow made up.
+        The user's ``job_name``, or one that TensorFlow generated.
     dataset_id : str
     mode : str
-        One of `wire.SHARDING_POLICIES`.
+        One of `tfd_notebook.net.tf_messages.SHARDING_POLICIES`.
     num_consumers : int, optional
-        Consumers of a coordinated read; None for other jobs.
+        Number of consumers of a coordinated read. None for other jobs.
     """
 
     id: int
@@ -53,22 +53,22 @@ class Job:
 
 @dataclass(frozen=True)
 class Iteration:
-    """One pass of a job over its data.
+    """One epoch of a job.
 
     Parameters
     ----------
     id, job_id : int
     repetition : int
-        Which pass: 1 for the first time that a consumer iterates, 2 for the second.
+        Number of the epoch: 1 for a consumer's first iteration, 2 for the second.
     finished : bool
-        Whether every task of it has delivered its last element.
+        Whether all of its tasks have delivered their last element.
     collected : bool
-        Whether the dispatcher has forgotten it; a consumer then starts it afresh.
+        Whether the dispatcher has discarded it. A consumer then starts a new one.
     clients : int
-        Consumers that read it now.
+        Number of consumers that read it now.
     splits : int
-        Splits of the source handed to workers so far; with ``"dynamic"`` over single elements,
-        one for each element.
+        Number of splits of the source assigned to workers. With ``"dynamic"`` over single
+        elements, one split per element.
     """
 
     id: int
@@ -82,7 +82,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class JournalTask:
-    """What one data worker does for one iteration."""
+    """The part of an iteration that one data worker processes."""
 
     id: int
     iteration_id: int
@@ -92,18 +92,18 @@ class JournalTask:
 
 @dataclass(frozen=True)
 class JournalState:
-    """Everything that the journal says, up to its last complete record.
+    """The state of the dispatcher, up to the last complete record of its journal.
 
     Parameters
     ----------
     workers : tuple of str
-        Addresses of all workers that ever registered.
+        Addresses of all workers that have registered.
     datasets : tuple of str
         Ids of the registered datasets.
     jobs : tuple of Job
     iterations : tuple of Iteration
-    tasks : tuple of Task
-        Without those that were removed.
+    tasks : tuple of JournalTask
+        Without removed tasks.
     size_bytes : int
         Size of the journal's files.
     """
@@ -117,7 +117,7 @@ class JournalState:
 
     @property
     def clients(self) -> int:
-        """Consumers that read now."""
+        """The number of consumers that read now."""
         return sum(iteration.clients for iteration in self.iterations)
 
     def job(self, name: str) -> Job | None:
@@ -125,7 +125,7 @@ class JournalState:
         return next((job for job in reversed(self.jobs) if job.name == name), None)
 
     def iteration(self, job_name: str, repetition: int = 1) -> Iteration | None:
-        """Return the latest such pass of a job, or None."""
+        """Return the latest iteration of a job with this repetition, or None."""
         job = self.job(job_name)
         for iteration in reversed(self.iterations):
             if job and (iteration.job_id, iteration.repetition) == (job.id, repetition):
@@ -133,7 +133,7 @@ class JournalState:
         return None
 
     def finished(self, job_name: str, repetition: int = 1) -> bool:
-        """Whether a consumer that joins this pass of the job would get nothing any more."""
+        """Return True if a consumer that joins this epoch of the job would get no elements."""
         iteration = self.iteration(job_name, repetition)
         return iteration is not None and iteration.finished and not iteration.collected
 
@@ -147,14 +147,14 @@ class JournalState:
 
 
 class Journal:
-    """Reads a dispatcher's journal, each time only what is new; safe to use from any thread.
+    """Thread-safe, incremental reader of a dispatcher's journal.
 
     Parameters
     ----------
     work_dir : str
-        The dispatcher's ``work_dir``, a path or a URL; it need not exist yet.
+        The dispatcher's ``work_dir``, a path or a URL. It need not exist yet.
     refresh : callable, optional
-        Called before each reading, where `work_dir` is a copy of what another host has.
+        Called before each read, if `work_dir` is a copy of a directory of another host.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Journal:
     def read(self) -> JournalState:
         """Return the present state.
 
-        A record that the dispatcher is still writing is left for the next time.
+        An incomplete record at the end is left for the next call.
 
         Raises
         ------
@@ -184,16 +184,16 @@ class Journal:
             files = _journal_files(self._directory)
             try:
                 sizes = {number: agent_work_dir.size_of(path) for number, path in files.items()}
-            except FileNotFoundError:  # the cluster stopped at this moment
+            except FileNotFoundError:  # the cluster stopped in the meantime
                 return self._state
             if self._file >= 0 and sizes.get(self._file, -1) < self._offset:
-                # Another journal has taken its place.
+                # Another journal has replaced it.
                 self._file, self._offset = -1, 0
                 self._tables = _Tables()
             before = self._file, self._offset
             for number, path in files.items():
                 if number > self._file:
-                    # A dispatcher that starts again opens a new file and leaves the old one.
+                    # A restarted dispatcher opens a new file and keeps the old one.
                     self._file, self._offset = number, 0
                 if number == self._file and sizes[number] > self._offset:
                     self._read_file(path)
@@ -203,10 +203,10 @@ class Journal:
             return self._state
 
     def _read_file(self, path: str) -> None:
-        """Apply the complete records after the last position, and advance it."""
-        rest, at = b"", self._offset
-        while block := agent_work_dir.read_from(path, at, _BLOCK):
-            at += len(block)
+        """Apply the complete records after the last position, and advance the position."""
+        rest, read_to = b"", self._offset
+        while block := agent_work_dir.read_from(path, read_to, _BLOCK):
+            read_to += len(block)
             data, position = rest + block, 0
             while len(data) - position >= _HEADER.size:
                 length, _ = _HEADER.unpack_from(data, position)
@@ -226,7 +226,7 @@ class Journal:
 
 
 class _Tables:
-    """What the records add up to, as the dispatcher itself would; one method for each kind."""
+    """The tables that result from the records, with one method per type of record."""
 
     def __init__(self) -> None:
         self._workers: dict[str, None] = {}
@@ -240,9 +240,9 @@ class _Tables:
         self._split_records: Counter[bytes] = Counter()
 
     def apply(self, record: bytes) -> None:
-        """Take one ``Update`` into account; raises DecodeError when it is none."""
+        """Apply one serialized ``Update``. Raises DecodeError if it is invalid."""
         if record and record[0] == _PRODUCE_SPLIT:
-            # By far the commonest, and the same bytes again and again: counted, parsed later.
+            # The most frequent record, with few different values: count now, parse later.
             self._split_records[record] += 1
             return
         kinds = tf_messages.Update.FromString(record).ListFields()
@@ -305,7 +305,7 @@ class _Tables:
             self._iterations[iteration_id] = dataclasses.replace(iteration, **changes)
 
     def summary(self, size: int) -> JournalState:
-        """Return the tables as they are now."""
+        """Return the tables as an immutable state."""
         for record, count in self._split_records.items():
             split = tf_messages.Update.FromString(record).produce_split
             if not split.finished:

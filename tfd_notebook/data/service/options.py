@@ -1,4 +1,4 @@
-"""The arguments of ``tf.data.experimental.service.distribute``, checked before anything is done."""
+"""The arguments of ``tf.data.experimental.service.distribute``, validated before any request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from tfd_notebook.errors import NoWorkers, UnknownName, UsageError
 
-#: What users write, in lower case, and the name of TensorFlow's ShardingPolicy for it.
+#: Users' names of processing modes in lower case, with TensorFlow's ShardingPolicy.
 MODES = {
     "off": "OFF",
     "dynamic": "DYNAMIC",
@@ -20,7 +20,7 @@ MODES = {
     "distributed_epoch": "DYNAMIC",
 }
 
-#: Policies that give each worker a share by its place in a list of workers.
+#: Policies that give each worker a share by its position in a list of workers.
 STATIC = frozenset(("FILE", "DATA", "FILE_OR_DATA", "HINT"))
 
 _TARGETS = ("AUTO", "ANY", "LOCAL")
@@ -29,7 +29,7 @@ _COMPRESSIONS = ("auto", "AUTO", "snappy", "SNAPPY", None)
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How a consumer reads; the fields are arguments of ``distribute``, `mode` a policy's name."""
+    """Arguments of ``distribute``, with the name of a sharding policy as `mode`."""
 
     mode: str
     job_name: str | None = None
@@ -44,71 +44,76 @@ class ReadOptions:
         if self.job_name is not None and (
             not isinstance(self.job_name, str) or not self.job_name.strip()
         ):
-            raise UsageError(f"job_name={self.job_name!r} must be a text that is not empty")
+            raise UsageError(f"invalid job_name={self.job_name!r}: expected a non-empty string")
         if (self.consumer_index is None) != (self.num_consumers is None):
             raise UsageError(
-                "consumer_index and num_consumers belong together",
-                fix="give both for a coordinated read, or neither",
+                "consumer_index and num_consumers need each other",
+                fix="pass both for a coordinated read, or neither",
             )
         if self.num_consumers is not None and self.consumer_index is not None:
-            _whole("num_consumers", self.num_consumers, least=1)
-            _whole("consumer_index", self.consumer_index, least=0)
+            _check_integer("num_consumers", self.num_consumers, least=1)
+            _check_integer("consumer_index", self.consumer_index, least=0)
             if self.consumer_index >= self.num_consumers:
                 raise UsageError(
                     f"consumer_index={self.consumer_index} is out of range",
                     fix=f"use 0 to {self.num_consumers - 1}",
                 )
-        for feature, used in (
+        for feature, argument in (
             ("a coordinated read (num_consumers)", self.num_consumers),
             ("a cross-trainer cache", self.cross_trainer_cache),
         ):
-            if used is not None and self.job_name is None:
+            if argument is not None and self.job_name is None:
                 raise UsageError(
-                    f"{feature} needs a job that its consumers share",
+                    f"{feature} needs a job shared by its consumers",
                     fix="pass the same job_name= in each of them",
                 )
         if self.num_consumers is not None and self.data_transfer_protocol == "local":
             raise UsageError(
                 'data_transfer_protocol="local" cannot serve a coordinated read: TensorFlow would '
-                "wait without end for rounds that are not full",
-                fix='leave data_transfer_protocol out, or use "grpc"',
+                "wait indefinitely for incomplete rounds",
+                fix='omit data_transfer_protocol, or use "grpc"',
             )
         if self.max_outstanding_requests is not None:
-            _whole("max_outstanding_requests", self.max_outstanding_requests, least=1)
+            _check_integer("max_outstanding_requests", self.max_outstanding_requests, least=1)
         if self.target_workers not in _TARGETS:
             raise UnknownName(
-                f"target_workers={self.target_workers!r} is not known",
+                f"invalid target_workers={self.target_workers!r}",
                 fix=f"use {', '.join(_TARGETS)}",
             )
 
     @property
     def needs_infinite(self) -> str | None:
-        """The feature that needs a dataset without an end, None if there is none."""
+        """The feature that needs an infinite dataset, or None."""
         if self.num_consumers is not None:
             return "a coordinated read"
         return "a cross-trainer cache" if self.cross_trainer_cache is not None else None
 
     def transfer(self, in_process: bool) -> str | None:
-        """Return the data transfer protocol for where the data workers live.
+        """Return the data transfer protocol.
+
+        Parameters
+        ----------
+        in_process : bool
+            Whether the data workers run in this process.
 
         Raises
         ------
         NoWorkers
-            The arguments ask for workers of this process, where there are none.
+            The arguments need data workers in this process, and it has none.
         """
         local = self.data_transfer_protocol == "local" or self.target_workers == "LOCAL"
         if local and not in_process:
             raise NoWorkers(
                 'data_transfer_protocol="local" and target_workers="LOCAL" need data workers in '
-                "this process, and there is none",
-                fix='leave these arguments out, or use launcher="inprocess"',
+                "this process, and it has none",
+                fix='omit these arguments, or use launcher="inprocess"',
             )
         if self.data_transfer_protocol is None and in_process:
             return "local" if self.num_consumers is None else "grpc"
         return self.data_transfer_protocol
 
     def tensorflow_arguments(self, in_process: bool) -> dict[str, Any]:
-        """Return the arguments for TensorFlow, the processing mode included."""
+        """Return the arguments for TensorFlow, including the processing mode."""
         from tensorflow.data.experimental import service
 
         return {
@@ -124,47 +129,47 @@ class ReadOptions:
 
 
 def mode_of(processing_mode: Any) -> str:
-    """Return the name of TensorFlow's ShardingPolicy that `processing_mode` means.
+    """Return the name of TensorFlow's ShardingPolicy for `processing_mode`.
 
     Parameters
     ----------
     processing_mode : str or tf.data.experimental.service.ShardingPolicy
-        One of `MODES`, in any case, or the policy itself.
+        One of `MODES`, in upper or lower case, or the policy itself.
 
     Raises
     ------
     UnknownName
-        With the nearest word that is known.
+        The mode does not exist. The error suggests the most similar one.
     """
     if isinstance(processing_mode, str):
-        word = processing_mode.lower()
-        if word in MODES:
-            return MODES[word]
-        near = difflib.get_close_matches(word, MODES, n=1)
+        name = processing_mode.lower()
+        if name in MODES:
+            return MODES[name]
+        near = difflib.get_close_matches(name, MODES, n=1)
         raise UnknownName(
-            f"processing_mode={processing_mode!r} is not known",
+            f"invalid processing_mode={processing_mode!r}",
             fix=(f"did you mean {near[0]!r}? " if near else "") + f"use one of {', '.join(MODES)}",
         )
     name = getattr(processing_mode, "name", None)
     if type(processing_mode).__name__ != "ShardingPolicy" or name not in MODES.values():
         raise UnknownName(
-            f"processing_mode={processing_mode!r} is not known",
+            f"invalid processing_mode={processing_mode!r}",
             fix=f"use one of {', '.join(MODES)}",
         )
     return str(name)
 
 
 def compression_of(compression: Any, on_this_host: bool) -> str | None:
-    """Return TensorFlow's word for `compression`; ``"auto"`` compresses only between hosts."""
+    """Return TensorFlow's value for `compression`. ``"auto"`` compresses only between hosts."""
     if compression not in _COMPRESSIONS:
         raise UnknownName(
-            f"compression={compression!r} is not known", fix='use "auto", "AUTO", "snappy" or None'
+            f"invalid compression={compression!r}", fix='use "auto", "AUTO", "snappy" or None'
         )
     if compression == "auto":
         return None if on_this_host else "AUTO"
     return compression.upper() if compression else None
 
 
-def _whole(name: str, value: Any, least: int) -> None:
+def _check_integer(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{name}={value!r} must be a whole number from {least}")
+        raise UsageError(f"invalid {name}={value!r}: expected a whole number of at least {least}")

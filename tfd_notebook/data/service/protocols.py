@@ -1,4 +1,4 @@
-"""What the data path asks of the cluster that it belongs to."""
+"""The interface of a cluster that the data package uses."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Registered:
-    """A dataset that the dispatcher knows.
+    """A dataset that is registered with the dispatcher.
 
     Parameters
     ----------
     cardinality : int
-        Negative where it is not known.
+        Number of elements. Negative if unknown.
     splits : Splits, optional
-        Splits that dynamic sharding assigns; None if that is not known.
+        Splits that dynamic sharding assigns. None if unknown.
     read : weakref.ref of tf.data.Dataset, optional
-        What reads it, while somebody holds that.
+        The dataset that reads it, while it is referenced.
     buffers : tuple of Buffer
         Buffers of the dataset in the memory of each data worker.
     """
@@ -42,7 +42,7 @@ class Registered:
 
 @dataclass(frozen=True)
 class TaskEnvironment:
-    """What tasks share with this process as it was when their cluster started.
+    """Working directory and environment variables at the start of the cluster.
 
     Parameters
     ----------
@@ -55,12 +55,12 @@ class TaskEnvironment:
 
     @classmethod
     def now(cls) -> TaskEnvironment:
-        """Return those of now."""
+        """Return the present values of this process."""
         return cls(os.getcwd(), dict(os.environ))
 
 
 class DataServiceProtocol(Protocol):
-    """A tf.data service as `tfd_notebook.data` sees it; `Cluster` is one."""
+    """A tf.data service as the data package uses it. `Cluster` implements it."""
 
     @property
     def name(self) -> str: ...
@@ -70,55 +70,70 @@ class DataServiceProtocol(Protocol):
 
     @property
     def consumers(self) -> Consumers:
-        """Everything in this process that reads from the service."""
+        """The registry of the consumers in this process that read from the service."""
 
     @property
     def service_target(self) -> str:
-        """``"grpc://host:port"`` of the dispatcher; raises StateError unless the cluster runs."""
+        """``"grpc://host:port"`` of the dispatcher. Raises StateError unless the cluster runs."""
 
     @property
     def journal(self) -> Journal | None:
-        """The dispatcher's journal, None without ``fault_tolerant``."""
+        """The dispatcher's journal. None without ``fault_tolerant``."""
 
     @property
     def registered(self) -> MutableMapping[str, Registered]:
-        """What is known of the datasets that this process registered, by their ids."""
+        """The datasets that this process registered, by id."""
 
     @property
     def service_in_process(self) -> bool:
-        """Whether the data workers live in this very process."""
+        """True if the data workers run in this process."""
 
     @property
     def service_on_this_host(self) -> bool:
-        """Whether all data workers live on this host."""
+        """True if all data workers run on this host."""
 
     @property
     def surroundings(self) -> TaskEnvironment | None:
-        """What the tasks know of this process; None where another one started them."""
+        """The environment that the tasks inherited. None if another process started them."""
 
     def inspect_tasks(self) -> Mapping[str, Mapping[str, list[str]]]:
         """Return stale modules (``stale``) and loaded ops (``ops``) of each task that answers."""
 
     @property
     def limit(self) -> Limit:
-        """What limits the consumer that reads now."""
+        """The present bottleneck of the consumer that reads now."""
 
     def data_workers(self) -> tuple[TaskRow, ...]:
-        """The data workers that have not ended, by index."""
+        """Return the data workers that have not ended, by index."""
 
     def check_room(self, needed: int) -> None:
-        """Raise WorkDirError unless so many bytes can be written beside the journal."""
+        """Raise WorkDirError unless the journal's disk has room for `needed` bytes."""
 
     def install_functions(
         self, functions: Mapping[str, str], blob: bytes, dataset: Any = None
     ) -> None:
-        """Give every present and future data worker the Python functions in `blob`.
+        """Send the Python functions in `blob` to every present and future data worker.
 
-        `functions` maps each token to the name of its function as the user wrote it, `blob` is
-        what `data.service.py_functions.install` takes. Returns when all present workers have
-        them; raises NotSerializable when one cannot load them. The workers may forget the functions
-        after `dataset`, and any other that uses them, has ended; never if it is None.
+        Returns when all present workers have loaded them.
+
+        Parameters
+        ----------
+        functions : mapping of str to str
+            The user's name of the function of each token.
+        blob : bytes
+            The result of `data.service.py_functions.pack`.
+        dataset : tf.data.Dataset, optional
+            The workers may discard the functions after this dataset, and all others that use the
+            functions, have ended. With None they keep the functions.
+
+        Raises
+        ------
+        NotSerializable
+            A worker cannot load them.
         """
 
     def enable_static_sharding(self) -> None:
-        """Make the dispatcher know its workers' addresses (FILE, DATA and FILE_OR_DATA need it)."""
+        """Configure the dispatcher for FILE, DATA and FILE_OR_DATA.
+
+        These policies need a dispatcher that has the addresses of its workers.
+        """

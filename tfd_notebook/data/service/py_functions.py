@@ -1,7 +1,7 @@
-"""Python functions of a pipeline, on their way to the data workers.
+"""Serialisation of the Python functions of a pipeline for the data workers.
 
-A dataset's graph names its Python functions by tokens; the functions themselves are pickled by
-`pack` where the dataset is defined, and known to a worker after `install`.
+A dataset's graph identifies its Python functions by tokens. `pack` pickles the functions in the
+process that defines the dataset, and `install` registers them in a data worker.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tfd_notebook.errors import NotSerializable
 
 __all__ = ["FunctionWatch", "find_functions", "install", "pack"]
 
-#: Bytes of pickled functions that can be sent to the agents at a time: base64 adds a third, and
-#: an agent takes 2**28 bytes (`tfd_notebook.net.agent_protocol.LARGEST`).
+#: Bytes of pickled functions that can be sent to the agents at a time. Base64 adds a third, and
+#: an agent accepts 2**28 bytes (`tfd_notebook.net.agent_protocol.LARGEST`).
 LARGEST = 200_000_000
 
 #: Bytes above which garbage is collected before functions are sent.
@@ -48,11 +48,11 @@ def find_functions(graph_def: Any) -> list[str]:
 
 
 def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
-    """Pickle the functions that this process runs for `tokens`, all together.
+    """Pickle the functions of `tokens`, in this process, as one blob.
 
-    Functions of importable modules travel by their name, all others (notebook cells, lambdas,
-    closures) by value, with what they refer to. Functions that share an object, as the three of
-    ``from_generator`` do, share it in the worker, too.
+    Functions of importable modules are pickled by name. All others (notebook cells, lambdas,
+    closures) are pickled by value, with the objects that they refer to. Functions that share an
+    object, such as the three of ``from_generator``, also share it in the worker.
 
     Parameters
     ----------
@@ -61,28 +61,28 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
     Returns
     -------
     names : dict of str to str
-        The function behind each token, as the user called it.
+        The user's name of the function of each token.
     blob : bytes
-        What `install` takes.
+        The argument of `install`.
 
     Raises
     ------
     NotSerializable
         A function cannot be pickled, no longer exists, or was traced before tfd_notebook was
-        imported; or all together are larger than `LARGEST`.
+        imported. Also raised if the blob is larger than `LARGEST`.
     """
     functions: dict[str, Any] = {}
     for token in tokens:
         function = py_functions.lookup(token)
         if function is None:
             raise NotSerializable(
-                f"the Python function {token} of the dataset is gone",
+                f"the Python function {token} of the dataset no longer exists",
                 fix="run the cell that defines the dataset again",
             )
         if not py_functions.is_unique(token):
             raise NotSerializable(
-                f"{_where(py_functions.user_function(function))} entered the dataset before "
-                "tfd_notebook was imported, and a worker could take it for another function",
+                f"{_location(py_functions.user_function(function))} was traced before tfd_notebook "
+                "was imported, so a worker could confuse it with another function",
                 fix="run the cell that defines the dataset again",
             )
         functions[token] = function
@@ -92,37 +92,37 @@ def pack(tokens: Iterable[str]) -> tuple[dict[str, str], bytes]:
     try:
         blob = py_functions.dumps(functions)
     except Exception as error:
-        raise _explained(functions, error) from error
+        raise _pickle_error(functions, error) from error
     if len(blob) > LARGEST:
-        called = ", ".join(dict.fromkeys(names.values()))
+        listed = ", ".join(dict.fromkeys(names.values()))
         raise NotSerializable(
-            f"the dataset's Python functions ({called}) have {len(blob) / 1e6:.0f} MB with the "
-            f"data that they refer to, and at most {LARGEST / 1e6:.0f} MB can be sent to data "
+            f"the dataset's Python functions ({listed}) and their data have "
+            f"{len(blob) / 1e6:.0f} MB, and at most {LARGEST / 1e6:.0f} MB can be sent to data "
             "workers",
-            fix="save the data to a file and load it inside the function (np.load), or make it "
-            "part of the dataset (tf.data.TFRecordDataset, Dataset.load)",
+            fix="save the data to a file and load it inside the function (np.load), or add it to "
+            "the dataset (tf.data.TFRecordDataset, Dataset.load)",
         )
     return names, blob
 
 
 class FunctionWatch:
-    """Notes which functions that the data workers have are not used by any dataset any more.
+    """Tracks which functions on the data workers are no longer used by any dataset.
 
-    Datasets are watched and not the functions: TensorFlow's global graph refers to each function
-    until the process ends. A distributed dataset refers to the one that it was made of,
-    and an iterator to its dataset.
+    Datasets are tracked instead of functions, because TensorFlow's global graph refers to each
+    function until the process ends. A distributed dataset refers to its original dataset, and an
+    iterator to its dataset.
     """
 
     def __init__(self) -> None:
-        self._lasting: set[str] = set()
+        self._permanent: set[str] = set()
         self._users: dict[int, tuple[weakref.ref[Any], tuple[str, ...]]] = {}
-        # Filled by the garbage collector, in any thread.
+        # The garbage collector fills it, in any thread.
         self._ended: collections.deque[tuple[str, ...]] = collections.deque()
 
     def watch(self, tokens: Iterable[str], dataset: Any) -> None:
-        """Note that `dataset` uses functions; None means that they are never released."""
+        """Record that `dataset` uses functions. With None, they are never released."""
         if dataset is None:
-            self._lasting.update(tokens)
+            self._permanent.update(tokens)
             return
         key, used = id(dataset), tuple(tokens)
 
@@ -133,12 +133,12 @@ class FunctionWatch:
         self._users[key] = weakref.ref(dataset, end), used
 
     def gone(self, size: int) -> list[str]:
-        """Return the tokens that are not used any more since the last call.
+        """Return the tokens that have become unused since the previous call.
 
         Parameters
         ----------
         size : int
-            Bytes that are sent next. If this is large, garbage is collected first.
+            Bytes to be sent next. If this is large, garbage is collected first.
         """
         if size > _LARGE:
             gc.collect()
@@ -147,22 +147,22 @@ class FunctionWatch:
             ended.update(self._ended.popleft())
         for _, tokens in tuple(self._users.values()):
             ended.difference_update(tokens)
-        return sorted(ended - self._lasting)
+        return sorted(ended - self._permanent)
 
     def gone_again(self, tokens: Iterable[str]) -> None:
-        """Return tokens that could not be sent."""
+        """Take back tokens that could not be sent to the workers."""
         self._ended.append(tuple(tokens))
 
 
-def _explained(functions: dict[str, Any], error: Exception) -> NotSerializable:
+def _pickle_error(functions: dict[str, Any], error: Exception) -> NotSerializable:
     for registered in functions.values():
         if _failure(registered) is not None:
             function = py_functions.user_function(registered)
-            path, thing = _culprit(function)
+            path, thing = _find_unpicklable(function)
             kind = f"{type(thing).__module__}.{type(thing).__qualname__}"
             uses = f"uses {path} ({kind})" if path else f"({kind})"
             return NotSerializable(
-                f"{_where(function)} {uses}, which cannot be sent to a data worker: "
+                f"{_location(function)} {uses}, which cannot be sent to a data worker: "
                 f"{_failure(thing) or error}",
                 fix="create it inside the function, or import it from a module",
             )
@@ -177,17 +177,17 @@ def _failure(value: Any) -> Exception | None:
     return None
 
 
-def _culprit(value: Any, depth: int = _DEPTH) -> tuple[str, Any]:
-    """Return the innermost thing that fails, and how `value` refers to it."""
+def _find_unpicklable(value: Any, depth: int = _DEPTH) -> tuple[str, Any]:
+    """Return the path from `value` to the innermost object that cannot be pickled, and it."""
     if depth:
-        for name, inner in _referred(value):
+        for name, inner in _referenced_objects(value):
             if _failure(inner) is not None:
-                further, culprit = _culprit(inner, depth - 1)
-                return f"{name}.{further}" if further else name, culprit
+                further, innermost = _find_unpicklable(inner, depth - 1)
+                return f"{name}.{further}" if further else name, innermost
     return "", value
 
 
-def _referred(value: Any) -> Iterator[tuple[str, Any]]:
+def _referenced_objects(value: Any) -> Iterator[tuple[str, Any]]:
     if inspect.ismethod(value):
         yield "self", value.__self__
     elif inspect.isfunction(value):
@@ -215,7 +215,7 @@ def _name(function: Any) -> str:
     return str(name).rpartition("<locals>.")[2]
 
 
-def _where(function: Any) -> str:
+def _location(function: Any) -> str:
     called = function if hasattr(function, "__code__") else vars(type(function)).get("__call__")
     code = getattr(called, "__code__", None)
     place = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""

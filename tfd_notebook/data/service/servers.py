@@ -1,7 +1,7 @@
-"""A dispatcher and data workers in this process, with TensorFlow's contract and without its traps.
+"""A dispatcher and data workers that run in this process.
 
-`Dispatcher` does what ``tf.data.experimental.service.DispatchServer`` does, `DataWorker` what
-``WorkerServer`` does. Each method works in each state or raises an error that names the fix. Each
+`Dispatcher` corresponds to ``tf.data.experimental.service.DispatchServer``, `DataWorker` to
+``WorkerServer``. Each method works in each state, or raises an error that names the fix. Each
 error is also a ``tf.errors.OpError``. A port is never shared with another server. Every wait ends.
 """
 
@@ -31,12 +31,12 @@ from tfd_notebook.net.ports import reserve_port, restrict_port
 from tfd_notebook.net.probe import dispatcher_workers, probe
 
 _STOP_SECONDS = 10.0
-_FORGOTTEN_SECONDS = 2.0
+_FINALIZER_SECONDS = 2.0
 _PROBE_SECONDS = 5.0
 
 
 class _Running:
-    """What has to be ended, apart from the object whose end may cause it."""
+    """Resources of a server. Separate from the server, so that its finaliser can release them."""
 
     def __init__(self, holder: socket.socket) -> None:
         self.holder = holder
@@ -47,9 +47,9 @@ class _Running:
         self._pid = os.getpid()
 
     def stop(self, timeout: float) -> bool:
-        """End the server; False if it is not at its end within `timeout` seconds."""
+        """Stop the server. Return False if it has not stopped within `timeout` seconds."""
         if os.getpid() != self._pid:
-            return True  # in a forked child, which has none of the server's threads
+            return True  # a forked child has none of the server's threads
         with self._lock:
             if self._stopping is None:
                 self._stopping = threading.Thread(
@@ -66,21 +66,21 @@ class _Running:
             from tfd_notebook._compat.tf_data import servers
 
             servers.stop(server)
-        # TensorFlow's finaliser of a worker unregisters its address: it has to run before another
-        # server can take the port.
+        # TensorFlow's finaliser of a worker unregisters its address. It must run before another
+        # server can use the port.
         del server
         self.holder.close()
         self.ended.set()
 
 
 class _Server(ABC):
-    """What both servers have in common.
+    """Common base of both servers.
 
     Attributes
     ----------
     open_to : str
         Peers that can connect: ``"loopback"``, a list of networks, ``"everyone"`` or
-        ``"unknown: why"``; empty unless the server runs.
+        ``"unknown: why"``. Empty unless the server runs.
     """
 
     _role: ClassVar[str]
@@ -96,8 +96,8 @@ class _Server(ABC):
         self._config = config._replace(port=self._port)
         self._lock = threading.Lock()
         self.open_to = ""
-        # Also at the interpreter's exit, while its threads can still run Python functions.
-        self._finalizer = weakref.finalize(self, self._running.stop, _FORGOTTEN_SECONDS)
+        # This also runs at exit, while the server's threads can still run Python functions.
+        self._finalizer = weakref.finalize(self, self._running.stop, _FINALIZER_SECONDS)
         if start:
             try:
                 self.start()
@@ -107,7 +107,7 @@ class _Server(ABC):
 
     @property
     def target(self) -> str:
-        """The address with its protocol, ``"grpc://localhost:port"``; known before the start."""
+        """The address with its protocol, ``"grpc://localhost:port"``. Known before the start."""
         return f"{self._config.protocol}://{self.address}"
 
     @property
@@ -124,35 +124,35 @@ class _Server(ABC):
 
     @as_op_errors()
     def start(self) -> None:
-        """Start the server; does nothing if it runs.
+        """Start the server. No-op if it runs.
 
         Raises
         ------
         StateError
-            It was stopped: TensorFlow's servers start once.
+            The server was stopped. TensorFlow's servers start only once.
         WorkDirError
             The dispatcher's ``work_dir`` cannot be used.
         FilterFailed
-            Its port cannot be closed to other hosts; the server was stopped.
+            Its port cannot be closed to other hosts. The server was stopped.
         LaunchError
-            The server did not come up, or a worker's dispatcher does not answer.
+            The server did not start, or a worker's dispatcher does not answer.
         """
         with self._lock:
             if self.state == "stopped":
                 raise StateError(
                     f"the {self._role} at {self.address} was stopped",
-                    fix=f"make a new {type(self).__name__}",
+                    fix=f"create a new {type(self).__name__}",
                 )
             if self.state == "ready":
                 return
             self._check()
             try:
-                self._running.server = self._make()
+                self._running.server = self._create()
             except TfdError:
                 raise
             except Exception as error:
                 raise LaunchError(
-                    f"TensorFlow could not start the {self._role} at {self.address}: {error}",
+                    f"starting the {self._role} at {self.address} failed: {error}",
                     fix="check the config",
                 ) from error
             try:
@@ -163,50 +163,50 @@ class _Server(ABC):
 
     @as_op_errors()
     def stop(self, timeout: float = _STOP_SECONDS) -> None:
-        """Stop the server and let go of its port; does nothing if it is stopped.
+        """Stop the server and release its port. No-op if it is stopped.
 
         Parameters
         ----------
         timeout : float
-            Seconds to wait for the end. Default 10.
+            Seconds to wait. Default 10.
 
         Raises
         ------
         TimeLimit
-            It has not ended by then; it ends by itself when the element in work is done.
+            The server still runs. It stops when the current element is complete.
         """
         with self._lock:
             self._finalizer.detach()
             self.open_to = ""
         if not self._running.stop(timeout):
             raise TimeLimit(
-                f"the {self._role} at {self.address} is still working on an element after "
+                f"the {self._role} at {self.address} is still processing an element after "
                 f"{timeout:g} s",
-                fix="it ends when that element is done; join() waits for it",
+                fix="it stops after that element; join() waits for it",
             )
 
     @as_op_errors()
     def join(self, timeout: float | None = None) -> None:
-        """Wait until the server has stopped; Ctrl-C ends the wait, not the server.
+        """Wait until the server has stopped. Ctrl-C ends the wait, not the server.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds. Default: no limit.
+            Seconds. Default: no timeout.
 
         Raises
         ------
         StateError
-            It was never started.
+            The server was never started.
         TimeLimit
-            It runs longer than `timeout`.
+            The server still runs after `timeout` seconds.
         """
         if self.state == "planned":
             raise StateError(f"the {self._role} was not started", fix="call start() first")
         if not self._running.ended.wait(timeout):
             raise TimeLimit(
                 f"the {self._role} at {self.address} still runs after {timeout:g} s",
-                fix="call stop() to end it",
+                fix="call stop()",
             )
 
     def __repr__(self) -> str:
@@ -214,35 +214,35 @@ class _Server(ABC):
 
     @abstractmethod
     def _check(self) -> None:
-        """Raise an error for what TensorFlow would hang on or say nothing about."""
+        """Raise an error for conditions under which TensorFlow would hang or fail silently."""
 
     @abstractmethod
-    def _make(self) -> Any:
+    def _create(self) -> Any:
         """Return TensorFlow's server, started."""
 
 
 class Dispatcher(_Server):
     """A tf.data service dispatcher in this process.
 
-    It stops with `stop`, when the last reference to it goes, and when the interpreter ends. Its
-    port is closed to other hosts.
+    It stops with `stop`, when the last reference to it is deleted, and when the interpreter exits.
+    Its port is closed to other hosts.
 
     Parameters
     ----------
     config : tf.data.experimental.service.DispatcherConfig, optional
         Default: a free port, no journal.
     start : bool
-        Whether to start it at once. Default true. The port is taken and `target` is known in
-        either case.
+        Whether to start the server at once. Default true. The port is reserved and `target` is
+        known in either case.
     allow : iterable of str
-        Networks in CIDR form that may connect besides this host. Default: none.
+        Networks in CIDR form that may connect in addition to this host. Default: none.
 
     Raises
     ------
     PortInUse
-        Somebody has the port; the error names who.
+        Another process uses the port. The error names it.
     UsageError
-        ``fault_tolerant_mode`` without ``work_dir``, or a port that is none.
+        ``fault_tolerant_mode`` without ``work_dir``, or an invalid port.
     WorkDirError, LaunchError
         See `start`.
 
@@ -262,18 +262,18 @@ class Dispatcher(_Server):
         config = DispatcherConfig() if config is None else config
         if not isinstance(config, DispatcherConfig):
             raise UsageError(
-                f"config={config!r} is no DispatcherConfig",
+                f"invalid config={config!r}: expected a DispatcherConfig",
                 fix="use tf.data.experimental.service.DispatcherConfig",
             )
         if config.fault_tolerant_mode and not config.work_dir:
             raise UsageError(
-                "fault_tolerant_mode needs a directory for the journal", fix="set work_dir, too"
+                "fault_tolerant_mode needs a directory for the journal", fix="also set work_dir"
             )
         super().__init__(config, start, allow)
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Addresses of the data workers that ever registered; empty unless the server runs."""
+        """Addresses of all data workers that have registered. Empty unless the server runs."""
         if self.state != "ready":
             return ()
         return dispatcher_workers(self.address, timeout=_PROBE_SECONDS)
@@ -282,7 +282,7 @@ class Dispatcher(_Server):
         if self._config.work_dir:
             check_usable(self._config.work_dir)
 
-    def _make(self) -> Any:
+    def _create(self) -> Any:
         from tensorflow.data.experimental.service import DispatchServer
 
         from tfd_notebook._compat.tf_data import servers
@@ -298,16 +298,16 @@ class DataWorker(_Server):
     config : tf.data.experimental.service.WorkerConfig
         ``dispatcher_address`` is ``"host:port"``, as in TensorFlow.
     start : bool
-        Whether to start it at once. Default true.
+        Whether to start the server at once. Default true.
     allow : iterable of str
-        Networks in CIDR form that may connect besides this host. Default: none.
+        Networks in CIDR form that may connect in addition to this host. Default: none.
 
     Raises
     ------
     PortInUse
-        Somebody has the port; the error names who.
+        Another process uses the port. The error names it.
     UsageError
-        No ``dispatcher_address``, or a port that is none.
+        No ``dispatcher_address``, or an invalid port.
     LaunchError
         See `start`.
 
@@ -324,7 +324,7 @@ class DataWorker(_Server):
 
         if not isinstance(config, WorkerConfig):
             raise UsageError(
-                f"config={config!r} is no WorkerConfig",
+                f"invalid config={config!r}: expected a WorkerConfig",
                 fix="use tf.data.experimental.service.WorkerConfig",
             )
         if not config.dispatcher_address:
@@ -335,25 +335,25 @@ class DataWorker(_Server):
         super().__init__(config, start, allow)
 
     def _check(self) -> None:
-        # TensorFlow would wait for it inside the constructor, and freeze the interpreter.
+        # TensorFlow would wait for the dispatcher inside the constructor and block the GIL.
         address = self._config.dispatcher_address
-        found = probe(address, _PROBE_SECONDS, via_proxy=True, expect="dispatcher")
-        if found.alive and found.kind == "dispatcher":
+        result = probe(address, _PROBE_SECONDS, via_proxy=True, expect="dispatcher")
+        if result.alive and result.kind == "dispatcher":
             return
         direct = probe(address, _PROBE_SECONDS, expect="dispatcher")
         if direct.alive and direct.kind == "dispatcher":
             raise LaunchError(
                 f"the dispatcher at {address} answers, but not through the proxy that "
-                f"TensorFlow takes from http_proxy: {found.reason}",
+                f"TensorFlow takes from http_proxy: {result.reason}",
                 fix=f"add {address.rpartition(':')[0]} to the environment variable no_proxy",
             )
-        what = found.reason or f"a {(found.kind or 'server').replace('_', ' ')} answers there"
+        what = result.reason or f"a {(result.kind or 'server').replace('_', ' ')} answers"
         raise LaunchError(
-            f"there is no dispatcher at {address}: {what}",
+            f"no dispatcher at {address}: {what}",
             fix="start the dispatcher first, and pass its address",
         )
 
-    def _make(self) -> Any:
+    def _create(self) -> Any:
         from tensorflow.data.experimental.service import WorkerServer
 
         from tfd_notebook._compat.tf_data import servers

@@ -1,4 +1,4 @@
-"""What a dataset through a cluster was made from, kept on the dataset for those who explain it."""
+"""Metadata of a dataset that is read through a cluster, for the diagnosis of bottlenecks."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ def processors(file: Path = MINE, root: Path = ROOT) -> int:
     Parameters
     ----------
     file : Path
-        The control groups of this process, as `tfd_notebook.agent.cgroups.quotas` reads them.
+        Path of this process's control groups, as `tfd_notebook.agent.cgroups.quotas` reads it.
     root : Path
     """
     if hasattr(os, "sched_getaffinity"):
         count = len(os.sched_getaffinity(0))
     else:
         count = os.cpu_count() or 1
-    quota = min((one.cores for one in quotas(file, root)), default=float("inf"))
+    quota = min((quota.cores for quota in quotas(file, root)), default=float("inf"))
     return min(count, math.ceil(quota)) if math.isfinite(quota) else count
 
 
 class Machine:
-    """Samples how many of the cores that this process may use are busy, with any process.
+    """Samples the number of busy cores among those that this process may use.
 
-    The cores are busy, too, if a control group of this process has used its CPU quota.
+    The load includes all processes. All cores count as busy while a control group of this process
+    has used up its CPU quota.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class Machine:
         self._busy = 0.0
 
     def busy(self) -> float:
-        """Return the average since the last call; 0 in the first instant."""
+        """Return the average since the previous call. 0 right after the start."""
         idle, total = self._times()
         passed = total - self._before[1]
         if passed > 0.1:
@@ -78,20 +79,20 @@ class Machine:
 
 @dataclass(frozen=True)
 class Delivery:
-    """What a pass through a service should deliver; holds no dataset.
+    """The expected result of an epoch through a service. Holds no reference to the dataset.
 
     Parameters
     ----------
-    host : weakref.ref of ServiceHost
+    host : weakref.ref of DataServiceProtocol
     cardinality : int
-        Elements of the dataset; negative where that is not known.
+        Number of elements of the dataset. Negative if unknown.
     mode : str
         One of `tfd_notebook.net.tf_messages.SHARDING_POLICIES`.
     job_name : str, optional
     endless : bool
-        Whether it is read in a way that needs a dataset without an end.
+        Whether the read mode needs an infinite dataset.
     splits : Splits, optional
-        Splits that the dispatcher assigns under dynamic sharding; None if not known.
+        Splits that the dispatcher assigns under dynamic sharding. None if unknown.
     """
 
     host: weakref.ref[DataServiceProtocol]
@@ -102,47 +103,48 @@ class Delivery:
     splits: Splits | None = None
 
     def can_use(self, workers: int) -> int:
-        """Return how many of `workers` data workers can work at the same time."""
+        """Return the number of data workers, of `workers`, that can work at the same time."""
         return workers if self.shared is None else min(workers, self.shared.count)
 
     @property
     def shared(self) -> Splits | None:
-        """The splits that data workers share; None if each reads all, or that is not known."""
+        """The splits that data workers share. None if each reads all, or if unknown."""
         return self.splits if self.mode == "DYNAMIC" else None
 
     def account(self, delivered: int) -> str:
-        """Return in words how a pass that delivered so many elements differs from the dataset."""
+        """Describe how an epoch of `delivered` elements differs from the dataset."""
         count, host = self.cardinality, self.host()
         if count < 0 or delivered == count or host is None:
             return ""
-        said = f"the last pass delivered {delivered:,} elements of a dataset of {count:,}"
+        text = f"the last epoch delivered {delivered:,} elements of a dataset of {count:,}"
         if self.job_name and delivered < count:
-            return f"{said}: job {self.job_name!r} is shared, others may have the rest"
+            return f"{text}: job {self.job_name!r} is shared, other consumers may have the rest"
         workers = len(host.data_workers())
         if self.mode == "OFF":
             if delivered == count * workers:
-                return f"{said}: with off each of the {workers} data workers delivers all of it"
-            if self.job_name or delivered % count == 0:  # shared, or there were others then
-                return f"{said}: with off each data worker delivers all of it"
-            return f"{said}, where {workers} data workers should each deliver all of it"
+                return f"{text}: with off each of the {workers} data workers delivers all of it"
+            # A shared job, or one whose number of workers has changed.
+            if self.job_name or delivered % count == 0:
+                return f"{text}: with off each data worker delivers all of it"
+            return f"{text}, but each of the {workers} data workers should deliver all of it"
         if delivered > count:
-            return f"{said}: some came again when a data worker was restarted"
-        return f"{said}: the rest was lost with a data worker"
+            return f"{text}: some were delivered again after a data worker was restarted"
+        return f"{text}: the rest was lost with a data worker"
 
 
 @dataclass(frozen=True)
 class ServiceReadOptions:
-    """How a dataset came to be read through a service.
+    """The options with which a dataset is read through a service.
 
     Parameters
     ----------
     delivery : Delivery
     origin : tf.data.Dataset, optional
-        The pipeline that the workers run; None where it was not distributed here.
+        The pipeline that the workers run. None if another process distributed it.
     compressed : bool
-        Whether elements travel compressed, or TensorFlow may choose so.
+        Whether elements are compressed for the transfer, or TensorFlow may choose so.
     again : callable
-        Distributes a dataset in the same way, with other options where these are given.
+        Distributes a dataset with the same options, or with a different compression.
     joined : callable
         Returns True if a reader in this process joined the named job before it was finished.
     """
@@ -155,27 +157,27 @@ class ServiceReadOptions:
 
 
 def use_in(dataset: Any) -> ServiceReadOptions | None:
-    """Return how `dataset` is read through a service of this package; None if it is not."""
-    used = (stage.service for stage in stages_of(dataset).walk() if stage.service is not None)
-    return next(used, None)
+    """Return the service options with which `dataset` is read, or None without a service."""
+    uses = (stage.service for stage in stages_of(dataset).walk() if stage.service is not None)
+    return next(uses, None)
 
 
 @dataclass(frozen=True)
 class WorkerUtilization:
-    """What a data worker did in a span of time.
+    """Resource use of a data worker over a period.
 
     Parameters
     ----------
     task : str
     state : str
     cpu : float, optional
-        Processors that it used, on average; None where that is not known.
+        Average number of cores used. None if unknown.
     bytes_per_s : float, optional
-        What it sent; None where that is not known.
+        Bytes sent. None if unknown.
     rates : tuple of float
-        Bytes per second in each measurement of the last seconds, the latest last.
+        Bytes per second in each measurement of the last seconds, latest last.
     working : float, optional
-        Share of the last seconds in which it worked, 0 to 1; None where that is not known.
+        Share of the last seconds in which it was busy, 0 to 1. None if unknown.
     """
 
     task: str
@@ -187,7 +189,7 @@ class WorkerUtilization:
 
 
 def workers_of(tasks: Sequence[TaskRow]) -> tuple[WorkerUtilization, ...]:
-    """Return what the data workers among `tasks` did lately."""
+    """Return the recent resource use of the data workers among `tasks`."""
     return tuple(
         WorkerUtilization(
             row.task,
@@ -203,11 +205,11 @@ def workers_of(tasks: Sequence[TaskRow]) -> tuple[WorkerUtilization, ...]:
 
 
 class Workers:
-    """Measures the data workers from its making on.
+    """Measures the resource use of the data workers since its creation.
 
     Parameters
     ----------
-    host : ServiceHost
+    host : DataServiceProtocol
     """
 
     def __init__(self, host: DataServiceProtocol) -> None:
@@ -217,9 +219,9 @@ class Workers:
         self._cpu = {task: _cpu_seconds(row.pid) for task, row in self._before.items()}
 
     def read(self) -> tuple[WorkerUtilization, ...]:
-        """Return what each worker did up to now; in this process they cannot be told apart."""
+        """Return the resource use up to now. Workers in this process have no separate CPU time."""
         seconds = time.perf_counter() - self._began
-        found = []
+        result = []
         for row in self._host.data_workers():
             before, begun = self._before.get(row.task), self._cpu.get(row.task)
             cpu = sent = None
@@ -231,10 +233,10 @@ class Workers:
                     cpu = row.cpu_percent / 100
                 if row.bytes_sent is not None and before.bytes_sent is not None:
                     sent = max(0, row.bytes_sent - before.bytes_sent) / seconds
-            found.append(
+            result.append(
                 WorkerUtilization(row.task, str(row.state), cpu, sent, row.rates, row.working)
             )
-        return tuple(found)
+        return tuple(result)
 
 
 def _cpu_seconds(pid: int | None) -> float | None:

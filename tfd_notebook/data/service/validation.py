@@ -1,4 +1,4 @@
-"""What stands between a notebook and TensorFlow's service: what would hang is refused here."""
+"""Checks before reading through TensorFlow's service, which reject reads that would hang."""
 
 from __future__ import annotations
 
@@ -28,90 +28,91 @@ from tfd_notebook.net import proxies
 from tfd_notebook.net.host import why_unreached
 from tfd_notebook.net.probe import probe, probe_many
 
-#: Bytes of a definition from which on a warning says that the data is part of it.
+#: Size of a definition in bytes above which a warning reports that it contains the data.
 LARGE = 50_000_000
 
 _DISPATCHER_SECONDS = 10.0
 _REACH_SECONDS = 2.0
 
-_said: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+_printed_modes: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 def print_note(text: str) -> None:
-    """Tell the user one line, beside the output of the cell."""
-    # In a notebook stderr is red, which this is not.
+    """Print one line for the user, next to the output of the cell."""
+    # Notebooks highlight stderr in red as an error.
     ipython = sys.modules.get("IPython")
     notebook = ipython is not None and ipython.get_ipython() is not None
     (sys.stdout if notebook else sys.stderr).write(f"{text}\n")
 
 
 def prepare(
-    host: DataServiceProtocol, dataset: Any, mode: str, lasting: bool = True
+    host: DataServiceProtocol, dataset: Any, mode: str, permanent: bool = True
 ) -> graph_inspection.Pipeline:
-    """Check `dataset`, and send to the workers what they need to run it.
+    """Check `dataset`, and send the Python functions that it needs to the workers.
 
-    With `lasting` they keep it until the cluster ends, because other readers can use the dataset.
+    With `permanent`, the workers keep the functions until the cluster stops, because other
+    readers can use the dataset.
     """
     import tensorflow as tf
 
     check_dataset(dataset)
     if graph.is_traced(dataset):
         raise UsageError(
-            "a dataset that is made inside a tf.function cannot be registered or saved",
-            fix="make it outside of the function",
+            "a dataset that is created inside a tf.function cannot be registered or saved",
+            fix="create it outside of the function",
         )
     check_host(host)
-    found = graph_inspection.examine(dataset)
-    if found.size > LARGE:
+    pipeline = graph_inspection.examine(dataset)
+    if pipeline.size > LARGE:
         warnings.warn(
-            f"the dataset's definition has {found.size / 1e6:.0f} MB: the data itself is part of "
-            "it, and goes to every data worker. Reading it from files is faster",
+            f"the dataset's definition has {pipeline.size / 1e6:.0f} MB, because it contains the "
+            "data. Every data worker receives all of it. Reading the data from files is faster",
             UserWarning,
             stacklevel=5,
         )
-    _check_travels(host, found, dataset, tf)
-    host.check_room(found.size)
-    if found.tokens and not host.service_in_process:
-        user = None if lasting or not tf.executing_eagerly() else dataset
-        host.install_functions(*py_functions.pack(found.tokens), user)
+    _check_sendable(host, pipeline, dataset, tf)
+    host.check_room(pipeline.size)
+    if pipeline.tokens and not host.service_in_process:
+        user = None if permanent or not tf.executing_eagerly() else dataset
+        host.install_functions(*py_functions.pack(pipeline.tokens), user)
     if mode in STATIC:
         host.enable_static_sharding()
-    if mode == "HINT" and not found.has_shard_hint:
+    if mode == "HINT" and not pipeline.has_shard_hint:
         warnings.warn(
-            'the dataset has no shard(SHARD_HINT, SHARD_HINT), so "hint" acts like "off": each '
-            "data worker delivers all of it",
+            'the dataset has no shard(SHARD_HINT, SHARD_HINT), so "hint" works like "off": each '
+            "data worker delivers the whole dataset",
             UserWarning,
             stacklevel=5,
         )
-    return found
+    return pipeline
 
 
 def prepare_traced(host: DataServiceProtocol, dataset: Any, mode: str) -> None:
-    """Send to the workers what they need for a dataset that a ``tf.function`` makes.
+    """Send to the workers the functions of a dataset that a ``tf.function`` creates.
 
-    TensorFlow sends such a dataset when the function runs: its size, the number of its elements
-    and the objects that it uses are not known before.
+    TensorFlow sends such a dataset when the function runs. Its size, its number of elements and
+    the resources that it uses are not known before.
     """
     import tensorflow as tf
 
     check_dataset(dataset)
     check_host(host)
     _check_elements(host, dataset, tf)
-    found = map(py_functions.find_functions, graph.traced_definitions(dataset))
-    tokens = list(dict.fromkeys(token for each in found for token in each))
+    token_lists = map(py_functions.find_functions, graph.traced_definitions(dataset))
+    tokens = list(dict.fromkeys(token for found_tokens in token_lists for token in found_tokens))
     if tokens and not host.service_in_process:
         host.install_functions(*py_functions.pack(tokens))
     if mode in STATIC:
         host.enable_static_sharding()
 
 
-def _check_travels(
-    host: DataServiceProtocol, found: graph_inspection.Pipeline, dataset: Any, tf: Any
+def _check_sendable(
+    host: DataServiceProtocol, pipeline: graph_inspection.Pipeline, dataset: Any, tf: Any
 ) -> None:
-    if found.resources:
+    if pipeline.resources:
         raise NotSerializable(
-            f"a function of the dataset uses {' and '.join(found.resources)} that lives outside of "
-            "the dataset, and that a data worker cannot reach",
+            f"a function of the dataset uses {' and '.join(pipeline.resources)} outside of the "
+            "dataset, which a data worker cannot access",
             fix="use tensors, variables or a tf.lookup.StaticHashTable",
         )
     _check_elements(host, dataset, tf)
@@ -127,21 +128,21 @@ def _check_elements(host: DataServiceProtocol, dataset: Any, tf: Any) -> None:
 
 
 def check_host(host: DataServiceProtocol) -> None:
-    """Refuse to wait for a service that cannot answer."""
-    live_workers(host)
+    """Raise an error if the service has no data workers or its dispatcher does not answer."""
+    require_workers(host)
     deadline = time.monotonic() + _DISPATCHER_SECONDS
     timeout = 1.0
     while True:
-        found = probe(host.service_target, timeout=timeout, expect="dispatcher")
-        if found.alive:
+        result = probe(host.service_target, timeout=timeout, expect="dispatcher")
+        if result.alive:
             _bypass_proxy(host)
             check_reach(host)
             return
-        # One that just began, or on a busy machine, may be slow to answer the first call.
+        # A dispatcher that just started, or on a busy host, can be slow to answer the first call.
         timeout *= 2
         if time.monotonic() > deadline:
             raise DispatcherLost(
-                f"the dispatcher of cluster {host.name!r} does not answer: {found.reason}",
+                f"the dispatcher of cluster {host.name!r} does not answer: {result.reason}",
                 task="dispatcher:0",
                 fix="see cluster.logs('dispatcher:0'), then cluster.restart('dispatcher:0')",
             )
@@ -149,60 +150,63 @@ def check_host(host: DataServiceProtocol) -> None:
 
 
 def check_reach(host: DataServiceProtocol) -> None:
-    """Refuse to read from data workers of which this process reaches none; warn of some."""
+    """Raise NoWorkers if this process can reach no data worker. Warn if it cannot reach some."""
     if host.service_in_process:
         return
     rows = [row for row in host.data_workers() if row.state in (TaskState.READY, TaskState.HUNG)]
-    seen = probe_many([row.address for row in rows], timeout=_REACH_SECONDS)
-    said = [
+    results = probe_many([row.address for row in rows], timeout=_REACH_SECONDS)
+    unreachable = [
         (f"{row.task} at {what}", fix)
-        for row, found in zip(rows, seen, strict=True)
-        if found.state == "unreachable"
-        for what, fix in [why_unreached(row.address, found, row.open_to)]
+        for row, result in zip(rows, results, strict=True)
+        if result.state == "unreachable"
+        for what, fix in [why_unreached(row.address, result, row.open_to)]
     ]
-    if not said:
+    if not unreachable:
         return
-    what = f"cluster {host.name!r}: {'; '.join(what for what, _ in said[:3])}"
-    if len(said) == len(rows):
-        raise NoWorkers(f"{what}. Reading would wait without end", fix=said[0][1])
+    what = f"cluster {host.name!r}: {'; '.join(what for what, _ in unreachable[:3])}"
+    if len(unreachable) == len(rows):
+        raise NoWorkers(f"{what}. Reading would wait indefinitely", fix=unreachable[0][1])
     warnings.warn(
-        f"{what}. Readers wait for what it has of an epoch. Next: {said[0][1]}",
+        f"{what}. Readers wait for its share of an epoch. Next: {unreachable[0][1]}",
         UserWarning,
         stacklevel=4,
     )
 
 
 def _bypass_proxy(host: DataServiceProtocol) -> None:
-    """Keep TensorFlow from reading through a proxy that was set after the cluster's start."""
+    """Exclude the servers from a proxy that was configured after the cluster's start."""
     addresses = [host.service_target, *(row.address for row in host.data_workers() if row.address)]
     note = proxies.bypass(Endpoint.parse(address).host for address in addresses)
     if note is not None:
         warnings.warn(note, UserWarning, stacklevel=6)
 
 
-def live_workers(host: DataServiceProtocol) -> int:
-    """Return how many data workers there are; refuse to wait when there is none."""
+def require_workers(host: DataServiceProtocol) -> int:
+    """Return the number of data workers. Raise NoWorkers if it is 0."""
     count = len(host.data_workers())
     if not count:
         raise NoWorkers(
-            f"cluster {host.name!r} has no data worker, and reading would wait for ever",
+            f"cluster {host.name!r} has no data worker, so reading would wait indefinitely",
             fix="cluster.scale(data_workers=2)",
         )
     return count
 
 
 def check_endless(reading: ReadOptions, cardinality: int) -> None:
-    """Refuse a finite dataset where TensorFlow needs an endless one."""
+    """Raise UsageError for a finite dataset if TensorFlow needs an infinite one."""
     if reading.needs_infinite and cardinality >= 0:
         raise UsageError(
-            f"{reading.needs_infinite} needs a dataset without an end, this one has "
+            f"{reading.needs_infinite} needs an infinite dataset, this one has "
             f"{cardinality} elements",
             fix="add .repeat() before distribute",
         )
 
 
 def check_job(host: DataServiceProtocol, reading: ReadOptions, full_name: str | None) -> None:
-    """Refuse to join a job that has delivered its data: TensorFlow would deliver nothing."""
+    """Raise FinishedJob for a job that has delivered its data.
+
+    TensorFlow would deliver no elements, without an error.
+    """
     if full_name is None:
         return
     if host.journal is None:
@@ -217,34 +221,34 @@ def check_job(host: DataServiceProtocol, reading: ReadOptions, full_name: str | 
         job = state.job(full_name)
         if job is not None and job.mode.upper() != reading.mode:
             raise UsageError(
-                f"job {reading.job_name!r} exists, with processing_mode={job.mode!r}",
+                f"job {reading.job_name!r} exists with processing_mode={job.mode!r}",
                 fix="use that mode, or another job_name=",
             )
         finished = state.finished(full_name)
     if finished:
         stem = full_name.removesuffix(reading.job_name or "")
-        fresh = next(
+        unused = next(
             name
             for number in range(2, len(taken) + 3)
             if stem + (name := f"{reading.job_name}-{number}") not in taken
         )
         raise FinishedJob(
-            f"job {reading.job_name!r} has delivered its data, and would deliver nothing more",
-            fix=f"use a fresh name: job_name={fresh!r}",
+            f"job {reading.job_name!r} has already delivered its data",
+            fix=f"use a new name: job_name={unused!r}",
         )
 
 
 class BeforeReading:
-    """Checks that run each time before a dataset is read; called without arguments.
+    """Checks that run before each iteration of a dataset. Called without arguments.
 
-    A call raises an error if no element could come, because the cluster has ended or has no data
-    worker. It warns once if other readers have finished the named job.
+    A call raises an error if no element can arrive, because the cluster has stopped or has no
+    data worker. It warns once if other readers have finished the named job.
 
     Parameters
     ----------
-    host : ServiceHost
+    host : DataServiceProtocol
     full_name : str, optional
-        The job as the dispatcher names it.
+        The name of the job in the dispatcher.
 
     Attributes
     ----------
@@ -259,8 +263,8 @@ class BeforeReading:
         self.joined = False
 
     def __call__(self) -> None:
-        _ = self._host.service_target  # raises where the cluster has ended
-        live_workers(self._host)
+        _ = self._host.service_target  # raises if the cluster has stopped
+        require_workers(self._host)
         journal = self._host.journal
         if self._name is None or journal is None or self.joined or self._warned:
             return
@@ -277,31 +281,36 @@ class BeforeReading:
 
 
 def listed_as(job_name: str | None) -> str | None:
-    """Return the name of a job's consumer in the views."""
+    """Return the display name of a job's consumer."""
     return f"job {job_name}" if job_name else None
 
 
 def print_delivery(host: DataServiceProtocol, mode: str) -> None:
-    """Say once for each cluster and mode how often an epoch delivers the data."""
-    said = _said.setdefault(host, set())
-    if mode in said:
+    """Print, once for each cluster and mode, how many times an epoch delivers each element."""
+    printed = _printed_modes.setdefault(host, set())
+    if mode in printed:
         return
-    said.add(mode)
-    count = live_workers(host)
-    if mode == "OFF":
-        times = "once" if count == 1 else f"{count} times, once by each data worker"
-        text = f'each element arrives {times}, and with "dynamic" once in all'
+    printed.add(mode)
+    count = require_workers(host)
+    if mode == "OFF" and count == 1:
+        text = "the data worker reads the whole dataset, so an epoch contains every element once"
+    elif mode == "OFF":
+        times = "twice" if count == 2 else f"{count} times"
+        text = (
+            f"each of the {count} data workers reads the whole dataset, so an epoch contains every "
+            f'element {times}. Use mode "dynamic" to get every element once'
+        )
     elif mode == "DYNAMIC":
-        text = "each element arrives once, in no fixed order"
+        text = "an epoch contains every element once, in no fixed order"
     elif mode == "HINT":
-        text = "each data worker delivers the share that shard(SHARD_HINT, SHARD_HINT) gives it"
+        text = "each data worker reads the share that shard(SHARD_HINT, SHARD_HINT) selects"
     else:
-        text = "each element arrives once, each data worker delivers a fixed share"
-    print_note(f"cluster {host.name!r}, {mode.lower()}: in an epoch {text}.")
+        text = "each data worker reads a fixed share, so an epoch contains every element once"
+    print_note(f'cluster {host.name!r}: mode "{mode.lower()}" - {text}.')
 
 
 def translated(call: Callable[[], Any]) -> Any:
-    """Return what TensorFlow returns, or raise its error in words of ours."""
+    """Return the result of a TensorFlow call, or raise its error as a TfdError."""
     import tensorflow as tf
 
     try:
@@ -319,7 +328,7 @@ def translated(call: Callable[[], Any]) -> Any:
     except tf.errors.FailedPreconditionError as error:
         raise NotSerializable(
             f"the dataset cannot be sent to the data workers: {error.message}",
-            fix="take out what keeps state, or relax options().experimental_external_state_policy",
+            fix="remove stateful stages, or set options().experimental_external_state_policy",
         ) from error
     except (tf.errors.OpError, ValueError, TypeError, RuntimeError) as error:
         raise UsageError(str(getattr(error, "message", error))) from error
