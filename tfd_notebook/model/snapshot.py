@@ -347,7 +347,7 @@ class SparkRow:
     nodes : tuple of NodeRow
         Nodes that have reported, by role and index.
     reason : str
-        Condition that the cluster waits for, or why it ended. Empty if the phase needs no explanation.
+        Condition that the cluster waits for, or why it ended. Empty if the phase is enough.
     error : str
         The error that made the cluster fail, with the node's traceback. Empty without one.
     tensorboard : str
