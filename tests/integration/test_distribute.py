@@ -253,9 +253,9 @@ class TestPolicies:
         said = capsys.readouterr()
         lines = (said.out + said.err).splitlines()  # out where a test left IPython running
         assert len(lines) == 2
-        assert "'fresh', off" in lines[0]
-        assert "2 times, once by each data worker" in lines[0]
-        assert "'fresh', dynamic" in lines[1]
+        assert "'fresh': mode \"off\"" in lines[0]
+        assert "each of the 2 data workers" in lines[0]
+        assert "'fresh': mode \"dynamic\"" in lines[1]
 
 
 class TestArguments:

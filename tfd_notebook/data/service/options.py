@@ -143,9 +143,9 @@ def mode_of(processing_mode: Any) -> str:
     """
     if isinstance(processing_mode, str):
         name = processing_mode.lower()
-        if name in MODES:
-            return MODES[name]
-        near = difflib.get_close_matches(name, MODES, n=1)
+        if spelling in MODES:
+            return MODES[spelling]
+        near = difflib.get_close_matches(spelling, MODES, n=1)
         raise UnknownName(
             f"invalid processing_mode={processing_mode!r}",
             fix=(f"did you mean {near[0]!r}? " if near else "") + f"use one of {', '.join(MODES)}",
