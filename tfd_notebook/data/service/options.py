@@ -142,7 +142,7 @@ def mode_of(processing_mode: Any) -> str:
         The mode does not exist. The error suggests the most similar one.
     """
     if isinstance(processing_mode, str):
-        name = processing_mode.lower()
+        spelling = processing_mode.lower()
         if spelling in MODES:
             return MODES[spelling]
         near = difflib.get_close_matches(spelling, MODES, n=1)
