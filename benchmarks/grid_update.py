@@ -12,7 +12,7 @@ from pathlib import Path
 import _pairs
 
 ROOT = Path(__file__).parents[1]
-WIDGET = ROOT / "tfd_notebook" / "widgets" / "static" / "widget.js"
+WIDGET = ROOT / "tfd_notebook" / "ui" / "widgets" / "static" / "widget.js"
 PAGE = """
 <!doctype html><body data-jp-theme-light="true"><div id="here" style="width: 1000px"></div></body>
 """

@@ -75,7 +75,7 @@ def measure(lab: Any, name: str, clicks: int) -> list[float]:
         stepper.get_by_role("button", name=words, exact=True).click()
         lab.page.wait_for_timeout(300)
     began = lab.page.evaluate("window.clicks")
-    ended = [float(each) for each in notebook.ask("print(*effects)").split()]
+    ended = [float(each) for each in notebook.execute("print(*effects)").split()]
     assert len(began) == len(ended) == clicks, (began, ended)
     return [1e3 * (b - a) for a, b in zip(began, ended, strict=True)]
 

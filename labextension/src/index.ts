@@ -115,7 +115,7 @@ const plugin: JupyterFrontEndPlugin<IClusters> = {
 
 const running: JupyterFrontEndPlugin<void> = {
   id: 'tfd-notebook-lab:running',
-  description: 'Lists clusters in the Running Terminals and Kernels panel.',
+  description: 'Lists clusters among the running sessions.',
   autoStart: true,
   requires: [IClusters],
   optional: [IRunningSessionManagers, ITranslator],

@@ -1,4 +1,4 @@
-"""JupyterLab in a browser, driven as a person would, and by its own commands where these do."""
+"""JupyterLab in a browser, controlled by clicks and by its commands."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import nbformat
 from playwright.sync_api import ConsoleMessage, Error, Locator, Page
 
-#: What pages say that is nobody's defect of ours.
-_NOT_OURS = re.compile(
+#: Console messages that are not caused by this package.
+_EXTERNAL = re.compile(
     r"favicon|404|ResizeObserver|Failed to load resource|WebSocket|GPU|webgl", re.I
 )
 
@@ -25,10 +25,10 @@ class Lab:
     page : Page
     address : str
     notebooks : Path
-        The server's directory.
+        Root directory of the server.
     workspace : str
     pictures : Path
-        Where `picture` puts what it saw.
+        Directory of the screenshots.
     """
 
     def __init__(
@@ -39,28 +39,28 @@ class Lab:
         self._notebooks = notebooks
         self._workspace = workspace
         self._pictures = pictures
-        #: What went wrong in the page without anybody seeing it.
-        self.complaints: list[str] = []
-        page.on("pageerror", self._complain)
-        page.on("console", self._listen)
+        #: Errors of the page and of its console.
+        self.errors: list[str] = []
+        page.on("pageerror", self._record_error)
+        page.on("console", self._record_message)
 
-    def _complain(self, error: Error) -> None:
-        if not _NOT_OURS.search(str(error)):
-            self.complaints.append(str(error))
+    def _record_error(self, error: Error) -> None:
+        if not _EXTERNAL.search(str(error)):
+            self.errors.append(str(error))
 
-    def _listen(self, message: ConsoleMessage) -> None:
+    def _record_message(self, message: ConsoleMessage) -> None:
         text = message.text
-        if message.type == "error" and "tfd" in text.lower() and not _NOT_OURS.search(text):
-            self.complaints.append(text)
+        if message.type == "error" and "tfd" in text.lower() and not _EXTERNAL.search(text):
+            self.errors.append(text)
 
     def load(self) -> None:
-        """Open the page, or open it again."""
+        """Open or reload the page."""
         self.page.goto(f"{self.address}/lab/workspaces/{self._workspace}")
         self.page.wait_for_function("window.jupyterapp !== undefined", timeout=60_000)
         self.page.evaluate("window.jupyterapp.restored.then(() => true)")
 
     def execute(self, command: str, args: Any = None) -> Any:
-        """Execute one of JupyterLab's commands; its result does not come back."""
+        """Execute a JupyterLab command; its result is not returned."""
         self.page.evaluate(
             "async ([id, args]) => { await window.jupyterapp.commands.execute(id, args ?? {}); }",
             [command, args],
@@ -68,24 +68,24 @@ class Lab:
 
     def panel(self) -> Locator:
         """Show the panel and return it."""
-        found = self.page.locator("#tfd-notebook-panel")
-        if not found.is_visible():
+        panel = self.page.locator("#tfd-notebook-panel")
+        if not panel.is_visible():
             self.execute("tfd-notebook:show-panel")
-        found.wait_for(state="visible")
-        return found
+        panel.wait_for(state="visible")
+        return panel
 
     def theme(self, name: str) -> None:
-        """Choose a theme, such as ``JupyterLab Dark``."""
+        """Select a theme, such as ``JupyterLab Dark``."""
         self.execute("apputils:change-theme", {"theme": name})
         light = "false" if "Dark" in name else "true"
         self.page.wait_for_function(
             "light => document.body.dataset.jpThemeLight === light", arg=light
         )
-        # JupyterLab covers the page meanwhile.
+        # JupyterLab covers the page while it loads the theme.
         self.page.locator("#jupyterlab-splash").wait_for(state="detached")
 
     def picture(self, name: str, of: Locator | None = None) -> Path:
-        """Keep what is seen."""
+        """Save a screenshot of the page or of an element."""
         self._pictures.mkdir(parents=True, exist_ok=True)
         path = self._pictures / f"{name}.png"
         (of or self.page).screenshot(path=path)
@@ -96,25 +96,25 @@ class Lab:
     def notebook(self, name: str, *cells: str, kernel: str = "python3") -> Notebook:
         """Open a new notebook with these cells, and wait for its kernel."""
         path = self._notebooks / f"{name}.ipynb"
-        made = nbformat.v4.new_notebook(
+        notebook = nbformat.v4.new_notebook(
             cells=[nbformat.v4.new_code_cell(cell) for cell in cells],
             metadata={"kernelspec": {"name": kernel, "display_name": kernel}},
         )
-        path.write_text(nbformat.writes(made))
+        path.write_text(nbformat.writes(notebook))
         return self.open(name)
 
     def open(self, name: str) -> Notebook:
-        """Open a notebook that exists."""
+        """Open an existing notebook."""
         self.execute("docmanager:open", {"path": f"{name}.ipynb", "factory": "Notebook"})
         notebook = Notebook(self, name)
         notebook.wait_ready()
         return notebook
 
-    def workspace_has(self, words: str) -> bool:
-        """Whether the layout that is restored after a reload has been saved with these words."""
+    def workspace_contains(self, text: str) -> bool:
+        """Return True if the saved layout of the workspace contains a text."""
         address = f"{self.address}/lab/api/workspaces/{self._workspace}"
         with urllib.request.urlopen(address, timeout=30) as reply:
-            return words in reply.read().decode()
+            return text in reply.read().decode()
 
     def kernels(self) -> list[Any]:
         with urllib.request.urlopen(f"{self.address}/api/kernels", timeout=30) as reply:
@@ -142,7 +142,7 @@ class Notebook:
         self.name = name
 
     def evaluate(self, body: str, *args: Any) -> Any:
-        """Return what JavaScript says of the notebook's widget `w` and of `args`."""
+        """Return the result of JavaScript with the notebook's widget `w` and `args`."""
         return self.page.evaluate(
             f"async ([name, args]) => {{ const w = ({self._FIND})(name); {body} }}",
             [self.name, list(args)],
@@ -159,8 +159,8 @@ class Notebook:
             timeout=60_000,
         )
 
-    def begin(self, cell: int) -> None:
-        """Run a cell, and do not wait for its end."""
+    def start(self, cell: int) -> None:
+        """Run a cell without waiting for its end."""
         self.evaluate(
             "w.content.activeCellIndex = args[0];"
             "window.jupyterapp.shell.activateById(w.id);"
@@ -170,9 +170,9 @@ class Notebook:
         )
 
     def run(self, cell: int, timeout: float = 90) -> str:
-        """Run a cell to its end and return what it said."""
+        """Run a cell to its end and return the text of its outputs."""
         before = self.count(cell)
-        self.begin(cell)
+        self.start(cell)
         self.page.wait_for_function(
             f"""([name, cell, before]) => {{
                 const w = ({self._FIND})(name);
@@ -182,53 +182,56 @@ class Notebook:
             arg=[self.name, cell, before],
             timeout=timeout * 1_000,
         )
-        return self.said(cell)
+        return self.output_text(cell)
 
     def count(self, cell: int) -> int | None:
-        found = self.evaluate("return w.content.widgets[args[0]].model.executionCount;", cell)
-        return None if found is None else int(found)
+        count = self.evaluate("return w.content.widgets[args[0]].model.executionCount;", cell)
+        return None if count is None else int(count)
 
     def source(self, cell: int) -> str:
-        """Return what is written in a cell, nothing if there is none."""
+        """Return the source of a cell, empty if it does not exist."""
         return str(
             self.evaluate(
                 "return w.content.model.cells.get(args[0])?.sharedModel.source ?? '';", cell
             )
         )
 
-    def said(self, cell: int) -> str:
+    def output_text(self, cell: int) -> str:
         """Return the text of a cell's outputs."""
         return str(
             self.evaluate("return w.content.widgets[args[0]].outputArea.node.innerText;", cell)
         )
 
     def output(self, cell: int) -> Locator:
-        """Return a cell's outputs."""
+        """Return the output area of a cell."""
         return self.page.locator(
             f"[id='{self.evaluate('return w.id;')}'] .jp-Cell[data-windowed-list-index='{cell}']"
             " .jp-OutputArea"
         )
 
-    def ask(self, code: str) -> str:
-        """Run code in the kernel beside the notebook, and return what it said."""
+    def execute(self, code: str) -> str:
+        """Run code in the kernel without a cell, and return its output."""
         return str(
             self.evaluate(
                 """
                 const future = w.sessionContext.session.kernel.requestExecute(
                     {code: args[0], store_history: false});
-                let said = '';
+                let output = '';
                 future.onIOPub = message => {
-                    if (message.header.msg_type === 'stream') { said += message.content.text; }
-                    if (message.header.msg_type === 'error') { said += message.content.evalue; }
+                    if (message.header.msg_type === 'stream') { output += message.content.text; }
+                    if (message.header.msg_type === 'error') { output += message.content.evalue; }
                 };
                 await future.done;
-                return said.trim();""",
+                return output.trim();""",
                 code,
             )
         )
 
-    def runs(self, cell: int) -> bool:
-        """Whether a cell has not ended; the kernel's status is of its other shells, too."""
+    def is_running(self, cell: int) -> bool:
+        """Return True if a cell has not ended.
+
+        The status of the kernel is not used, because it includes the kernel's other shells.
+        """
         return self.count(cell) is None
 
     def restart(self) -> None:

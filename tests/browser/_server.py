@@ -20,9 +20,9 @@ EXIT_SECONDS = 60.0
 
 @contextlib.contextmanager
 def serving(home: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the address of a JupyterLab that lives in `home`, and where its notebooks are.
+    """Yield the address of a JupyterLab with its data in `home`, and its notebook directory.
 
-    Besides the usual kernel there is ``ipykernel6``, whose clicks wait for the running cell.
+    It has the default kernel and ``ipykernel6``, in which clicks wait for the running cell.
     """
     notebooks = home / "notebooks"
     notebooks.mkdir()
@@ -53,14 +53,14 @@ def serving(home: Path) -> Iterator[tuple[str, Path]]:
 def launched() -> Iterator[Browser]:
     """Yield the installed Chromium; return when each of its processes has exited."""
     names = ("chromium", "chromium-browser", "google-chrome")
-    found = next(filter(None, map(shutil.which, names)), None)
-    assert found, "no Chromium is installed (Debian's package is chromium)"
+    executable = next(filter(None, map(shutil.which, names)), None)
+    assert executable, "no Chromium is installed (Debian's package is chromium)"
     this = psutil.Process()
     before = set(this.children())
     with sync_playwright() as playwright:
         (driver,) = set(this.children()) - before
         browser = playwright.chromium.launch(
-            executable_path=found, args=["--no-sandbox", "--force-color-profile=srgb"]
+            executable_path=executable, args=["--no-sandbox", "--force-color-profile=srgb"]
         )
         yield browser
         processes = driver.children(recursive=True)

@@ -13,10 +13,10 @@ from playwright.sync_api import Browser, Page, expect
 from tests.browser._lab import Lab
 from tests.browser._server import launched, serving
 
-# As long as what a click does may take on a busy machine.
+# Clicks may take this time on a busy machine.
 expect.set_options(timeout=30_000)
 
-#: Pictures of what was seen, for a person to look at.
+#: Directory of the screenshots, for visual review.
 PICTURES = Path(__file__).parents[2] / "build" / "screenshots"
 
 
@@ -29,14 +29,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """Return a browser of the module: it starts service processes at any time while it runs."""
+    """Return the browser of the module; it may start service processes at any time."""
     with launched() as browser:
         yield browser
 
 
 @pytest.fixture
 def open_lab(server: tuple[str, Path], chromium: Browser) -> Iterator[Any]:
-    """Return what opens a tab of the browser with a workspace of its own."""
+    """Return a function that opens a browser tab with a separate workspace."""
     address, notebooks = server
     contexts = []
     labs: list[Lab] = []
@@ -53,7 +53,7 @@ def open_lab(server: tuple[str, Path], chromium: Browser) -> Iterator[Any]:
 
     yield open_
     for lab in labs:
-        assert lab.complaints == []
+        assert lab.errors == []
     if labs:
         labs[0].shut_down_kernels()
     for context in contexts:
@@ -62,5 +62,5 @@ def open_lab(server: tuple[str, Path], chromium: Browser) -> Iterator[Any]:
 
 @pytest.fixture
 def lab(open_lab: Any) -> Lab:
-    made: Lab = open_lab()
-    return made
+    opened: Lab = open_lab()
+    return opened

@@ -1,4 +1,4 @@
-"""Finding a cluster in JupyterLab: the widget, and the same in the panel."""
+"""Resolving a cluster in JupyterLab, in the widget and in the panel."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SERVERS = (
     + """
 import json, signal
 os.environ.pop("TF_CONFIG", None)
-theirs = tfd.Cluster(workers=2, ps=1, name="theirs")
-pids = {task.name: task.pid for task in theirs.tasks}
+external = tfd.Cluster(workers=2, ps=1, name="external")
+pids = {task.name: task.pid for task in external.tasks}
 with open("tasks.json", "w") as file:
-    json.dump(theirs.resolver.cluster_spec().as_dict(), file)
+    json.dump(external.resolver.cluster_spec().as_dict(), file)
 """
 )
-#: At most of these nothing listens.
+#: Most of these addresses have no listener.
 MANY = """
 with open("many.json", "w") as file:
     json.dump({"worker": [f"127.2.{n // 250}.{n % 250 + 1}:1" for n in range(1000)]}, file)
@@ -29,7 +29,7 @@ with open("none.json", "w") as file:
 """
 
 
-def test_a_cluster_is_found_watched_and_used(lab: Lab) -> None:
+def test_a_cluster_is_resolved_watched_and_attached(lab: Lab) -> None:
     notebook = lab.notebook("resolve", SERVERS, "%tfd_resolve --live")
     notebook.run(0)
     notebook.run(1)
@@ -38,14 +38,14 @@ def test_a_cluster_is_found_watched_and_used(lab: Lab) -> None:
     expect(view).to_contain_text("3 tasks: 3 alive")
     expect(view).to_contain_text("rule local")
     view.get_by_label("watch").check()
-    notebook.ask("os.kill(pids['worker:1'], signal.SIGSTOP)")
+    notebook.execute("os.kill(pids['worker:1'], signal.SIGSTOP)")
     expect(view).to_contain_text("2 alive, 1 hung")
     expect(view).to_contain_text("1 change, newest first")
     lab.picture("resolve", output)
     lab.theme("JupyterLab Dark")
     lab.picture("resolve-dark", output)
     lab.theme("JupyterLab Light")
-    notebook.ask("os.kill(pids['worker:1'], signal.SIGCONT)")
+    notebook.execute("os.kill(pids['worker:1'], signal.SIGCONT)")
     expect(view).to_contain_text("3 tasks: 3 alive")
     view.get_by_label("resolver", exact=True).select_option("file")
     view.get_by_label("arguments of the resolver").fill('{"path": "tasks.json"}')
@@ -54,11 +54,11 @@ def test_a_cluster_is_found_watched_and_used(lab: Lab) -> None:
     expect(view).to_contain_text("3 tasks: 3 alive")
     button(view, "Use as cluster").click()
     expect(output.locator(".tfd-cluster")).to_contain_text("3 of 3 tasks ready")
-    assert notebook.ask("print(cluster.name, cluster.state)") == "found ready"
-    notebook.ask("cluster.stop(); theirs.stop()")
+    assert notebook.execute("print(cluster.name, cluster.state)") == "found ready"
+    notebook.execute("cluster.stop(); external.stop()")
 
 
-def test_the_panel_finds_one_or_says_what_is_wrong(lab: Lab) -> None:
+def test_the_panel_resolves_a_cluster_or_shows_the_error(lab: Lab) -> None:
     notebook = lab.notebook("finds", SERVERS, MANY)
     notebook.run(0)
     notebook.run(1)
@@ -89,7 +89,7 @@ def test_the_panel_finds_one_or_says_what_is_wrong(lab: Lab) -> None:
     until(lambda: "cluster_spec" in notebook.source(2) or "attach" in notebook.source(2))
     button(part, "Close").click()
     expect(part.locator(".tfd-resolve")).to_have_count(0)
-    notebook.ask("os.environ['AWS_REGION'] = 'late'")
+    notebook.execute("os.environ['AWS_REGION'] = 'late'")
     button(part, "Doctor").click()
     findings = part.get_by_role("region", name="findings")
     expect(findings).to_contain_text("TFD832")
@@ -97,4 +97,4 @@ def test_the_panel_finds_one_or_says_what_is_wrong(lab: Lab) -> None:
     lab.picture("panel-doctor", lab.panel())
     button(findings, "Close").click()
     expect(findings).to_be_hidden()
-    notebook.ask("theirs.stop()")
+    notebook.execute("external.stop()")

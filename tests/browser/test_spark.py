@@ -1,4 +1,4 @@
-"""A cluster on a real Spark in JupyterLab: the widget and the panel follow it to its end."""
+"""A cluster on a real Spark in JupyterLab, in the widget and in the panel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from tests.browser._lab import Lab
 
-#: Spark and TensorFlow take their time, on a busy machine more.
+#: Spark and TensorFlow start slowly on a busy machine.
 pytestmark = pytest.mark.timeout(300)
 LONG = 180
 SETUP = """
@@ -28,7 +28,7 @@ def slowly(args, ctx):
     while not feed.should_stop():
         for row in feed.next_batch(100):
             if row == args:
-                raise ValueError(f"row {row} cannot be meant")
+                raise ValueError(f"row {row} is not valid")
         time.sleep(0.01)
 """
 
@@ -36,7 +36,7 @@ def slowly(args, ctx):
 END = "from tfd_notebook.spark.local_session import session as sessions; sessions.end()"
 
 
-def test_phases_nodes_and_the_error_are_seen_as_they_come(lab: Lab) -> None:
+def test_phases_and_nodes_are_shown_live(lab: Lab) -> None:
     notebook = lab.notebook(
         "on-spark",
         SETUP,
@@ -52,8 +52,8 @@ def test_phases_nodes_and_the_error_are_seen_as_they_come(lab: Lab) -> None:
     expect(spark).to_contain_text("2 of 2 nodes reported", timeout=LONG * 1000)
     expect(view.locator(".tfd-head")).to_contain_text("2 of 2 nodes running", timeout=LONG * 1000)
     notebook.run(4, LONG)
-    here = spark.locator("[aria-current=step]")
-    expect(here).to_contain_text("feeding", timeout=LONG * 1000)
+    phase = spark.locator("[aria-current=step]")
+    expect(phase).to_contain_text("feeding", timeout=LONG * 1000)
     first = spark.locator("tbody", has_text="worker:0")
     cells = first.locator("tr").first.locator("td")
     expect(cells.nth(2)).to_have_text(re.compile(r"^[\d,.]+$"), timeout=LONG * 1000)
@@ -65,18 +65,18 @@ def test_phases_nodes_and_the_error_are_seen_as_they_come(lab: Lab) -> None:
     lab.theme("JupyterLab Dark")
     lab.picture("spark-feeding-dark", notebook.output(3))
     lab.theme("JupyterLab Light")
-    # The panel has it, too, and its button ends it.
+    # The panel shows it, too, and can stop it.
     panel = lab.panel()
     expect(panel.locator(".tfd-onspark")).to_contain_text("worker:1")
     lab.picture("spark-panel", panel)
     panel.get_by_role("button", name="Stop", exact=True).click()
     lab.page.locator(".jp-Dialog").get_by_role("button", name="Yes", exact=True).click()
     expect(spark).to_contain_text(re.compile("draining|stopped"), timeout=LONG * 1000)
-    expect(here).to_contain_text("stopped", timeout=LONG * 1000)
-    notebook.ask(END)
+    expect(phase).to_contain_text("stopped", timeout=LONG * 1000)
+    notebook.execute(END)
 
 
-def test_an_error_stands_there_with_its_traceback(lab: Lab) -> None:
+def test_an_error_is_shown_with_its_traceback(lab: Lab) -> None:
     notebook = lab.notebook(
         "fails-on-spark",
         SETUP,
@@ -87,10 +87,10 @@ def test_an_error_stands_there_with_its_traceback(lab: Lab) -> None:
     )
     for cell in range(5):
         notebook.run(cell, LONG)
-    assert "row 7 cannot be meant" in notebook.said(4)
+    assert "row 7 is not valid" in notebook.output_text(4)
     spark = notebook.output(3).locator(".tfd-onspark")
-    expect(spark.locator("> .tfd-error")).to_contain_text("row 7 cannot be meant", timeout=60_000)
+    expect(spark.locator("> .tfd-error")).to_contain_text("row 7 is not valid", timeout=60_000)
     expect(spark.locator("> .tfd-error")).to_contain_text("in slowly")
     expect(spark.locator("[aria-current=step]")).to_contain_text("failed")
     lab.picture("spark-failed", notebook.output(3))
-    notebook.ask(END)
+    notebook.execute(END)

@@ -1,4 +1,4 @@
-"""Widgets in JupyterLab: they show, and act, while the kernel is busy."""
+"""Widgets in JupyterLab, also while the kernel is busy."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ step = tf.function(lambda: tf.constant(1))
 """
 )
 SHOW = "%tfd_cluster status --live"
-#: Ways in which a kernel can be busy, each for more than two seconds after it said so.
+#: Code that keeps a kernel busy for more than two seconds after its output.
 BUSY = {
     "sleeps": "print('now'); time.sleep(4)",
     "computes": "print('now'); end = time.time() + 4\nwhile time.time() < end: sum(range(1000))",
 }
 
 
-def button(where: Locator, words: str) -> Locator:
-    return where.get_by_role("button", name=words, exact=True)
+def button(where: Locator, name: str) -> Locator:
+    return where.get_by_role("button", name=name, exact=True)
 
 
-def tab(where: Locator, words: str) -> Locator:
-    return where.get_by_role("tab", name=words, exact=True)
+def tab(where: Locator, name: str) -> Locator:
+    return where.get_by_role("tab", name=name, exact=True)
 
 
 def training(lab: Lab, name: str, *cells: str) -> Notebook:
-    """Return a notebook with a training cluster of that name, shown in cell 1."""
+    """Return a notebook with a training cluster, shown in cell 1."""
     notebook = lab.notebook(name, TRAINING.replace("NAME", name), SHOW, *cells)
     notebook.run(0)
     notebook.run(1)
@@ -66,13 +66,13 @@ def test_the_form_starts_a_cluster_and_then_shows_it(lab: Lab) -> None:
     expect(output.locator(".tfd-head")).to_contain_text("from-form")
     expect(output).to_contain_text("Cluster from-form was started. Variable: cluster.")
     expect(output).to_contain_text("%tfd_cluster start --data-workers 1 --name from-form")
-    assert notebook.ask("print(cluster.name, len(cluster.tasks))") == "from-form 2"
+    assert notebook.execute("print(cluster.name, len(cluster.tasks))") == "from-form 2"
     lab.picture("form-started", output)
-    notebook.ask("cluster.stop()")
+    notebook.execute("cluster.stop()")
     expect(output.locator(".tfd-cluster")).to_contain_text("stopped")
 
 
-def test_a_cluster_is_scaled_and_a_killed_worker_comes_back(lab: Lab) -> None:
+def test_a_cluster_is_scaled_and_a_killed_worker_restarts(lab: Lab) -> None:
     start = "cluster = tfd.Cluster(data_workers=1, name='scaled')"
     notebook = lab.notebook("scaled", SETUP + start, SHOW)
     notebook.run(0)
@@ -82,14 +82,14 @@ def test_a_cluster_is_scaled_and_a_killed_worker_comes_back(lab: Lab) -> None:
     view.get_by_label("data workers").fill("2")
     button(view, "Scale").click()
     expect(view).to_contain_text("3 of 3 tasks ready")
-    assert notebook.ask("print(len(cluster.tasks))") == "3"
-    pid = notebook.ask("print(cluster.tasks[1].pid)")
+    assert notebook.execute("print(len(cluster.tasks))") == "3"
+    pid = notebook.execute("print(cluster.tasks[1].pid)")
     view.locator(".tfd-toggle", has_text="data_worker:0").click()
     button(view, "Kill").click()
     button(view, "Yes").click()
     expect(view).to_contain_text("data_worker:0 killed")
     row = view.locator("tbody", has_text="data_worker:0").locator("tr").first
-    until(lambda: notebook.ask("print(cluster.tasks[1].pid)") not in (pid, "None"))
+    until(lambda: notebook.execute("print(cluster.tasks[1].pid)") not in (pid, "None"))
     expect(row).to_contain_text("ready")
     expect(row.locator("td").nth(7)).to_have_text("1")
     button(view, "Logs").click()
@@ -97,28 +97,28 @@ def test_a_cluster_is_scaled_and_a_killed_worker_comes_back(lab: Lab) -> None:
     lab.picture("cluster-scaled", output)
     button(view, "Stop").click()
     button(view, "Yes").click()
-    until(lambda: notebook.ask("print(cluster.state)") == "stopped")
+    until(lambda: notebook.execute("print(cluster.state)") == "stopped")
     expect(view).to_contain_text("stopped")
 
 
 @pytest.mark.parametrize("how", BUSY)
-def test_the_first_click_acts_while_a_cell(lab: Lab, how: str) -> None:
+def test_the_first_click_is_effective_while_a_cell(lab: Lab, how: str) -> None:
     notebook = training(lab, how, BUSY[how])
     output = notebook.output(1)
     tab(output, "Steps").click()
     pause = button(output, "Pause")
     expect(pause).to_be_enabled()
-    notebook.begin(2)
-    until(lambda: "now" in notebook.said(2))
+    notebook.start(2)
+    until(lambda: "now" in notebook.output_text(2))
     began = time.monotonic()
     pause.click()
     expect(output.locator(".tfd-state")).to_contain_text("paused (from the widget)")
-    assert notebook.runs(2)
+    assert notebook.is_running(2)
     assert time.monotonic() - began < 4
-    assert notebook.ask("print(coordinator.paused)") == "from the widget"
+    assert notebook.execute("print(coordinator.paused)") == "from the widget"
 
 
-def test_a_join_that_blocks_a_cell_is_steered(lab: Lab) -> None:
+def test_a_join_that_blocks_a_cell_is_controlled(lab: Lab) -> None:
     notebook = training(
         lab,
         "joined",
@@ -127,7 +127,7 @@ def test_a_join_that_blocks_a_cell_is_steered(lab: Lab) -> None:
     )
     output = notebook.output(1)
     tab(output, "Steps").click()
-    notebook.begin(2)
+    notebook.start(2)
     expect(output.locator(".tfd-stepper")).to_contain_text("20 paused")
     button(output, "Step").click()
     expect(output.locator(".tfd-stepper")).to_contain_text("1 ready")
@@ -138,16 +138,16 @@ def test_a_join_that_blocks_a_cell_is_steered(lab: Lab) -> None:
     expect(button(output, "‖ worker 0")).to_be_visible()
     lab.picture("stepper-paused", output)
     button(output, "Resume").click()
-    until(lambda: "joined" in notebook.said(2))
+    until(lambda: "joined" in notebook.output_text(2))
     frame = "print(set(coordinator.values.to_frame().worker[6:]))"
-    assert notebook.ask(frame) == "{1}"
+    assert notebook.execute(frame) == "{1}"
 
 
-def test_many_values_are_sorted_filtered_and_looked_at(lab: Lab) -> None:
+def test_many_values_are_sorted_filtered_and_inspected(lab: Lab) -> None:
     notebook = training(
         lab,
         "values",
-        # A hundred thousand real closures would take minutes: most are only noted as if.
+        # 100,000 real closures would take minutes, so most are only recorded.
         "bad = tf.function(lambda x: tf.debugging.check_numerics(x, 'not <b>a</b> number'))\n"
         "store = coordinator.store\n"
         "for number in range(99_900):\n"
@@ -177,30 +177,30 @@ def test_many_values_are_sorted_filtered_and_looked_at(lab: Lab) -> None:
     lab.picture("timeline-100000", output)
 
 
-def test_a_notebook_that_is_opened_again_shows_the_twin(lab: Lab) -> None:
-    start = "cluster = tfd.Cluster(data_workers=1, name='twin')"
-    notebook = lab.notebook("twin", SETUP + start, SHOW)
+def test_a_reopened_notebook_shows_the_saved_html(lab: Lab) -> None:
+    start = "cluster = tfd.Cluster(data_workers=1, name='saved')"
+    notebook = lab.notebook("saved", SETUP + start, SHOW)
     notebook.run(0)
     notebook.run(1)
     expect(notebook.output(1).locator(".tfd-cluster")).to_contain_text("2 of 2 tasks ready")
     notebook.save()
     notebook.close()
     lab.shut_down_kernels()
-    again = lab.open("twin")
-    expect(again.output(1)).to_contain_text("data_worker:0")
-    assert again.output(1).locator(".tfd-cluster").count() == 0
-    # The twin's style is not for live views: in the panel, numbers stay at the right.
-    again.evaluate(
+    reopened = lab.open("saved")
+    expect(reopened.output(1)).to_contain_text("data_worker:0")
+    assert reopened.output(1).locator(".tfd-cluster").count() == 0
+    # The style of the saved HTML must not affect live views with right-aligned numbers.
+    reopened.evaluate(
         "w.content.model.sharedModel.insertCell(2, {cell_type: 'code', source: args[0]});",
         SETUP + start,
     )
-    again.run(2)
+    reopened.run(2)
     number = lab.panel().locator(".tfd-cluster th.tfd-number").first
     assert number.evaluate("e => getComputedStyle(e).textAlign") == "right"
-    lab.picture("reopened", again.output(1))
+    lab.picture("reopened", reopened.output(1))
 
 
-def test_dark_is_dark_and_names_with_markup_stay_text(lab: Lab) -> None:
+def test_the_dark_theme_is_applied_and_markup_is_escaped(lab: Lab) -> None:
     name = "x" * 50
     start = f"cluster = tfd.Cluster(data_workers=1, name='{name}')\n"
     notice = "cluster._monitor.notice('error', '<img src=x onerror=alert(1)>', fix='<b>none</b>')"

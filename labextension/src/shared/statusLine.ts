@@ -22,7 +22,7 @@ export class StatusLine {
   /**
    * Run `work` and show its progress.
    *
-   * The buttons are disabled until it ends. Returns the result, or undefined after an error, which
+   * The buttons are disabled until it ends. Return the result, or undefined after an error, which
    * the status line shows.
    */
   async attempt<T>(
