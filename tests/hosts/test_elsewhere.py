@@ -216,7 +216,7 @@ def test_closing_stops_its_clusters(jupyter: Jupyters) -> None:
         assert tfd.clusters()["fake"].state == "ready"
         with pytest.raises(errors.UnknownName, match="no cluster 'fack'"):
             short.clusters["fack"]
-        with pytest.raises(errors.UnknownName, match="this process has it"):
+        with pytest.raises(errors.UnknownName, match="this process already has it"):
             tfd.attach("fake")
     assert fake.state == "stopped"
     assert {str(task.state) for task in fake.snapshot().tasks} == {"stopped"}

@@ -118,7 +118,7 @@ def test_what_does_not_answer_is_an_error_at_once() -> None:
         ({"wroker": ["a:1"]}, "no job 'wroker'"),
         ({"worker": []}, "without tasks"),
         ({"worker": ["a"]}, "invalid address"),
-        (42, "is no cluster"),
+        (42, "invalid target"),
     ],
 )
 def test_bad_targets_are_named(target: object, said: str) -> None:

@@ -148,7 +148,7 @@ def test_several_clusters_want_a_name(shell: Any) -> None:
         ("start --launcher fake --detach=-1", errors.UsageError, "out of range"),
         ("start --launcher inprocess --detach", errors.Unsupported, "cannot outlive it"),
         ("attach", errors.UsageError, "no clusters are detached"),
-        ("attach anybody", errors.UnknownName, "no detached cluster is called 'anybody'"),
+        ("attach anybody", errors.UnknownName, "no detached cluster is named 'anybody'"),
         ("renew", errors.StateError, "has no lease to renew"),
         ("detach --hours 0", errors.UsageError, "out of range"),
         ("status nobody", errors.UnknownName, "did you mean 'anybody'"),

@@ -103,13 +103,13 @@ class TestWrongTypes:
         [
             ({"policy": {"restarts": 1}}, "expected a tfd.Policy"),
             ({"service": "x"}, "expected a tfd.Service"),
-            ({"env": ["A=1"]}, "must map names to strings"),
-            ({"preload": 5}, "must be names"),
+            ({"env": ["A=1"]}, "expected a mapping of names"),
+            ({"preload": 5}, "expected names"),
             ({"preload": [5]}, "expected the name of a module"),
             ({"ps": -1}, "ps=-1 is out of range"),
             ({"workers": 1.5}, "workers=1.5 must be a whole number"),
             ({"workers": True}, "workers=True must be a whole number"),
-            ({"evaluator": 1}, "evaluator=1 must be True or False"),
+            ({"evaluator": 1}, "invalid evaluator 1: expected True or False"),
             ({"gpus": 2}, "invalid gpus 2"),
         ],
     )

@@ -1,4 +1,4 @@
-"""Clusters that this process did not start: found, taken over, watched."""
+"""Access to clusters that this process did not start: listing, attaching, watching."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tfd_notebook.model.spec import Policy, Role
 
 
 class Clusters(Mapping[str, Cluster]):
-    """The clusters that this process holds, by name; it shows all of this user's.
+    """The clusters of this process by name. Its display lists all clusters of the user.
 
-    A name finds those of kernels elsewhere, too, which are seen and steered here.
+    Lookup by name also returns clusters of remote kernels that this process controls.
     """
 
     def __init__(self, held: dict[str, Cluster]) -> None:
@@ -45,7 +45,7 @@ class Clusters(Mapping[str, Cluster]):
 
     @property
     def everywhere(self) -> views.Table:
-        """The clusters of all processes of this user on this host, and those without a process."""
+        """The clusters of all processes of this user on this host, and the detached clusters."""
         return views.clusters_table(everywhere())
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
@@ -54,36 +54,36 @@ class Clusters(Mapping[str, Cluster]):
 
 
 def clusters() -> Clusters:
-    """Return the clusters of this process that have not ended, by name.
+    """Return the running clusters of this process by name.
 
-    Shown in a notebook it lists those of the user's other processes, too, and the detached ones,
-    which `attach` takes over.
+    In a notebook, the display also lists the clusters of the user's other processes, and the
+    detached clusters. `attach` connects to those.
 
     Returns
     -------
     Clusters
-        A mapping of str to `Cluster`, whose ``everywhere`` is the table of all.
+        A mapping of str to `Cluster`. Its ``everywhere`` is the table of all clusters.
     """
     return Clusters(registry.clusters())
 
 
 def everywhere() -> list[dict[str, Any]]:
-    """Return all clusters of this user on this host, as `tfd_notebook.views.brief` gives them.
+    """Return all clusters of this user on this host, in the format of `tfd_notebook.views.brief`.
 
-    Each has a ``pid``, of the process that holds it; None for a detached one that none holds, and
-    for that an ``agent``: the process that looks after it, which tells those of one name apart.
+    ``pid`` is the process that holds the cluster, or None for a detached cluster without one. Such
+    a cluster has ``agent``, the pid of its agent, which distinguishes clusters of the same name.
     """
-    found = control_socket.clusters()
-    held = {one["name"] for one in found if one["lease"] is not None}
-    for where in detached.detached():
-        # One that ends just now, or does not answer, must not hide the others.
+    summaries = control_socket.clusters()
+    held = {summary["name"] for summary in summaries if summary["lease"] is not None}
+    for cluster in detached.detached():
+        # A cluster that is ending, or does not respond, must not hide the others.
         with contextlib.suppress(errors.TfdError):
-            for one in _summaries(where):
-                # Of a kernel that was killed the agent learns later than others. One on other hosts
-                # is not asked.
-                if not (one.pop("heard", True) and one["name"] in held):
-                    found.append(one)
-    return found
+            for summary in _summaries(cluster):
+                # `heard` is False once the agent has lost its kernel. After a kernel is killed, the
+                # agent notices it later than the control socket. Remote agents are not queried.
+                if not (summary.pop("heard", True) and summary["name"] in held):
+                    summaries.append(summary)
+    return summaries
 
 
 def attach(
@@ -93,49 +93,50 @@ def attach(
     connect: bool = True,
     agent: int | None = None,
 ) -> Cluster:
-    """Take over a cluster that outlives its kernel, or use one that somebody else runs.
+    """Attach to a detached cluster, or use a cluster that was not started by tfd.
 
     Parameters
     ----------
     target : str, mapping or tf.train.ClusterSpec
-        The name of a cluster that `Cluster.detach` or ``--detach`` let stay; or
-        ``"grpc://host:port"`` of a dispatcher; or the jobs of a ClusterSpec.
+        The name of a cluster detached by `Cluster.detach` or ``--detach``. For an external cluster,
+        ``"grpc://host:port"`` of a dispatcher, or the jobs of a ClusterSpec.
     name : str, optional
-        How a foreign cluster is called here. Default ``"foreign"``.
+        Name for an external cluster. Default ``"foreign"``.
     connect : bool
-        Whether this process shall be able to coordinate its workers. Default true; false is for
-        one that only looks at it or ends it.
+        Whether this process can coordinate its workers. Default true. Pass false to only inspect
+        or stop the cluster.
     agent : int, optional
-        The process of its agent, as ``tfd list`` shows it; where several detached clusters have
-        the name.
+        The pid of the cluster's agent, as ``tfd list`` shows it. Needed if several detached
+        clusters have the same name.
 
     Returns
     -------
     Cluster
-        A detached one is whole: it can be read from, scaled and stopped, and this process's end
-        does not end it. The one that this process has already, where it has it. A foreign one can
-        be watched, read from and coordinated; it is never started, changed or ended, and `stop`
-        only lets go of it.
+        A detached cluster can be read from, scaled and stopped. It keeps running when this process
+        exits. If this process already has the cluster, that object is returned. An external
+        cluster can be watched, read from and coordinated, but not started, changed or stopped.
+        Its `stop` only disconnects.
 
     Raises
     ------
     UnknownName
-        No such cluster is detached.
+        No detached cluster has that name.
     NameTaken
-        This process has another one of that name.
+        This process has another cluster of that name.
     LaunchError
-        Nobody answers at the address.
+        The address does not respond.
     """
     if not isinstance(target, str) or "://" in target or ":" in target:
         return _foreign(target, name or "foreign", connect)
     name = target
-    living = registry.clusters().get(name)
-    if living is not None and living.detached and agent is None:
-        return living
+    existing = registry.clusters().get(name)
+    if existing is not None and existing.detached and agent is None:
+        return existing
     where = find(name, agent)
     reached = where.reach()
     try:
-        about = next((one["about"] for one in reached.clusters() if one["name"] == name), None)
+        reports = reached.clusters()
+        about = next((report["about"] for report in reports if report["name"] == name), None)
         if not about:
             raise errors.UnknownName(f"cluster {name!r} has just ended", fix="tfd.clusters()")
         if isinstance(where, RemoteDetachedCluster):
@@ -148,28 +149,28 @@ def attach(
                 )
         config = spec.unpack(about["config"])
 
-        def adopt(one: Cluster) -> tuple[base.Node, Mapping[str, Any]]:
-            node, found = reached.adopt(config, one._monitor.handle_event)
-            return node, {**found, "about": about} if isinstance(
+        def adopt(cluster: Cluster) -> tuple[base.Node, Mapping[str, Any]]:
+            node, report = reached.adopt(config, cluster._monitor.handle_event)
+            return node, {**report, "about": about} if isinstance(
                 where, RemoteDetachedCluster
-            ) else found
+            ) else report
 
-        made = Cluster._from_running_tasks(
+        cluster = Cluster._from_running_tasks(
             config, base.launcher(config.launcher, config.options), adopt
         )
     except BaseException:
         reached.close()
         raise
     if connect:
-        made._hide_gpus_from_kernel()
-    return made
+        cluster._hide_gpus_from_kernel()
+    return cluster
 
 
 def _foreign(target: Any, name: str, connect: bool) -> Cluster:
     if not isinstance(target, (str, Mapping)) and not hasattr(target, "as_dict"):
         raise errors.UsageError(
-            f"target={target!r} is no cluster",
-            fix='a name, "grpc://host:port" of a dispatcher, or {"worker": ["host:port"]}',
+            f"invalid target {target!r}",
+            fix='use a name, "grpc://host:port" of a dispatcher, or {"worker": ["host:port"]}',
         )
     jobs = target if isinstance(target, (str, Mapping)) else target.as_dict()
     launcher = external.External(target=jobs)
@@ -181,11 +182,11 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
         name, launcher.name, counts, Policy(recycle=False), options=launcher.options
     )
 
-    def adopt(one: Cluster) -> tuple[external.ExternalNode, dict[str, Any]]:
-        node = external.ExternalNode(jobs, name, one._monitor.handle_event)
-        seen = [event["task"].partition(":")[0] for event in node.first]
+    def adopt(cluster: Cluster) -> tuple[external.ExternalNode, dict[str, Any]]:
+        node = external.ExternalNode(jobs, name, cluster._monitor.handle_event)
+        roles = [event["task"].partition(":")[0] for event in node.first]
         fleet: dict[str, Any] = {
-            "counts": {role: seen.count(role) for role in seen},
+            "counts": {role: roles.count(role) for role in roles},
             "deal": GpuAllocation().pack(),
             "static": [],
             "removed": [],
@@ -194,95 +195,95 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
         about = {"fleet": fleet, "used": True}
         return node, {"about": about, "lease": None, "left": None, "tasks": node.first}
 
-    living = registry.clusters().get(name)
-    if living is not None and living.config == config:
-        return living
-    made = Cluster._from_running_tasks(config, launcher, adopt)
+    existing = registry.clusters().get(name)
+    if existing is not None and existing.config == config:
+        return existing
+    cluster = Cluster._from_running_tasks(config, launcher, adopt)
     if connect:
-        made._hide_gpus_from_kernel()
-    return made
+        cluster._hide_gpus_from_kernel()
+    return cluster
 
 
 def start(hours: float | None, **options: Any) -> Cluster:
-    """Return ``Cluster(**options)``, detached for so many hours where that is not None.
+    """Return ``Cluster(**options)``, detached for `hours` unless that is None.
 
-    A detached cluster of the same name and specification is taken over, and stays so long from now.
+    If a detached cluster of the same name and specification runs, attach to it and renew its lease.
 
     Raises
     ------
     NameTaken
-        One of that name is detached that has another specification.
+        A detached cluster of that name has another specification.
     """
     if hours is None:
         return Cluster(**options)
     check_hours(hours)
     config, _ = build_config(options.get("name"), {k: v for k, v in options.items() if k != "name"})
-    living = registry.clusters()
-    if config.name in living or not is_detached(config.name):
-        made = Cluster(**options)
+    running = registry.clusters()
+    if config.name in running or not is_detached(config.name):
+        cluster = Cluster(**options)
         try:
-            made.detach(hours)
+            cluster.detach(hours)
         except BaseException:
-            if config.name not in living:
-                made.stop()
+            if config.name not in running:
+                cluster.stop()
             raise
     else:
-        made = attach(config.name)
-        if not spec.is_same(made.config, config):
-            made.leave()
+        cluster = attach(config.name)
+        if not spec.is_same(cluster.config, config):
+            cluster.leave()
             raise errors.NameTaken(
-                f"a detached cluster {config.name!r} lives, with another specification",
-                fix=f"use tfd.attach({config.name!r}) or end it: tfd stop {config.name}",
+                f"a detached cluster {config.name!r} is running with another specification",
+                fix=f"use tfd.attach({config.name!r}) or stop it: tfd stop {config.name}",
             )
-        made.detach(hours)
-    return made
+        cluster.detach(hours)
+    return cluster
 
 
 def is_detached(name: str) -> bool:
-    """Whether a detached cluster of this user on this host has that name."""
-    return any(one.name == name for one in detached.detached())
+    """Return True if a detached cluster of this user on this host has that name."""
+    return any(cluster.name == name for cluster in detached.detached())
 
 
 def find(name: str, agent: int | None = None) -> detached.Detached | RemoteDetachedCluster:
-    """Return where a detached cluster is.
+    """Return the location of a detached cluster.
 
     Raises
     ------
     UnknownName
-        There is none of that name.
+        No detached cluster has that name.
     UsageError
-        There are several.
+        Several detached clusters have that name.
     """
     known = detached.detached()
-    found = [one for one in known if one.name == name and agent in (None, one.pid)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        # One on other hosts has no agent here, and is the one that is left when these are stopped.
-        pids = [one.pid for one in found if one.pid is not None]
+    matches = [c for c in known if c.name == name and agent in (None, c.pid)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        # A cluster on other hosts has no local agent. It remains when the local ones are stopped.
+        pids = [cluster.pid for cluster in matches if cluster.pid is not None]
         raise errors.UsageError(
-            f"{len(found)} detached clusters are called {name!r}",
-            fix=f"name its agent, which is one of {', '.join(map(str, pids))}: "
+            f"{len(matches)} detached clusters are named {name!r}",
+            fix=f"pass the pid of its agent, one of {', '.join(map(str, pids))}: "
             f"tfd.attach({name!r}, agent={pids[0]}), tfd stop {name} --pid {pids[0]}"
             if pids
             else "stop one in the process that holds it",
         )
     if name in registry.running_clusters():
         raise errors.UnknownName(
-            f"no detached cluster is called {name!r}",
-            fix=f"this process has it already: tfd.clusters()[{name!r}]",
+            f"no detached cluster is named {name!r}",
+            fix=f"this process already has it: tfd.clusters()[{name!r}]",
         )
-    names = [one.name for one in known]
+    names = [cluster.name for cluster in known]
     near = difflib.get_close_matches(name, names, n=1)
     raise errors.UnknownName(
-        f"no detached cluster is called {name!r}",
+        f"no detached cluster is named {name!r}",
         fix=(f"did you mean {near[0]!r}? " if near else "")
         + f"detached clusters: {', '.join(names) or 'none'}",
     )
 
 
 def _summaries(where: detached.Detached | RemoteDetachedCluster) -> list[dict[str, Any]]:
-    """Return a detached cluster in a few words; hosts are not asked just for a list."""
+    """Return the summary of a detached cluster. Remote hosts are not queried for a list."""
     if isinstance(where, RemoteDetachedCluster):
         return [
             {
@@ -300,26 +301,26 @@ def _summaries(where: detached.Detached | RemoteDetachedCluster) -> list[dict[st
     reached = where.reach()
     try:
         return [
-            {**_summary(one, where.pid), "heard": one["heard"]}
-            for one in reached.clusters(5.0)
-            if one["name"] == where.name
+            {**_summary(report, where.pid), "heard": report["heard"]}
+            for report in reached.clusters(5.0)
+            if report["name"] == where.name
         ]
     finally:
         reached.close()
 
 
-def _summary(said: Mapping[str, Any], agent: int) -> dict[str, Any]:
-    about = said["about"]
-    planned = sum(about["fleet"]["counts"].values()) if about else len(said["tasks"])
-    observed = said["tasks"].count("ready")
+def _summary(report: Mapping[str, Any], agent: int) -> dict[str, Any]:
+    about = report["about"]
+    planned = sum(about["fleet"]["counts"].values()) if about else len(report["tasks"])
+    observed = report["tasks"].count("ready")
     return {
-        "name": said["name"],
+        "name": report["name"],
         "state": "ready" if observed >= planned else "degraded",
         "launcher": about["config"]["launcher"] if about else "",
         "planned": planned,
         "observed": observed,
         "reading": 0,
-        "lease": None if said["lease"] is None else time.time() + said["lease"],
+        "lease": None if report["lease"] is None else time.time() + report["lease"],
         "pid": None,
         "agent": agent,
     }

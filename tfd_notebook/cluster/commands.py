@@ -1,7 +1,7 @@
-"""What may be asked of the clusters of this process from outside: by name, checked, answered.
+"""Commands that other processes and front ends send to the clusters of this process.
 
-The command line's socket, the panel and the widgets all ask here. A request is a mapping of JSON
-values; nothing in it is ever executed or unpickled.
+The control socket, the panel and the widgets call `perform` with a request. A request is a mapping
+of JSON values. It is validated, and nothing in it is executed or unpickled.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ __all__ = ["COMMANDS", "answer", "cluster_of", "error_from", "perform", "queue_o
 
 log = logging.getLogger("tfd_notebook")
 
-#: Seconds that a step may keep its caller waiting; what has not ended then goes on.
+#: Seconds that a step may block its caller. Closures that have not ended keep running.
 _STEP_SECONDS = 5.0
-#: Seconds for what is done in another kernel.
-_ASK_SECONDS = 300.0
-#: What belongs to how a request came, and not to the request.
+#: Timeout in seconds of a command that another kernel performs.
+_REMOTE_SECONDS = 300.0
+#: Fields of a request that belong to its transport.
 _ENVELOPE = ("kind", "client", "ask", "command", "name")
 
-#: The group of entry points that add commands: functions of a request.
+#: The group of entry points that add commands. Each is a function that takes a request.
 ENTRY_POINTS = "tfd_notebook.commands"
 
 Request = Mapping[str, Any]
 
 
-#: The latest snapshot of each cluster, and what its last attempt to take one raised.
+#: The latest snapshot of each cluster, and the last error of `snapshot`.
 _snapshots: weakref.WeakKeyDictionary[Any, Snapshot] = weakref.WeakKeyDictionary()
 _snapshot_errors: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
@@ -45,52 +45,56 @@ _snapshot_errors: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionar
 def snapshots(clusters: Mapping[str, Any]) -> dict[str, Snapshot]:
     """Return a snapshot of each cluster, by name.
 
-    A cluster whose `snapshot` raises has its previous one, or none. The error is logged once.
+    If a cluster's `snapshot` raises, its previous one is used, if any. The error is logged once.
     """
-    found = {}
+    latest = {}
     for name, cluster in clusters.items():
         try:
             _snapshots[cluster] = cluster.snapshot()
             _snapshot_errors.pop(cluster, None)
         except Exception as error:
-            complaint = f"{type(error).__name__}: {error}"
-            if _snapshot_errors.get(cluster) != complaint:
-                _snapshot_errors[cluster] = complaint
-                log.warning("no snapshot of cluster %r can be taken: %s", name, complaint)
-        if (seen := _snapshots.get(cluster)) is not None:
-            found[name] = seen
-    return found
+            message = f"{type(error).__name__}: {error}"
+            if _snapshot_errors.get(cluster) != message:
+                _snapshot_errors[cluster] = message
+                log.warning("snapshot of cluster %r failed: %s", name, message)
+        if (snapshot := _snapshots.get(cluster)) is not None:
+            latest[name] = snapshot
+    return latest
 
 
 def perform(request: Any) -> Any:
-    """Do what `request` asks and return the result, as JSON values.
+    """Perform a command and return its result as JSON values.
 
     Parameters
     ----------
     request : mapping
-        ``command`` and its arguments: ``list``; ``snapshot(name, width, hold)``;
-        ``logs(name, task, lines, offset)``; ``stop(name)``; ``scale(name, data_workers,
-        workers)``; ``restart(name, task)``; ``kill(name, task)``; ``interrupt(name)``;
-        ``detach(name, hours)`` and ``renew(name, hours)``, which answer until when it stays; of a
-        coordinator ``pause(name, who)``, ``resume(name)``, ``step(name, count, wait)``,
-        ``cancel(name, id)``, ``break_on(name, failure)``, ``hold(name, worker, held)`` and
-        ``value(name, id)``; ``doctor(name)``, without a name of the whole process; ``support()``.
+        ``command`` and its arguments:
+
+        - ``list()``, ``snapshot(name, width, hold)``, ``logs(name, task, lines, offset)``
+        - ``stop(name)``, ``scale(name, data_workers, workers)``, ``restart(name, task)``,
+          ``kill(name, task)``, ``interrupt(name)``
+        - ``detach(name, hours)`` and ``renew(name, hours)``, which return the end of the lease
+        - of a coordinator: ``pause(name, who)``, ``resume(name)``, ``step(name, count, wait)``,
+          ``cancel(name, id)``, ``break_on(name, failure)``, ``hold(name, worker, held)`` and
+          ``value(name, id)``
+        - ``doctor(name)``, or of the whole process without a name
+        - ``support()``
 
     Raises
     ------
     TfdError
-        It cannot be meant, or could not be done.
+        The request is invalid, or the command failed.
     """
     command = request.get("command") if isinstance(request, Mapping) else None
     handler = _handler(command) if isinstance(command, str) else None
     if handler is None:
         names = [*COMMANDS, *sorted(entry_points(group=ENTRY_POINTS).names)]
-        raise errors.UsageError(f"the request has none of the commands {', '.join(names)}")
+        raise errors.UsageError(f"invalid command: expected one of {', '.join(names)}")
     if command not in ("list", "snapshot", "support"):
-        there = registry.running_clusters().get(str(request.get("name")))
-        if there is not None and hasattr(there, "ask"):
+        cluster = registry.running_clusters().get(str(request.get("name")))
+        if cluster is not None and hasattr(cluster, "ask"):
             arguments = {k: v for k, v in request.items() if k not in _ENVELOPE}
-            return there.ask(command, _ASK_SECONDS, **arguments)
+            return cluster.ask(command, _REMOTE_SECONDS, **arguments)
     return handler(request)
 
 
@@ -104,7 +108,7 @@ def _handler(command: str) -> Callable[[Request], Any] | None:
 
 
 def answer(work: Callable[[], Any]) -> dict[str, Any]:
-    """Return what `work` returns as ``{"value": ...}``, or what it raises as ``{"error": ...}``."""
+    """Call `work`; return its result as ``{"value": ...}`` or its error as ``{"error": ...}``."""
     try:
         return {"value": work()}
     except errors.TfdError as error:
@@ -127,8 +131,8 @@ def error_from(packed: Mapping[str, Any]) -> errors.TfdError:
 def queue_of(request: Mapping[str, Any]) -> Hashable | None:
     """Return the name of the queue that a request waits in, or None if it never waits.
 
-    Requests of one queue are performed in order. Each cluster has two: one for requests that
-    change its tasks, and one for all others, so that logs can be read while tasks start.
+    Requests in the same queue are performed in order. Each cluster has two queues: one for
+    requests that change its tasks, and one for all others. So logs can be read while tasks start.
     """
     command, name = str(request.get("command")), request.get("name")
     if command in _IMMEDIATE and not (
@@ -150,7 +154,7 @@ def _pack_error(error: errors.TfdError) -> dict[str, Any]:
 def _list(request: Request) -> Any:
     from tfd_notebook import views
 
-    return [views.brief(seen) for seen in snapshots(registry.running_clusters()).values()]
+    return [views.brief(snapshot) for snapshot in snapshots(registry.running_clusters()).values()]
 
 
 def _snapshot(request: Request) -> Any:
@@ -186,13 +190,13 @@ def _stop(request: Request) -> Any:
 
 
 def _scale(request: Request) -> Any:
-    wishes = {
+    counts = {
         name: _number(request, name, 0, least=0, most=100_000)
         for name in ("data_workers", "workers")
         if request.get(name) is not None
     }
     cluster = cluster_of(request)
-    cluster.scale(**wishes)
+    cluster.scale(**counts)
     return {str(role): count for role, count in cluster.snapshot().observed.items()}
 
 
@@ -223,7 +227,7 @@ def _interrupt(request: Request) -> Any:
 
 def _pause(request: Request) -> Any:
     coordinator = cluster_of(request).present_coordinator()
-    # Whoever pauses from outside can resume from there: a join must not give up meanwhile.
+    # The client that paused can resume, so `join` must not raise PausedError until then.
     coordinator.control_for(float("inf"))
     coordinator.pause(f"from {_name(request, 'who', 'a terminal')}")
     return coordinator.values.counts()
@@ -248,7 +252,7 @@ def _cancel(request: Request) -> Any:
 
 
 def _break_on(request: Request) -> Any:
-    """Pause at failures, or not; other breakpoints stay."""
+    """Set or clear the breakpoint on failures and keep the other breakpoints."""
     coordinator = cluster_of(request).present_coordinator()
     _, workers, functions = coordinator.breakpoints
     coordinator.break_on(_boolean(request, "failure"), workers, functions)
@@ -288,19 +292,19 @@ COMMANDS: dict[str, Callable[[Request], Any]] = {
 _CONTROLS = frozenset({"pause", "resume", "step"})
 #: Requests that never wait, except controls of a coordinator in another kernel.
 _IMMEDIATE = _CONTROLS | {"list", "snapshot"}
-#: Requests that change a cluster's tasks, or how long they stay.
+#: Requests that change a cluster's tasks or its lease.
 _CHANGES = frozenset({"start", "stop", "scale", "restart", "detach", "renew"})
 
 
-# What a request says
+# Fields of a request
 
 
 def cluster_of(request: Request) -> Any:
-    """Return the running cluster that a request names, or raise UnknownName."""
+    """Return the running cluster with the name in a request, or raise UnknownName."""
     known = registry.running_clusters()
     name = request.get("name")
     if not isinstance(name, str) or name not in known:
-        raise errors.UnknownName(f"there is no cluster {name!r} in process {os.getpid()}")
+        raise errors.UnknownName(f"no cluster {name!r} in process {os.getpid()}")
     return known[name]
 
 
@@ -314,7 +318,7 @@ def _number(request: Request, name: str, default: int, *, least: int, most: int)
 def _hours(request: Request) -> float:
     value = request.get("hours", 8.0)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise errors.UsageError(f"hours={str(value)[:100]!r} is no number")
+        raise errors.UsageError(f"invalid hours {str(value)[:100]!r}: expected a number")
     return value
 
 
@@ -325,12 +329,12 @@ def _closure_id(request: Request) -> int:
 def _boolean(request: Request, name: str) -> bool:
     value = request.get(name)
     if not isinstance(value, bool):
-        raise errors.UsageError(f"{name}={value!r} is neither true nor false")
+        raise errors.UsageError(f"invalid {name} {value!r}: expected true or false")
     return value
 
 
 def _name(request: Request, name: str, default: str | None = None) -> str:
     value = request.get(name, default)
     if not isinstance(value, str) or not value or len(value) > 200:
-        raise errors.UsageError(f"{name}={value!r} is no name")
+        raise errors.UsageError(f"invalid {name} {value!r}: expected a name")
     return value

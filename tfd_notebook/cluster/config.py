@@ -1,4 +1,4 @@
-"""Turns the arguments of `Cluster` into a checked description."""
+"""Validation of the arguments of `Cluster`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPTIONS = (
     "service",
     "start",
 )
-_ELSEWHERE = (
+_OTHER_ARGUMENTS = (
     ("Policy", Policy.__dataclass_fields__),
     ("Service", Service.__dataclass_fields__),
     ("launchers.Local", ("host", "allow")),
@@ -35,7 +35,7 @@ _ELSEWHERE = (
 def build_config(
     name: str | None, options: Mapping[str, Any]
 ) -> tuple[ClusterConfig, base.Launcher]:
-    """Return what ``Cluster(name=name, **options)`` means, and its launcher.
+    """Return the configuration of ``Cluster(name=name, **options)``, and its launcher.
 
     Raises
     ------
@@ -44,18 +44,21 @@ def build_config(
     for option in options:
         if option not in _OPTIONS:
             hint = next(
-                (f"{kind}({option}=...)" for kind, fields in _ELSEWHERE if option in fields), ""
+                (f"{kind}({option}=...)" for kind, fields in _OTHER_ARGUMENTS if option in fields),
+                "",
             )
             raise TypeError(
                 f"Cluster() got an unexpected argument {option!r}"
-                + (f": it belongs into tfd.{hint}" if hint else "")
+                + (f": pass it to tfd.{hint}" if hint else "")
             )
     launcher = base.launcher(options.get("launcher", "local"))
     preload, env = options.get("preload", ()), options.get("env") or {}
     if not isinstance(env, Mapping):
-        raise errors.UsageError(f"env={env!r} must map names to strings")
+        raise errors.UsageError(f"invalid env {env!r}: expected a mapping of names to strings")
     if not isinstance(preload, Iterable):
-        raise errors.UsageError(f"preload={preload!r} must be names of modules or libraries")
+        raise errors.UsageError(
+            f"invalid preload {preload!r}: expected names of modules or libraries"
+        )
     config = ClusterConfig(
         name=name or "cluster",
         launcher=launcher.name,
@@ -69,31 +72,34 @@ def build_config(
         gpus=gpu_allocation.check(options.get("gpus", "auto")),
     )
     check_roles(launcher, config.counts)
-    wish = config.gpus
-    asked = 0 if isinstance(wish, str) else sum(_each(wish, config.counts))
-    limits().check_cluster(launcher.name, sum(config.counts.values()), asked, tuple(config.allow))
+    gpus = config.gpus
+    requested = 0 if isinstance(gpus, str) else _requested_gpus(gpus, config.counts)
+    limits().check_cluster(
+        launcher.name, sum(config.counts.values()), requested, tuple(config.allow)
+    )
     return config, launcher
 
 
-def _each(wish: tuple[int, ...] | Mapping[str, int], counts: Mapping[Role, int]) -> Iterable[int]:
-    """How many GPUs are asked for."""
-    if isinstance(wish, Mapping):
-        return (count * counts.get(Role(role), 0) for role, count in wish.items())
-    return (len(wish),)
+def _requested_gpus(gpus: tuple[int, ...] | Mapping[str, int], counts: Mapping[Role, int]) -> int:
+    """Return the total number of GPUs that the tasks request."""
+    if isinstance(gpus, Mapping):
+        return sum(count * counts.get(Role(role), 0) for role, count in gpus.items())
+    return len(gpus)
 
 
 def _counts(options: Mapping[str, Any]) -> dict[Role, Any]:
-    """Return how many tasks of each role are wanted; the numbers are not checked yet."""
+    """Return the requested number of tasks of each role, unchecked."""
     evaluator = options.get("evaluator", False)
     if not isinstance(evaluator, bool):
         raise errors.UsageError(
-            f"evaluator={evaluator!r} must be True or False", fix="a cluster has one or none"
+            f"invalid evaluator {evaluator!r}: expected True or False",
+            fix="pass a bool; a cluster has at most one evaluator",
         )
     data_workers = options.get("data_workers", 0)
     counts: dict[Role, Any] = {
         role: int(evaluator) if role is Role.EVALUATOR else options.get(count_name(role), 0)
         for role in SERVER_ROLES
     }
-    # Who only trains needs no service for data.
+    # A cluster with training tasks only needs no tf.data service.
     dispatcher = {Role.DISPATCHER: 1} if data_workers or not any(counts.values()) else {}
     return {**dispatcher, Role.DATA_WORKER: data_workers, **counts}

@@ -1,8 +1,8 @@
-"""A unix socket by which this user's other processes reach the clusters of this one.
+"""Unix socket through which other processes of this user control the clusters of this process.
 
-One line of JSON asks, one line answers. The socket lies in the user's runtime directory (0700), has
-mode 0600, and asks the system who is there. It is served by threads of its own, also while a cell
-runs.
+Request and reply are one line of JSON each. The socket is in the user's runtime directory (mode
+0700) and has mode 0600. The server checks the peer's user id with `SO_PEERCRED`. Separate threads
+serve it, so it responds while a cell runs.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from tfd_notebook.net import unix_socket
 
 __all__ = ["ControlServer", "call", "clusters", "ensure_started", "processes", "stop"]
 
-_MOST_REQUEST = 65_536
-_MOST_REPLY = 64_000_000
+_MAX_REQUEST_BYTES = 65_536
+_MAX_REPLY_BYTES = 64_000_000
 _PEER_SECONDS = 5.0
-_CLIENTS = 8
+_MAX_CLIENTS = 8
 _PEER_THREAD = "tfd-control-peer"
-#: Seconds that the end of this process waits for answers: to have its cluster stopped may end it.
-_FAREWELL_SECONDS = 2.0
+#: Seconds that process exit waits for replies: a request to stop the cluster may cause the exit.
+_EXIT_SECONDS = 2.0
 
-#: Seconds until a connection is accepted again after an error, such as of descriptors.
+#: Seconds until the next accept after an error, such as running out of file descriptors.
 _RETRY_SECONDS = 0.2
 
 log = logging.getLogger("tfd_notebook")
@@ -44,7 +44,7 @@ _server_lock = threading.Lock()
 
 
 def ensure_started() -> Path:
-    """Have this process listen, and return the path of its socket."""
+    """Start the control server of this process if needed, and return the path of its socket."""
     global _server
     with _server_lock:
         if _server is None:
@@ -53,7 +53,7 @@ def ensure_started() -> Path:
 
 
 def stop() -> None:
-    """Listen no longer; does nothing where nobody listens."""
+    """Stop the control server of this process, if it runs."""
     global _server
     with _server_lock:
         server, _server = _server, None
@@ -62,7 +62,7 @@ def stop() -> None:
 
 
 def _after_fork() -> None:
-    # A socket held by a child would look alive after its process ended.
+    # A listening socket inherited by a child would still accept after its process has ended.
     global _server, _server_lock
     server, _server, _server_lock = _server, None, threading.Lock()
     if server is not None:
@@ -74,41 +74,41 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @atexit.register
 def _await_replies() -> None:
-    deadline = time.monotonic() + _FAREWELL_SECONDS
+    deadline = time.monotonic() + _EXIT_SECONDS
     for thread in threading.enumerate():
         if thread.name == _PEER_THREAD:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
 class ControlServer:
-    """Answers requests about the clusters of this process.
+    """Server for requests about the clusters of this process.
 
     Parameters
     ----------
     path : Path, optional
-        Of the socket. Default: `tfd_notebook.net.runtime_dir.control_socket`.
+        Path of the socket. Default: `tfd_notebook.net.runtime_dir.control_socket`.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         from tfd_notebook.net.runtime_dir import control_socket
 
         self.path = path or control_socket(os.getpid())
-        #: Why the last connection was not served; empty if it was.
+        #: The error of the last connection; empty if it was served.
         self._failure = ""
-        self._slots = threading.BoundedSemaphore(_CLIENTS)
-        self._listener = unix_socket.listen(self.path, _CLIENTS)
+        self._slots = threading.BoundedSemaphore(_MAX_CLIENTS)
+        self._listener = unix_socket.listen(self.path, _MAX_CLIENTS)
         self._wake_receiver, self._wake_sender = socket.socketpair()
         self._thread = threading.Thread(target=self._accept, name="tfd-control", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no longer; requests that are being served are still answered."""
+        """Stop listening. Requests in progress are still answered."""
         self._wake_sender.send(b"x")
         if self._thread is not threading.current_thread():
             self._thread.join(_PEER_SECONDS)
 
     def abandon(self) -> None:
-        """In a forked child: let go of the sockets, which belong to the parent."""
+        """Close the sockets in a forked child, where they belong to the parent."""
         for held in (self._listener, self._wake_receiver, self._wake_sender):
             held.close()
 
@@ -131,7 +131,7 @@ class ControlServer:
                 held.close()
 
     def _accept_one(self) -> None:
-        """Accept a connection and serve it; report what prevents that, and go on."""
+        """Accept and serve a connection. Log errors instead of raising them."""
         try:
             peer, _ = self._listener.accept()
             try:
@@ -161,72 +161,72 @@ class ControlServer:
 
     def _serve(self, peer: socket.socket) -> None:
         try:
-            # A peer that went away needs no answer.
+            # The peer may have disconnected: then it needs no reply.
             with contextlib.suppress(OSError), peer:
                 peer.settimeout(_PEER_SECONDS)
-                peer.sendall(_answer(_read_line(peer, _MOST_REQUEST)))
+                peer.sendall(_answer(_read_line(peer, _MAX_REQUEST_BYTES)))
         finally:
             self._slots.release()
 
 
 def processes() -> tuple[int, ...]:
-    """Return the pids of this user's processes that listen; dead sockets are removed."""
+    """Return the pids of this user's processes that listen. Remove sockets of dead processes."""
     from tfd_notebook.net.runtime_dir import own_files
 
-    found = []
+    pids = []
     for pid, path in own_files("sock"):
         try:
             with unix_socket.connect(path, _PEER_SECONDS):
-                found.append(pid)
+                pids.append(pid)
         except (ConnectionRefusedError, FileNotFoundError):
             path.unlink(missing_ok=True)
         except OSError:
-            # Busy or stuck, but in use.
-            found.append(pid)
-    return tuple(found)
+            # The process is busy or hung, but exists.
+            pids.append(pid)
+    return tuple(pids)
 
 
 def call(pid: int, request: Mapping[str, Any], timeout: float = 10.0) -> Any:
-    """Ask the process `pid` and return its answer.
+    """Send a request to the process `pid` and return its reply.
 
     Parameters
     ----------
     pid : int
         One of `processes`.
     request : mapping
-        One of those that `tfd_notebook.cluster.commands.perform` knows.
+        A request for `tfd_notebook.cluster.commands.perform`.
     timeout : float
-        Seconds for the whole of it. Default 10.
+        Seconds for the whole call. Default 10.
 
     Raises
     ------
     TimeLimit
-        It did not answer in time.
+        The process did not reply in time.
     UnknownName
-        No such process listens.
+        The process does not listen.
     TfdError
-        What the process answered.
+        The error that the command raised.
     """
     from tfd_notebook.net.runtime_dir import control_socket
 
     try:
         with unix_socket.connect(control_socket(pid), timeout) as peer:
             peer.sendall(json.dumps(dict(request)).encode() + b"\n")
-            line = _read_line(peer, _MOST_REPLY, timeout)
+            line = _read_line(peer, _MAX_REPLY_BYTES, timeout)
     except TimeoutError:
         raise errors.TimeLimit(
-            f"process {pid} did not answer within {timeout:g} s",
+            f"process {pid} did not reply within {timeout:g} s",
             fix="it may be stopped or swapped out; try again",
         ) from None
     except OSError as error:
         raise errors.UnknownName(
-            f"process {pid} cannot be reached: {error.strerror or error}", fix="see tfd list"
+            f"connecting to process {pid} failed: {error.strerror or error}", fix="see tfd list"
         ) from None
     try:
         reply = json.loads(line)
     except ValueError:
         raise errors.UnknownName(
-            f"process {pid} went away without an answer", fix="see tfd list"
+            f"process {pid} closed the connection without a reply", fix="see tfd list"
         ) from None
     if "error" in reply:
         raise commands.error_from(reply["error"])
@@ -234,21 +234,21 @@ def call(pid: int, request: Mapping[str, Any], timeout: float = 10.0) -> Any:
 
 
 def clusters(timeout: float = 10.0, but: int | None = None) -> list[dict[str, Any]]:
-    """Return all clusters of this user, as `tfd_notebook.views.brief` gives them, with ``pid``.
+    """Return all clusters of this user as `tfd_notebook.views.brief` describes them, with ``pid``.
 
-    The process `but` is not asked.
+    The process `but` is left out.
     """
-    found: list[dict[str, Any]] = []
+    summaries: list[dict[str, Any]] = []
     for pid in processes():
         if pid == but:
             continue
-        # One that has just ended, or does not answer, must not hide the others.
+        # A process that has just ended, or does not reply, must not hide the others.
         with contextlib.suppress(errors.UnknownName, errors.TimeLimit):
-            found += [dict(one, pid=pid) for one in call(pid, {"command": "list"}, timeout)]
-    return found
+            summaries += [dict(row, pid=pid) for row in call(pid, {"command": "list"}, timeout)]
+    return summaries
 
 
-# How it travels
+# Messages
 
 
 def _answer(line: bytes) -> bytes:
@@ -256,23 +256,23 @@ def _answer(line: bytes) -> bytes:
         try:
             request = json.loads(line)
         except ValueError:
-            raise errors.UsageError("the request is not one line of JSON") from None
+            raise errors.UsageError("invalid request: expected one line of JSON") from None
         return commands.perform(request)
 
     return json.dumps(commands.answer(work)).encode() + b"\n"
 
 
 def _read_line(peer: socket.socket, most: int, timeout: float = _PEER_SECONDS) -> bytes:
-    """Read up to a newline, or what came when the peer closed or `most` bytes were there."""
+    """Read up to a newline, up to the end of the stream, or about `most` bytes."""
     deadline = time.monotonic() + timeout
-    got = bytearray()
-    while not got.endswith(b"\n") and len(got) < most:
+    received = bytearray()
+    while not received.endswith(b"\n") and len(received) < most:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
         peer.settimeout(left)
-        more = peer.recv(65_536)
-        if not more:
+        chunk = peer.recv(65_536)
+        if not chunk:
             break
-        got += more
-    return bytes(got)
+        received += chunk
+    return bytes(received)

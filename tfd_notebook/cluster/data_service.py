@@ -1,4 +1,4 @@
-"""The data path of a cluster: what reads through it, and what that asks of its tasks."""
+"""The tf.data service of a cluster: its consumers, its journal and its data workers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from tfd_notebook.data.consume.stream import Stream
 
 
-#: Bytes that must be free beside the journal for its own records.
+#: Bytes that must remain free for the journal's records.
 _SPARE_BYTES = 100_000
-#: More than a task is given to answer.
+#: Longer than the timeout of the agent's request to a task.
 _INSPECT_SECONDS = 5.0
 
 _P = ParamSpec("_P")
@@ -39,7 +39,7 @@ _R = TypeVar("_R")
 def _of_cluster(
     function: Callable[Concatenate[DataServiceProtocol, _P], _R],
 ) -> Callable[Concatenate[ClusterDataService, _P], _R]:
-    """Return the method that calls a function of `data.service.distribute` for its cluster."""
+    """Return a method that calls a function of `data.service.distribute` with the cluster."""
 
     def method(self: ClusterDataService, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         self._require_service()
@@ -55,7 +55,7 @@ def _of_cluster(
 
 
 class ClusterDataService:
-    """The part of `Cluster` that datasets meet; a `data.service.protocols.ServiceHost`."""
+    """The tf.data service of a `Cluster`, a `data.service.protocols.DataServiceProtocol`."""
 
     def _initialize(self, config: ClusterConfig, launcher: Launcher) -> None:
         self._config = config
@@ -68,7 +68,7 @@ class ClusterDataService:
         self._functions = FunctionWatch()
         self._environment: TaskEnvironment | None = None
         self._streams: dict[str, Stream] = {}
-        #: The name that a stream got, by the name that was asked for.
+        #: The actual name of each stream, by the requested name.
         self._stream_names: dict[str, str] = {}
         self._lock = threading.RLock()
 
@@ -83,7 +83,7 @@ class ClusterDataService:
 
     @property
     def config(self) -> ClusterConfig:
-        """What the cluster was asked to be."""
+        """The checked configuration of the cluster."""
         return self._config
 
     @property
@@ -92,22 +92,22 @@ class ClusterDataService:
         return self._monitor.snapshot().state
 
     def snapshot(self) -> Snapshot:
-        """Return the cluster at this moment."""
+        """Return the current state of the cluster."""
         return self._monitor.snapshot()
 
     @property
     def policy(self) -> Policy:
-        """How the tasks are looked after."""
+        """The restarts, timeouts and other supervision of the tasks."""
         return self._config.policy
 
     @property
     def streams(self) -> Mapping[str, Stream]:
-        """The streams made by `stream`, by name."""
+        """The streams that `stream` created, by name."""
         return dict(self._streams)
 
     @property
     def consumers(self) -> Consumers:
-        """What reads from the cluster in this process."""
+        """The consumers in this process that read from the cluster."""
         return self._consumers
 
     distribute = _of_cluster(service_distribute.distribute)
@@ -116,7 +116,10 @@ class ClusterDataService:
     save = _of_cluster(service_distribute.save)
 
     def observe(self, dataset: Any, name: str | None = None) -> Any:
-        """Return `dataset` with its figures shown under `name`; it stays a ``tf.data.Dataset``."""
+        """Return `dataset` with its throughput shown under `name`.
+
+        The result is still a ``tf.data.Dataset``.
+        """
         from tfd_notebook.data.consume import observe as consume_observe
 
         self._require_running()
@@ -131,10 +134,9 @@ class ClusterDataService:
         sinks: Sequence[Callable[[Any], object]] = (),
         discard: bool = True,
     ) -> Stream:
-        """Return a `Stream` that iterates `dataset` in a background thread; not yet started.
+        """Return a `Stream` that iterates `dataset` in a background thread. It is not started yet.
 
-        A stream of that name that has not ended is stopped first, so that a cell can be run
-        again.
+        A running stream of that name is stopped first, so that a cell can be run again.
 
         Parameters
         ----------
@@ -142,10 +144,10 @@ class ClusterDataService:
         name : str, optional
             Default ``"stream-1"`` and so on.
         buffer : int, optional
-            Maximum number of elements that wait for a reader. Default: what fits into 64 MB,
-            from 2 to 64.
+            Maximum number of elements that wait for a reader. Default: the number that fits into
+            64 MB, from 2 to 64.
         sinks : sequence of callable
-            Called with each element, in the stream's thread. An error of a sink fails the stream.
+            Called with each element, in the stream's thread. An error in a sink fails the stream.
         discard : bool
             Whether elements are dropped until the stream is iterated for the first time.
             Default true.
@@ -153,7 +155,7 @@ class ClusterDataService:
         Raises
         ------
         UsageError
-            An argument is not valid.
+            Invalid argument.
         StateError
             The cluster is not running.
         """
@@ -164,15 +166,15 @@ class ClusterDataService:
             if name is None:
                 taken = self._streams
                 name = next(n for i in range(1, 10**6) if (n := f"stream-{i}") not in taken)
-            before = self._streams.pop(self._stream_names.pop(name, name), None)
-            if before is not None:
-                before.stop()
-            made = Stream(
+            previous = self._streams.pop(self._stream_names.pop(name, name), None)
+            if previous is not None:
+                previous.stop()
+            stream = Stream(
                 dataset, self._consumers, name, buffer=buffer, sinks=sinks, discard=discard
             )
-            self._stream_names[name] = made.name
-            self._streams[made.name] = made
-            return made
+            self._stream_names[name] = stream.name
+            self._streams[stream.name] = stream
+            return stream
 
     # `DataServiceProtocol`
 
@@ -184,7 +186,7 @@ class ClusterDataService:
 
     @property
     def journal(self) -> Journal | None:
-        """What the dispatcher writes down, None where it does not."""
+        """The dispatcher's journal, or None if it keeps none."""
         work_dir = self._task_manager.work_dir
         if work_dir is None:
             return None
@@ -198,22 +200,22 @@ class ClusterDataService:
 
     @property
     def registered(self) -> dict[str, Registered]:
-        """What is known of the datasets that this process registered, by their ids."""
+        """The datasets that this process registered, by id."""
         return self._registered
 
     @property
     def service_in_process(self) -> bool:
-        """Whether the data workers live in this process."""
+        """True if the data workers run in this process."""
         return self._task_manager.in_process
 
     @property
     def service_on_this_host(self) -> bool:
-        """Whether the data workers live on this host."""
+        """True if the data workers run on this host."""
         return self._task_manager.on_this_host
 
     @property
     def surroundings(self) -> TaskEnvironment | None:
-        """What the tasks know of this process; None where another one started them."""
+        """The environment of this process when it started the tasks, or None if it did not."""
         return self._environment
 
     @property
@@ -223,47 +225,48 @@ class ClusterDataService:
 
     @property
     def reconnects(self) -> Mapping[str, int]:
-        """How often the connection to each host was lost and came back."""
+        """The number of reconnects to each host."""
         return dict(self._monitor.reconnects)
 
     def memory_cause(self) -> str:
-        """Return the largest buffer of the distributed datasets, as a sentence; empty without one.
+        """Return a sentence about the largest buffer of the distributed datasets, or "".
 
-        The sentence begins with a space.
+        The sentence starts with a space.
         """
         buffers = [buffer for known in list(self.registered.values()) for buffer in known.buffers]
         if not buffers:
             return ""
-        return f" The likely cause is {max(buffers, key=lambda one: one.bytes or 0).words}"
+        largest = max(buffers, key=lambda buffer: buffer.bytes or 0)
+        return f" The likely cause is {largest.words}"
 
     def inspect_tasks(self) -> dict[str, dict[str, list[str]]]:
-        """Return stale modules (``stale``) and loaded ops (``ops``) of each task that answers."""
+        """Return stale modules (``stale``) and loaded ops (``ops``) of each responding task."""
         try:
-            found: dict[str, dict[str, list[str]]] = self._task_manager.ask(
+            reports: dict[str, dict[str, list[str]]] = self._task_manager.ask(
                 "inspect", timeout=_INSPECT_SECONDS
             )
         except errors.TfdError:
             return {}
-        return found
+        return reports
 
     @property
     def limit(self) -> Limit:
-        """What limits the consumer that reads now; of several, the one that was served last."""
+        """The bottleneck of the current consumer. If there are several, of the one served last."""
         from tfd_notebook.data.explain.live_limit import NOTHING
 
         latest = self._consumers.latest()
         return latest.live.limit if latest is not None else NOTHING
 
     def data_workers(self) -> tuple[TaskRow, ...]:
-        """The data workers that have not ended, by index."""
+        """Return the data workers that have not ended, by index."""
         rows = (row for row in self._monitor.rows() if row.role is Role.DATA_WORKER)
-        living = (row for row in rows if not row.state.ended)
-        return tuple(sorted(living, key=lambda row: row.index))
+        running = (row for row in rows if not row.state.ended)
+        return tuple(sorted(running, key=lambda row: row.index))
 
     def check_room(self, needed: int) -> None:
-        """Raise WorkDirError unless so many bytes can be written beside the dispatcher's journal.
+        """Raise WorkDirError unless the journal's disk has room for `needed` bytes.
 
-        TensorFlow's dispatcher takes a definition that it could not write for an empty dataset.
+        If TensorFlow's dispatcher cannot write a dataset definition, it serves an empty dataset.
         """
         free = self._task_manager.room()
         if free is not None and free < needed + _SPARE_BYTES:
@@ -271,7 +274,7 @@ class ClusterDataService:
                 f"the disk with the dispatcher's journal ({self._task_manager.work_dir} on "
                 f"{self._task_manager.row(DISPATCHER).host}) has {free / 1e6:.1f} MB left",
                 task=DISPATCHER,
-                fix="make room there, or start the cluster with another Service(work_dir=...)",
+                fix="free disk space, or start the cluster with another Service(work_dir=...)",
             )
 
     def install_functions(
@@ -287,14 +290,14 @@ class ClusterDataService:
         self._functions.watch(functions, dataset)
 
     def enable_static_sharding(self) -> None:
-        """Have the dispatcher know its workers by address, restarting it if that is news."""
+        """Give the dispatcher the addresses of its workers. Restart it if they have changed."""
         with self._lock:
             if self._task_manager.knows_workers():
                 return
             if not self._config.service.fault_tolerant and self._consumers.reading():
                 raise errors.StateError(
-                    "sharding by file or data needs the dispatcher restarted, which without "
-                    "fault_tolerant would end what is being read",
+                    "sharding by file or data needs a restart of the dispatcher; without "
+                    "fault_tolerant, this would end the current reads",
                     fix="finish reading first, or use Service(fault_tolerant=True)",
                 )
             self._task_manager.enable_static_sharding()
@@ -303,8 +306,8 @@ class ClusterDataService:
         if self.state not in ("ready", "degraded", "starting"):
             fix = {
                 "new": "cluster.start()",
-                "left": "tfd.attach(...) takes it up again",
-            }.get(self.state, "make a new one: tfd.Cluster(...)")
+                "left": "tfd.attach(...) connects to it again",
+            }.get(self.state, "create a new one: tfd.Cluster(...)")
             raise errors.StateError(f"cluster {self.name!r} is {self.state}", fix=fix)
 
     def _require_service(self) -> None:

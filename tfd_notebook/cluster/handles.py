@@ -1,4 +1,4 @@
-"""What a user reaches through a cluster: its tasks and its dispatcher."""
+"""Handles for a cluster's tasks and its dispatcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskHandle:
-    """A task of a cluster, as it was when ``Cluster.tasks`` was read."""
+    """A task of a cluster. The fields have the state at the time ``Cluster.tasks`` was read."""
 
     name: str
     role: Role
@@ -30,11 +30,11 @@ class TaskHandle:
 
     @property
     def limit(self) -> Limit:
-        """What limits this data worker now: itself, or nothing that it could help."""
+        """The current bottleneck of this data worker."""
         return self._limit(self.name)
 
     def logs(self, lines: int = 100) -> str:
-        """Return the last `lines` lines that the task wrote."""
+        """Return the last `lines` lines of the task's output."""
         return self._task_manager.log(self.name, lines)
 
 
@@ -46,12 +46,12 @@ class ClusterDispatcher:
 
     @property
     def target(self) -> str:
-        """Where it serves, or served: ``"grpc://host:port"``.
+        """The current or last address: ``"grpc://host:port"``.
 
         Raises
         ------
         StateError
-            The cluster was never started, so that it has no address yet.
+            The cluster was never started, so the dispatcher has no address yet.
         """
         row = self._cluster.snapshot().task(DISPATCHER)
         if row is None or not row.address:
@@ -63,11 +63,11 @@ class ClusterDispatcher:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Addresses of the data workers that the dispatcher ever registered; none once it ended."""
+        """Addresses of all data workers ever registered. Empty once the dispatcher has ended."""
         return () if not self._runs else probe.dispatcher_workers(self.target)
 
     def start(self) -> None:
-        """Start the cluster, or the dispatcher again on its own port if it has ended."""
+        """Start the cluster, or restart the dispatcher on its port if it has ended."""
         if self._cluster.state == "new":
             self._cluster.start()
             return
@@ -76,19 +76,19 @@ class ClusterDispatcher:
             self._cluster.restart(DISPATCHER)
 
     def stop(self) -> None:
-        """Stop it, and with it the cluster: nothing works without its dispatcher."""
+        """Stop the cluster, because it cannot work without its dispatcher."""
         if self._cluster.state != "new":
             self._cluster.stop()
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended; answers Ctrl-C.
+        """Wait until the dispatcher has ended. Ctrl-C interrupts the wait.
 
         Raises
         ------
         StateError
-            It was never started.
+            The dispatcher was never started.
         TimeLimit
-            It still runs after `timeout` seconds.
+            The dispatcher still runs after `timeout` seconds.
         """
         if self._cluster.state == "new":
             raise errors.StateError(

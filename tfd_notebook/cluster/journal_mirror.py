@@ -1,4 +1,4 @@
-"""A copy on this host of the journal that a dispatcher on another host keeps."""
+"""Local copy of the journal of a dispatcher on another host."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 from tfd_notebook.errors import InvalidMessage, TfdError
 from tfd_notebook.net import messages, runtime_dir, validation
 
-#: Bytes that one refresh copies; the next one continues.
+#: Maximum bytes that one refresh copies. The next refresh continues.
 _MAX_REFRESH = 256_000_000
-#: Bytes that the copy may have.
+#: Maximum size of the copy in bytes.
 _MAX_TOTAL = 4_000_000_000
 
 
 class JournalCopy:
-    """Fetches what is new before each read.
+    """An incremental copy of a journal, refreshed before each read.
 
     Parameters
     ----------
     fetch : callable
-        Takes the number of bytes that are here, by file. Returns, by file, that number and the
-        bytes that follow, in base64.
+        Takes the number of bytes of each file that are already copied. Returns that offset and the
+        bytes that follow it, in base64, for each file.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class JournalCopy:
 
     def __init__(self, fetch: Callable[[dict[str, int]], Mapping[str, Any]]) -> None:
         self._fetch = fetch
-        # Named after this process, so that it is known as left over when that was killed.
+        # Named after this process, so that it can be recognized as an orphan if that is killed.
         self.directory = tempfile.mkdtemp(
             prefix=runtime_dir.own_file(os.getpid(), "journal-").name, dir=runtime_dir.runtime_dir()
         )
@@ -44,12 +44,12 @@ class JournalCopy:
         self._have: dict[str, int] = {}
 
     def refresh(self) -> None:
-        """Fetch what is new; if the host cannot be reached the copy stays as it is.
+        """Fetch new data. If the host cannot be reached, the copy stays unchanged.
 
         Raises
         ------
         InvalidMessage
-            The host sent something that is not part of a journal, or too much of it.
+            The host sent data that is not part of a journal, or more than the maximum size.
         """
         copied = 0
         while copied < _MAX_REFRESH:
@@ -65,7 +65,7 @@ class JournalCopy:
             copied += size
 
     def _store(self, new: Mapping[str, tuple[int, str]]) -> int:
-        """Append to the files; return the number of bytes."""
+        """Append to the files and return the number of bytes."""
         stored = 0
         for name, (offset, packed) in new.items():
             have = self._have.get(name, 0)
@@ -83,7 +83,7 @@ class JournalCopy:
         return stored
 
     def _append(self, name: str, data: bytes) -> None:
-        """Append to a file; a link in its path is an error."""
+        """Append to a file. Raise OSError if its path contains a symbolic link."""
         folder, _, file = name.partition("/")
         directory = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -102,11 +102,11 @@ class JournalCopy:
             os.close(directory)
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the copy."""
         self._finalizer()
 
 
 def _remove(directory: str, owner: int) -> None:
-    # A forked child that ends calls this, too.
+    # A forked child inherits the finalizer and calls it at exit.
     if os.getpid() == owner:
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The part of `Cluster` that outlives its kernel: leases, and how one that lives is taken over."""
+"""Leases of detached clusters: detach, renew, and attach to running tasks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _MAX_HOURS = 24.0 * 365
 
 
 def check_hours(hours: object) -> None:
-    """Raise UsageError unless a cluster can stay for so many hours."""
+    """Raise UsageError unless `hours` is a valid duration of a lease."""
     if isinstance(hours, bool) or not isinstance(hours, (int, float)):
-        raise errors.UsageError(f"hours={hours!r} is no number")
+        raise errors.UsageError(f"invalid hours {hours!r}: expected a number")
     try:
         number = float(hours)
     except OverflowError:
-        number = math.inf  # or less than any number, which is as wrong
+        number = math.inf  # an int too large for float; a negative one is out of range, too
     if not 0 < number <= _MAX_HOURS:
         raise errors.UsageError(
             f"hours={number:g} is out of range", fix=f"use more than 0 and up to {_MAX_HOURS:g}"
@@ -36,64 +36,64 @@ def check_hours(hours: object) -> None:
 
 
 class LeasedCluster(ParameterServerTraining):
-    """The part of `Cluster` that is detached, renewed, left and attached to."""
+    """The lease of a `Cluster`: detach, renew and attach."""
 
     def _initialize(self, config: ClusterConfig, launcher: base.Launcher) -> None:
         super()._initialize(config, launcher)
         self._description_lock = threading.Lock()
 
     def detach(self, hours: float = 8.0) -> float:
-        """Let the cluster outlive this kernel, for so long.
+        """Detach the cluster from this kernel for `hours`.
 
-        From then on it ends by `stop` here or from any process of this user (``tfd stop``,
-        `tfd_notebook.attach`), or when the time is over; not with the kernel and not with a
-        ``with`` block. Calling it again sets the time anew.
+        A detached cluster ends by `stop` from any process of this user (``tfd stop``,
+        `tfd_notebook.attach`), or when its lease expires. It does not end with the kernel or with a
+        ``with`` block. A second call sets a new lease.
 
         Parameters
         ----------
         hours : float
-            Default 8. `renew` prolongs it.
+            Duration of the lease. Default 8. `renew` prolongs it.
 
         Returns
         -------
         float
-            Until when it stays, in seconds since the epoch.
+            End of the lease, in seconds since the epoch.
 
         Raises
         ------
         UsageError
-            `hours` cannot be meant.
+            Invalid `hours`.
         StateError
-            The cluster does not run.
+            The cluster is not running.
         Unsupported
-            Its tasks live in this process.
+            The tasks run in this process.
         """
         return self._set_lease(hours, renew=False)
 
     def renew(self, hours: float = 8.0) -> float:
-        """Have a detached cluster stay for so many hours from now.
+        """Renew the lease of a detached cluster for `hours` from now.
 
         Returns
         -------
         float
-            Until when it stays, in seconds since the epoch.
+            End of the lease, in seconds since the epoch.
 
         Raises
         ------
         UsageError, StateError
-            As `detach`; or it is not detached.
+            As `detach` raises. Also StateError if the cluster is not detached.
         """
         return self._set_lease(hours, renew=True)
 
     @property
     def detached(self) -> bool:
-        """Whether the cluster outlives this kernel."""
+        """True if the cluster outlives this kernel."""
         return self._monitor.lease is not None
 
     def _set_lease(self, hours: float, renew: bool) -> float:
         check_hours(hours)
         limits().check_lease(hours)
-        # Without the cluster's lock, which `start` and `scale` hold for minutes.
+        # Not under the cluster's lock, which `start` and `scale` can hold for minutes.
         self._require_running()
         if not renew and not self.detached:
             self._require_no_detached_namesake()
@@ -103,29 +103,28 @@ class LeasedCluster(ParameterServerTraining):
         return time.time() + left
 
     def _notify_of_detached_namesake(self) -> None:
-        if any(one.name == self.name for one in detached.detached()):
+        if any(cluster.name == self.name for cluster in detached.detached()):
             self._monitor.notice(
                 "info",
-                f"another cluster {self.name!r} of yours is detached",
-                fix=f"tfd.attach({self.name!r}) takes that one up, once this one has ended",
+                f"another cluster of the name {self.name!r} is detached",
+                fix=f"stop this cluster, then connect to that one: tfd.attach({self.name!r})",
             )
 
     def _require_no_detached_namesake(self) -> None:
-        if any(one.name == self.name for one in detached.detached()):
+        if any(cluster.name == self.name for cluster in detached.detached()):
             raise errors.NameTaken(
-                f"another cluster {self.name!r} of yours is detached, and one could not be told "
-                "from the other",
-                fix=f"end it, tfd stop {self.name}, or start this one under another name=",
+                f"another cluster of the name {self.name!r} is detached already",
+                fix=f"stop that one (tfd stop {self.name}), or start this one with another name=",
             )
 
     def _store_description(self) -> None:
-        """Store with the agents what an attach needs. No-op unless the cluster is detached."""
+        """Store the re-attach metadata with the agents. No-op unless the cluster is detached."""
         if not self.detached:
             return
-        # One at a time: an older description must not replace a newer one.
+        # Serialized, so that an older description cannot replace a newer one.
         with self._description_lock:
             about = {
-                # The values of env are secrets, which an attach does not need.
+                # The values of env may be secrets, and attaching does not need them.
                 "config": pack(without_values(self._config)),
                 "fleet": self._task_manager.about(),
                 "used": self._used,
@@ -150,16 +149,18 @@ class LeasedCluster(ParameterServerTraining):
     strategy.__doc__ = ParameterServerTraining.strategy.__doc__
 
     def enable_static_sharding(self) -> None:
-        """Have the dispatcher know its workers by address, restarting it if that is news."""
+        """Give the dispatcher the addresses of its workers. Restart it if they have changed."""
         super().enable_static_sharding()
         self._store_description()
 
-    def _adopt_tasks(self, node: base.Node, found: Mapping[str, Any]) -> None:
-        """Make a cluster of what an agent says of one; see `AgentNode.adopt`."""
-        about = found["about"]
-        self._task_manager.adopt(node, about["fleet"], found["tasks"])
-        # Whoever comes later meets the variables of whoever was there before.
+    def _adopt_tasks(self, node: base.Node, report: Mapping[str, Any]) -> None:
+        """Set the state of the cluster from an agent's report; see `AgentNode.adopt`."""
+        about = report["about"]
+        self._task_manager.adopt(node, about["fleet"], report["tasks"])
+        # The servers may still hold variables of an earlier coordinator.
         self._used = bool(about["used"])
-        self._monitor.handle_event({"event": "lease", "cluster": self.name, "left": found["lease"]})
-        if found["left"] is not None:
-            self._monitor.expires = Deadline(found["left"])
+        self._monitor.handle_event(
+            {"event": "lease", "cluster": self.name, "left": report["lease"]}
+        )
+        if report["left"] is not None:
+            self._monitor.expires = Deadline(report["left"])
