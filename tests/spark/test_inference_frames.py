@@ -82,7 +82,7 @@ def test_what_spark_would_try_again(spark: Any, cluster: Any, tmp_path: Path) ->
 def test_what_cannot_be_meant(spark: Any, sc: Any, cluster: Any) -> None:
     from pyspark.ml.linalg import Vectors
 
-    with pytest.raises(errors.UsageError, match="schema= is for DataFrames"):
+    with pytest.raises(errors.UsageError, match="schema= requires a DataFrame"):
         cluster.inference(sc.parallelize([1]), schema="twice long")
     with pytest.raises(errors.UsageError, match="is no schema"):
         cluster.inference(spark.range(3), schema="twice wise")

@@ -102,7 +102,7 @@ def test_tensorboard_that_has_ended_is_told_at_once(sc: Any, ended: list[Any]) -
     supervisor = psutil.Process(psutil.Process(cluster.nodes[0].pid).ppid())
     (board,) = (p for p in supervisor.children() if "tensorboard" in " ".join(p.cmdline()))
     board.kill()
-    until(lambda: cluster.nodes[0].no_board, LONG)
+    until(lambda: cluster.nodes[0].board_error, LONG)
     with pytest.raises(errors.LaunchError, match="ended, with status -9") as caught:
         cluster.tensorboard_url()
     assert caught.value.task == "worker:0"

@@ -74,10 +74,10 @@ def test_who_answers_is_asked() -> None:
 def test_without_any_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     from tfd_notebook.spark.driver import registry
 
-    monkeypatch.setattr(registry, "_living", {})
+    monkeypatch.setattr(registry, "_running", {})
     with pytest.raises(errors.NotThere, match="no cluster of this process"):
         SparkResolver().tasks()
-    monkeypatch.setattr(registry, "_living", {"one": Shown(), "two": Shown(node("ps", 0, "a:1"))})
+    monkeypatch.setattr(registry, "_running", {"one": Shown(), "two": Shown(node("ps", 0, "a:1"))})
     assert SparkResolver().tasks() == {"ps": {0: "a:1"}}
     with pytest.raises(errors.UsageError, match="no cluster on Spark"):
         SparkResolver(3)

@@ -95,7 +95,7 @@ def test_what_is_said_again_counts_once(driver: Driver) -> None:
 def test_an_end_is_final(driver: Driver) -> None:
     with driver.connect() as channel:
         channel.send(hello(state="finished"))
-        until(lambda: driver.node.is_over)
+        until(lambda: driver.node.function_ended)
         said = {"say": "ended", "word": 0, "state": "lost", "reason": "", "known": KNOWN}
         channel.send({**said, "numbers": {}, "log": ""})
         until(lambda: driver.node.ended)
@@ -131,7 +131,7 @@ def test_a_node_that_is_away_is_lost_after_the_limit_and_not_before() -> None:
         until(lambda: driver.node.channel is None)
         assert not driver.node.ended
         until(lambda: driver.node.ended)
-        assert time.monotonic() - driver.node.heard > 2.0
+        assert time.monotonic() - driver.node.last_message_at > 2.0
         assert driver.node.state == "lost"
         assert "connection to it is broken" in driver.node.reason
     finally:

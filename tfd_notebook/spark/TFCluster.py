@@ -116,12 +116,14 @@ class TFCluster(CoordinatedSparkCluster):
             warnings.warn(
                 f"num_epochs=0 means {_EPOCHS} epochs; pass the number of epochs", stacklevel=2
             )
-        places = feeding.places(self)
+        inbox_addresses = feeding.inbox_addresses(self)
         if feeding.is_stream(dataRDD):
             fed = feeding.feed_stream(self, dataRDD, num_epochs, feed_timeout, qname)
             return None if wait else fed
         report_retry = feeding.retry_reporter(self.server.address, self.server.secret)
-        work = feeding.training(dataRDD, num_epochs, places, feed_timeout, qname, report_retry)
+        work = feeding.training(
+            dataRDD, num_epochs, inbox_addresses, feed_timeout, qname, report_retry
+        )
         return self._feed(work, wait)
 
     def _feed(self, work: Any, wait: bool) -> Future[None] | None:
@@ -153,7 +155,7 @@ class TFCluster(CoordinatedSparkCluster):
                 raise self.error from None
             if job.cancelled and self.phase in SHUT_DOWN:
                 raise self._not_feedable() from error
-            raise startup.why_feeding_failed(error, cancelled=job.cancelled) from error
+            raise startup.feeding_error(error, cancelled=job.cancelled) from error
         if problem is not None:
             if isinstance(problem, (errors.NodeFailed, errors.NodeLost)):
                 self._phases.wait(lambda phase: phase.is_end, 5.0)
@@ -251,8 +253,8 @@ class TFCluster(CoordinatedSparkCluster):
         tensorflowonspark.TFCluster.TFCluster.inference
         """
         self._require_feeding()
-        places = feeding.places(self)
-        return feeding.inference(dataRDD, self, places, feed_timeout, qname, schema)
+        inbox_addresses = feeding.inbox_addresses(self)
+        return feeding.inference(dataRDD, self, inbox_addresses, feed_timeout, qname, schema)
 
     def shutdown(
         self,
@@ -302,7 +304,7 @@ class TFCluster(CoordinatedSparkCluster):
         """
         drain = driver_shutdown.GracefulShutdown(self, ssc, grace_secs, timeout, stop_spark)
         future = jobs.in_background(drain.run, "shutdown")
-        return jobs.wait(future, drain.abandon) if wait else future
+        return jobs.wait(future, drain.cancel_wait) if wait else future
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the cluster has ended; return False after `timeout` seconds.
@@ -449,7 +451,7 @@ def run(
             lambda phase: phase not in (Phase.RESERVING, Phase.STARTING), reservation_timeout
         )
         if not reached:
-            cluster.fail(startup.too_late(cluster.nodes, reservation_timeout))
+            cluster.fail(startup.reservation_limit(cluster.nodes, reservation_timeout))
         if cluster.error is not None:
             raise cluster.error
         return cluster

@@ -1,4 +1,4 @@
-"""What a cluster needs of Spark, whether it has a SparkContext or is reached by Spark Connect."""
+"""Access to Spark through a SparkContext or Spark Connect."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from tfd_notebook import errors
-from tfd_notebook._compat import pyspark as private
+from tfd_notebook._compat import pyspark as compat_pyspark
 
-#: A function of a barrier stage: from a partition's numbers to what it answers.
+#: A function of a barrier stage: from the numbers of a partition to its results.
 Stage: TypeAlias = Callable[[Iterable[int]], Iterable[int]]
 
 
 class Application:
-    """A Spark whose SparkContext is in this process.
+    """A Spark application with a SparkContext in this process.
 
     Parameters
     ----------
@@ -28,48 +28,48 @@ class Application:
         None with Spark Connect.
     id : str
     default_fs : str
-        The file system of paths without a scheme.
+        The default file system, for paths without a scheme.
     """
 
     def __init__(self, sc: Any) -> None:
         self.sc = sc
         self.id = str(sc.applicationId)
-        self.default_fs = private.default_fs(sc)
+        self.default_fs = compat_pyspark.default_fs(sc)
 
     def addresses(self) -> tuple[str, str]:
-        """Return the name by which executors reach this process, and the address to listen at."""
+        """Return the name of this process for executors, and the local address to listen on."""
         conf = self.sc.getConf()
         host = conf.get("spark.driver.host") or "127.0.0.1"
         return str(host), str(conf.get("spark.driver.bindAddress") or host)
 
     def executor_slots(self) -> dict[str, tuple[str, int]]:
-        """Return host and slots of each executor, as far as Spark tells."""
-        return private.executor_slots(self.sc)
+        """Return host and number of slots of each executor, empty if Spark does not report them."""
+        return compat_pyspark.executor_slots(self.sc)
 
     def numbers(self, numbers: Sequence[int]) -> Any:
-        """Return consecutive numbers, each in a partition of its own."""
+        """Return consecutive numbers, one per partition."""
         return self.sc.parallelize(numbers, len(numbers))
 
     def in_barrier(self, numbers: Any, stage: Stage) -> Callable[[], Any]:
-        """Return the action that has all partitions of `numbers` run at the same time."""
+        """Return the action that runs all partitions of `numbers` at the same time."""
         action: Callable[[], Any] = numbers.barrier().mapPartitions(stage).collect
         return action
 
     def begin_group(self, group: str, description: str) -> None:
-        """Have all that this thread runs from now on belong to a group."""
+        """Add all later jobs of this thread to a job group."""
         self.sc.setJobGroup(group, description, interruptOnCancel=True)
 
     def cancel_group(self, group: str) -> None:
-        """End the jobs of a group, those that are still to come among them."""
-        private.cancel_group(self.sc, group)
+        """Cancel the jobs of a group, including later ones."""
+        compat_pyspark.cancel_group(self.sc, group)
 
     def cancel_stage(self, stage: int, reason: str) -> None:
-        """End the jobs that need a stage; who waits for them gets an error with `reason`."""
-        private.cancel_stage(self.sc, stage, reason)
+        """Cancel the jobs that need a stage. Their callers get an error with `reason`."""
+        compat_pyspark.cancel_stage(self.sc, stage, reason)
 
 
 class Connected(Application):
-    """A Spark that is reached by Spark Connect.
+    """A Spark application accessed through Spark Connect.
 
     Parameters
     ----------
@@ -80,12 +80,12 @@ class Connected(Application):
         self.sc = None
         self._session = session
         self.id = str(session.conf.get("spark.app.id"))
-        # The slash belongs to the path.
+        # Without the trailing slash, which belongs to the path.
         local = Path("/").as_uri()[:-1]
         self.default_fs = str(session.conf.get("spark.hadoop.fs.defaultFS", local))
 
     def addresses(self) -> tuple[str, str]:
-        # That of the interface towards the server: nothing is sent.
+        # Address of the interface towards the server. Connecting a UDP socket sends no packet.
         server = self._session.client.host
         family, kind, protocol, _, address = socket.getaddrinfo(server, 9, type=socket.SOCK_DGRAM)[
             0
@@ -113,30 +113,30 @@ class Connected(Application):
         self._session.interruptTag(group)
 
     def cancel_stage(self, stage: int, reason: str) -> None:
-        """Leave it: Spark tries again, and is told that it is in vain."""
+        """Do nothing: Spark Connect cannot cancel a stage. The retried task receives the error."""
 
 
 def of(spark: Any) -> Application:
-    """Return what a SparkSession, classic or connected, or a SparkContext belongs to."""
+    """Return the application of a SparkSession, classic or connected, or of a SparkContext."""
     return Connected(spark) if is_connect(spark) else Application(context_of(spark))
 
 
 def is_connect(spark: Any) -> bool:
-    """Whether a session, or a DataFrame, is one of Spark Connect, which has no SparkContext."""
+    """Return True if a session or DataFrame uses Spark Connect, which has no SparkContext."""
     return any(kind.__module__.startswith("pyspark.sql.connect") for kind in type(spark).__mro__)
 
 
 def context_of(spark: Any, what: str = "this") -> Any:
-    """Return the SparkContext of a session, or what is one, for what does not do without.
+    """Return the SparkContext of a session, or `spark` itself if it is one.
 
     Raises
     ------
     Unsupported
-        A session of Spark Connect, which has none.
+        The session uses Spark Connect. `what` names the caller in the error.
     """
     if is_connect(spark):
         raise errors.Unsupported(
-            f"{what} needs a SparkContext, which Spark Connect does not have",
+            f"{what} requires a SparkContext, which Spark Connect does not have",
             fix="use a SparkSession of this process",
         )
     return spark if hasattr(spark, "parallelize") else spark.sparkContext

@@ -1,4 +1,4 @@
-"""A cluster on Spark while it lives: what is known of it, and what becomes of it."""
+"""Core of a cluster on Spark: its state, its nodes' messages, and its end."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tfd_notebook.spark.driver.node_registry import Node, NodeServer
 from tfd_notebook.spark.driver.phases import Phase, Phases
 from tfd_notebook.spark.modes import InputMode
 
-#: Seconds for TensorBoard to report its address.
+#: Timeout in seconds for TensorBoard to report its address.
 _BOARD_SECONDS = 60.0
-#: Seconds for nodes to end when the cluster has failed.
+#: Timeout in seconds for the nodes to end after the cluster has failed.
 _END_SECONDS = 10.0
 #: The value of attributes on the class, as in TensorFlowOnSpark: `run` sets them.
 _UNSET: Any = None
-#: Seconds after which what a node counted is no longer what was before.
-_COUNTED_SECONDS = 3.0
+#: Maximum age in seconds of the nodes' counters. Counters may be older than the end of a `train`.
+_STALE_COUNT_SECONDS = 3.0
 
 
 class _InstanceProperty(property):
@@ -39,13 +39,13 @@ class _InstanceProperty(property):
 
 
 class SparkClusterBase:
-    """The part of `TFCluster` that lives: it hears its nodes, fails with them, and is seen.
+    """State and life cycle of a `TFCluster`.
 
     Parameters
     ----------
     application : Application
     plan_of : callable
-        Makes the `Plan` of this object, once that listens.
+        Returns the `Plan` of this object. It is called when the node server listens.
     assignments : sequence of Assignment
     input_mode : InputMode
     name : str, optional
@@ -82,17 +82,21 @@ class SparkClusterBase:
         self.error: errors.TfdError | None = None
         self.name = ""
         self._version = 0
-        self._is_fed = False
+        self._fed_by_action = False
         self._trained = float("-inf")
-        self._phases = Phases(self._changed)
+        self._phases = Phases(self._increment_version)
         self._jobs: set[Job] = set()
-        #: Errors of tasks, by the numbers of their stages.
-        self._given_up: dict[int, dict[str, Any]] = {}
+        #: Errors of Spark tasks by stage id, packed.
+        self._stage_errors: dict[int, dict[str, Any]] = {}
         self._events = EventLog()
-        #: Whether its nodes run servers for this process, and come to no end by themselves.
+        #: True if the nodes run TensorFlow servers for this process: their functions never return.
         self.serves = False
         self.server = NodeServer(
-            *application.addresses(), assignments, heartbeat_limit, self._heard, self._asked
+            *application.addresses(),
+            assignments,
+            heartbeat_limit,
+            self._on_node_message,
+            self._on_task_message,
         )
         try:
             plan = plan_of(self)
@@ -115,31 +119,31 @@ class SparkClusterBase:
         self.name = registry.add(self, name)
         self._launch.begin().add_done_callback(self._launch_ended)
 
-    # What it is
+    # State
 
     @property
     def phase(self) -> Phase:
-        """What it is doing."""
+        """The current phase."""
         return self._phases.now
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes as the driver knows them."""
+        """All nodes, as known to the driver."""
         return list(self.server.nodes.values())
 
     @property
     def fed(self) -> list[Node]:
-        """Those that take rows."""
+        """The nodes that receive rows."""
         return [node for node in self.nodes if node.assignment.is_fed]
 
     @property
     def slots_held(self) -> int:
-        """How many slots of Spark its nodes keep while they live; they are free when it ends."""
+        """Number of Spark slots that the nodes hold; 0 after the end of the cluster."""
         return 0 if self.phase.is_end else self._launch.slots_held
 
     @_InstanceProperty
     def cluster_info(self) -> list[dict[str, Any]]:
-        """Description of each node that has reported; see `TFCluster`."""
+        """Description of each node that has registered; see `TFCluster`."""
         return [
             {
                 "executor_id": node.assignment.node,
@@ -169,7 +173,10 @@ class SparkClusterBase:
         )
 
     def snapshot(self) -> Snapshot:
-        """Return the cluster as it is now, for views; from any thread, and cheap."""
+        """Return a snapshot of the cluster for views.
+
+        The call is cheap, and safe in any thread.
+        """
         with self.server.lock:
             rows = tuple(node_registry.node_row(node) for node in self.nodes if node.state)
         phases = self._phases
@@ -197,14 +204,15 @@ class SparkClusterBase:
         )
 
     def logs(self, node: str | None = None, lines: int = 100) -> str:
-        """Return the latest lines that nodes wrote.
+        """Return the latest lines of the nodes' output.
 
         Parameters
         ----------
         node : str, optional
-            Such as ``"worker:0"``. Default: all, each line with its node.
+            Name of a node, such as ``"worker:0"``. Default: all nodes, with the name of the node
+            before each line.
         lines : int
-            Of each node.
+            Number of lines per node.
 
         Raises
         ------
@@ -212,24 +220,24 @@ class SparkClusterBase:
         """
         names = [each.assignment.name for each in self.nodes]
         if node is not None and node not in names:
-            raise errors.UnknownName(f"there is no node {node!r}", fix=f"one of {', '.join(names)}")
+            raise errors.UnknownName(f"unknown node {node!r}", fix=f"use one of {', '.join(names)}")
         with self.server.lock:
-            found = {
+            tails = {
                 each.assignment.name: each.last_lines(lines)
                 for each in self.nodes
                 if node in (None, each.assignment.name)
             }
         if node is not None:
-            return "\n".join(found[node])
-        return "\n".join(f"{name}: {line}" for name, tail in found.items() for line in tail)
+            return "\n".join(tails[node])
+        return "\n".join(f"{name}: {line}" for name, tail in tails.items() for line in tail)
 
     def tensorboard_url(self, *, wait: bool = True) -> Any:
-        """Return the address of TensorBoard, None where the cluster has none.
+        """Return the address of TensorBoard, or None if the cluster has none.
 
         Parameters
         ----------
         wait : bool
-            Whether to wait until it listens (default), or return the future of it.
+            If true (default), wait until TensorBoard listens; otherwise return a future.
 
         Returns
         -------
@@ -238,11 +246,12 @@ class SparkClusterBase:
         Raises
         ------
         LaunchError
-            It has ended; with what it wrote.
+            TensorBoard has ended. The error has its output.
         TimeLimit
-            It has not come up within a minute.
+            TensorBoard did not start within 60 s.
         StateError
-            The cluster has ended, and TensorBoard with it; where it failed, that error.
+            The cluster has ended, and TensorBoard with it. If the cluster failed, its error is
+            raised instead.
 
         See Also
         --------
@@ -251,152 +260,154 @@ class SparkClusterBase:
         return self._board_url() if wait else jobs.in_background(self._board_url, "board")
 
     def _board_url(self) -> str | None:
-        def said() -> Node | None:
-            return next((node for node in self.nodes if node.board or node.no_board), None)
+        def board_node() -> Node | None:
+            return next((node for node in self.nodes if node.board or node.board_error), None)
 
         if not self._has_board:
             return None
-        self.wait_until(lambda: said() or self.phase.is_end, _BOARD_SECONDS)
-        node = said()
+        self.wait_until(lambda: board_node() or self.phase.is_end, _BOARD_SECONDS)
+        node = board_node()
         if self.phase.is_end:
             raise self.error or errors.StateError(
-                f"the cluster {self.name!r} has ended, and its TensorBoard with it",
-                fix="start one of your own on log_dir=",
+                f"cluster {self.name!r} has ended, and its TensorBoard with it",
+                fix="start a TensorBoard on log_dir= yourself",
             )
         if node is None:
             raise errors.TimeLimit(
-                f"TensorBoard has not come up within {_BOARD_SECONDS:g} s",
-                fix="is the executor's host overloaded?",
+                f"TensorBoard did not start within {_BOARD_SECONDS:g} s",
+                fix="check the load of the executor's host",
             )
-        if node.no_board:
+        if node.board_error:
             raise errors.LaunchError(
-                f"TensorBoard {node.no_board}",
+                f"TensorBoard {node.board_error}",
                 task=node.assignment.name,
-                fix="remove that cause, or start TensorBoard yourself on log_dir=",
+                fix="remove the cause, or start TensorBoard on log_dir= yourself",
             )
         return node.board
 
     def __repr__(self) -> str:
         return f"<TFCluster {self.name!r}: {self.phase}, {self.num_executors} nodes>"
 
-    # What happens to it
+    # Events
 
-    def _changed(self) -> None:
+    def _increment_version(self) -> None:
         self._version += 1
 
-    def _heard(self, node: Node, kind: str) -> None:
-        """React to what a node said; called by the threads of the channels."""
+    def _on_node_message(self, node: Node, kind: str) -> None:
+        """React to a message of a node; called by the threads of the channels."""
         self._version += 1
-        if (problem := self._problem(node, kind)) is not None:
+        if (problem := self._error_from(node, kind)) is not None:
             self.fail(problem)
         else:
-            self._advance()
-        self._note_feeders()
+            self._advance_phase()
+        self._detect_feeds()
         self._phases.wake_waiters()
 
-    def _problem(self, node: Node, kind: str) -> errors.TfdError | None:
-        """Return what the cluster fails of, by what a node said."""
+    def _error_from(self, node: Node, kind: str) -> errors.TfdError | None:
+        """Return the error that the cluster fails with after a node's message, or None."""
         if kind == "unable":
             return self.server.problem or errors.LaunchError("a node could not be started")
         if kind == "again":
-            return startup.twice(node)
+            return startup.started_twice(node)
         if node.error:
             return startup.failed(node)
         return startup.lost(node) if node.state == "lost" else None
 
-    def _advance(self) -> None:
-        """Enter the next phase of the start, when all nodes are so far."""
+    def _advance_phase(self) -> None:
+        """Enter the next phase of the start when all nodes have reached it."""
         reserved = self.phase is Phase.RESERVING and all(node.state for node in self.nodes)
-        # Of two that hear of the last two nodes at the same time, one gets true.
+        # `move` returns true for one of two threads that handle the last two nodes' messages.
         if reserved and self._phases.move(Phase.STARTING):
-            if unfed := self._launch.unfed():
-                self.fail(unfed)
+            if placement_error := self._launch.placement_error():
+                self.fail(placement_error)
                 return
-            self._start_beside()
+            self._start_on_driver()
         coming = ("", "reserved", "starting")
         if self.phase is Phase.STARTING and all(node.state not in coming for node in self.nodes):
             self._phases.move(Phase.RUNNING)
 
-    def _note_feeders(self) -> None:
-        """Enter the phase for rows that come by nobody's `train`: by an action on an inference."""
-        # What nodes counted is a second old, and may be of a `train` that has just ended.
-        others = not self._jobs and time.monotonic() - self._trained > _COUNTED_SECONDS
+    def _detect_feeds(self) -> None:
+        """Enter the feeding phase for rows without a `train` call: an action on an inference."""
+        # Nodes count once a second, so that a count may include a `train` that has just ended.
+        others = not self._jobs and time.monotonic() - self._trained > _STALE_COUNT_SECONDS
         with self.server.lock:
-            counted = any(node.numbers.get("feeders") and not node.is_over for node in self.fed)
+            counted = any(
+                node.numbers.get("feeders") and not node.function_ended for node in self.fed
+            )
             fed = others and counted
-            if fed is self._is_fed:
+            if fed is self._fed_by_action:
                 return
-            self._is_fed = fed
+            self._fed_by_action = fed
         if fed:
             self._phases.feed_began()
         else:
             self._phases.feed_ended()
 
-    def _asked(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """End the jobs of a task that has met an error, which Spark would else try again.
+    def _on_task_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Cancel the stage of a Spark task that reports an error, so that Spark does not retry.
 
-        A task that Spark does run again is a notice.
+        A report that Spark runs a task again becomes a notice.
         """
-        if said["say"] == "fed again":
+        if message["say"] == "fed again":
             self._events.append(
                 Notice(
                     "warning",
-                    feeding.retry_message(said),
-                    fix="see Spark's log of the first attempt; write functions that can take a "
-                    "row twice",
+                    feeding.retry_message(message),
+                    fix="see Spark's log of the first attempt; the function must accept rows that "
+                    "arrive twice",
                 )
             )
-            self._changed()
+            self._increment_version()
             return {}
-        stage = said["stage"]
-        if "error" not in said:
-            return {"gave_up": self._given_up.get(stage)}
-        self._given_up[stage] = said["error"]
-        # The driver hears of a node's error by itself, and that says more.
+        stage = message["stage"]
+        if "error" not in message:
+            return {"gave_up": self._stage_errors.get(stage)}
+        self._stage_errors[stage] = message["error"]
+        # The node also reports its error to the driver, with more detail: wait for that.
         self._phases.wait(lambda phase: phase.is_end, 2.0)
-        problem = self.error or agent_protocol.unpack_error(said["error"])
+        problem = self.error or agent_protocol.unpack_error(message["error"])
         self._application.cancel_stage(stage, str(problem))
         return {}
 
-    def _start_beside(self) -> None:
+    def _start_on_driver(self) -> None:
         try:
-            self._launch.start_beside()
+            self._launch.start_on_driver()
         except errors.TfdError as error:
             self.fail(error)
         except Exception as error:
             self.fail(
                 errors.LaunchError(
-                    f"the nodes beside the notebook cannot be started: "
+                    f"starting the nodes on the driver's host failed: "
                     f"{type(error).__name__}: {error}"
                 )
             )
 
     def _launch_ended(self, future: Future[Any]) -> None:
         error = future.exception()
-        # Once the nodes run, what becomes of them is heard from themselves.
+        # Running nodes report their own errors.
         if error is not None and self.phase in (Phase.RESERVING, Phase.STARTING):
-            self.fail(startup.why_it_failed(error))
+            self.fail(startup.launch_error(error))
 
     def fail(self, error: errors.TfdError) -> None:
-        """Give the cluster up because of `error`: end all nodes and jobs. Returns at once."""
+        """Fail with `error`: stop all nodes and jobs. Return at once."""
         with self.server.lock:
             if self.error is None and not self.phase.is_end:
                 self.error = error
         if self.error is error and self._phases.move(Phase.FAILED, error.what.split("\n")[0]):
             self.end(_END_SECONDS, "the cluster has failed")
 
-    def let_go(self) -> None:
-        """Let go of what uses the nodes from here."""
+    def stop_coordinator(self) -> None:
+        """Stop the coordinator that uses the nodes; none in this class."""
 
     def end(self, seconds: float, reason: str) -> Future[None]:
-        """Have nodes and jobs ended, and listen no more; the future is that of it."""
+        """Stop nodes and jobs, then close the node server; return the future of the end."""
         self.server.order("stop", reason=reason)
         for job in list(self._jobs):
             job.cancel()
         return jobs.in_background(lambda: self._end(seconds), "end")
 
     def _end(self, seconds: float) -> None:
-        self.let_go()
+        self.stop_coordinator()
         self._phases.wait(lambda _: all(n.ended or n.attempt is None for n in self.nodes), seconds)
         try:
             self._launch.close()
@@ -405,16 +416,16 @@ class SparkClusterBase:
             registry.remove(self)
 
     def move(self, to: Phase, reason: str) -> bool:
-        """Enter a phase; False where it may not follow the present one."""
+        """Enter a phase; return False if it cannot follow the current phase."""
         return self._phases.move(to, reason)
 
     def wait_until(self, reached: Any, timeout: float | None) -> bool:
-        """Wait until `reached` says so, asked whenever something has happened."""
+        """Wait until `reached` returns true. It is called after each change."""
         limit = None if timeout in (None, float("inf")) else timeout
         return self._phases.wait_until(reached, limit)
 
     def wake_waiters(self) -> None:
-        """Have those that wait look again."""
+        """Make waiting threads check their conditions again."""
         self._phases.wake_waiters()
 
     def _repr_html_(self) -> str:

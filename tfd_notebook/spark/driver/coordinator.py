@@ -1,4 +1,4 @@
-"""A coordinator in the notebook whose workers and parameter servers are nodes on Spark."""
+"""Coordinator in the notebook for workers and parameter servers on Spark."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tfd_notebook.spark.driver.node_registry import Node
 if TYPE_CHECKING:
     from tfd_notebook.coordinator.coordinator import Coordinator
 
-#: Seconds for the nodes' functions to have TensorFlow listen.
+#: Timeout in seconds for TensorFlow's servers in the nodes to listen.
 _LISTEN_SECONDS = 60.0
 
 
 def serve(args: Any, ctx: Any) -> None:
-    """Run TensorFlow's server in a node, for a coordinator in the notebook; a ``map_fun``.
+    """Run TensorFlow's server in a node, for a coordinator in the notebook; used as ``map_fun``.
 
     Parameters
     ----------
@@ -36,20 +36,20 @@ def serve(args: Any, ctx: Any) -> None:
 
     cluster = {job: tasks for job, tasks in ctx.cluster_spec.items() if job != "evaluator"}
     settings = {"cluster": cluster, "job": ctx.job_name, "index": ctx.task_index}
-    running = tf_servers.start(Role(ctx.job_name), ctx.port, settings)
+    server = tf_servers.start(Role(ctx.job_name), ctx.port, settings)
     threading.Event().wait()
-    del running
+    del server
 
 
 class CoordinatedSparkCluster(SparkClusterBase):
-    """The part of `TFCluster` that coordinates its nodes from the notebook."""
+    """A `SparkClusterBase` with a coordinator in the notebook."""
 
     _coordinator: Coordinator | None = None
     _strategy: Any = None
 
     @property
     def resolver(self) -> Any:
-        """A ClusterResolver of the workers and parameter servers, whose answers are always fresh.
+        """A ClusterResolver of the workers and parameter servers, with their current addresses.
 
         See Also
         --------
@@ -63,20 +63,20 @@ class CoordinatedSparkCluster(SparkClusterBase):
         return OwnResolver(self._servers, self._connected, self.name)
 
     def strategy(self, *args: Any, **options: Any) -> Any:
-        """Return a ``ParameterServerStrategy`` on the nodes, which have to run `serve`.
+        """Return a ``ParameterServerStrategy`` for the nodes, which must run `serve`.
 
         Parameters
         ----------
         *args, **options
-            What ``tf.distribute.ParameterServerStrategy`` takes after the resolver.
+            Arguments of ``tf.distribute.ParameterServerStrategy`` after the resolver.
 
         Raises
         ------
         StateError
-            There is no worker or no parameter server, the cluster has ended, or a thread of this
+            The cluster has no worker or no parameter server, it has ended, or a thread of this
             process runs a TensorFlow operation that does not end.
         TasksMissing
-            A node does not listen; TensorFlow would wait for it for ever.
+            A node does not listen. TensorFlow would wait for it without a timeout.
 
         See Also
         --------
@@ -89,9 +89,9 @@ class CoordinatedSparkCluster(SparkClusterBase):
         connection.require()
         from tfd_notebook.coordinator.coordinator import Coordinator
 
-        self._must_listen()
+        self._require_servers()
         connection.await_readers()
-        self.let_go()
+        self.stop_coordinator()
         connection.prepare(self._servers())
         strategy = tf.distribute.ParameterServerStrategy(self.resolver, *args, **options)
         coordinator = Coordinator(strategy)
@@ -103,17 +103,17 @@ class CoordinatedSparkCluster(SparkClusterBase):
         return strategy
 
     def coordinator(self, strategy: Any = None) -> Coordinator:
-        """Return the coordinator of the nodes: TensorFlow's, with more.
+        """Return the coordinator of the nodes, with the members of `Coordinator`.
 
         Parameters
         ----------
         strategy : tf.distribute.ParameterServerStrategy, optional
-            From `strategy`. Default: the present one, or a fresh one.
+            A strategy from `strategy`. Default: the current one, or a new one.
 
         Raises
         ------
         UsageError
-            The strategy is none of this cluster's.
+            The strategy belongs to another cluster, or was replaced.
 
         See Also
         --------
@@ -123,14 +123,14 @@ class CoordinatedSparkCluster(SparkClusterBase):
             self.strategy()
         elif strategy is not None and strategy is not self._strategy:
             raise errors.UsageError(
-                "that strategy is not this cluster's present one",
-                fix="cluster.strategy() makes one",
+                "invalid strategy: expected this cluster's current strategy",
+                fix="create one with cluster.strategy()",
             )
         assert self._coordinator is not None
         return self._coordinator
 
-    def let_go(self) -> None:
-        """Stop the coordinator that is there."""
+    def stop_coordinator(self) -> None:
+        """Stop the current coordinator, if there is one."""
         coordinator, self._coordinator, self._strategy = self._coordinator, None, None
         if coordinator is not None:
             coordinator.stop()
@@ -141,36 +141,36 @@ class CoordinatedSparkCluster(SparkClusterBase):
 
         with connection.new_connection_event() as is_new:
             if is_new:
-                known = (node.address for node in self.nodes if node.address)
-                connection.close(launch_plan.networks(known))
+                addresses = (node.address for node in self.nodes if node.address)
+                connection.close(launch_plan.networks(addresses))
                 tf_coordinator_connection.send_functions()
 
     def _servers(self) -> dict[str, list[str]]:
         return {job: tasks for job, tasks in self.cluster_spec.items() if job in ("ps", "worker")}
 
-    def _must_listen(self) -> None:
+    def _require_servers(self) -> None:
         if self.error is not None:
             raise self.error
         missing = {"ps", "worker"} - self._servers().keys()
         if missing or self.phase.is_end:
             raise errors.StateError(
-                f"the cluster {self.name!r} is {self.phase} and has no {' and no '.join(missing)}"
+                f"cluster {self.name!r} is {self.phase} and has no {' and no '.join(missing)}"
                 if missing
-                else f"the cluster {self.name!r} is {self.phase}",
-                fix="TFCluster.run(sc, TFCluster.serve, None, 3, num_ps=1) starts one with both",
+                else f"cluster {self.name!r} is {self.phase}",
+                fix="start one with TFCluster.run(sc, TFCluster.serve, None, 3, num_ps=1)",
             )
-        self.wait_until(lambda: self.phase.is_end or not self._silent(), _LISTEN_SECONDS)
+        self.wait_until(lambda: self.phase.is_end or not self._not_listening(), _LISTEN_SECONDS)
         if self.error is not None:
             raise self.error
-        if silent := self._silent():
-            names = ", ".join(node.assignment.name for node in silent)
+        if not_listening := self._not_listening():
+            names = ", ".join(node.assignment.name for node in not_listening)
             raise errors.TasksMissing(
-                f"{names}: TensorFlow does not listen there",
-                fix="have the nodes run TFCluster.serve, or a function that makes a "
+                f"TensorFlow does not listen on {names}",
+                fix="run TFCluster.serve in the nodes, or a function that creates a "
                 "tf.distribute.Server",
             )
 
-    def _silent(self) -> list[Node]:
+    def _not_listening(self) -> list[Node]:
         return [n for n in self.nodes if n.assignment.role in ("ps", "worker") and not n.open_to]
 
     def _task_rows(self) -> tuple[TaskRow, ...]:

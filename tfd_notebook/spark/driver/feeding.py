@@ -1,4 +1,4 @@
-"""What feeding is to Spark: the functions that its tasks call, and how their errors travel."""
+"""Functions that Spark tasks call to feed rows, and the transport of their errors."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tfd_notebook.spark.TFCluster import TFCluster
 
 
-def places(cluster: TFCluster) -> tuple[InboxAddress, ...]:
-    """Return where the nodes that take rows listen."""
+def inbox_addresses(cluster: TFCluster) -> tuple[InboxAddress, ...]:
+    """Return the addresses of the nodes that receive rows."""
     return tuple(
         InboxAddress(
             cluster=str(cluster.cluster_id),
@@ -47,7 +47,7 @@ def training(
     qname: str,
     report_retry: Callable[[], None],
 ) -> Callable[[], TfdError | None]:
-    """Return the action that feeds `data`; it returns the first error of a node.
+    """Return the action that feeds `data`; the action returns the first error of a node.
 
     Each task calls `report_retry` before it feeds its rows.
     """
@@ -70,7 +70,7 @@ def training(
 
 
 def retry_reporter(driver: str, secret: bytes) -> Callable[[], None]:
-    """Return what a task calls to report to `driver` that Spark runs it again."""
+    """Return a function with which a task reports to `driver` that Spark runs it again."""
     return functools.partial(_report_retry, driver, secret)
 
 
@@ -88,18 +88,18 @@ def _report_retry(driver: str, secret: bytes) -> None:
         )
 
 
-def retry_message(said: Mapping[str, Any]) -> str:
-    """Return what a report of `retry_reporter` means."""
+def retry_message(message: Mapping[str, Any]) -> str:
+    """Return the text for a report of `retry_reporter`."""
     return (
-        f"Spark runs the task of partition {said['partition']} again (attempt "
-        f"{said['attempt'] + 1}): rows that an earlier attempt fed are fed again"
+        f"Spark runs the task of partition {message['partition']} again (attempt "
+        f"{message['attempt'] + 1}): rows that an earlier attempt fed are fed again"
     )
 
 
-def _request(driver: str, secret: bytes, **said: Any) -> dict[str, Any]:
-    """Send a message to the driver and return its answer, empty if it cannot be reached."""
+def _request(driver: str, secret: bytes, **message: Any) -> dict[str, Any]:
+    """Send a message to the driver and return its answer, or {} if the driver is unreachable."""
     with contextlib.suppress(OSError, EOFError), secure_channel.connect(driver, secret) as channel:
-        channel.send(said)
+        channel.send(message)
         return channel.receive(timeout=30.0)[0]
     return {}
 
@@ -111,7 +111,7 @@ def _feed(
     qname: str,
     feed_timeout: float,
 ) -> Iterator[TfdError | None]:
-    """Feed a partition; an error of the node's is a result, so that Spark does not try again."""
+    """Feed a partition. An error of the node is a result, so that Spark does not retry."""
     report_retry()
     try:
         feed_partition(rows, where, qname, feed_timeout)
@@ -128,11 +128,11 @@ def _training_by_arrow(frame: Any, epochs: int, feed: Any) -> Callable[[], TfdEr
 
     def work() -> TfdError | None:
         with arrow.small_batches(frame):
-            # One action for each: what Spark has shuffled for the first is there for the others.
+            # One action per epoch: Spark reuses the shuffle files of the first one.
             for _ in range(epochs):
-                if found := fed.collect():
-                    # From tasks of one's own application, as everything that Spark collects.
-                    error: TfdError = pickle.loads(found[0].error)  # noqa: S301
+                if rows := fed.collect():
+                    # From tasks of the same Spark application, as all collected data.
+                    error: TfdError = pickle.loads(rows[0].error)  # noqa: S301
                     return error
         return None
 
@@ -146,7 +146,7 @@ def _feed_by_arrow(
     qname: str,
     feed_timeout: float,
 ) -> Iterator[Any]:
-    """Feed a partition of record batches; an error of the node's is a result."""
+    """Feed a partition of record batches. An error of the node is a result."""
     from tfd_notebook.spark.feed import arrow
 
     report_retry()
@@ -164,41 +164,41 @@ def inference(
     qname: str,
     schema: Any = None,
 ) -> Any:
-    """Return the results for the rows of `data`: an RDD, or a DataFrame where a schema is given."""
+    """Return the results for the rows of `data`, an RDD, or with `schema` a DataFrame."""
     options: dict[str, Any] = {"where": where, "qname": qname, "feed_timeout": feed_timeout}
-    giving_up = functools.partial(_giving_up, cluster.server.address, cluster.server.secret)
+    report_errors = functools.partial(_report_errors, cluster.server.address, cluster.server.secret)
     if schema is None:
-        return _rdd(data).mapPartitions(functools.partial(_infer, giving_up, **options))
+        return _rdd(data).mapPartitions(functools.partial(_infer, report_errors, **options))
     if not _is_frame(data):
         raise UsageError(
-            f"schema= is for DataFrames, and the rows are a {type(data).__name__}",
-            fix="leave it out, or give a DataFrame: spark.createDataFrame(rdd)",
+            f"schema= requires a DataFrame, got {type(data).__name__}",
+            fix="omit schema=, or pass a DataFrame: spark.createDataFrame(rdd)",
         )
     from tfd_notebook.spark.feed import arrow
 
-    if misfits := arrow.unsupported_columns(data):
+    if unsupported := arrow.unsupported_columns(data):
         raise UsageError(
-            f"Arrow cannot carry the columns {', '.join(misfits)} of the DataFrame: each needs a "
-            "name of its own, and a type that Arrow has",
-            fix="select others, such as pyspark.ml.functions.vector_to_array(column); or leave "
-            "schema= out, and get an RDD",
+            f"Arrow does not support the columns {', '.join(unsupported)} of the DataFrame: each "
+            "needs a unique name and a type that Arrow has",
+            fix="select other columns, or convert them, for example with "
+            "pyspark.ml.functions.vector_to_array(column); or omit schema= to get an RDD",
         )
-    wanted, columns = arrow.schemas(schema)
+    spark_schema, columns = arrow.schemas(schema)
     return data.mapInArrow(
-        functools.partial(_infer_by_arrow, giving_up, schema=columns, **options), wanted
+        functools.partial(_infer_by_arrow, report_errors, schema=columns, **options), spark_schema
     )
 
 
 def _infer(
-    giving_up: Any, rows: Iterable[Any], where: Where, qname: str, feed_timeout: float
+    report_errors: Any, rows: Iterable[Any], where: Where, qname: str, feed_timeout: float
 ) -> Iterator[Any]:
     """Yield a partition's results."""
-    with giving_up():
+    with report_errors():
         yield from infer_partition(rows, where, qname, feed_timeout)
 
 
 def _infer_by_arrow(
-    giving_up: Any,
+    report_errors: Any,
     batches: Iterable[Any],
     where: Where,
     qname: str,
@@ -208,43 +208,44 @@ def _infer_by_arrow(
     """Yield a partition's results as record batches."""
     from tfd_notebook.spark.feed import arrow
 
-    with giving_up():
+    with report_errors():
         yield from arrow.infer_batches(batches, where, schema, qname, feed_timeout)
 
 
 @contextlib.contextmanager
-def _giving_up(driver: str, secret: bytes) -> Iterator[None]:
-    """Have the driver hear of an error before Spark can try again."""
+def _report_errors(driver: str, secret: bytes) -> Iterator[None]:
+    """Report an error to the driver before Spark retries the task."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     stage = context.stageId() if context is not None else -1
 
-    tell = functools.partial(_request, driver, secret, say="gave up", stage=stage)
-    # Where the driver cannot end a stage, Spark does try again.
-    if context is not None and context.attemptNumber() and (before := tell().get("gave_up")):
+    request = functools.partial(_request, driver, secret, say="gave up", stage=stage)
+    # A driver with Spark Connect cannot cancel a stage: Spark then retries the task.
+    if context is not None and context.attemptNumber() and (before := request().get("gave_up")):
         raise agent_protocol.unpack_error(before)
     try:
         yield
     except TfdError as error:
-        tell(error=agent_protocol.pack_error(error))
+        request(error=agent_protocol.pack_error(error))
         raise
 
 
 def _is_frame(data: Any) -> bool:
-    """Whether `data` is a DataFrame."""
+    """Return True if `data` is a DataFrame."""
     return hasattr(data, "mapInArrow")
 
 
 def _rdd(data: Any) -> Any:
-    """Return the RDD of a DataFrame, or what is one."""
+    """Return the RDD of a DataFrame, or `data` if it is an RDD."""
     if not _is_frame(data):
         return data
     if application.is_connect(data):
         raise Unsupported(
-            "Spark Connect has no RDDs: it feeds DataFrames whose columns Arrow can carry, and "
-            "its results need a schema",
-            fix='cluster.inference(df, schema="guess long"); or use a SparkSession of this process',
+            "Spark Connect has no RDDs: only DataFrames whose columns Arrow supports can be fed, "
+            "and results need a schema",
+            fix='call cluster.inference(df, schema="guess long"), or use a SparkSession of this '
+            "process",
         )
     return data.rdd
 
@@ -257,7 +258,10 @@ def feed_batches(
     trigger: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Have each micro-batch of a streaming DataFrame fed; return the query, which ends with us."""
+    """Feed each micro-batch of a streaming DataFrame; return the query.
+
+    The query is stopped when the cluster ends.
+    """
     feeding = threading.Lock()
     failed = False
 
@@ -270,12 +274,12 @@ def feed_batches(
 
     def end_with_cluster() -> None:
         cluster.wait()
-        # A batch that is being fed ends the query by its error, which says more than `stop` does.
+        # A batch that is being fed ends the query with its error, which has more detail than
+        # `stop`. Read the flag, then release the lock: `stop` waits for the batch, which needs it.
         with feeding:
-            told = failed
-        if not told:
-            # Not while holding what the next batch waits for: Spark's `stop` waits for that batch.
-            with contextlib.suppress(Exception):  # Spark's Java may be gone
+            batch_failed = failed
+        if not batch_failed:
+            with contextlib.suppress(Exception):  # Spark's JVM may have ended
                 query.stop()
 
     writer = stream.writeStream.foreachBatch(feed).options(**options)
@@ -287,18 +291,18 @@ def feed_batches(
 
 
 def is_stream(data: Any) -> bool:
-    """Whether `data` is a DStream."""
-    # A DataFrame of Spark Connect takes any name for a column.
+    """Return True if `data` is a DStream."""
+    # Check the class: a DataFrame of Spark Connect resolves any attribute as a column.
     return hasattr(type(data), "foreachRDD")
 
 
 def feed_stream(
     cluster: TFCluster, stream: Any, epochs: int, feed_timeout: float, qname: str
 ) -> Future[None]:
-    """Have each RDD of a DStream fed when it comes.
+    """Feed each RDD of a DStream when it arrives.
 
-    The future ends when the cluster does, or with the first error of a feed. A batch that arrives
-    after `shutdown` was called is dropped: Spark generates batches until its context is stopped.
+    The future is done when the cluster ends, or at the first error of a feed. A batch that arrives
+    after `shutdown` is dropped: Spark generates batches until its context is stopped.
     """
     warnings.warn(
         "DStreams are deprecated by Spark: use Structured Streaming and cluster.train_stream(df)",
@@ -316,7 +320,7 @@ def feed_stream(
                 return
             problems.append(error)
             cluster.wake_waiters()
-            raise  # Spark tells it to who waits for the StreamingContext
+            raise  # Spark reports it to the thread that waits for the StreamingContext
 
     def follow() -> None:
         cluster.wait_until(lambda: problems or cluster.phase.is_end, None)

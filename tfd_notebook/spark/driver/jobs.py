@@ -1,4 +1,4 @@
-"""Spark's jobs in threads of their own, each in a job group, so that one can be cancelled alone."""
+"""Spark jobs in separate threads and job groups, so that each can be cancelled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 def in_background(work: Callable[[], Result], name: str) -> Future[Result]:
-    """Have a thread do `work`; return the future of its result."""
+    """Run `work` in a thread; return the future of its result."""
     future: Future[Result] = Future()
     future.set_running_or_notify_cancel()
 
@@ -33,13 +33,13 @@ def in_background(work: Callable[[], Result], name: str) -> Future[Result]:
 
 
 class Job:
-    """A job of Spark that runs in a thread of its own.
+    """A Spark job that runs in its own thread.
 
     Parameters
     ----------
     application : Application
     description : str
-        What Spark's own pages show.
+        Description of the job in the Spark UI.
     work : callable
         Calls actions and returns a result.
     """
@@ -57,15 +57,15 @@ class Job:
 
     @property
     def cancelled(self) -> bool:
-        """Whether `cancel` was called."""
+        """True after `cancel`."""
         return self._cancelled
 
     def cancel(self) -> None:
-        """Have Spark end it, with all actions that are still to come; returns at once."""
+        """Cancel the job and all of its later actions; return at once."""
         self._cancelled = True
         if self.future.done():
             return
-        # Where Spark has ended, or its Java is gone, nothing is left to cancel.
+        # After the end of Spark, or of its JVM, the call raises: the job has ended as well.
         with contextlib.suppress(Exception):
             self._application.cancel_group(self._group)
 
@@ -92,7 +92,7 @@ class _Guarded:
 
 
 def collect(rdd: Any, work: Callable[[int, Iterator[Any]], Iterable[Any]]) -> list[Any]:
-    """Run `work` on all partitions and return what it yields, in order.
+    """Run `work` on all partitions and return the items that it yields, in order.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def collect(rdd: Any, work: Callable[[int, Iterator[Any]], Iterable[Any]]) -> li
     Raises
     ------
     TfdError
-        The first that `work` raised; other errors are Spark's to try again and to raise.
+        The first one that `work` raised. Spark retries and raises other errors.
     """
     results = []
     for good, result in rdd.mapPartitionsWithIndex(_Guarded(work)).collect():

@@ -1,4 +1,4 @@
-"""What is launched as a node, and how: from a task of Spark, or beside the notebook."""
+"""Launch of a node from a Spark task or on the driver's host: plan, environment and request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfd_notebook.spark.executor.fork_server import ForkServerClient
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the nodes of a cluster share; it travels in the closure of Spark's tasks.
+    """Settings shared by all nodes of a cluster, sent in the closure of Spark's tasks.
 
     Parameters
     ----------
@@ -28,9 +28,9 @@ class Plan:
         The cluster's id.
     nodes : tuple of Assignment
     driver : str
-        Where the driver listens.
+        Address of the driver.
     secret : Secret
-        What proves to driver and nodes that they belong to each other.
+        Authenticates the driver and the nodes to each other.
     closure : bytes
         The user's function and its arguments, pickled.
     input_mode : {"SPARK", "TENSORFLOW"}
@@ -38,11 +38,11 @@ class Plan:
     default_fs : str
     release_port : bool
     heartbeat_limit : float
-        Seconds without a word of the driver's after which a node ends.
+        Seconds without a message from the driver after which a node ends.
     tensorboard : str
-        Directory that a TensorBoard shows; empty for none.
+        Directory for a TensorBoard; empty for none.
     environment : mapping
-        Variables that nodes get beside those of their executor.
+        Variables in addition to those of the executor.
     """
 
     cluster: int
@@ -59,37 +59,40 @@ class Plan:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def holds_slot(self, node: Assignment) -> bool:
-        """Whether Spark's task stays while the node lives, so that no rows come to its slot."""
+        """Return True if the Spark task of a node lasts as long as the node.
+
+        Its slot then receives no rows.
+        """
         return not node.on_driver and (self.input_mode == "TENSORFLOW" or not node.is_fed)
 
-    def shows_board(self, node: Assignment) -> bool:
-        """Whether TensorBoard runs beside this node: the leader, or the first worker."""
+    def runs_tensorboard(self, node: Assignment) -> bool:
+        """Return True if TensorBoard runs next to this node: the leader, or the first worker."""
         fed = [other for other in self.nodes if other.is_fed]
         return bool(self.tensorboard) and node == fed[0]
 
 
-def environment_of(more: Mapping[str, str], gpus: tuple[str, ...] | None) -> dict[str, str]:
-    """Return a node's environment: that of this process, what is `more`, and its GPUs.
+def node_environment(extra: Mapping[str, str], gpus: tuple[str, ...] | None) -> dict[str, str]:
+    """Return a node's environment: that of this process, with `more` and its GPUs.
 
-    Without the secrets that Spark gave to this process alone.
+    Secrets that Spark gave to this process are removed.
     """
-    mine = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
-    found = {**mine, **more}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
+    environment = {**inherited, **extra}
     if gpus is not None:
-        found["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    return found
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return environment
 
 
 def reservation(
-    node: Assignment, place: Executor, address: str, gpus: tuple[str, ...] | None
+    node: Assignment, owner: Executor, address: str, gpus: tuple[str, ...] | None
 ) -> dict[str, Any]:
-    """Return what a node tells the others and the driver of itself: JSON values."""
+    """Return the reservation of a node, sent to the other nodes and the driver: JSON values."""
     return {
         "node": node.node,
         "address": address,
-        "executor": place.id,
-        "host": place.host,
-        "jvm": place.pid,
+        "executor": owner.id,
+        "host": owner.host,
+        "jvm": owner.pid,
         "gpu": ",".join(gpus or ()),
     }
 
@@ -97,39 +100,39 @@ def reservation(
 def launch(
     plan: Plan,
     node: Assignment,
-    place: Executor,
-    zygote: ForkServerClient,
+    owner: Executor,
+    fork_server: ForkServerClient,
     environment: Mapping[str, str],
-    held: socket.socket,
+    reserved_port: socket.socket,
     addresses: Mapping[int, str],
 ) -> int:
-    """Have a node forked; return the pid of its supervisor.
+    """Fork a node; return the pid of its supervisor.
 
     Parameters
     ----------
     plan : Plan
     node : Assignment
     place : Executor
-        Whose end is the node's.
-    zygote : Zygote
+        The node ends with this process.
+    zygote : ForkServerClient
     environment : mapping
     held : socket.socket
-        Holds the node's port.
+        Reserves the node's port.
     addresses : mapping of int to str
         ``"host:port"`` of every node.
     """
-    request = _request(plan, node, place, environment, addresses)
-    return zygote.fork(request, [held.fileno(), 2])
+    request = _request(plan, node, owner, environment, addresses)
+    return fork_server.fork(request, [reserved_port.fileno(), 2])
 
 
 def _request(
     plan: Plan,
     node: Assignment,
-    place: Executor,
+    owner: Executor,
     environment: Mapping[str, str],
     addresses: Mapping[int, str],
 ) -> dict[str, Any]:
-    """Return what `node.run` takes: JSON values."""
+    """Return the argument of `node_supervisor.run`: JSON values."""
     spec = roles.cluster_spec(plan.nodes, addresses)
     config = roles.tf_config(spec, node.role, node.index)
     host = addresses[node.node].rpartition(":")[0]
@@ -140,7 +143,7 @@ def _request(
         "role": node.role,
         "index": node.index,
         "host": host.strip("[]"),
-        "jvm": [place.pid, place.started],
+        "jvm": [owner.pid, owner.started],
         "driver": plan.driver,
         "secret": base64.b64encode(plan.secret).decode(),
         "closure": base64.b64encode(plan.closure).decode(),
@@ -154,15 +157,15 @@ def _request(
         "environment": {**environment, "TF_CONFIG": config},
         "directory": os.getcwd(),
         "path": [os.path.abspath(entry) for entry in sys.path],
-        "tensorboard": plan.tensorboard if plan.shows_board(node) else "",
+        "tensorboard": plan.tensorboard if plan.runs_tensorboard(node) else "",
     }
 
 
 def networks(addresses: Iterable[str]) -> list[str]:
-    """Return the hosts of these addresses, each as a network of itself."""
-    found = set()
+    """Return the hosts of the addresses, each as a network with one address."""
+    hosts = set()
     for address in addresses:
         host, _, port = address.rpartition(":")
         for answer in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
-            found.add(str(answer[4][0]).partition("%")[0])
-    return sorted(found)
+            hosts.add(str(answer[4][0]).partition("%")[0])
+    return sorted(hosts)

@@ -1,4 +1,4 @@
-"""The messages that come from nodes on Spark and from Spark's tasks: each field has one check."""
+"""Messages from nodes on Spark and from Spark tasks, with one check per field."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tfd_notebook.net.validation import (
     text,
 )
 
-#: The states in which a node has ended.
+#: The final states of a node.
 NODE_ENDS = ("finished", "failed", "lost", "stopped")
 
 
@@ -49,7 +49,7 @@ _known = record(
     }
 )
 _count = integer()
-#: What the inbox of a node counted; empty until its function has begun.
+#: Counters of a node's inbox; empty until its function begins.
 _numbers = record(
     {},
     rows=_count,
@@ -62,8 +62,8 @@ _numbers = record(
     queues=mapping(text, record({"depth": _count, "rows": _count, "ended": boolean})),
 )
 _node = integer(0, 10**6)
-_word = {"word": _count, "log": output, "known": _known, "numbers": _numbers}
-#: The messages of nodes, and of Spark's tasks that feed, by what they say.
+_update = {"word": _count, "log": output, "known": _known, "numbers": _numbers}
+#: Messages of nodes and of Spark tasks that feed, by the value of ``say``.
 _SPARK: dict[str, Check] = {
     "reserved": record(
         {
@@ -80,24 +80,24 @@ _SPARK: dict[str, Check] = {
     "hello": record({"say": text, "node": _node, "pid": pid, "supervisor": pid, "known": _known}),
     "unable": record({"say": text, "node": _node, "error": error}),
     **dict.fromkeys(
-        ("beat", "state", "inbox", "error", "port", "tensorboard"), record({"say": text, **_word})
+        ("beat", "state", "inbox", "error", "port", "tensorboard"), record({"say": text, **_update})
     ),
-    "ended": record({"say": text, **_word, "state": one_of(*NODE_ENDS), "reason": text}),
+    "ended": record({"say": text, **_update, "state": one_of(*NODE_ENDS), "reason": text}),
     "fed again": record({"say": text, "partition": _count, "attempt": _count}),
     "gave up": record({"say": text, "stage": integer(-1)}, error=error),
     "producing": record({"say": text, "host": text, "pid": pid, "path": file_path}),
     "where": record({"say": text, "host": text}),
 }
-#: What a node says first on a channel, and what it says after its hello.
+#: Messages that a node sends first on a channel, and after its hello.
 NODE_GREETINGS = ("reserved", "hello", "unable")
 NODE_WORDS = ("beat", "state", "inbox", "error", "port", "tensorboard", "ended")
 
 
 def spark_message(message: Any, *kinds: str) -> dict[str, Any]:
-    """Return a message of a process on Spark, one of these kinds, or raise InvalidMessage."""
+    """Return a valid message of one of these kinds, or raise InvalidMessage."""
     kind = one_of(*kinds)(record_with({})(message, "message").get("say"), "say")
-    made: dict[str, Any] = _SPARK[kind](message, kind)
-    return made
+    valid: dict[str, Any] = _SPARK[kind](message, kind)
+    return valid
 
 
 #: The error of a function that `TFParallel.run` runs.

@@ -1,4 +1,4 @@
-"""The driver's end of the channels to nodes: what they say is noted, what they shall do is sent."""
+"""Driver's end of the channels to the nodes: it records their messages and sends orders."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tfd_notebook.net.secure_channel import AuthenticatedChannel, Secret, Server
 from tfd_notebook.spark.driver import messages
 from tfd_notebook.spark.driver.roles import Assignment
 
-#: Lines of each node's log that are kept, and characters of one of them.
+#: Number of log lines kept per node, and maximum length of a line in characters.
 _LOG_LINES = 1000
 _LINE_SIZE = 4000
-#: Seconds over which a rate is taken.
+#: Window in seconds for the row rate.
 _RATE_SECONDS = 3.0
 
 
 @dataclass
 class Node:
-    """What the driver knows of a node; changed under the lock of `NodeServer` alone."""
+    """State of a node in the driver; changed only under the lock of `NodeServer`."""
 
     assignment: Assignment
     address: str = ""
@@ -39,7 +39,7 @@ class Node:
     path: str = ""
     board: str = ""
     board_pid: int = 0
-    no_board: str = ""
+    board_error: str = ""
     open_to: str = ""
     error: str = ""
     reason: str = ""
@@ -50,76 +50,76 @@ class Node:
     unfinished_line: str = ""
     rates: deque[tuple[float, int]] = field(default_factory=deque)
     channel: AuthenticatedChannel | None = None
-    heard: float = 0.0
-    #: The last of its words that was heard; it says again what it does not know to be heard.
-    word: int = -1
-    #: What it was told to do, which it hears again whenever it comes back.
+    last_message_at: float = 0.0
+    #: Number of its last message. The node repeats messages that are not acknowledged.
+    last_seq: int = -1
+    #: The current order, sent again whenever the node reconnects.
     order: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def is_over(self) -> bool:
-        """Whether its function has ended, in whatever way."""
+    def function_ended(self) -> bool:
+        """True if its function has ended, with or without an error."""
         return self.state in messages.NODE_ENDS
 
     @property
     def rows_per_s(self) -> float:
-        """Rows that its function took per second, of late."""
+        """Rows per second that its function consumed, over the last 3 s."""
         if len(self.rates) < 2:
             return 0.0
         (began, first), (ended, last) = self.rates[0], self.rates[-1]
         return (last - first) / (ended - began) if ended > began else 0.0
 
-    def note_known(self, known: Mapping[str, Any]) -> None:
-        """Note what its supervisor knows of it."""
-        self.path, self.open_to = known["path"], known["open_to"]
-        self.board, self.no_board = known["board"], known["no_board"]
-        self.board_pid = known["board_pid"]
-        self.error = known["error"]
-        if not self.is_over and not self.ended:
-            self.state = known["state"]
+    def update_state(self, state: Mapping[str, Any]) -> None:
+        """Apply the state that its supervisor reports."""
+        self.path, self.open_to = state["path"], state["open_to"]
+        self.board, self.board_error = state["board"], state["no_board"]
+        self.board_pid = state["board_pid"]
+        self.error = state["error"]
+        if not self.function_ended and not self.ended:
+            self.state = state["state"]
 
-    def note_numbers(self, numbers: Mapping[str, Any]) -> None:
-        """Note what its inbox counted."""
+    def update_counters(self, numbers: Mapping[str, Any]) -> None:
+        """Apply the counters of its inbox."""
         self.numbers = numbers
         now = time.monotonic()
         self.rates.append((now, numbers.get("rows", 0)))
         while now - self.rates[0][0] > _RATE_SECONDS and len(self.rates) > 2:
             self.rates.popleft()
 
-    def note_log(self, text: str) -> None:
-        """Note what it wrote."""
+    def append_log(self, text: str) -> None:
+        """Append to its log."""
         *lines, self.unfinished_line = (self.unfinished_line + text).split("\n")
         self.log.extend(line[:_LINE_SIZE] for line in lines)
         self.unfinished_line = self.unfinished_line[-_LINE_SIZE:]
 
     def last_lines(self, count: int) -> tuple[str, ...]:
-        """Return the latest lines that it wrote."""
+        """Return the latest lines of its log."""
         lines = [*self.log, *([self.unfinished_line] if self.unfinished_line else [])]
         return tuple(lines[-count:])
 
 
 class NodeServer:
-    """Listens for nodes, knows what they are doing, and gives them orders.
+    """A server that receives the nodes' messages, tracks their states and sends orders.
 
     Parameters
     ----------
     host : str
-        Where executors reach the driver.
+        Name or address of the driver for executors.
     listen_at : str
-        The address of this host that it listens at.
+        Local address to listen on.
     assignments : sequence of Assignment
     heartbeat_limit : float
-        Seconds without a word after which a node counts as lost.
+        Seconds without a message after which a node counts as lost.
     changed : callable
-        Called with a node, and the kind of what it said, after each change; no lock is held.
-    asked : callable
-        Answers the tasks of Spark that feed.
+        Called after each change with the node and the kind of its message, without a lock.
+    answer : callable
+        Returns the answer to a message of a Spark task that feeds.
 
     Attributes
     ----------
     secret : Secret
     address : str
-        Where nodes find it, ``"host:port"``.
+        Address for the nodes, ``"host:port"``.
     nodes : dict of int to Node
     """
 
@@ -130,15 +130,15 @@ class NodeServer:
         assignments: Sequence[Assignment],
         heartbeat_limit: float,
         changed: Callable[[Node, str], None],
-        asked: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda said: {},
+        answer: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda message: {},
     ) -> None:
         self.secret = Secret.new()
         self.nodes = {each.node: Node(each) for each in assignments}
-        #: Why a node could not be started.
+        #: Error of a node that could not be started.
         self.problem: TfdError | None = None
         self._limit = heartbeat_limit
         self._changed = changed
-        self._asked = asked
+        self._answer = answer
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._stopped = threading.Event()
@@ -149,12 +149,12 @@ class NodeServer:
 
     @property
     def lock(self) -> threading.Lock:
-        """Held while nodes change."""
+        """The lock that protects the nodes."""
         return self._lock
 
     @property
     def done(self) -> bool:
-        """Return True after `stop`, and when all nodes that take rows have ended.
+        """True after `stop`, and when the functions of all nodes that receive rows have ended.
 
         See Also
         --------
@@ -163,7 +163,7 @@ class NodeServer:
         return (
             self._stopped.is_set()
             or self._closed.is_set()
-            or all(node.is_over for node in self.nodes.values() if node.assignment.is_fed)
+            or all(node.function_ended for node in self.nodes.values() if node.assignment.is_fed)
         )
 
     def stop(self) -> None:
@@ -177,25 +177,25 @@ class NodeServer:
         """
         self._stopped.set()
 
-    def order(self, what: str, nodes: Sequence[Node] | None = None, **more: Any) -> None:
-        """Tell nodes (default: all) what to do: ``"finish"``, or ``"stop"``, which is for good.
+    def order(self, what: str, nodes: Sequence[Node] | None = None, **details: Any) -> None:
+        """Send the order ``"finish"``, or ``"stop"``, which is final, to nodes (default: all).
 
-        A node that cannot be reached hears it when it is back; one that stays away is lost.
+        An unreachable node receives the order when it reconnects, or is lost at its limit.
         """
         for node in nodes if nodes is not None else list(self.nodes.values()):
             with self._lock:
                 if node.order.get("order") != "stop":
-                    node.order = {"order": what, **more}
+                    node.order = {"order": what, **details}
                 channel = node.channel
-            self._remind(node, channel)
+            self._send_order(node, channel)
 
-    def _remind(self, node: Node, channel: AuthenticatedChannel | None) -> None:
+    def _send_order(self, node: Node, channel: AuthenticatedChannel | None) -> None:
         if node.order and channel is not None:
             with contextlib.suppress(OSError):
                 channel.send(dict(node.order))
 
     def close(self, timeout: float = 5.0) -> None:
-        """Listen no more."""
+        """Close the server and stop the watcher thread."""
         self._closed.set()
         self._server.close(timeout)
         if threading.current_thread() is not self._watcher:
@@ -204,118 +204,124 @@ class NodeServer:
     def _serve(self, channel: AuthenticatedChannel) -> None:
         header, _ = channel.receive(timeout=60.0)
         if header.get("say") in ("gave up", "fed again"):
-            channel.send(self._asked(messages.spark_message(header, "gave up", "fed again")))
+            channel.send(self._answer(messages.spark_message(header, "gave up", "fed again")))
             return
         number = header.get("node")
         node = self.nodes.get(number) if type(number) is int else None
         try:
-            said = messages.spark_message(header, *messages.NODE_GREETINGS)
+            message = messages.spark_message(header, *messages.NODE_GREETINGS)
             if node is not None:
-                self._serve_node(node, channel, said)
+                self._serve_node(node, channel, message)
         except InvalidMessage as error:
             if node is None:
                 raise
             self._reject(node, error)
 
     def _serve_node(
-        self, node: Node, channel: AuthenticatedChannel, said: Mapping[str, Any]
+        self, node: Node, channel: AuthenticatedChannel, message: Mapping[str, Any]
     ) -> None:
-        if said["say"] == "reserved":
-            channel.send({"go": self.reserve(node, said)})
-            self._changed(node, "reserved" if node.attempt == said["attempt"] else "again")
+        if message["say"] == "reserved":
+            channel.send({"go": self.reserve(node, message)})
+            self._changed(node, "reserved" if node.attempt == message["attempt"] else "again")
             with contextlib.suppress(EOFError, OSError):
-                channel.receive(timeout=60.0)  # it closes when it has read the answer
-        elif said["say"] == "unable":
-            self.problem = agent_protocol.unpack_error(said["error"])
+                channel.receive(timeout=60.0)  # the node closes it after it has read the answer
+        elif message["say"] == "unable":
+            self.problem = agent_protocol.unpack_error(message["error"])
             self._changed(node, "unable")
         else:
-            self._hold(node, channel, said)
+            self._follow_node(node, channel, message)
 
     def _reject(self, node: Node, error: InvalidMessage) -> None:
         """Count a node as lost because it sent an invalid message."""
         with self._lock:
             node.ended = True
-            if not node.is_over:
+            if not node.function_ended:
                 node.state, node.reason = "lost", f"it sent an invalid message: {error.what}"
         self._changed(node, "ended")
 
-    def reserve(self, node: Node, said: Mapping[str, Any]) -> bool:
-        """Note a node's reservation; False where it has one already."""
+    def reserve(self, node: Node, message: Mapping[str, Any]) -> bool:
+        """Record a node's reservation; return False if it already has one."""
         with self._lock:
             if node.attempt is not None or self._closed.is_set():
                 return False
-            node.attempt = said["attempt"]
-            node.address, node.executor = said["address"], said["executor"]
-            node.host, node.jvm = said["host"], said["jvm"]
-            node.gpu, node.state, node.heard = said["gpu"], "reserved", time.monotonic()
+            node.attempt = message["attempt"]
+            node.address, node.executor = message["address"], message["executor"]
+            node.host, node.jvm = message["host"], message["jvm"]
+            node.gpu, node.state, node.last_message_at = (
+                message["gpu"],
+                "reserved",
+                time.monotonic(),
+            )
         return True
 
-    def _hold(self, node: Node, channel: AuthenticatedChannel, hello: Mapping[str, Any]) -> None:
+    def _follow_node(
+        self, node: Node, channel: AuthenticatedChannel, hello: Mapping[str, Any]
+    ) -> None:
         with self._lock:
-            before, node.channel, node.heard = node.channel, channel, time.monotonic()
+            previous, node.channel, node.last_message_at = node.channel, channel, time.monotonic()
             node.pid = hello["pid"]
-            node.note_known(hello["known"])
-        if before is not None:
-            before.close()
-        self._remind(node, channel)
+            node.update_state(hello["known"])
+        if previous is not None:
+            previous.close()
+        self._send_order(node, channel)
         self._changed(node, "hello")
         try:
             while True:
                 header, _ = channel.receive()
-                said = messages.spark_message(header, *messages.NODE_WORDS)
+                message = messages.spark_message(header, *messages.NODE_WORDS)
                 with self._lock:
-                    node.heard = time.monotonic()
-                    is_new = said["word"] > node.word
+                    node.last_message_at = time.monotonic()
+                    is_new = message["word"] > node.last_seq
                     if is_new:
-                        node.word = said["word"]
-                        self._note(node, said)
-                # Once it is noted: the node ends when its last word was heard.
-                with contextlib.suppress(OSError):  # it says that again
-                    channel.send({"order": "heard", "word": said["word"]})
+                        node.last_seq = message["word"]
+                        self._apply(node, message)
+                # Acknowledge after `_note`: the node ends when its last message is acknowledged.
+                with contextlib.suppress(OSError):  # the node then repeats the message
+                    channel.send({"order": "heard", "word": message["word"]})
                 if is_new:
-                    self._changed(node, said["say"])
+                    self._changed(node, message["say"])
         finally:
             with self._lock:
                 if node.channel is channel:
                     node.channel = None
 
-    def _note(self, node: Node, said: Mapping[str, Any]) -> None:
-        if said["log"]:
-            node.note_log(said["log"])
-        if said["numbers"]:
-            node.note_numbers(said["numbers"])
-        node.note_known(said["known"])
-        if said["say"] == "ended":
+    def _apply(self, node: Node, message: Mapping[str, Any]) -> None:
+        if message["log"]:
+            node.append_log(message["log"])
+        if message["numbers"]:
+            node.update_counters(message["numbers"])
+        node.update_state(message["known"])
+        if message["say"] == "ended":
             node.ended = True
-            # What its function came to counts for more than how its process ended afterwards.
-            if not node.is_over:
-                node.state, node.reason = said["state"], said["reason"]
+            # The result of the function takes precedence over the exit of its process.
+            if not node.function_ended:
+                node.state, node.reason = message["state"], message["reason"]
 
     def _watch(self) -> None:
-        """Find nodes that have gone without a word."""
+        """Mark nodes as lost whose last message is older than the limit."""
         while not self._closed.wait(0.25):
             now = time.monotonic()
             for node in self.nodes.values():
                 with self._lock:
                     if node.ended or node.pid is None:
                         continue
-                    silent = now - node.heard
-                    if silent <= self._limit:
+                    silent_s = now - node.last_message_at
+                    if silent_s <= self._limit:
                         continue
                     node.ended = True
-                    if not node.is_over:
+                    if not node.function_ended:
                         broken = "" if node.channel else ", and the connection to it is broken"
-                        node.reason = f"nothing was heard of it for {silent:.0f} s{broken}"
+                        node.reason = f"no message from it for {silent_s:.0f} s{broken}"
                         node.state = "lost"
                 self._changed(node, "ended")
 
 
-#: Lines of a node's log in its row.
+#: Number of log lines in a node's row.
 _LINES = 20
 
 
 def node_row(node: Node) -> NodeRow:
-    """Return a node's row; to be called while `node` cannot change."""
+    """Return the row of a node for a snapshot; the caller holds the lock."""
     numbers = node.numbers
     return NodeRow(
         role=node.assignment.role,
@@ -328,7 +334,7 @@ def node_row(node: Node) -> NodeRow:
         gpu=node.gpu,
         rows=int(numbers.get("rows", 0)),
         results=int(numbers.get("results", 0)),
-        rows_per_s=0.0 if node.is_over else node.rows_per_s,
+        rows_per_s=0.0 if node.function_ended else node.rows_per_s,
         queue_depth=numbers.get("queue_depth"),
         queue_capacity=numbers.get("queue_capacity"),
         batch_age_s=numbers.get("batch_age_s"),

@@ -1,4 +1,4 @@
-"""The phases of a cluster on Spark, and which of them may follow which."""
+"""Phases of a cluster on Spark, and the allowed transitions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class Phase(str, Enum):
-    """What a cluster on Spark is doing; in their order."""
+    """A phase of a cluster on Spark, in the order in which they occur."""
 
     RESERVING = "reserving"
     STARTING = "starting"
@@ -24,11 +24,11 @@ class Phase(str, Enum):
 
     @property
     def is_end(self) -> bool:
-        """Whether nothing follows."""
+        """True if no phase can follow."""
         return not MOVES[self]
 
 
-#: What may follow each phase.
+#: The phases that can follow each phase.
 MOVES: Mapping[Phase, frozenset[Phase]] = {
     Phase.RESERVING: frozenset({Phase.STARTING, Phase.DRAINING, Phase.FAILED}),
     Phase.STARTING: frozenset({Phase.RUNNING, Phase.DRAINING, Phase.FAILED}),
@@ -39,17 +39,17 @@ MOVES: Mapping[Phase, frozenset[Phase]] = {
     Phase.FAILED: frozenset(),
 }
 
-#: The phases after `shutdown` where nothing failed.
+#: The phases after a `shutdown` without an error.
 SHUT_DOWN = (Phase.DRAINING, Phase.STOPPED)
 
 
 class Phases:
-    """The phase of one cluster: moved by many threads, waited for by others.
+    """The current phase of a cluster, safe for use by several threads.
 
     Parameters
     ----------
     changed : callable
-        Called after each move, with no lock held.
+        Called after each transition, without a lock.
     """
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
@@ -62,21 +62,21 @@ class Phases:
 
     @property
     def now(self) -> Phase:
-        """The present one."""
+        """The current phase."""
         return self._now
 
     @property
     def since(self) -> float:
-        """When it began, in seconds since the epoch."""
+        """Start of the phase, in seconds since the epoch."""
         return self._since
 
     @property
     def reason(self) -> str:
-        """Why it began, or what it waits for; may be empty."""
+        """Cause of the phase, or the condition that it waits for; may be empty."""
         return self._reason
 
     def move(self, to: Phase, reason: str = "") -> bool:
-        """Move on to `to`; False where that may not follow the present phase."""
+        """Enter the phase `to`; return False if it cannot follow the current phase."""
         with self._condition:
             if to not in MOVES[self._now]:
                 return False
@@ -85,7 +85,7 @@ class Phases:
         return True
 
     def feed_began(self) -> None:
-        """Count a feed that has begun."""
+        """Count a feed that begins."""
         with self._condition:
             self._feeds += 1
             if self._now is not Phase.RUNNING:
@@ -94,7 +94,7 @@ class Phases:
         self._changed()
 
     def feed_ended(self) -> None:
-        """Count a feed that has ended; the last one takes the phase back."""
+        """Count a feed that ends; the last one restores the running phase."""
         with self._condition:
             self._feeds -= 1
             if self._feeds or self._now is not Phase.FEEDING:
@@ -103,16 +103,16 @@ class Phases:
         self._changed()
 
     def wait(self, reached: Callable[[Phase], bool], timeout: float | None = None) -> bool:
-        """Wait until `reached` says so of the present phase; False after `timeout` seconds."""
+        """Wait until `reached` is true for the phase; return False after `timeout` seconds."""
         with self._condition:
             return self._condition.wait_for(lambda: reached(self._now), timeout)
 
     def wait_until(self, reached: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until `reached` says so; it is asked after each move, and each `wake_waiters`."""
+        """Wait until `reached` returns true. It is called after transitions and `wake_waiters`."""
         return self.wait(lambda _: reached(), timeout)
 
     def wake_waiters(self) -> None:
-        """Have those that wait look again."""
+        """Make waiting threads check their conditions again."""
         with self._condition:
             self._condition.notify_all()
 

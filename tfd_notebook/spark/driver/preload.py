@@ -1,4 +1,4 @@
-"""TensorFlow is imported on executors before the first cluster asks for it."""
+"""Import of TensorFlow on executors before the first cluster needs it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tfd_notebook._compat import pyspark as private
+from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.spark.driver import launch_plan
 from tfd_notebook.spark.driver.application import Application
 from tfd_notebook.spark.driver.jobs import Job
@@ -15,16 +15,16 @@ from tfd_notebook.spark.executor.fork_server import ForkServerClient
 
 
 def warm(sc: Any) -> None:
-    """Have every executor import TensorFlow in the process that nodes are forked from.
+    """Import TensorFlow on every executor, in the process that nodes are forked from.
 
-    Returns at once; what goes wrong is told by the cluster that needs it.
+    Return at once. Errors are not reported: they occur again in a cluster that needs the import.
 
     Parameters
     ----------
     sc : pyspark.SparkContext
     """
-    if slots := private.slots(sc):
-        # A barrier: as single tasks, all might go to the executor that came first.
+    if slots := compat_pyspark.slots(sc):
+        # A barrier stage: Spark may run single tasks one after another on the same executor.
         application = Application(sc)
         tasks = application.in_barrier(application.numbers(range(slots)), _import)
         Job(application, "TensorFlow is imported", tasks)
@@ -32,5 +32,5 @@ def warm(sc: Any) -> None:
 
 def _import(_: Iterable[int]) -> Iterator[int]:
     with contextlib.suppress(Exception):
-        ForkServerClient(executor.here(), launch_plan.environment_of({}, None)).close()
+        ForkServerClient(executor.here(), launch_plan.node_environment({}, None)).close()
     return iter(())

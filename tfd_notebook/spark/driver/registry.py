@@ -1,4 +1,4 @@
-"""The clusters on Spark of this process, and their form for the panel and the command line."""
+"""Clusters on Spark of this process, and their adapters for the panel and the command line."""
 
 from __future__ import annotations
 
@@ -20,100 +20,102 @@ if TYPE_CHECKING:
     from tfd_notebook.spark.TFCluster import TFCluster
 
 _lock = threading.Lock()
-_living: dict[str, Any] = {}
+_running: dict[str, Any] = {}
 _last: Any = None
 _callbacks: list[Callable[[], None]] = []
 
 
 def running() -> Mapping[str, TFCluster]:
-    """Return those that have not ended, by name, the newest last."""
+    """Return the running clusters by name, newest last."""
     with _lock:
-        return dict(_living)
+        return dict(_running)
 
 
 def last() -> TFCluster | None:
-    """Return the newest, ended or not; None where there was none."""
-    found: TFCluster | None = _last
-    return found
+    """Return the newest cluster, running or not; None if there was none."""
+    cluster: TFCluster | None = _last
+    return cluster
 
 
 def on_change(callback: Callable[[], None]) -> None:
-    """Have `callback` called when a cluster starts or ends."""
+    """Call `callback` when a cluster starts or ends."""
     with _lock:
         if callback not in _callbacks:
             _callbacks.append(callback)
 
 
-def forget(callback: Callable[[], None]) -> None:
-    """Call it no more."""
+def remove_callback(callback: Callable[[], None]) -> None:
+    """Remove a callback of `on_change`."""
     with _lock, contextlib.suppress(ValueError):
         _callbacks.remove(callback)
 
 
 def add(cluster: SparkClusterBase, name: str | None) -> str:
-    """Note a cluster that starts; return its name, which no other living one has."""
+    """Register a cluster that starts; return its name, unique among the running clusters."""
     global _last
     with _lock:
         number, chosen = 1, name or "spark"
-        while chosen in _living:
+        while chosen in _running:
             number += 1
             chosen = f"{name or 'spark'}-{number}"
-        _living[chosen] = cluster
+        _running[chosen] = cluster
         _last = cluster
-    _tell()
+    _notify()
     registry.notify_cluster_start()
     return chosen
 
 
 def remove(cluster: SparkClusterBase) -> None:
-    """Note that a cluster has ended."""
+    """Remove a cluster that has ended."""
     with _lock:
-        for name in [name for name, other in _living.items() if other is cluster]:
-            del _living[name]
-    _tell()
+        for name in [name for name, other in _running.items() if other is cluster]:
+            del _running[name]
+    _notify()
 
 
-def _tell() -> None:
+def _notify() -> None:
     with _lock:
         callbacks = list(_callbacks)
     for callback in callbacks:
         callback()
 
 
-#: Seconds that a button or the command line gives the nodes to come to their end.
+#: Timeout in seconds of a shutdown from a button or the command line.
 _STOP_SECONDS = 60
 
-_shown_lock = threading.Lock()
-_shown: dict[str, SparkClusterAdapter] = {}
+_adapters_lock = threading.Lock()
+_adapters: dict[str, SparkClusterAdapter] = {}
 
 
 def adapters() -> Mapping[str, SparkClusterAdapter]:
-    """Return the clusters on Spark that have not ended, by name; the same objects each time."""
-    with _shown_lock:
-        known = running()
-        for name in _shown.keys() - known.keys():
-            del _shown[name]
-        for name, cluster in known.items():
-            if name not in _shown or _shown[name].cluster is not cluster:
-                _shown[name] = SparkClusterAdapter(cluster)
-        return dict(_shown)
+    """Return adapters of the running clusters by name. A cluster keeps its adapter."""
+    with _adapters_lock:
+        clusters = running()
+        for name in _adapters.keys() - clusters.keys():
+            del _adapters[name]
+        for name, cluster in clusters.items():
+            if name not in _adapters or _adapters[name].cluster is not cluster:
+                _adapters[name] = SparkClusterAdapter(cluster)
+        return dict(_adapters)
 
 
 def adapter_of(cluster: TFCluster) -> SparkClusterAdapter:
-    """Return what shows `cluster`, also where it has ended."""
-    known = adapters().get(cluster.name)
-    return known if known is not None and known.cluster is cluster else SparkClusterAdapter(cluster)
+    """Return the adapter of `cluster`, also after its end."""
+    adapter = adapters().get(cluster.name)
+    if adapter is not None and adapter.cluster is cluster:
+        return adapter
+    return SparkClusterAdapter(cluster)
 
 
 class SparkClusterAdapter:
-    """A cluster on Spark with what views and commands ask of any cluster.
+    """Adapter of a cluster on Spark for views and commands of `tfd_notebook.cluster`.
 
     Parameters
     ----------
     cluster : TFCluster
     """
 
-    #: It has no streams and no coordinator; its nodes stand in its snapshot.
+    #: Clusters on Spark have no streams. Their snapshot contains the nodes.
     streams: Mapping[str, Any] = {}
     has_coordinator = False
     detached = False
@@ -123,35 +125,35 @@ class SparkClusterAdapter:
         self.name = cluster.name
 
     def snapshot(self) -> Snapshot:
-        """Return how it is now."""
+        """Return a snapshot of the cluster."""
         return self.cluster.snapshot()
 
     @property
     def state(self) -> str:
-        """As ``Snapshot.state``."""
+        """``Snapshot.state`` of the cluster."""
         return self.snapshot().state
 
     @property
     def ended(self) -> bool:
-        """Whether it has stopped or failed."""
+        """True if the cluster has stopped or failed."""
         return self.state in ("stopped", "failed")
 
     def to_frame(self) -> pd.DataFrame:
-        """Return its nodes, see ``Snapshot.nodes_frame``."""
+        """Return the nodes, see ``Snapshot.nodes_frame``."""
         return self.snapshot().nodes_frame()
 
     def logs(self, task: str | None = None, lines: int = 100) -> str:
-        """Return the last lines that a node wrote, or all nodes."""
+        """Return the latest lines of the output of a node, or of all nodes."""
         return str(self.cluster.logs(task, lines))
 
     def stop(self) -> None:
-        """Shut it down: nodes get to their end, or are ended after a minute."""
+        """Shut the cluster down. Nodes that still run after a minute are stopped."""
         if not self.ended:
             self.cluster.shutdown(timeout=_STOP_SECONDS)
 
     def present_coordinator(self) -> Any:
-        """Raise StateError: what coordinates it, if anything does, is its own."""
-        raise StateError(f"cluster {self.name!r} on Spark has no coordinator here")
+        """Raise StateError: a coordinator of a cluster on Spark is not shown."""
+        raise StateError(f"cluster {self.name!r} on Spark has no coordinator to control")
 
     def ask(self, command: str, timeout: float = 0.0, **arguments: Any) -> Any:
         """Perform a command of `tfd_notebook.cluster.commands.perform`: ``logs`` or ``stop``.
@@ -159,7 +161,7 @@ class SparkClusterAdapter:
         Raises
         ------
         Unsupported
-            Another one.
+            The command is a different one.
         """
         if command == "stop":
             self.stop()
@@ -168,11 +170,13 @@ class SparkClusterAdapter:
             text = self.logs(arguments.get("task"), int(arguments.get("lines", 100)))
             return {"text": text, "offset": None}
         raise Unsupported(
-            f"{command!r} cannot be done with cluster {self.name!r}, which runs on Spark",
-            fix="stop it, and run another one",
+            f"cluster {self.name!r} runs on Spark, which does not support {command!r}",
+            fix="stop the cluster, and run another one",
         )
 
 
-spark_slots.register_slot_holder(lambda: {name: one.slots_held for name, one in running().items()})
+spark_slots.register_slot_holder(
+    lambda: {name: cluster.slots_held for name, cluster in running().items()}
+)
 providers.register_spark_clusters(running)
 registry.register_provider("spark", adapters)

@@ -1,4 +1,4 @@
-"""Who is what among the nodes: ps first, then chief or master, evaluator, workers."""
+"""Roles of the nodes: ps first, then chief or master, evaluator, workers."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 from tfd_notebook.errors import UsageError
 
 PS, EVALUATOR, WORKER = "ps", "evaluator", "worker"
-#: Who leads, where somebody is named to; `master` is the older word.
+#: Roles of a first worker with a name; `master` is the older name.
 LEADERS = ("chief", "master")
-#: Roles that serve the others, and end when these have.
+#: Roles that serve the others; they are stopped after the others have ended.
 SERVING = (PS, EVALUATOR)
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one node is.
+    """Role of one node.
 
     Parameters
     ----------
     node : int
-        Its number in the whole cluster, ``ctx.executor_id``.
+        Number of the node in the cluster, ``ctx.executor_id``.
     role : {"ps", "chief", "master", "evaluator", "worker"}
     index : int
-        Among those of its role.
+        Index among the nodes of this role.
     on_driver : bool
-        Whether it runs beside the notebook and not on an executor.
+        Whether the node runs on the driver's host instead of an executor.
     """
 
     node: int
@@ -38,12 +38,12 @@ class Assignment:
 
     @property
     def name(self) -> str:
-        """Such as ``worker:0``."""
+        """Name of the node, such as ``worker:0``."""
         return f"{self.role}:{self.index}"
 
     @property
     def is_fed(self) -> bool:
-        """Whether it takes rows: workers and who leads them do."""
+        """True if the node receives rows, as workers, chief and master do."""
         return self.role not in SERVING
 
 
@@ -54,37 +54,39 @@ def assign(
     eval_node: bool = False,
     driver_ps_nodes: bool = False,
 ) -> tuple[Assignment, ...]:
-    """Deal the roles.
+    """Assign roles to the nodes.
 
     Parameters
     ----------
     num_executors : int
-        Nodes in all, those on the driver included.
+        Number of nodes, including those on the driver's host.
     num_ps : int
-        Parameter servers among them.
+        Number of parameter servers among them.
     master_node : {"chief", "master"}, optional
-        Name of the node that leads; None (default) where the workers are all alike.
+        Role of the first worker; None (default) for ``worker:0``.
     eval_node : bool
-        Whether one of them evaluates.
+        Whether one of the nodes is an evaluator.
     driver_ps_nodes : bool
-        Whether the parameter servers run on the driver.
+        Whether the parameter servers run on the driver's host.
 
     Raises
     ------
     UsageError
-        The numbers leave no worker, or cannot be meant.
+        An argument is invalid, or the numbers leave no worker.
     """
-    for name, value, least in (("num_executors", num_executors, 1), ("num_ps", num_ps, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UsageError(f"{name}={value!r} must be a whole number of at least {least}")
+    for name, value, minimum in (("num_executors", num_executors, 1), ("num_ps", num_ps, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise UsageError(
+                f"invalid {name} {value!r}: expected a whole number of at least {minimum}"
+            )
     if master_node is not None and master_node not in LEADERS:
-        raise UsageError(f"master_node={master_node!r} is neither of {', '.join(LEADERS)}")
+        raise UsageError(f"invalid master_node {master_node!r}: expected {' or '.join(LEADERS)}")
     roles = [PS] * num_ps + ([master_node] if master_node else []) + [EVALUATOR] * bool(eval_node)
     workers = num_executors - len(roles)
     if workers < 0 or (workers == 0 and not master_node):
         raise UsageError(
-            f"num_executors={num_executors} leaves no worker beside {', '.join(roles)}",
-            fix=f"give num_executors={len(roles) + 1} or more: it counts every node",
+            f"num_executors={num_executors} leaves no worker in addition to {', '.join(roles)}",
+            fix=f"use num_executors={len(roles) + 1} or more: it counts every node",
         )
     roles += [WORKER] * workers
     return tuple(
@@ -95,14 +97,14 @@ def assign(
 
 def template(nodes: Iterable[Assignment]) -> dict[str, list[int]]:
     """Return the numbers of the nodes by role."""
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for node in nodes:
-        found.setdefault(node.role, []).append(node.node)
-    return found
+        numbers.setdefault(node.role, []).append(node.node)
+    return numbers
 
 
 def cluster_spec(nodes: Iterable[Assignment], addresses: Mapping[int, str]) -> dict[str, list[str]]:
-    """Return the addresses by role, in the order of the indices; `addresses` are by node."""
+    """Return the addresses by role, in the order of the indices. `addresses` has node numbers."""
     spec: dict[str, list[str]] = {}
     for node in nodes:
         spec.setdefault(node.role, []).append(addresses[node.node])
@@ -112,7 +114,7 @@ def cluster_spec(nodes: Iterable[Assignment], addresses: Mapping[int, str]) -> d
 def tf_config(spec: Mapping[str, list[str]], role: str, index: int) -> str:
     """Return the value of ``TF_CONFIG`` for a node.
 
-    TensorFlow's evaluator stands beside the cluster: only its own configuration names it.
+    TensorFlow's evaluator is not part of the cluster: only its own configuration names it.
     """
     cluster = {job: tasks for job, tasks in spec.items() if role == EVALUATOR or job != EVALUATOR}
     task: dict[str, Any] = {"type": role, "index": index}

@@ -1,9 +1,9 @@
 """Rows that Spark feeds to the data workers of a tf.data service.
 
-A data worker opens an inbox when it begins to produce the dataset, tells the driver where it is,
-and holds that channel until it is through. Tasks of Spark ask the driver for the inboxes of their
-host; the end of the feed is the driver's to say, to those that produce and to those that begin
-later.
+A data worker opens an inbox when it begins to produce the dataset. It reports the address to the
+driver and keeps that channel open until it has finished. Spark tasks request from the driver the
+inboxes on their host. The driver sends the end of the feed to all data workers that produce, and
+to those that begin later.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ from tfd_notebook.spark.feed.datafeed import DataFeed
 from tfd_notebook.spark.feed.inbox import Inbox
 from tfd_notebook.spark.feed.sender import InboxAddress
 
-#: Seconds between two looks of a task for a data worker of its host.
-_LOOK_SECONDS = 0.2
-#: Seconds for the driver to answer.
+#: Interval in seconds at which a task polls for a data worker on its host.
+_POLL_SECONDS = 0.2
+#: Timeout in seconds for a message of the other side.
 _ANSWER_SECONDS = 60.0
 _END = {"order": "end"}
 
 
 class ServiceFeed:
-    """Feeds rows to the data workers of a tf.data service, whose consumers read them as batches.
+    """A feed of rows to the data workers of a tf.data service.
 
-    The data workers have to be on the hosts of Spark's executors: `tfd.Cluster(launcher="spark")`,
-    or a local cluster beside a local Spark. Rows go to a data worker of the host that they are on.
-    The dataset is to be distributed with ``"off"`` or ``"parallel_epochs"``: each worker brings the
-    rows that were fed to it, so that all of them come once. A ``with`` statement closes it.
+    The data workers must run on the hosts of Spark's executors: `tfd.Cluster(launcher="spark")`,
+    or a local cluster with a local Spark. Rows go to a data worker on their host. Distribute the
+    dataset with ``"off"`` or ``"parallel_epochs"``. Each data worker then delivers the rows that
+    it received, so that every row arrives once. Use it in a ``with`` statement to close it.
 
     Parameters
     ----------
     sc : pyspark.SparkContext or pyspark.sql.SparkSession
     batch_size : int
-        Rows in a batch.
+        Number of rows in a batch.
     output_signature : nested structure of tf.TensorSpec
-        Of one row, as `DataFeed.as_dataset` takes it.
+        Signature of one row, as for `DataFeed.as_dataset`.
 
     Raises
     ------
     Unsupported
-        A session of Spark Connect.
+        The session uses Spark Connect.
 
     Examples
     --------
@@ -71,17 +71,17 @@ class ServiceFeed:
         self._application = application.Application(application.context_of(sc, "ServiceFeed"))
         self._secret = secure_channel.Secret.new()
         self._lock = threading.Lock()
-        self._producing: dict[secure_channel.AuthenticatedChannel, dict[str, Any]] = {}
+        self._producers: dict[secure_channel.AuthenticatedChannel, dict[str, Any]] = {}
         self._ended = False
         host, listen_at = self._application.addresses()
         self._server = secure_channel.serve(self._secret, self._serve, host=listen_at)
         self._address = f"{host}:{self._server.address.rpartition(':')[2]}"
 
     def dataset(self) -> Any:
-        """Return the dataset, which is to be given to ``cluster.distribute("off")``.
+        """Return the dataset to apply ``cluster.distribute("off")`` to.
 
-        Its elements are batches. It ends when `end` was called, and each worker has delivered what
-        it had.
+        Its elements are batches. It ends after `end`, when each data worker has delivered its
+        rows.
         """
         import tensorflow as tf
 
@@ -101,29 +101,29 @@ class ServiceFeed:
         *,
         wait: bool = True,
     ) -> Future[None] | None:
-        """Feed an RDD or DataFrame until the data workers have taken all of it.
+        """Feed an RDD or DataFrame until the data workers have consumed all rows.
 
-        Somebody has to read the dataset meanwhile: in another thread, or another process. Ctrl-C
-        ends the feeding.
+        Another thread or process must read the dataset meanwhile. Ctrl-C stops the feed.
 
         Parameters
         ----------
         data : pyspark.RDD or pyspark.sql.DataFrame
         num_epochs : int
-            How often. Default 1.
+            Number of passes over the rows. Default 1.
         feed_timeout : float
-            Seconds without progress, also until a data worker begins. Default 600.
+            Seconds without progress until the feed fails, also before the first data worker
+            begins. Default 600.
         wait : bool
-            Whether to wait (default), or return the future of it.
+            If true (default), wait; otherwise return a future.
 
         Raises
         ------
         FeedTimeout, NodeLost
-            What became of a data worker.
+            A data worker made no progress, or was lost.
         SparkError
-            The rows could not be made.
+            Spark could not compute the rows.
         """
-        where = functools.partial(_workers_here, self._address, self._secret, feed_timeout)
+        where = functools.partial(_local_workers, self._address, self._secret, feed_timeout)
         report_retry = feeding.retry_reporter(self._address, self._secret)
         work = feeding.training(data, num_epochs, where, feed_timeout, "input", report_retry)
         job = jobs.Job(self._application, "feeding a tf.data service", work)
@@ -132,7 +132,7 @@ class ServiceFeed:
             try:
                 problem = job.future.result()
             except Exception as error:
-                raise startup.why_feeding_failed(error, cancelled=job.cancelled) from error
+                raise startup.feeding_error(error, cancelled=job.cancelled) from error
             if problem is not None:
                 raise problem
 
@@ -140,16 +140,16 @@ class ServiceFeed:
         return jobs.wait(future, job.cancel) if wait else future
 
     def end(self) -> None:
-        """Let the dataset end, in data workers that begin later as well."""
+        """End the dataset, also in data workers that begin later."""
         with self._lock:
             self._ended = True
-            producing = list(self._producing)
+            producing = list(self._producers)
         for channel in producing:
             with contextlib.suppress(OSError):
                 channel.send(_END)
 
     def close(self) -> None:
-        """End the dataset, and listen no more: a data worker that begins later gets an error."""
+        """End the dataset and close the server: a data worker that begins later gets an error."""
         self.end()
         self._server.close()
 
@@ -160,22 +160,28 @@ class ServiceFeed:
         self.close()
 
     def _serve(self, channel: secure_channel.AuthenticatedChannel) -> None:
-        said = _received(channel, "producing", "fed again", "where")
-        if said["say"] == "producing":
-            self._hold(channel, said)
-        elif said["say"] == "fed again":
-            warnings.warn(feeding.retry_message(said), RuntimeWarning, stacklevel=2)
+        message = _received(channel, "producing", "fed again", "where")
+        if message["say"] == "producing":
+            self._register(channel, message)
+        elif message["say"] == "fed again":
+            warnings.warn(feeding.retry_message(message), RuntimeWarning, stacklevel=2)
             channel.send({})
-        while said["say"] == "where":
+        while message["say"] == "where":
             with self._lock:
-                here = [one for one in self._producing.values() if one["host"] == said["host"]]
-            channel.send({"producing": here})
-            said = _received(channel, "where")
+                workers = [
+                    worker
+                    for worker in self._producers.values()
+                    if worker["host"] == message["host"]
+                ]
+            channel.send({"producing": workers})
+            message = _received(channel, "where")
 
-    def _hold(self, channel: secure_channel.AuthenticatedChannel, said: dict[str, Any]) -> None:
-        """Know of a data worker that produces until its channel ends."""
+    def _register(
+        self, channel: secure_channel.AuthenticatedChannel, message: dict[str, Any]
+    ) -> None:
+        """Keep a data worker registered until its channel closes."""
         with self._lock:
-            self._producing[channel] = {name: said[name] for name in ("host", "pid", "path")}
+            self._producers[channel] = {name: message[name] for name in ("host", "pid", "path")}
             ended = self._ended
         try:
             if ended:
@@ -183,7 +189,7 @@ class ServiceFeed:
             channel.receive()
         finally:
             with self._lock:
-                del self._producing[channel]
+                del self._producers[channel]
 
 
 def _received(channel: secure_channel.AuthenticatedChannel, *kinds: str) -> dict[str, Any]:
@@ -191,19 +197,19 @@ def _received(channel: secure_channel.AuthenticatedChannel, *kinds: str) -> dict
 
 
 def _produce(driver: str, secret: bytes, batch_size: int, signature: Any) -> Iterator[Any]:
-    """Yield batches in a data worker, of what is fed to it."""
+    """Yield batches of the received rows in a data worker."""
     from tfd_notebook.spark.feed import dataset
 
-    said = {"say": "producing", "host": socket.gethostname(), "pid": os.getpid()}
-    # Each iteration has its own: there may be several in a process.
+    message = {"say": "producing", "host": socket.gethostname(), "pid": os.getpid()}
+    # Each iteration has its own inbox: a process may run several at the same time.
     directory = Path(tempfile.mkdtemp(prefix="tfd-feed-"))
     try:
         with (
             Inbox(directory, secret, role="data_worker", index=os.getpid()) as inbox,
             _connected(driver, secret) as channel,
         ):
-            channel.send({**said, "path": inbox.address})
-            threading.Thread(target=_follow, args=(channel, inbox), daemon=True).start()
+            channel.send({**message, "path": inbox.address})
+            threading.Thread(target=_await_end, args=(channel, inbox), daemon=True).start()
             feed = DataFeed(inbox)
             try:
                 while not feed.done_feeding:
@@ -215,39 +221,39 @@ def _produce(driver: str, secret: bytes, batch_size: int, signature: Any) -> Ite
                 inbox.fail({"what": what, "traceback": traceback.format_exc()})
                 raise
             if inbox.get("state") == "terminating":
-                raise _gone(driver)
+                raise _driver_lost(driver)
             inbox.finish()
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _follow(channel: secure_channel.AuthenticatedChannel, inbox: Inbox) -> None:
-    """Hear in a data worker that the feed has ended."""
+def _await_end(channel: secure_channel.AuthenticatedChannel, inbox: Inbox) -> None:
+    """Wait for the end of the feed in a data worker."""
     with contextlib.suppress(OSError, EOFError):
         if channel.receive()[0] == _END:
             inbox.end_of_feed()
             return
-    inbox.terminate("the process that feeds is gone")
+    inbox.terminate("the process that feeds has ended")
 
 
-def _workers_here(driver: str, secret: bytes, feed_timeout: float) -> list[InboxAddress]:
-    """Wait for data workers that produce on this host, and return where they take rows."""
+def _local_workers(driver: str, secret: bytes, feed_timeout: float) -> list[InboxAddress]:
+    """Wait for data workers on this host, and return the addresses of their inboxes."""
     host = socket.gethostname()
     deadline = time.monotonic() + feed_timeout
     with _connected(driver, secret) as channel:
         while True:
             channel.send({"say": "where", "host": host})
-            if found := channel.receive(_ANSWER_SECONDS)[0]["producing"]:
+            if workers := channel.receive(_ANSWER_SECONDS)[0]["producing"]:
                 break
             if time.monotonic() > deadline:
                 raise FeedTimeout(
                     f"no data worker on {host} began within {feed_timeout:g} s",
-                    fix="read the dataset while it is fed, and run data workers on Spark's hosts",
+                    fix="read the dataset during the feed, and run data workers on Spark's hosts",
                 )
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
     return [
-        InboxAddress("", "data_worker", one["pid"], host, "", 0, one["path"], secret)
-        for one in found
+        InboxAddress("", "data_worker", worker["pid"], host, "", 0, worker["path"], secret)
+        for worker in workers
     ]
 
 
@@ -255,11 +261,11 @@ def _connected(driver: str, secret: bytes) -> secure_channel.AuthenticatedChanne
     try:
         return secure_channel.connect(driver, secret)
     except (OSError, EOFError) as error:
-        raise _gone(driver) from error
+        raise _driver_lost(driver) from error
 
 
-def _gone(driver: str) -> NodeLost:
+def _driver_lost(driver: str) -> NodeLost:
     return NodeLost(
-        f"the process that feeds the data service, at {driver}, is gone",
-        fix="keep the ServiceFeed open until its dataset was read",
+        f"lost the process that feeds the data service, at {driver}",
+        fix="keep the ServiceFeed open until its dataset has been read",
     )

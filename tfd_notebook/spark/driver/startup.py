@@ -1,4 +1,4 @@
-"""How a cluster on Spark comes up: what is checked, pickled, listened for and launched."""
+"""Start of a cluster on Spark: argument checks, node server, launch, and the errors of a start."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tfd_notebook.spark.executor.barrier_start import Start
 from tfd_notebook.spark.executor.driver_link import BEAT_SECONDS
 from tfd_notebook.spark.executor.fork_server import ForkServerClient
 
-#: Seconds that the heartbeat limit has to be at least: three beats.
-_LEAST_LIMIT = 3 * BEAT_SECONDS
-#: Characters of Spark's own words on a job that failed.
-_MOST_WORDS = 2000
+#: Minimum heartbeat limit in seconds: three heartbeats.
+_MIN_LIMIT = 3 * BEAT_SECONDS
+#: Maximum length in characters of Spark's error message.
+_MAX_CHARS = 2000
 
 
 def pickled(map_fun: Any, tf_args: Any) -> bytes:
-    """Return the user's function and its arguments as they travel.
+    """Return the user's function and its arguments, pickled.
 
     Raises
     ------
@@ -36,41 +36,42 @@ def pickled(map_fun: Any, tf_args: Any) -> bytes:
     import cloudpickle
 
     if not callable(map_fun):
-        raise errors.UsageError(f"map_fun={map_fun!r} is not callable")
+        raise errors.UsageError(f"invalid map_fun {map_fun!r}: expected a callable")
     try:
         return bytes(cloudpickle.dumps((map_fun, tf_args)))
     except Exception as error:
         raise errors.NotSerializable(
             f"map_fun or tf_args cannot be pickled: {type(error).__name__}: {error}",
-            fix="make datasets, models and connections inside the function",
+            fix="create datasets, models and connections inside the function",
         ) from error
 
 
 def heartbeat_limit(seconds: Any) -> float:
-    """Return the limit as it travels.
+    """Return the heartbeat limit as a float.
 
     Raises
     ------
     UsageError
-        It is no number of seconds, or less than three beats.
+        The value is not a finite number, or less than three heartbeats.
     """
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if not number or not math.isfinite(seconds) or seconds < _LEAST_LIMIT:
+    if not number or not math.isfinite(seconds) or seconds < _MIN_LIMIT:
         raise errors.UsageError(
-            f"heartbeat_limit={seconds!r} must be {_LEAST_LIMIT:g} or more seconds",
-            fix="nodes and driver hear of each other once a second; 30 is the default",
+            f"invalid heartbeat_limit {seconds!r}: expected {_MIN_LIMIT:g} or more seconds",
+            fix="pass a larger limit; nodes and driver send a heartbeat once a second, and the "
+            "default is 30",
         )
     return float(seconds)
 
 
 class Launch:
-    """The job that starts the nodes on executors, and those beside the notebook.
+    """The Spark job that starts the nodes on executors, and the start of nodes on the driver.
 
     Parameters
     ----------
     application : Application
     plan : Plan
-    steering : Steering
+    node_server : NodeServer
 
     Attributes
     ----------
@@ -78,42 +79,43 @@ class Launch:
         The nodes' numbers, one in each partition.
     """
 
-    def __init__(self, application: Application, plan: Plan, steering: NodeServer) -> None:
+    def __init__(self, application: Application, plan: Plan, node_server: NodeServer) -> None:
         self._plan = plan
-        self._beside = [node for node in plan.nodes if node.on_driver]
-        self._held = {node.node: ports.reserve_port() for node in self._beside}
-        self._steering = steering
+        self._driver_nodes = [node for node in plan.nodes if node.on_driver]
+        self._reserved_ports = {node.node: ports.reserve_port() for node in self._driver_nodes}
+        self._node_server = node_server
         host = application.addresses()[0]
-        elsewhere = {
-            number: f"{host}:{held.getsockname()[1]}" for number, held in self._held.items()
+        addresses = {
+            number: f"{host}:{reserved.getsockname()[1]}"
+            for number, reserved in self._reserved_ports.items()
         }
-        place = executor.of_driver()
-        for node in self._beside:
-            said = launch_plan.reservation(node, place, elsewhere[node.node], None)
-            steering.reserve(steering.nodes[node.node], {**said, "attempt": 0})
+        owner = executor.of_driver()
+        for node in self._driver_nodes:
+            message = launch_plan.reservation(node, owner, addresses[node.node], None)
+            node_server.reserve(node_server.nodes[node.node], {**message, "attempt": 0})
         numbers = [node.node for node in plan.nodes if not node.on_driver]
         self.numbers = application.numbers(numbers)
         self._application = application
-        self._start = Start(plan, elsewhere)
+        self._start = Start(plan, addresses)
         self._job: Job | None = None
 
     @property
     def slots_held(self) -> int:
-        """How many slots nodes keep until they have ended."""
+        """Number of slots that nodes hold until they end."""
         return sum(
-            self._plan.holds_slot(node) and not self._steering.nodes[node.node].ended
+            self._plan.holds_slot(node) and not self._node_server.nodes[node.node].ended
             for node in self._plan.nodes
         )
 
-    def unfed(self) -> errors.SparkError | None:
-        """Return the error for an executor that could get rows, and no node to give them to.
+    def placement_error(self) -> errors.SparkError | None:
+        """Return the error for an executor that can receive rows but has no node on its host.
 
-        Rows do not leave their host. To be called when all nodes have their executors.
+        Rows do not leave their host. Call this when all nodes have their executors.
         """
         if self._plan.input_mode != "SPARK":
             return None
         executors = self._application.executor_slots()
-        nodes = [(node, self._steering.nodes[node.node].executor) for node in self._plan.nodes]
+        nodes = [(node, self._node_server.nodes[node.node].executor) for node in self._plan.nodes]
         fed = {executors[there][0] for node, there in nodes if node.is_fed and there in executors}
         for name, (host, slots) in executors.items():
             free = slots - sum(
@@ -121,103 +123,103 @@ class Launch:
             )
             if free > 0 and host not in fed:
                 return errors.SparkError(
-                    f"no node that takes rows is on {host}, and executor {name} there has {free} "
-                    f"free slot{'s' * (free > 1)}: Spark would give rows to it, which do not leave "
-                    "their host",
-                    fix="a larger num_executors, so that workers are on each host; or fewer "
-                    "executors, or executors of one core, which a parameter server fills",
+                    f"no node that receives rows is on {host}, but executor {name} there has "
+                    f"{free} free slot{'s' * (free > 1)}: Spark would send it rows, which do not "
+                    "leave their host",
+                    fix="use a larger num_executors, so that each host has workers; or fewer "
+                    "executors; or executors of one core, which a parameter server fills",
                 )
         return None
 
     def begin(self) -> Future[Any]:
-        """Have Spark start the nodes on executors; returns the future of the barrier stage.
+        """Start the nodes on executors in a barrier stage; return its future.
 
-        It lasts as long as a node that holds its slot.
+        The stage lasts as long as a node that holds its slot.
         """
         names = ", ".join(node.name for node in self._plan.nodes)
         nodes = self._application.in_barrier(self.numbers, self._start)
         self._job = Job(self._application, f"nodes {names}", nodes)
         return self._job.future
 
-    def start_beside(self) -> None:
-        """Start the nodes beside the notebook, when the addresses of all are known."""
-        if not self._held:
+    def start_on_driver(self) -> None:
+        """Start the nodes on the driver's host, after the addresses of all nodes are known."""
+        if not self._reserved_ports:
             return
-        place = executor.of_driver()
-        environment = launch_plan.environment_of(self._plan.environment, ())
-        nodes = self._steering.nodes
+        owner = executor.of_driver()
+        environment = launch_plan.node_environment(self._plan.environment, ())
+        nodes = self._node_server.nodes
         known = {number: node.address for number, node in nodes.items()}
-        zygote = ForkServerClient(place, environment)
+        fork_server = ForkServerClient(owner, environment)
         try:
-            for assignment in self._beside:
-                held = self._held.pop(assignment.node)
-                with held:
+            for assignment in self._driver_nodes:
+                reserved = self._reserved_ports.pop(assignment.node)
+                with reserved:
                     launch_plan.launch(
-                        self._plan, assignment, place, zygote, environment, held, known
+                        self._plan, assignment, owner, fork_server, environment, reserved, known
                     )
         finally:
-            zygote.close()
+            fork_server.close()
 
     def close(self) -> None:
-        """Give up what was held, and the slots."""
-        while self._held:
-            self._held.popitem()[1].close()
+        """Close the reserved ports and cancel the Spark job, which releases its slots."""
+        while self._reserved_ports:
+            self._reserved_ports.popitem()[1].close()
         if self._job is not None:
             self._job.cancel()
 
 
-def why_it_failed(error: BaseException) -> errors.TfdError:
-    """Return what Spark's error on the starting job means."""
+def launch_error(error: BaseException) -> errors.TfdError:
+    """Return the error for a failed start, from Spark's error of the job."""
     if isinstance(error, errors.TfdError):
         return error
     text = str(error)
     lost = re.search(r"ExecutorLostFailure \(.*", text)
     if lost:
         return errors.NodeLost(
-            f"an executor was lost while the nodes started: {lost[0][:_MOST_WORDS]}",
-            fix="look at the executor's log, and call TFCluster.run again",
+            f"an executor was lost while the nodes started: {lost[0][:_MAX_CHARS]}",
+            fix="see the executor's log, and call TFCluster.run again",
         )
     if "BarrierJobSlotsNumberCheckFailed" in text or "SPARK-24819" in text:
         return errors.NotEnoughSlots(
-            "Spark has not as many slots as the cluster has nodes",
-            fix="fewer nodes, or more executors and cores",
+            "Spark has fewer slots than the cluster has nodes",
+            fix="use fewer nodes, or more executors and cores",
         )
     return errors.SparkError(
-        f"Spark could not start the nodes: {text[:_MOST_WORDS]}", fix="see the executors' logs"
+        f"Spark could not start the nodes: {text[:_MAX_CHARS]}", fix="see the executors' logs"
     )
 
 
-def why_feeding_failed(error: BaseException, *, cancelled: bool = False) -> errors.TfdError:
-    """Return what the error of a job that fed means, and which may have been cancelled here."""
+def feeding_error(error: BaseException, *, cancelled: bool = False) -> errors.TfdError:
+    """Return the error for a failed feed, from Spark's error of the job."""
     if isinstance(error, errors.TfdError):
         return error
     if cancelled:
-        return errors.SparkError("the feeding was cancelled", fix="call train(...) again")
+        return errors.SparkError("the feed was cancelled", fix="call train(...) again")
     return errors.SparkError(
-        f"Spark could not make the rows: {str(error)[:_MOST_WORDS]}",
-        fix="the cluster lives: mend what makes the rows, and call train(...) again",
+        f"Spark could not compute the rows: {str(error)[:_MAX_CHARS]}",
+        fix="fix the computation of the rows and call train(...) again; the cluster still runs",
     )
 
 
 def lost(node: Node) -> errors.NodeLost:
-    """Return the error for a node that is gone."""
+    """Return the error for a lost node."""
     lines = "\n".join(node.last_lines(20))
     tail = f"; the last lines of its log:\n{lines}" if lines else ""
     return errors.NodeLost(
-        f"{node.assignment.name} on executor {node.executor} ({node.host}, pid {node.pid}) is "
-        f"gone: {node.reason}{tail}",
+        f"lost {node.assignment.name} on executor {node.executor} ({node.host}, pid {node.pid}): "
+        f"{node.reason}{tail}",
         task=node.assignment.name,
-        fix="the other nodes were stopped; TFCluster.run(...) starts a new cluster",
+        fix="start a new cluster with TFCluster.run(...); the other nodes were stopped",
     )
 
 
-def twice(node: Node) -> errors.NodeLost:
-    """Return the error for a node that Spark has started a second time."""
+def started_twice(node: Node) -> errors.NodeLost:
+    """Return the error for a node that Spark has started again."""
     return errors.NodeLost(
-        f"Spark has started {node.assignment.name} a second time: an executor was lost while the "
+        f"Spark has started {node.assignment.name} again: an executor was lost while the "
         "nodes started",
         task=node.assignment.name,
-        fix="TFCluster.run(...) starts a new cluster",
+        fix="start a new cluster with TFCluster.run(...)",
     )
 
 
@@ -226,21 +228,21 @@ def failed(node: Node) -> errors.NodeFailed:
     return errors.NodeFailed(
         f"{node.error.rstrip()}\n(executor {node.executor}, {node.host}, pid {node.pid})",
         task=node.assignment.name,
-        fix="mend the function and call TFCluster.run(...) again: the other nodes were stopped",
+        fix="fix the function and call TFCluster.run(...) again; the other nodes were stopped",
     )
 
 
-def too_late(nodes: Sequence[Node], timeout: float) -> errors.ReservationLimit:
-    """Return the error for nodes that did not come up in time."""
+def reservation_limit(nodes: Sequence[Node], timeout: float) -> errors.ReservationLimit:
+    """Return the error for nodes that did not start in time."""
     missing = [n.assignment.name for n in nodes if not n.state]
     starting = [n.assignment.name for n in nodes if n.state in ("reserved", "starting")]
-    said = f"{len(nodes) - len(missing)} of {len(nodes)} nodes reported within {timeout:g} s"
+    message = f"{len(nodes) - len(missing)} of {len(nodes)} nodes registered within {timeout:g} s"
     if missing:
-        said += f"; Spark has not started {', '.join(missing)}"
+        message += f"; Spark has not started {', '.join(missing)}"
     elif starting:
-        said += f"; {', '.join(starting)} did not come up"
+        message += f"; {', '.join(starting)} did not start"
     return errors.ReservationLimit(
-        said,
-        fix="other jobs may use the executors' cores: see Spark's pages; or give a longer "
+        message,
+        fix="check in the Spark UI whether other jobs use the executors' cores, or use a longer "
         "reservation_timeout",
     )

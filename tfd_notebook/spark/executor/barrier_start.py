@@ -54,7 +54,7 @@ class Start:
     def _start(self, node: Assignment, context: BarrierTaskContext) -> int | None:
         place = executor.here()
         gpus = _gpus(context)
-        environment = launch_plan.environment_of(self._plan.environment, gpus)
+        environment = launch_plan.node_environment(self._plan.environment, gpus)
         # TensorFlow is imported there while this task waits for the others.
         zygote = ForkServerClient(place, environment)
         try:

@@ -202,7 +202,7 @@ def _begin(run: Callable[..., Any]) -> Any:
         appeared.wait(_APPEAR_SECONDS)
         return started
     finally:
-        registry.forget(appeared.set)
+        registry.remove_callback(appeared.set)
 
 
 def _train_args(parser: Parser) -> None:
