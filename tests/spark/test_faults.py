@@ -229,9 +229,7 @@ def test_shutdown_has_a_limit_and_raises(sc: Any) -> None:
 
 @pytest.mark.parametrize("limit", [0, 2.9, -1, float("nan"), float("inf"), True, "30", None])
 def test_a_heartbeat_limit_that_cannot_be_meant(sc: Any, limit: Any) -> None:
-    with pytest.raises(
-        errors.UsageError, match=r"invalid heartbeat_limit .* 3 or more seconds"
-    ):
+    with pytest.raises(errors.UsageError, match=r"invalid heartbeat_limit .* 3 or more seconds"):
         TFCluster.run(sc, waits(), None, 1, 0, heartbeat_limit=limit)
     assert not running()
 

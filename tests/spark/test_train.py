@@ -181,9 +181,7 @@ def test_rows_that_cannot_be_made_leave_the_cluster_alone(
         raise ValueError("this order was cancelled")
 
     cluster = start(takes_all(tmp_path))
-    with pytest.raises(
-        errors.SparkError, match=r"(?s)could not compute .*order was cancelled"
-    ):
+    with pytest.raises(errors.SparkError, match=r"(?s)could not compute .*order was cancelled"):
         cluster.train(sc.parallelize(range(4), 2).map(broken), 1)
     assert cluster.phase == "running"
     cluster.train(rows(sc, 20), 1)
