@@ -149,7 +149,7 @@ class TestSSH(Conformance):
         ("options", "said"),
         [
             ({"key": "stranger_key"}, "refuses the login"),
-            ({"python": "/nowhere/python"}, "no agent could be started"),
+            ({"python": "/nowhere/python"}, "starting an agent on"),
             ({"python": "/usr/bin/python3"}, "has no tfd-notebook"),
         ],
     )

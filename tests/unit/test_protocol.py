@@ -68,7 +68,7 @@ def test_request_has_a_limit():
 
 
 def test_a_request_that_was_given_up_is_not_sent_again():
-    client = AgentClient("agent", "host", lambda line: None, comes_back=True)
+    client = AgentClient("agent", "host", lambda line: None, reconnects=True)
     with pytest.raises(errors.TimeLimit):
         client.request("given up", 0.01)
     waiting = client.submit("waiting")

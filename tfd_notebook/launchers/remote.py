@@ -425,8 +425,8 @@ class RemoteNode(AgentNode):
         except TfdError as error:
             raise _with_host(error, self.remote) from None
 
-    def _last(self, do: str, timeout: float) -> None:
-        super()._last(do, timeout)
+    def _end_session(self, do: str, timeout: float) -> None:
+        super()._end_session(do, timeout)
         self._link.close()
         self.remote.close()
 

@@ -1,4 +1,4 @@
-"""The kernel's end of an agent: requests that wait for their reply, events that do not."""
+"""Client of an agent: requests wait for their replies, events are passed to listeners."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tfd_notebook.launchers.base import Node, OnEvent
 from tfd_notebook.model.spec import ClusterConfig, Endpoint
 from tfd_notebook.net import agent_protocol, messages, validation
 
-#: Seconds that a request waits for those that are being sent before it.
+#: Seconds that a request waits for earlier requests to be sent.
 _SUBMIT_SECONDS = 60.0
 
 log = logging.getLogger("tfd_notebook")
 
 
 class AgentClient:
-    """Talks to one agent over whatever channel its launcher has.
+    """Communicates with one agent over a channel of its launcher.
 
     Parameters
     ----------
@@ -39,56 +39,57 @@ class AgentClient:
     host : str
         Name or address of the agent's host, as its peers use it.
     send : callable
-        Writes bytes to the channel; raises TimeoutError if the other end does not read them and
+        Writes bytes to the channel. Raises TimeoutError if the other end does not read them, and
         OSError if the channel is broken.
-    comes_back : bool
-        Whether a channel that broke is replaced: then requests wait for the next one. Default
+    reconnects : bool
+        True if a broken channel is replaced. Requests then wait for the next channel. Default
         false.
 
     Notes
     -----
-    The launcher calls `feed` with each line that arrives and `lost` when the channel ends for good.
+    The launcher calls `handle_line` with each received line, and `lost` when the channel ends and
+    is not replaced.
     """
 
     def __init__(
-        self, agent_id: str, host: str, send: Callable[[bytes], None], comes_back: bool = False
+        self, agent_id: str, host: str, send: Callable[[bytes], None], reconnects: bool = False
     ) -> None:
         self.id = agent_id
         self.host = host
-        #: How messages name the host; unlike `host` it never changes.
+        #: Name of the host in messages. Unlike `host` it never changes.
         self.label = host
         self._send = send
-        self._comes_back = comes_back
+        self._reconnects = reconnects
         self._lock = threading.Lock()
         self._sending = threading.Lock()
-        #: Whether the last frame was sent in part, by an error or by Ctrl-C.
+        #: True if an error or Ctrl-C cut the last frame short.
         self._torn = False
         self._pid = os.getpid()
         self._ids = itertools.count(1)
-        #: The requests that wait for a reply, each with its name and arguments.
+        #: The requests without a reply, each with its name and arguments.
         self._replies: dict[int, tuple[str, dict[str, Any], concurrent.futures.Future[Any]]] = {}
-        #: What was sent and is not answered yet, where it may have to be sent again.
+        #: Frames without a reply, which are sent again over the next channel.
         self._unanswered: dict[int, bytes] = {}
         self._listeners: dict[str, OnEvent] = {}
-        #: Host and port of each task, by cluster and task; port 0 is not known yet.
+        #: Host and port of each task, by cluster and task. Port 0 is unknown.
         self._tasks: dict[str, dict[str, tuple[str, int]]] = {}
-        #: The clusters whose tasks only this client adds.
+        #: The clusters to which only this client adds tasks.
         self._exclusive: set[str] = set()
         self._lost: str | None = None
-        #: Number of the last frame that arrived.
+        #: Number of the last received frame.
         self.seq = 0
         self.ready = threading.Event()
-        #: Whether the agent lives on when its owner ends.
+        #: True if the agent keeps running when its owner ends.
         self.stays = False
 
     @property
     def alive(self) -> bool:
-        """Whether the agent can still be talked to."""
+        """True if the agent can be reached."""
         return self._lost is None
 
     @property
     def is_forked(self) -> bool:
-        """True if this process is a fork of the one that the agent works for."""
+        """True if this process is a fork of the agent's owner."""
         return os.getpid() != self._pid
 
     def submit(self, do: str, **arguments: Any) -> concurrent.futures.Future[Any]:
@@ -99,9 +100,9 @@ class AgentClient:
         AgentLost
             The agent has ended, or its channel is broken.
         StateError
-            This process is a fork of the one that the agent works for.
+            This process is a fork of the agent's owner.
         TimeLimit
-            The agent does not read what it is sent.
+            The agent does not read the request.
         UsageError
             The request is too large.
         """
@@ -112,14 +113,14 @@ class AgentClient:
     ) -> concurrent.futures.Future[Any]:
         if self.is_forked:
             raise StateError(
-                f"the agent on {self.host} works for process {self._pid}, and process "
+                f"the agent on {self.host} belongs to process {self._pid}, and process "
                 f"{os.getpid()} is a fork of it",
-                fix="use the cluster in the process that started it, or start another one here",
+                fix="use the cluster in the process that started it, or start another one",
             )
         reply: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        # Under a lock of its own: a full channel must not keep what arrives from being read.
+        # A separate lock: a full channel must not block the thread that reads.
         if not self._sending.acquire(timeout=timeout):
-            raise self._unread(do, timeout)
+            raise self._send_timeout(do, timeout)
         number = 0
         try:
             number = next(self._ids)
@@ -130,15 +131,15 @@ class AgentClient:
                     raise AgentLost(self._lost, fix="start the cluster again")
                 self._replies[number] = do, arguments, reply
                 self._expect(do, arguments)
-                if self._comes_back:
+                if self._reconnects:
                     self._unanswered[number] = line
             self._write(line)
         except TimeoutError as error:
-            if not self._comes_back:
+            if not self._reconnects:
                 self._withdraw(number)
-                raise self._unread(do, None, str(error)) from None
+                raise self._send_timeout(do, None, str(error)) from None
         except OSError as error:
-            if not self._comes_back:
+            if not self._reconnects:
                 self._withdraw(number)
                 raise AgentLost(f"the agent's channel is broken: {error}") from None
         except BaseException:
@@ -149,8 +150,8 @@ class AgentClient:
         return reply
 
     def _write(self, line: bytes) -> None:
-        """Send a frame, after the end of one that was sent in part."""
-        # The start of a frame, ended by a newline, is not a frame: the agent ignores it.
+        """Send a frame, after a newline that ends an incomplete one."""
+        # The agent ignores a line that is not a complete frame.
         line, self._torn = b"\n" + line if self._torn else line, True
         self._send(line)
         self._torn = False
@@ -160,38 +161,38 @@ class AgentClient:
             self._replies.pop(number, None)
             self._unanswered.pop(number, None)
 
-    def _abandon(self, reply: concurrent.futures.Future[Any]) -> None:
-        """Do not send a request again that its caller does not wait for any more."""
+    def _do_not_resend(self, reply: concurrent.futures.Future[Any]) -> None:
+        """Do not send a request again after its caller stopped waiting."""
         with self._lock:
             for number in [n for n, (*_, waiting) in self._replies.items() if waiting is reply]:
                 self._unanswered.pop(number, None)
 
-    def _unread(self, do: str, timeout: float | None, why: str = "") -> TimeLimit:
-        why = why or f"others were being sent for {timeout:g} s"
+    def _send_timeout(self, do: str, timeout: float | None, why: str = "") -> TimeLimit:
+        why = why or f"other requests were being sent for {timeout:g} s"
         return TimeLimit(
             f"request {do!r} could not be sent to the agent on {self.host}: {why}",
             fix="the host may be overloaded or suspended; try again",
         )
 
     def resume(self, send: Callable[[bytes], None]) -> None:
-        """Go on over another channel, with all requests that were not answered over the last."""
+        """Continue over another channel, with all requests that have no reply yet."""
         with self._sending:
             self._send = send
             with self._lock:
                 lines = [self._unanswered[number] for number in sorted(self._unanswered)]
-            # The agent does none of them twice.
+            # The agent runs none of them twice.
             for line in lines:
                 self._write(line)
 
-    def tell_all(self, body: dict[str, Any]) -> None:
-        """Give an event to all clusters, as if the agent had sent it."""
+    def notify_all(self, body: dict[str, Any]) -> None:
+        """Pass an event to the listeners of all clusters."""
         with self._lock:
             listeners = dict(self._listeners)
         for name, listener in listeners.items():
             _notify(listener, {**body, "cluster": name})
 
     def clusters(self) -> tuple[str, ...]:
-        """Return the names of the clusters that listen."""
+        """Return the names of the clusters that have a listener."""
         with self._lock:
             return tuple(self._listeners)
 
@@ -203,14 +204,14 @@ class AgentClient:
         except concurrent.futures.TimeoutError:
             if reply.done():
                 raise
-            self._abandon(reply)
+            self._do_not_resend(reply)
             raise TimeLimit(
-                f"the agent did not answer {do!r} within {timeout:g} s",
-                fix="the host may be overloaded; cluster.logs() and `tfd list` tell more",
+                f"the agent did not reply to {do!r} within {timeout:g} s",
+                fix="the host may be overloaded; see cluster.logs() and `tfd list`",
             ) from None
 
     def listen(self, cluster: str, on_event: OnEvent | None) -> None:
-        """Send the events of `cluster` to `on_event` from now on; None ends that."""
+        """Pass the events of `cluster` to `on_event`; None removes the listener."""
         with self._lock:
             if on_event is None:
                 self._listeners.pop(cluster, None)
@@ -220,9 +221,9 @@ class AgentClient:
                 self._listeners[cluster] = on_event
 
     def handle_line(self, line: bytes) -> None:
-        """Handle a line that arrived; one that is not valid ends the session.
+        """Handle a received line. An invalid message ends the session.
 
-        Never raises, since an agent may depend on the thread.
+        Never raises, since the agent may depend on the calling thread (parent-death signal).
         """
         try:
             self._handle(line)
@@ -237,25 +238,25 @@ class AgentClient:
             return
         self.seq = frame.seq or self.seq
         if "re" in frame.body:
-            self._take_reply(frame.body)
+            self._handle_reply(frame.body)
         else:
-            self._take_event(frame.body)
+            self._handle_event(frame.body)
 
     def refuse(self, error: InvalidMessage) -> None:
-        """End the session, because the agent sent a message that is not valid."""
+        """End the session, because the agent sent an invalid message."""
         self.lost(
-            f"the session with {self.label} was ended, because its agent sent a message that is "
-            f"not valid: {error.what}"
+            f"the session with {self.label} was ended, because its agent sent an invalid message: "
+            f"{error.what}"
         )
 
-    def _take_reply(self, body: dict[str, Any]) -> None:
+    def _handle_reply(self, body: dict[str, Any]) -> None:
         number = validation.integer()(body["re"], "re")
         with self._lock:
             do, arguments, reply = self._replies.get(number, ("", {}, None))
         if reply is None:
             return
         failed = not validation.boolean(body.get("ok"), "ok")
-        # Checked before the request is forgotten: what is not valid fails it with all others.
+        # Checked while the request is still pending, so that an invalid reply fails it, too.
         if failed:
             value = messages.error(body.get("error"), "error")
         else:
@@ -269,14 +270,14 @@ class AgentClient:
         else:
             reply.set_result(value)
 
-    def _take_event(self, body: dict[str, Any]) -> None:
+    def _handle_event(self, body: dict[str, Any]) -> None:
         version = body.get("version")
         if body.get("event") == "hello" and version != agent_protocol.VERSION:
             self.lost(
-                f"the agent on {self.label} is of tfd_notebook "
+                f"the agent on {self.label} has tfd_notebook "
                 f"{validation.text(body.get('package', '?'), 'package')} (protocol "
-                f"{validation.integer()(version, 'version')}) and this kernel's is {VERSION} "
-                f"({agent_protocol.VERSION}): both need the same"
+                f"{validation.integer()(version, 'version')}), and this kernel has {VERSION} "
+                f"({agent_protocol.VERSION}): install the same version on both"
             )
             return
         body = messages.event(body)
@@ -297,7 +298,7 @@ class AgentClient:
                 _notify(listener, body)
 
     def _expect(self, do: str, arguments: dict[str, Any]) -> None:
-        """Note which tasks the agent may report after a request; the caller holds the lock."""
+        """Record the tasks that the agent may report after a request. The caller holds the lock."""
         cluster = arguments.get("cluster", "")
         if do == "open":
             self._exclusive.add(cluster)
@@ -306,23 +307,23 @@ class AgentClient:
             self._exclusive.discard(cluster)
         elif do == "hold":
             tasks = self._tasks.setdefault(cluster, {})
-            for one in arguments.get("tasks", ()):
-                tasks[f"{one['role']}:{one['index']}"] = one["host"], one["port"]
+            for task in arguments.get("tasks", ()):
+                tasks[f"{task['role']}:{task['index']}"] = task["host"], task["port"]
 
     def _check_tasks(self, do: str, arguments: dict[str, Any], value: Any) -> None:
-        """Raise InvalidMessage if a reply is about tasks that the agent was not asked for."""
+        """Raise InvalidMessage if a reply concerns tasks that were not requested."""
         cluster = arguments.get("cluster", "")
         if do == "hold":
-            asked = {f"{one['role']}:{one['index']}" for one in arguments.get("tasks", ())}
-            if value.keys() != asked:
-                expected = ", ".join(sorted(asked)) or "no task"
+            requested = {f"{task['role']}:{task['index']}" for task in arguments.get("tasks", ())}
+            if value.keys() != requested:
+                expected = ", ".join(sorted(requested)) or "no task"
                 raise validation.invalid("reply to 'hold'", list(value), expected)
             for name, address in value.items():
                 event = {"cluster": cluster, "task": name, "address": address}
                 self._check_task(event, "reply to 'hold'")
-                at = Endpoint.parse(address)
+                endpoint = Endpoint.parse(address)
                 with self._lock:
-                    self._tasks[cluster][name] = at.host, at.port
+                    self._tasks[cluster][name] = endpoint.host, endpoint.port
         elif do == "adopt":
             for event in value["tasks"]:
                 if event["cluster"] != cluster:
@@ -330,50 +331,52 @@ class AgentClient:
                 self._check_task(event, "task")
 
     def _check_task(self, event: dict[str, Any], path: str) -> None:
-        """Raise InvalidMessage for a task that was not asked for, or one at another address."""
+        """Raise InvalidMessage for a task that was not requested, or has another address."""
         cluster, name = event["cluster"], event["task"]
-        at = Endpoint.parse(event["address"]) if event["address"] else None
+        endpoint = Endpoint.parse(event["address"]) if event["address"] else None
         with self._lock:
             exclusive = cluster in self._exclusive
             tasks = self._tasks.setdefault(cluster, {})
             if name not in tasks:
                 if exclusive:
-                    raise validation.invalid(path, name, "a task that the agent was asked to hold")
-                if at is not None:
-                    tasks[name] = at.host, 0
-            elif at is not None:
+                    raise validation.invalid(path, name, "a task requested with 'hold'")
+                if endpoint is not None:
+                    tasks[name] = endpoint.host, 0
+            elif endpoint is not None:
                 host, port = tasks[name]
                 # Another process may have removed the task and added it again.
-                same_port = at.port == port or not port or not exclusive
-                if at.host != host or not same_port:
+                same_port = endpoint.port == port or not port or not exclusive
+                if endpoint.host != host or not same_port:
                     expected = f"{host}, port {port or 'any'}"
                     raise validation.invalid(f"{path}.address", event["address"], expected)
 
     def _resync(self) -> None:
-        """Learn how all is now, since the agent does not know any more what was missed."""
+        """Request the current state of all clusters, after the agent dropped missed events."""
         self.seq = 0
         with self._lock:
             listeners = dict(self._listeners)
         for name, listener in listeners.items():
 
-            def heard(
-                asked: concurrent.futures.Future[Any], name: str = name, tell: OnEvent = listener
+            def publish(
+                adopted: concurrent.futures.Future[Any],
+                name: str = name,
+                listener: OnEvent = listener,
             ) -> None:
-                error = asked.exception()
+                error = adopted.exception()
                 if error is None:
-                    found = asked.result()
-                    for event in found["tasks"]:
-                        _notify(tell, event)
-                    _notify(tell, {"event": "lease", "cluster": name, "left": found["lease"]})
-                elif not isinstance(error, AgentLost):  # of that all are told
-                    reason = "it ended while the way to its host was lost"
-                    _notify(tell, {"event": "ended", "cluster": name, "reason": reason})
+                    reply = adopted.result()
+                    for event in reply["tasks"]:
+                        _notify(listener, event)
+                    _notify(listener, {"event": "lease", "cluster": name, "left": reply["lease"]})
+                elif not isinstance(error, AgentLost):  # `lost` notifies all listeners of that
+                    reason = "it ended while its host was disconnected"
+                    _notify(listener, {"event": "ended", "cluster": name, "reason": reason})
 
             with contextlib.suppress(AgentLost):
-                self.submit("adopt", cluster=name).add_done_callback(heard)
+                self.submit("adopt", cluster=name).add_done_callback(publish)
 
     def lost(self, reason: str) -> None:
-        """Note that the channel ended: every waiting request fails, every cluster is told."""
+        """Fail all pending requests, and notify all clusters, after the channel has ended."""
         with self._lock:
             if self._lost is not None:
                 return
@@ -389,12 +392,12 @@ class AgentClient:
 
     @property
     def why_lost(self) -> str:
-        """Why the agent cannot be talked to any more; empty while it can."""
+        """The reason for which the agent cannot be reached; empty while it can."""
         return self._lost or ""
 
 
 def _notify(listener: OnEvent, body: dict[str, Any]) -> None:
-    """Pass an event to a listener; one that raises gets a notice instead."""
+    """Pass an event to a listener. If the listener raises, pass a notice instead."""
     try:
         listener(body)
     except Exception as error:
@@ -406,25 +409,25 @@ def _notify(listener: OnEvent, body: dict[str, Any]) -> None:
             "what": f"an event of the cluster was ignored: {type(error).__name__}: {error}; its "
             "state may be out of date",
             "task": None,
-            "fix": "please report this, with the output of `tfd support`",
+            "fix": "report this, with the output of `tfd support`",
         }
         with contextlib.suppress(Exception):
             listener(notice)
 
 
 class AgentNode(Node):
-    """A cluster's part on one agent.
+    """The tasks of a cluster under one agent.
 
     Parameters
     ----------
     client : AgentClient
     cluster : str
     directory : str
-        Of the cluster, on the agent's host.
+        Directory of the cluster on the agent's host.
 
     See Also
     --------
-    AgentNode.open : has an agent take in a new cluster.
+    AgentNode.open : Opens a new cluster with an agent.
     """
 
     def __init__(self, client: AgentClient, cluster: str, directory: str) -> None:
@@ -441,7 +444,7 @@ class AgentNode(Node):
         on_event: OnEvent,
         surroundings: dict[str, Any],
     ) -> AgentNode:
-        """Have an agent take in a new cluster.
+        """Open a new cluster with an agent.
 
         Parameters
         ----------
@@ -449,7 +452,7 @@ class AgentNode(Node):
         config : ClusterConfig
         on_event : callable
         surroundings : dict
-            ``environment``, ``directory`` and ``path`` that the tasks shall have.
+            ``environment``, ``directory`` and ``path`` of the tasks.
         """
         client.listen(config.name, on_event)
         try:
@@ -472,19 +475,19 @@ class AgentNode(Node):
         return self._client.request(do, timeout, cluster=self._cluster, **arguments)
 
     def close(self, timeout: float = 10.0) -> None:
-        self._last("close", timeout)
+        self._end_session("close", timeout)
 
     def leave(self) -> None:
-        self._last("leave", 5.0)
+        self._end_session("leave", 5.0)
 
-    def _last(self, do: str, timeout: float) -> None:
+    def _end_session(self, do: str, timeout: float) -> None:
         if self._client.is_forked:
             return  # the cluster belongs to the parent process
         try:
             if self._client.alive:
                 self._client.request(do, timeout, cluster=self._cluster)
         except (TfdError, LaunchError):
-            # Its channel ended meanwhile, and with it every task.
+            # The channel ended in the meantime, and with it every task.
             pass
         finally:
             self._client.listen(self._cluster, None)

@@ -1,4 +1,4 @@
-"""Certificates by which the hosts of one cluster know each other, and nobody else."""
+"""Certificates with which the hosts of one cluster authenticate each other."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 from tfd_notebook.errors import LaunchError, Unsupported
 
-#: Clocks of hosts may differ by so much.
+#: Clocks of hosts may differ by this much.
 _BEFORE = datetime.timedelta(days=1)
-#: Longer than any lease: certificates end with their cluster, whose files they are.
+#: Longer than any lease. The files of the certificates are removed with their cluster.
 _AFTER = datetime.timedelta(days=3660)
 
 
 class CertificateAuthority:
-    """Signs certificates for one cluster; its own key is in this process only, and never written.
+    """Signs certificates for one cluster. Its key stays in this process and is never written.
 
     Attributes
     ----------
     certificate : str
-        Its own, in PEM: whoever has one that it signed is trusted.
+        The CA certificate, in PEM. Hosts trust the certificates that it signed.
 
     Raises
     ------
@@ -45,12 +45,12 @@ class CertificateAuthority:
     def sign(self, request: str, name: str) -> str:
         """Return a certificate for `name` and the public key of a signing request, in PEM.
 
-        The private key stays on the host that made it. Nothing else of the request is used.
+        The private key stays on the host that created it. Other fields of the request are ignored.
 
         Raises
         ------
         LaunchError
-            The signing request is not valid.
+            The signing request is invalid.
         """
         from cryptography import x509
         from cryptography.exceptions import UnsupportedAlgorithm
@@ -63,7 +63,7 @@ class CertificateAuthority:
         except (ValueError, UnsupportedAlgorithm):
             valid = False
         if not valid:
-            raise LaunchError(f"the signing request of host {name} is not valid")
+            raise LaunchError(f"the signing request of host {name} is invalid")
         uses = [x509.OID_SERVER_AUTH, x509.OID_CLIENT_AUTH]
         return self._sign(
             _named(name),

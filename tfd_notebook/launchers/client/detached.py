@@ -1,4 +1,4 @@
-"""Clusters that outlive their kernels, and the agents in whose care they are."""
+"""Detached clusters, which outlive their kernels, and connections to their agents."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from tfd_notebook.net import clock, messages, runtime_dir
 
 @dataclass(frozen=True)
 class Detached:
-    """A cluster on this host that stays without a kernel.
+    """A detached cluster on this host.
 
     Parameters
     ----------
     name : str
     lease : float
-        Until when, in seconds since the epoch.
+        End of the lease, in seconds since the epoch.
     agent : str
-        Id of the agent that looks after it.
+        Id of the cluster's agent.
     pid : int
-        The agent's.
+        Pid of the agent.
     directory : Path
-        The agent's.
+        Directory of the agent.
     """
 
     name: str
@@ -45,20 +45,20 @@ class Detached:
     directory: Path
 
     def reach(self) -> AgentConnection:
-        """Return a way to the agent.
+        """Return a connection to the agent.
 
         Raises
         ------
         StateError
-            It has ended meanwhile.
+            The agent ended in the meantime.
         """
         try:
-            # An agent on this host is there, or has ended and all with it.
+            # A local agent either runs, or has ended together with its tasks.
             return LocalAgent(AgentSession(self.agent, "localhost", self._connect, grace=60.0))
         except OSError as error:
             raise StateError(
                 f"the agent of cluster {self.name!r} cannot be reached: {error.strerror or error}",
-                fix="see tfd list: it may have ended",
+                fix="it may have ended: see tfd list",
             ) from None
 
     def _connect(self) -> SocketChannel:
@@ -69,49 +69,52 @@ class Detached:
 
 
 def detached() -> tuple[Detached | RemoteDetachedCluster, ...]:
-    """Return the clusters that this user let stay, here and from here on other hosts, by name.
+    """Return this user's detached clusters by name, on this host and from it on other hosts.
 
-    Reads files and asks nobody.
+    It reads files and sends no requests.
     """
-    found: list[Detached | RemoteDetachedCluster] = [*remote_detached_clusters()]
-    # Of a cluster with agents elsewhere some may be here: a server or sshd of this very host.
+    clusters: list[Detached | RemoteDetachedCluster] = [*remote_detached_clusters()]
+    # Agents of a remote cluster may run on this host, through a local Jupyter server or sshd.
     parts = {
-        agent for one in found if isinstance(one, RemoteDetachedCluster) for agent in one.agents
+        agent
+        for cluster in clusters
+        if isinstance(cluster, RemoteDetachedCluster)
+        for agent in cluster.agents
     }
     for directory, state in runtime_dir.agent_states():
-        pid, clusters = state.get("pid", 0), state.get("clusters")
-        if not isinstance(clusters, dict) or not runtime_dir.is_running(state.get("process")):
+        pid, leases = state.get("pid", 0), state.get("clusters")
+        if not isinstance(leases, dict) or not runtime_dir.is_running(state.get("process")):
             continue
         if state.get("agent") in parts:
             continue
         left = {
             name: moment - clock.now()
-            for name, moment in clusters.items()
+            for name, moment in leases.items()
             if isinstance(moment, (int, float))
         }
-        found += [
+        clusters += [
             Detached(name, time.time() + seconds, str(state["agent"]), pid, directory)
             for name, seconds in left.items()
             if seconds > 0
         ]
-    return tuple(sorted(found, key=lambda one: (one.name, one.pid or 0)))
+    return tuple(sorted(clusters, key=lambda cluster: (cluster.name, cluster.pid or 0)))
 
 
 class LinkedNode(AgentNode):
-    """A cluster's part on an agent to which this process has a session for it alone.
+    """The tasks of a cluster under an agent, over a session used for this cluster only.
 
     Parameters
     ----------
-    link : Link
-        Closed when this process has no more to do with the cluster.
+    link : AgentSession
+        The session, which is closed when this process detaches from the cluster.
     """
 
     def __init__(self, link: AgentSession, cluster: str, directory: str) -> None:
         super().__init__(link.client, cluster, directory)
         self._link = link
 
-    def _last(self, do: str, timeout: float) -> None:
-        super()._last(do, timeout)
+    def _end_session(self, do: str, timeout: float) -> None:
+        super()._end_session(do, timeout)
         self._link.close()
 
 
@@ -122,55 +125,55 @@ class LocalAgent:
         self._link = link
 
     def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
-        said: list[dict[str, Any]] = self._link.client.request("clusters", timeout)
-        return said
+        clusters: list[dict[str, Any]] = self._link.client.request("clusters", timeout)
+        return clusters
 
     def adopt(self, config: ClusterConfig, on_event: OnEvent) -> tuple[LinkedNode, dict[str, Any]]:
         self._link.client.listen(config.name, on_event)
-        found = self._link.client.request("adopt", 30.0, cluster=config.name)
-        return LinkedNode(self._link, config.name, found["directory"]), found
+        reply = self._link.client.request("adopt", 30.0, cluster=config.name)
+        return LinkedNode(self._link, config.name, reply["directory"]), reply
 
     def close(self) -> None:
         self._link.close()
 
 
 #: Seconds after the end of a lease at which its file is removed.
-_LATE_SECONDS = 0.5
-#: What removes the files of clusters that this process has left.
+_REMOVAL_DELAY_SECONDS = 0.5
+#: Timers that remove the files of clusters from which this process has detached.
 _timers: dict[Path, threading.Timer] = {}
 
 
 class AgentConnection(Protocol):
-    """Who looks after a cluster, reached by this process."""
+    """A connection of this process to the agents of a cluster."""
 
     def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
-        """Return what is said of each cluster there, in a few words."""
+        """Return a summary of each cluster of the agents."""
 
     def adopt(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, dict[str, Any]]:
-        """Hear of a cluster from now on; return its node and what its agents say of it."""
+        """Receive the events of a cluster; return its node and the reply of its agents."""
 
     def close(self) -> None:
-        """Have no more to do with them; never raises."""
+        """Close the connection; never raises."""
 
 
 class DetachedClusterRecord:
-    """The file of one cluster, which is there while the cluster stays.
+    """The file of a remote detached cluster, which exists while the cluster has a lease.
 
     Parameters
     ----------
     cluster : str
     launcher : str
-        The launcher's own name.
+        Name of the launcher.
     options : dict
-        What it is made with.
+        Options of the launcher.
     agents : sequence of str
-        Their ids, in the order of the launcher's hosts.
+        Ids of the agents, in the order of the launcher's hosts.
     """
 
     def __init__(
         self, cluster: str, launcher: str, options: dict[str, Any], agents: Sequence[str]
     ) -> None:
-        self._said: dict[str, Any] = {
+        self._record: dict[str, Any] = {
             "cluster": cluster,
             "launcher": launcher,
             "options": options,
@@ -180,7 +183,7 @@ class DetachedClusterRecord:
             "about": {},
         }
         self._path = runtime_dir.runtime_dir() / f"away-{agents[0]}.json"
-        self._stop_timer()  # of a cluster that this process left and has attached to again
+        self._stop_timer()  # if this process detached from the cluster and attached again
 
     def keep(self, seconds: float) -> None:
         """Set the end of the lease to `seconds` from now."""
@@ -193,16 +196,17 @@ class DetachedClusterRecord:
 
     def leave(self) -> None:
         """Remove the file at the end of the lease, if this process still runs then."""
-        if self._said["lease"] is not None:
+        if self._record["lease"] is not None:
             timer = threading.Timer(
-                max(0.0, _seconds_left(self._said)) + _LATE_SECONDS, remote_detached_clusters
+                max(0.0, _seconds_left(self._record)) + _REMOVAL_DELAY_SECONDS,
+                remote_detached_clusters,
             )
             timer.name, timer.daemon = "tfd-lease", True
             _timers[self._path] = timer
             timer.start()
 
     def forget(self) -> None:
-        """Remove the file, so that the cluster is not found any more."""
+        """Remove the file, so that the cluster is no longer listed."""
         self._stop_timer()
         self._path.unlink(missing_ok=True)
 
@@ -212,34 +216,34 @@ class DetachedClusterRecord:
             timer.cancel()
 
     def _update(self, **changes: Any) -> None:
-        """Change the file, which another process that is attached may have changed meanwhile."""
+        """Change the file, which another attached process may have changed in the meantime."""
         stored: Any = None
         with contextlib.suppress(OSError, ValueError):
             stored = json.loads(self._path.read_text())
         kept = stored if isinstance(stored, dict) else {}
-        self._said = {**self._said, **kept, **changes}
-        if self._said["lease"] is not None:
-            runtime_dir.write_private(self._path, self._said)
+        self._record = {**self._record, **kept, **changes}
+        if self._record["lease"] is not None:
+            runtime_dir.write_private(self._path, self._record)
 
 
 @dataclass(frozen=True)
 class RemoteDetachedCluster:
-    """A cluster on other hosts that stays without a kernel.
+    """A detached cluster on other hosts.
 
     Parameters
     ----------
     name : str
     lease : float
-        Until when, in seconds since the epoch.
+        End of the lease, in seconds since the epoch.
     launcher : str
     options : dict
     agents : tuple of str
     planned : int
-        How many tasks it had when that was written.
+        The number of its tasks when the file was written.
     about : dict
         The description of the cluster; empty if there is none yet.
     path : Path
-        The file that says so.
+        The cluster's file.
     """
 
     name: str
@@ -250,23 +254,23 @@ class RemoteDetachedCluster:
     planned: int
     about: dict[str, Any]
     path: Path
-    #: No process of this host looks after it.
+    #: No process on this host supervises it.
     pid: None = None
 
     def reach(self) -> AgentConnection:
-        """Return a way to its agents.
+        """Return a connection to the agents.
 
         Raises
         ------
         StateError
-            They have ended meanwhile.
+            The agents ended in the meantime.
         LaunchError
             A host cannot be reached.
         """
-        made = base.launcher(self.launcher, self.options)
+        launcher = base.launcher(self.launcher, self.options)
         try:
-            reached: AgentConnection = made.reconnect(self.name, self.agents)
-            return reached
+            connection: AgentConnection = launcher.reconnect(self.name, self.agents)
+            return connection
         except AgentLost as error:
             self.path.unlink(missing_ok=True)
             raise StateError(
@@ -274,34 +278,34 @@ class RemoteDetachedCluster:
             ) from None
 
 
-def _seconds_left(said: Mapping[str, Any]) -> float:
-    """Return the seconds that are left of a lease; by the wall clock if the host has rebooted."""
-    boot = said["boot"]
+def _seconds_left(record: Mapping[str, Any]) -> float:
+    """Return the remaining seconds of a lease; by the wall clock if the host has rebooted."""
+    boot = record["boot"]
     if boot["id"] == runtime_dir.boot_id():
         return float(boot["moment"]) - clock.now()
-    return float(said["lease"]) - time.time()
+    return float(record["lease"]) - time.time()
 
 
 def remote_detached_clusters() -> list[RemoteDetachedCluster]:
-    """Return the clusters of this user on other hosts that have a lease, by what files say."""
-    found = []
+    """Return this user's remote clusters with a lease, according to their files."""
+    clusters = []
     for path in sorted(runtime_dir.runtime_dir().glob("away-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, InvalidMessage):
-            said = json.loads(path.read_text())
-            lease = time.time() + _seconds_left(said)
+            record = json.loads(path.read_text())
+            lease = time.time() + _seconds_left(record)
             if lease <= time.time():
                 path.unlink()
                 continue
-            found.append(
+            clusters.append(
                 RemoteDetachedCluster(
-                    said["cluster"],
+                    record["cluster"],
                     lease,
-                    said["launcher"],
-                    said["options"],
-                    tuple(said["agents"]),
-                    int(said["planned"]),
-                    messages.description(said.get("about", {}), "about"),
+                    record["launcher"],
+                    record["options"],
+                    tuple(record["agents"]),
+                    int(record["planned"]),
+                    messages.description(record.get("about", {}), "about"),
                     path,
                 )
             )
-    return found
+    return clusters

@@ -1,4 +1,4 @@
-"""What a host says of itself before anything else, and whether that will do."""
+"""The handshake of a host: the first data on a channel, with the versions of its packages."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tfd_notebook.errors import InvalidMessage, LaunchError, TensorFlowMissing
 from tfd_notebook.net import agent_protocol, messages, validation
 from tfd_notebook.net.host import identity, tensorflow_version
 
-#: Characters of each line before the greeting that an error quotes.
+#: Characters that an error quotes of each line before the handshake.
 _MAX_SHOWN = 500
 
 
 @dataclass(frozen=True)
 class HostHandshake:
-    """What a host says of itself before anything else; see `tfd_notebook.agent.bridges.stdio`."""
+    """The handshake of a host; see `tfd_notebook.agent.bridges.stdio`."""
 
     package: str
     python: str
@@ -28,96 +28,100 @@ class HostHandshake:
     tensorflow: str | None
     identity: str
     way: str
-    #: After how many idle seconds the server of its kernel ends one; None: not known to.
+    #: Idle seconds after which the Jupyter server ends the kernel; None if unknown.
     culls: float | None = None
 
     @property
     def is_here(self) -> bool:
-        """Whether it shares its ports with this process."""
+        """True if the host shares its ports with this process."""
         return self.identity == identity()
 
 
 def read_handshake(label: str, lines: Iterator[bytes], again: bool = False) -> HostHandshake:
-    """Return what a host says of itself; what comes before, such as a banner, is passed over.
+    """Return the handshake of a host; lines before it, such as a banner, are skipped.
 
     Parameters
     ----------
     label : str
     lines : iterator of bytes
     again : bool
-        Whether it has greeted before. Default false.
+        True if the host sent a handshake before. Default false.
 
     Raises
     ------
     LaunchError
-        It cannot run an agent, or said nothing of the kind.
+        The host cannot run an agent, or sent no handshake.
     InvalidMessage
-        Its greeting is not valid.
+        The handshake is invalid.
     OSError
-        The connection broke before it said anything, and it can do so.
+        The connection broke before the handshake, and `again` is true.
     """
-    seen: deque[str] = deque(maxlen=3)
+    output: deque[str] = deque(maxlen=3)
     for line in lines:
         text = line.decode(errors="replace").rstrip()
         if text.startswith(stdio.GREETING):
-            return _understood(label, _parsed(label, text.removeprefix(stdio.GREETING)))
-        seen.append(validation.text(text, "line")[:_MAX_SHOWN])
-    said = "; ".join(text for text in seen if text)
+            return _checked(label, _parsed(label, text.removeprefix(stdio.GREETING)))
+        output.append(validation.text(text, "line")[:_MAX_SHOWN])
+    shown = "; ".join(text for text in output if text)
     if again:
-        raise OSError(f"the connection broke at once{said and ': '}{said}")
+        raise OSError(f"the connection broke at once{shown and ': '}{shown}")
     raise LaunchError(
-        f"no agent could be started on {label}" + (f": it said {said!r}" if said else ""),
-        fix="python= must name its Python that has tfd-notebook and TensorFlow",
+        f"starting an agent on {label} failed" + (f": its output is {shown!r}" if shown else ""),
+        fix="set python= to a Python on the host that has tfd-notebook and TensorFlow",
     )
 
 
 def _parsed(label: str, text: str) -> dict[str, Any]:
-    """Return a greeting whose fields are valid."""
+    """Return the fields of a handshake after validation."""
     try:
         return messages.greeting(json.loads(text))
     except (ValueError, RecursionError):
-        raise InvalidMessage(f"{label} sent a greeting that is not JSON") from None
+        raise InvalidMessage(f"{label} sent an invalid handshake: expected JSON") from None
     except InvalidMessage as error:
         error.what = f"{label}: {error.what}"
         raise
 
 
-def _understood(label: str, said: Mapping[str, Any]) -> HostHandshake:
-    python = f"its Python {said['python']} ({said['executable']})"
-    if "missing" in said:
-        have = said["package"]
+def _checked(label: str, handshake: Mapping[str, Any]) -> HostHandshake:
+    python = f"its Python {handshake['python']} ({handshake['executable']})"
+    if "missing" in handshake:
+        installed = handshake["package"]
         raise LaunchError(
-            f"{label}: {python} has tfd-notebook {have} and this kernel {VERSION}"
-            if have
-            else f"{label}: {python} has no tfd-notebook: {said['missing']}",
-            fix=f'pip install "tfd-notebook[tensorflow]=={VERSION}" there, or name another Python',
+            f"{label}: {python} has tfd-notebook {installed} and this kernel {VERSION}"
+            if installed
+            else f"{label}: {python} has no tfd-notebook: {handshake['missing']}",
+            fix=f'pip install "tfd-notebook[tensorflow]=={VERSION}" on it, or set python=',
         )
-    if "error" in said:
-        error = agent_protocol.unpack_error(said["error"])
+    if "error" in handshake:
+        error = agent_protocol.unpack_error(handshake["error"])
         error.what = f"{label}: {error.what}"
         raise error
-    if said["package"] != VERSION:
+    if handshake["package"] != VERSION:
         raise LaunchError(
-            f"{label}: {python} has tfd-notebook {said['package']} and this kernel {VERSION}",
-            fix=f"pip install tfd-notebook=={VERSION} there",
+            f"{label}: {python} has tfd-notebook {handshake['package']} and this kernel {VERSION}",
+            fix=f"pip install tfd-notebook=={VERSION} on that host",
         )
-    if said["tensorflow"] is None:
+    if handshake["tensorflow"] is None:
         raise TensorFlowMissing(
             f"{label}: {python} has no TensorFlow",
-            fix='pip install "tfd-notebook[tensorflow]" there, or name another Python',
+            fix='pip install "tfd-notebook[tensorflow]" on it, or set python=',
         )
-    mine = tensorflow_version()
-    if mine is not None and series(mine) != series(said["tensorflow"]):
+    local = tensorflow_version()
+    if local is not None and series(local) != series(handshake["tensorflow"]):
         raise LaunchError(
-            f"{label}: {python} has TensorFlow {said['tensorflow']} and this kernel {mine}: "
-            "they do not understand each other for certain",
-            fix="install the same there and here",
+            f"{label}: {python} has TensorFlow {handshake['tensorflow']} and this kernel {local}, "
+            "which may not be compatible",
+            fix="install the same version on both",
         )
     return HostHandshake(
-        **{name: said[name] for name in HostHandshake.__dataclass_fields__ if name in said}
+        **{
+            name: handshake[name]
+            for name in HostHandshake.__dataclass_fields__
+            if name in handshake
+        }
     )
 
 
 def series(version: str) -> list[str]:
-    """Return the parts of a version of TensorFlow by which two understand each other."""
+    """Return the parts of a TensorFlow version that must be equal for compatibility."""
     return version.split(".")[:2]

@@ -1,4 +1,4 @@
-"""Kernels of Jupyter servers elsewhere: started, spoken to over their channels, ended."""
+"""Client of remote Jupyter servers: start and end kernels, and communicate over their channels."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from typing import Any
 from tfd_notebook.errors import InvalidMessage, LaunchError, TfdError, Unsupported, UsageError
 from tfd_notebook.net import messages, validation
 
-#: The environment variable that holds the token of servers for which none is given.
+#: The environment variable with the token of servers for which none is configured.
 TOKEN = "TFD_JUPYTER_TOKEN"
-#: Seconds to connect, and to be answered.
+#: Timeouts in seconds: to connect, and for the reply.
 _REQUEST_SECONDS = (10.0, 30.0)
-#: Seconds without any message, four pings, after which a connection counts as lost; and after
-#: which the server is asked whether the kernel is still there, since it does not tell its end.
-_SILENT_SECONDS, _ASK_SECONDS = 20.0, 7.0
-#: Ends of the addresses that Jupyter prints, and that a browser shows.
+#: Seconds without any message, four pings, after which a connection counts as lost. Seconds after
+#: which the server is asked if the kernel still exists, since it does not report the end of one.
+_SILENT_SECONDS, _CHECK_SECONDS = 20.0, 7.0
+#: Page parts of the addresses that Jupyter prints and a browser shows.
 _PAGES = re.compile(r"/(lab(/(tree|workspaces)/.*)?|tree|(tree|notebooks)/.*\.ipynb)$")
 _PROTOCOL = "5.3"
 
-#: States of a kernel whose process died, whatever its server starts in its place.
+#: States of a kernel whose process died, even if its server restarts it.
 ENDING = ("restarting", "dead")
 
 Message = dict[str, Any]
@@ -46,16 +46,16 @@ class JupyterServer:
     Parameters
     ----------
     url : str
-        As Jupyter prints it, with or without ``?token=``.
+        The address as Jupyter prints it, with or without ``?token=``.
     token : str, optional
-        Empty for none. Default: the one in `url`, else the value of ``TFD_JUPYTER_TOKEN``.
+        Empty for no token. Default: the token in `url`, else the value of ``TFD_JUPYTER_TOKEN``.
     ca : str, optional
-        File with the certificates to trust instead of the system's.
+        File with the certificates to trust instead of those of the system.
 
     Attributes
     ----------
     label : str
-        Host and port, by which a person knows it.
+        Host and port, for messages to users.
     host : str
     """
 
@@ -63,7 +63,7 @@ class JupyterServer:
         for package in ("requests", "websocket"):
             if importlib.util.find_spec(package) is None:
                 raise Unsupported(
-                    "kernels elsewhere need the packages requests and websocket-client",
+                    "remote kernels need the packages requests and websocket-client",
                     fix='pip install "tfd-notebook[jupyter]"',
                 )
         self.url, in_url = split(url)
@@ -72,12 +72,12 @@ class JupyterServer:
         self.label = parts.netloc
         self.ca = None if ca is None else os.path.abspath(os.path.expanduser(ca))
         if self.ca is not None and not os.path.isfile(self.ca):
-            raise UsageError(f"ca={ca!r} is no file")
+            raise UsageError(f"invalid ca {ca!r}: file not found")
         self.token = (in_url or os.environ.get(TOKEN, "")) if token is None else token
 
     @property
     def is_open(self) -> bool:
-        """Whether what is said to it goes unencrypted to another host."""
+        """True if the connection to another host is unencrypted."""
         if self.url.startswith("https:"):
             return False
         with contextlib.suppress(ValueError):
@@ -85,37 +85,37 @@ class JupyterServer:
         return self.host != "localhost"
 
     def start_kernel(self, name: str) -> str:
-        """Start a kernel of that kind and return its id.
+        """Start a kernel of that specification and return its id.
 
         Raises
         ------
         LaunchError
-            The server refuses, is none, or has no such kernel.
+            The server refuses, is not a Jupyter server, or does not have this kernel.
         OSError
-            It cannot be reached now.
+            The server cannot be reached now.
         """
-        specs = self.ask("GET", "/api/kernelspecs")
-        known = specs.get("kernelspecs", {}) if isinstance(specs, dict) else {}
-        if name not in known:
+        reply = self.ask("GET", "/api/kernelspecs")
+        specs = reply.get("kernelspecs", {}) if isinstance(reply, dict) else {}
+        if name not in specs:
             raise LaunchError(
                 f"{self.label} has no kernel {name!r}",
-                fix=f"its kernels are {', '.join(sorted(known)) or 'none'}: kernel= names one",
+                fix=f"set kernel= to one of its kernels: {', '.join(sorted(specs)) or 'none'}",
             )
         return messages.kernel_id(self.ask("POST", "/api/kernels", {"name": name}))
 
     def end_kernel(self, kernel: str) -> bool:
-        """End a kernel; return whether the server said so. Never raises."""
+        """End a kernel; return True if the server confirmed it. Never raises."""
         with contextlib.suppress(OSError, TfdError):
             self.ask("DELETE", f"/api/kernels/{kernel}")
             return True
         return False
 
     def interrupt(self, kernel: str) -> None:
-        """Have a kernel stop what it does."""
+        """Interrupt a kernel."""
         self.ask("POST", f"/api/kernels/{kernel}/interrupt")
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return what the server answers, as JSON values; None where it says nothing."""
+        """Return the server's reply as JSON values, or None if it is empty."""
         import requests
 
         try:
@@ -130,17 +130,17 @@ class JupyterServer:
                 allow_redirects=False,
             )
         except requests.exceptions.SSLError as error:
-            raise self._broken(error) from None
+            raise self._tls_error(error) from None
         except requests.exceptions.RequestException as error:
             raise OSError(_reason(error)) from None
         self._check(reply.status_code, path)
         try:
             return reply.json() if reply.content else None
         except ValueError:
-            raise self._no_jupyter("it answers something else than JSON") from None
+            raise self._not_jupyter("it returned invalid JSON") from None
 
     def farewell(self, kernel: str) -> dict[str, Any]:
-        """Return what a kernel needs to end itself; see `kernelend`."""
+        """Return the request with which a kernel ends itself; see `agent.bridges.kernel`."""
         return {
             "url": f"{self.url}/api/kernels/{kernel}",
             "headers": self.headers,
@@ -150,40 +150,40 @@ class JupyterServer:
     def connect(self, kernel: str, session: str | None = None) -> Connection:
         """Return a connection to a kernel's channels; raises as `start_kernel` does.
 
-        In the `session` of an earlier connection what it missed is handed over.
+        With the `session` of an earlier connection, the server sends the messages missed since.
         """
         import websocket
 
         session = session or uuid.uuid4().hex
         path = f"/api/kernels/{kernel}/channels"
-        way = websocket.WebSocket(
+        socket = websocket.WebSocket(
             sslopt={"ca_certs": self.ca} if self.ca else {}, enable_multithread=True
         )
-        way.settimeout(_SILENT_SECONDS)
+        socket.settimeout(_SILENT_SECONDS)
         url = f"ws{self.url.removeprefix('http')}{path}?session_id={session}"
         try:
             # A redirect would take the token to another server.
-            way.connect(url, header=self.headers, redirect_limit=0)
+            socket.connect(url, header=self.headers, redirect_limit=0)
         except ssl.SSLError as error:
-            raise self._broken(error) from None
+            raise self._tls_error(error) from None
         except websocket.WebSocketBadStatusException as error:
             self._check(error.status_code, path)
-            raise self._no_jupyter(f"it answers {error.status_code}") from None
+            raise self._not_jupyter(f"it returned status {error.status_code}") from None
         except (websocket.WebSocketException, OSError) as error:
-            self._check(way.getstatus() or 0, path)
+            self._check(socket.getstatus() or 0, path)
             raise OSError(_reason(error)) from None
-        return Connection(way, session, lambda: self.has(kernel))
+        return Connection(socket, session, lambda: self.has(kernel))
 
     def has(self, kernel: str) -> bool:
-        """Whether the server has that kernel; true where it does not answer."""
+        """Return True if the server has that kernel, or does not answer."""
         with contextlib.suppress(OSError, TfdError):
-            there = self.ask("GET", "/api/kernels")
-            return any(messages.kernel_id(one) == kernel for one in there or ())
+            kernels = self.ask("GET", "/api/kernels")
+            return any(messages.kernel_id(info) == kernel for info in kernels or ())
         return True
 
     @property
     def headers(self) -> dict[str, str]:
-        """What tells the server who asks: never a part of an address, which ends up in logs."""
+        """The HTTP headers with the token, which is never part of an address that logs show."""
         return {"Authorization": f"token {self.token}"} if self.token else {}
 
     def _authorize(self, request: Any) -> Any:
@@ -193,51 +193,54 @@ class JupyterServer:
     def _check(self, status: int, path: str) -> None:
         if status in (301, 302, 303, 307, 308, 401, 403):
             raise LaunchError(
-                f"{self.label} refuses the token" if self.token else f"{self.label} wants a token",
+                f"{self.label} rejected the token"
+                if self.token
+                else f"{self.label} requires a token",
                 fix=f"token=, the variable {TOKEN} for a single server, or a profile with this "
-                "server and its token: `jupyter server list` there shows it",
+                "server and its token: `jupyter server list` on its host shows it",
             )
         if status == 404 and path.count("/") > 2:
             raise OSError("the kernel has ended")
         if status in (404, 405):
-            raise self._no_jupyter(f"it answers {status} to {path}")
+            raise self._not_jupyter(f"it returned status {status} for {path}")
         if status >= 500 or status in (408, 429):
-            raise OSError(f"it answers {status} to {path}")
+            raise OSError(f"it returned status {status} for {path}")
         if status >= 400:
-            raise LaunchError(f"{self.label} answers {status} to {path}")
+            raise LaunchError(f"{self.label} returned status {status} for {path}")
 
-    def _no_jupyter(self, why: str) -> LaunchError:
+    def _not_jupyter(self, cause: str) -> LaunchError:
         return LaunchError(
-            f"{self.label} is no Jupyter server: {why}", fix=f"is {self.url} the whole address?"
+            f"{self.label} is not a Jupyter server: {cause}",
+            fix=f"check that {self.url} is the complete address",
         )
 
-    def _broken(self, error: Exception) -> Exception:
-        """Return what to raise for an error of TLS: only a certificate stays as bad as it is."""
-        why = _reason(error)
+    def _tls_error(self, error: Exception) -> Exception:
+        """Return the exception for a TLS error. Only an invalid certificate is permanent."""
+        cause = _reason(error)
         if not isinstance(_innermost(error), ssl.SSLCertVerificationError):
-            return OSError(why)
-        if "expired" in why:
-            fix = "whoever runs it has to renew it"
+            return OSError(cause)
+        if "expired" in cause:
+            fix = "ask the server's administrator to renew it"
         else:
-            fix = "ca= names a file with the certificate to trust"
-        return LaunchError(f"the certificate of {self.label} is not trusted: {why}", fix=fix)
+            fix = "set ca= to a file with the certificate to trust"
+        return LaunchError(f"the certificate of {self.label} is not trusted: {cause}", fix=fix)
 
 
 class Connection:
-    """The channels of a kernel. Whoever reads is one thread; any may send.
+    """The channels of a kernel. One thread reads; any thread may send.
 
     Parameters
     ----------
-    way : websocket.WebSocket
+    socket : websocket.WebSocket
     session : str
-    is_there : callable
-        Returns whether the kernel still exists.
+    exists : callable
+        Returns True if the kernel still exists.
     """
 
-    def __init__(self, way: Any, session: str, is_there: Callable[[], bool]) -> None:
-        self._way = way
+    def __init__(self, socket: Any, session: str, exists: Callable[[], bool]) -> None:
+        self._socket = socket
         self.session = session
-        self._is_there = is_there
+        self._exists = exists
         self._closed = threading.Event()
 
     def send(
@@ -248,7 +251,7 @@ class Connection:
         subshell: str | None = None,
         number: str | None = None,
     ) -> str:
-        """Send a message and return its id, which may be given, or raise OSError."""
+        """Send a message and return its id, which is `number` if given, or raise OSError."""
         import websocket
 
         number = number or uuid.uuid4().hex
@@ -264,13 +267,13 @@ class Connection:
             header["subshell_id"] = subshell
         message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
         try:
-            self._way.send(json.dumps({**message, "channel": channel, "buffers": []}))
+            self._socket.send(json.dumps({**message, "channel": channel, "buffers": []}))
         except (websocket.WebSocketException, OSError) as error:
             raise OSError(_reason(error)) from None
         return number
 
     def execute(self, code: str, number: str | None = None) -> str:
-        """Have the kernel run `code`, which its history does not keep; return the request's id."""
+        """Execute `code` in the kernel, outside its history, and return the id of the request."""
         content = {
             "code": code,
             "silent": False,
@@ -282,16 +285,16 @@ class Connection:
         return self.send("shell", "execute_request", content, number=number)
 
     def messages(self) -> Iterator[Message]:
-        """Yield what arrives, until the connection ends or is silent for too long."""
+        """Yield received messages until the connection ends or is silent for too long."""
         import websocket
 
         silent_since = time.monotonic()
-        self._way.settimeout(_ASK_SECONDS)
+        self._socket.settimeout(_CHECK_SECONDS)
         while not self._closed.is_set():
             try:
-                received = self._way.recv()
+                received = self._socket.recv()
             except websocket.WebSocketTimeoutException:
-                if time.monotonic() - silent_since > _SILENT_SECONDS or not self._is_there():
+                if time.monotonic() - silent_since > _SILENT_SECONDS or not self._exists():
                     return
                 continue
             except (websocket.WebSocketException, OSError, ValueError):
@@ -302,14 +305,14 @@ class Connection:
             silent_since = time.monotonic()
 
     def close(self) -> None:
-        """End it; whoever reads gets no more."""
+        """Close the connection; `messages` ends."""
         self._closed.set()
         with contextlib.suppress(Exception):
-            self._way.close(timeout=1)
+            self._socket.close(timeout=1)
 
 
 def split(url: str) -> tuple[str, str]:
-    """Return the address of a server without its page, and the token in it.
+    """Return the address of a server without the page, and the token in it.
 
     Raises
     ------
@@ -317,13 +320,13 @@ def split(url: str) -> tuple[str, str]:
     """
     try:
         parts = urllib.parse.urlsplit(url)
-        port_is_one = parts.port is None or parts.port > 0
+        port_is_valid = parts.port is None or parts.port > 0
     except (ValueError, AttributeError, TypeError):
-        port_is_one = False
-    if not port_is_one or parts.scheme not in ("http", "https") or not parts.hostname:
+        port_is_valid = False
+    if not port_is_valid or parts.scheme not in ("http", "https") or not parts.hostname:
         shown = url.partition("?")[0] if isinstance(url, str) else url
         raise UsageError(
-            f"{shown!r} is no address of a Jupyter server",
+            f"invalid Jupyter server address {shown!r}",
             fix="such as https://host:8888/?token=...",
         )
     path = _PAGES.sub("", parts.path.rstrip("/"))
@@ -333,7 +336,7 @@ def split(url: str) -> tuple[str, str]:
 
 
 def _message(received: str | bytes) -> Message:
-    """Return a message of Jupyter's, of which one with buffers is binary.
+    """Return a Jupyter message, which is binary if it has buffers.
 
     Raises
     ------
@@ -353,7 +356,7 @@ def _message(received: str | bytes) -> Message:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the innermost reason of what went wrong, without the addresses around it."""
+    """Return the innermost cause of an error, without the addresses in the outer errors."""
     error = _innermost(error)
     return getattr(error, "verify_message", "") or str(error) or type(error).__name__
 
@@ -361,7 +364,7 @@ def _reason(error: BaseException) -> str:
 def _innermost(error: BaseException) -> BaseException:
     while True:
         inner = error.__cause__ or error.__context__ or getattr(error, "reason", None)
-        inner = inner or next((one for one in error.args if isinstance(one, BaseException)), None)
+        inner = inner or next((a for a in error.args if isinstance(a, BaseException)), None)
         if not isinstance(inner, BaseException):
             return error
         error = inner

@@ -1,4 +1,4 @@
-"""Several hosts as one `Node`: each request goes to the host whose task it is about."""
+"""Several hosts as one `Node`, which forwards each request to the host of its task."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from tfd_notebook.net.host import reach
 _PORT_TRIES = 8
 _REACH_SECONDS = 8.0
 _GPUS_SECONDS = 30.0
-#: For how long tunnels of a process that was killed may still be there.
+#: Seconds for which the tunnels of a killed process may still exist.
 _REOPEN_SECONDS = 20.0
 _DISPATCHER = f"{Role.DISPATCHER}:0"
 
 
 class Tunnels(Protocol):
-    """Makes a task's port lead to its host from everywhere."""
+    """Makes a task's port lead to its host from all hosts."""
 
     def open(self, port: int, host: int) -> None:
-        """Have `port` on this and each other host lead to ``localhost:port`` on host `host`.
+        """Make `port` on this and each other host lead to ``localhost:port`` on host `host`.
 
         Raises
         ------
         PortInUse
-            Somebody has the port on one of them; nothing is left open then.
+            The port is in use on one of them. No tunnel stays open then.
         """
 
     def close(self, port: int) -> None:
-        """Let go of it everywhere; never raises."""
+        """Close the tunnels at `port` on all hosts; never raises."""
 
     def end(self) -> None:
-        """Let go of what is this process's own, when it has no more to do with the cluster."""
+        """Close this process's own resources when it detaches from the cluster."""
 
 
 class MultiHostNode(Node):
@@ -47,13 +47,13 @@ class MultiHostNode(Node):
     Parameters
     ----------
     nodes : sequence of Node
-        The first one runs the dispatcher, unless `place` says otherwise.
+        The first one runs the dispatcher, unless `place` assigns it to another.
     place : callable
-        Takes role and index of a task, returns the position of its host among `nodes`.
+        Takes role and index of a task and returns the position of its host in `nodes`.
     tunnels : Tunnels, optional
-        Where tasks reach each other through tunnels.
-    record : Record
-        By which another process finds the cluster when it stays.
+        The tunnels through which tasks communicate.
+    record : DetachedClusterRecord
+        The file with which another process finds the cluster while it is detached.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class MultiHostNode(Node):
         self.directory = nodes[place(Role.DISPATCHER, 0)].directory
         self._place = place
         self._tunnels = tunnels
-        self._where: dict[str, int] = {}
+        self._positions: dict[str, int] = {}
         self._ports: dict[str, int] = {}
         self._record = record
 
@@ -95,17 +95,17 @@ class MultiHostNode(Node):
         if self._tunnels is not None:
             self._tunnels.end()
 
-    def adopt(self, told: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
-        """Learn where the tasks are: the host's position, and an event of each of its tasks."""
-        for position, event in told:
-            self._where[event["task"]] = position
+    def adopt(self, events: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
+        """Record the hosts of the tasks: for each task the host's position, and its event."""
+        for position, event in events:
+            self._positions[event["task"]] = position
             if self._tunnels is not None:
                 port = Endpoint.parse(event["address"]).port
                 self._reopen(self._tunnels, port, position)
                 self._ports[event["task"]] = port
 
     def _reopen(self, tunnels: Tunnels, port: int, position: int) -> None:
-        """Open tunnels that another process had, as soon as they have ended with it."""
+        """Open tunnels that another process had, once that process has closed them."""
         deadline = time.monotonic() + _REOPEN_SECONDS
         while True:
             try:
@@ -113,70 +113,71 @@ class MultiHostNode(Node):
             except PortInUse as error:
                 if time.monotonic() > deadline:
                     raise PortInUse(
-                        error.what, fix="another process may hold the cluster: leave it there first"
+                        error.what,
+                        fix="detach the cluster in the other process that may hold it, or stop it",
                     ) from None
                 time.sleep(0.2)
 
     def gpus(self) -> list[dict[str, Any]]:
-        found = self._all("gpus", _GPUS_SECONDS, {n: {} for n in range(len(self.nodes))})
-        return [{"host": self.nodes[n].label, **one} for n, one in found.items()]
+        by_position = self._all("gpus", _GPUS_SECONDS, {n: {} for n in range(len(self.nodes))})
+        return [{"host": self.nodes[n].label, **gpus} for n, gpus in by_position.items()]
 
     def place_of(self, role: str, index: int) -> int:
         return self._place(role, index)
 
     def unreachable_peers(self, tasks: Mapping[str, str]) -> list[str]:
-        known = {name: self._where[name] for name in tasks if name in self._where}
-        asked = {
-            position: {"addresses": far}
+        known = {name: self._positions[name] for name in tasks if name in self._positions}
+        requests = {
+            position: {"addresses": remote_tasks}
             for position in range(len(self.nodes))
-            if (far := {name: tasks[name] for name in known if known[name] != position})
+            if (remote_tasks := {name: tasks[name] for name in known if known[name] != position})
         }
-        found = {}
+        results = {}
         silent = {}
-        with concurrent.futures.ThreadPoolExecutor(len(asked) + 1, "tfd-hosts") as pool:
-            own = None if self.is_local else pool.submit(reach, tasks)
-            answers = {
+        with concurrent.futures.ThreadPoolExecutor(len(requests) + 1, "tfd-hosts") as pool:
+            kernel_result = None if self.is_local else pool.submit(reach, tasks)
+            replies = {
                 self.nodes[position].label: pool.submit(
                     self.nodes[position].request, "reach", timeout=_REACH_SECONDS, **arguments
                 )
-                for position, arguments in asked.items()
+                for position, arguments in requests.items()
             }
-            if own is not None:
-                found["this kernel"] = own.result()
-            for label, answer in answers.items():
+            if kernel_result is not None:
+                results["this kernel"] = kernel_result.result()
+            for label, reply in replies.items():
                 try:
-                    found[label] = answer.result()
+                    results[label] = reply.result()
                 except TfdError as error:
                     silent[label] = error.what
-        said: dict[tuple[str, str], str] = {}
-        for who, seen in found.items():
-            for name, (why, source) in seen.items():
+        sentences: dict[tuple[str, str], str] = {}
+        for peer, causes in results.items():
+            for name, (cause, source) in causes.items():
                 target = self.nodes[known[name]]
-                if why and (who, target.label) not in said:
-                    said[who, target.label] = (
-                        f"{who} cannot reach {target.label} ({name} at {tasks[name]}: {why})"
-                        + self._whose_fault(target, source)
+                if cause and (peer, target.label) not in sentences:
+                    sentences[peer, target.label] = (
+                        f"{peer} cannot reach {target.label} ({name} at {tasks[name]}: {cause})"
+                        + self._explanation(target, source)
                     )
-        for who, why in silent.items():
-            said.setdefault(("this kernel", who), why)
-        return list(said.values())
+        for peer, cause in silent.items():
+            sentences.setdefault(("this kernel", peer), cause)
+        return list(sentences.values())
 
-    def _whose_fault(self, target: Node, source: str) -> str:
+    def _explanation(self, target: Node, source: str) -> str:
         if self._tunnels is not None:
             return ": the tunnel between them is broken"
         allowed = [ipaddress.ip_network(network) for network in getattr(target, "let_in", ())]
         if not source or any(ipaddress.ip_address(source) in network for network in allowed):
-            return ": it is the network between them, or a firewall"
+            return ": the cause is the network between them, or a firewall"
         return (
-            f": our own filter there lets in {', '.join(map(str, allowed)) or 'nobody'} and not "
-            f"{source}; allow={source!r} would"
+            f": the task's packet filter allows {', '.join(map(str, allowed)) or 'no network'} but "
+            f"not {source}; set allow={source!r}"
         )
 
-    # Requests that concern several tasks
+    # Requests about several tasks
 
     def _do_lease(self, seconds: float, renew: bool, timeout: float) -> float:
-        asked = {"seconds": seconds, "renew": renew}
-        left: float = min(self._everywhere("lease", timeout, asked).values())
+        arguments = {"seconds": seconds, "renew": renew}
+        left: float = min(self._everywhere("lease", timeout, arguments).values())
         self._record.keep(left)
         return left
 
@@ -190,7 +191,7 @@ class MultiHostNode(Node):
             for packed in tasks:
                 name = f"{packed['role']}:{packed['index']}"
                 position = self._place(packed["role"], packed["index"])
-                self._where[name] = position
+                self._positions[name] = position
                 held[name] = self._hold(name, packed, position, timeout)
         except BaseException:
             if held:
@@ -199,11 +200,11 @@ class MultiHostNode(Node):
         return held
 
     def _hold(self, name: str, packed: dict[str, Any], position: int, timeout: float) -> str:
-        """Take a port for one task, which with tunnels has to be free on every host."""
+        """Reserve a port for one task. With tunnels, it must be free on every host."""
         node = self.nodes[position]
         for attempt in range(_PORT_TRIES):
-            found: dict[str, str] = node.request("hold", tasks=[packed], timeout=timeout)
-            address = found[name]
+            addresses: dict[str, str] = node.request("hold", tasks=[packed], timeout=timeout)
+            address = addresses[name]
             if self._tunnels is None or name in self._ports:
                 return address
             port = Endpoint.parse(address).port
@@ -221,15 +222,15 @@ class MultiHostNode(Node):
     def _do_start(self, tasks: dict[str, dict[str, Any]], timeout: float) -> None:
         parts: dict[int, dict[str, Any]] = {}
         for name, settings in tasks.items():
-            part = parts.setdefault(self._where[name], {"tasks": {}})
+            part = parts.setdefault(self._positions[name], {"tasks": {}})
             part["tasks"][name] = settings
         self._all("start", timeout, parts)
 
     def _do_stop(self, tasks: list[str], timeout: float) -> None:
-        self._all("stop", timeout, self._parted(tasks))
+        self._all("stop", timeout, self._by_host(tasks))
 
     def _do_bury(self, tasks: list[str], timeout: float) -> None:
-        self._all("bury", timeout, self._parted(tasks))
+        self._all("bury", timeout, self._by_host(tasks))
 
     def _do_journal(self, have: dict[str, int], timeout: float) -> Any:
         return self._of(_DISPATCHER).request("journal", timeout=timeout, have=have)
@@ -238,19 +239,19 @@ class MultiHostNode(Node):
         return self._of(_DISPATCHER).request("room", timeout=timeout)
 
     def _do_inspect(self, timeout: float) -> dict[str, Any]:
-        found = self._everywhere("inspect", timeout, {})
-        return {name: one for part in found.values() for name, one in part.items()}
+        by_position = self._everywhere("inspect", timeout, {})
+        return {name: ops for part in by_position.values() for name, ops in part.items()}
 
-    # How it is done
+    # Distribution of requests
 
     def _of(self, task: str) -> Node:
-        # A task that nobody knows is the first host's to refuse.
-        return self.nodes[self._where.get(task, 0)]
+        # The first host rejects requests about unknown tasks.
+        return self.nodes[self._positions.get(task, 0)]
 
-    def _parted(self, tasks: Iterable[str]) -> dict[int, dict[str, Any]]:
+    def _by_host(self, tasks: Iterable[str]) -> dict[int, dict[str, Any]]:
         parts: dict[int, dict[str, Any]] = {}
         for name in tasks:
-            parts.setdefault(self._where.get(name, 0), {"tasks": []})["tasks"].append(name)
+            parts.setdefault(self._positions.get(name, 0), {"tasks": []})["tasks"].append(name)
         return parts
 
     def _everywhere(self, do: str, timeout: float, arguments: Mapping[str, Any]) -> dict[int, Any]:
@@ -259,23 +260,23 @@ class MultiHostNode(Node):
     def _all(
         self, do: str, timeout: float, parts: Mapping[int, Mapping[str, Any]]
     ) -> dict[int, Any]:
-        """Ask several hosts beside each other; the first error is raised when all have answered."""
+        """Send requests to several hosts concurrently; raise the first error after all replies."""
         if not parts:
             return {}
         with concurrent.futures.ThreadPoolExecutor(len(parts), "tfd-hosts") as pool:
-            asked = {
+            requests = {
                 position: pool.submit(
                     self.nodes[position].request, do, timeout=timeout, **arguments
                 )
                 for position, arguments in parts.items()
             }
-        for position, answer in asked.items():
-            error = answer.exception()
+        for position, reply in requests.items():
+            error = reply.exception()
             if error is not None:
-                raise self._named(error, position)
-        return {position: answer.result() for position, answer in asked.items()}
+                raise self._as_tfd_error(error, position)
+        return {position: reply.result() for position, reply in requests.items()}
 
-    def _named(self, error: BaseException, position: int) -> BaseException:
+    def _as_tfd_error(self, error: BaseException, position: int) -> BaseException:
         if isinstance(error, TfdError):
             return error
         return LaunchError(f"{self.nodes[position].label}: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Find and end what a dead kernel left behind, and nothing else."""
+"""Find and end the orphans of dead kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 from tfd_notebook.launchers.client import detached
 from tfd_notebook.net import runtime_dir
 
-#: Seconds for processes that were killed to be gone.
+#: Seconds to wait until killed processes have ended.
 _DEATH_SECONDS = 5.0
 
 
@@ -26,7 +26,7 @@ class Orphan:
     Parameters
     ----------
     agent : str
-        Id of the agent that it belonged to; empty for what belonged to a process.
+        Id of the agent that it belonged to; empty if it belonged to another process.
     pid : int, optional
         The process; None for a directory or socket.
     what : str
@@ -47,17 +47,17 @@ def sweep(dry_run: bool = False) -> tuple[Orphan, ...]:
     Parameters
     ----------
     dry_run : bool
-        Only look. Default false.
+        Only report. Default false.
 
     Returns
     -------
-    tuple of Leftover
-        What was (or would be) ended and removed.
+    tuple of Orphan
+        The processes, directories and sockets that were ended and removed, or would be.
     """
     if not dry_run:
-        detached.remote_detached_clusters()  # removes the files of clusters whose lease is over
-    found: list[Orphan] = []
-    orphans = {
+        detached.remote_detached_clusters()  # removes the files of clusters with an expired lease
+    orphans: list[Orphan] = []
+    agent_directories = {
         directory.name.removeprefix("agent-"): directory
         for directory, state in runtime_dir.agent_states()
         if _is_orphan(directory, state)
@@ -69,28 +69,28 @@ def sweep(dry_run: bool = False) -> tuple[Orphan, ...]:
                 continue
             try:
                 marked = process.environ().get(runtime_dir.AGENT_VARIABLE)
-                if marked not in orphans:
+                if marked not in agent_directories:
                     continue
-                found.append(Orphan(marked, process.pid, " ".join(process.cmdline())[:120]))
+                orphans.append(Orphan(marked, process.pid, " ".join(process.cmdline())[:120]))
                 if not dry_run:
                     has_ended = stack.enter_context(runtime_dir.watched(process.pid))
                     process.send_signal(signal.SIGKILL)
                     deaths.append(has_ended)
             except psutil.Error:
                 continue
-        # One that is dying may still write where its directory is being removed.
+        # A process that is dying may still write to the directory that is removed below.
         deadline = time.monotonic() + _DEATH_SECONDS
         for has_ended in deaths:
             has_ended(max(0.0, deadline - time.monotonic()))
-    for agent, directory in orphans.items():
-        found.append(Orphan(agent, None, str(directory)))
+    for agent, directory in agent_directories.items():
+        orphans.append(Orphan(agent, None, str(directory)))
         if not dry_run and not runtime_dir.is_locked(directory):
             runtime_dir.remove(directory)
     for path in runtime_dir.orphaned_files():
-        found.append(Orphan("", None, str(path)))
+        orphans.append(Orphan("", None, str(path)))
         if not dry_run:
             runtime_dir.remove(path) if path.is_dir() else path.unlink(missing_ok=True)
-    return tuple(found)
+    return tuple(orphans)
 
 
 def _is_orphan(directory: Path, state: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""The kernel's end of an agent that it reaches over a channel which may break and come back."""
+"""Session with an agent over a channel that is replaced when it breaks."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from tfd_notebook.net.bounded_write import write_all
 
 _CONNECT_SECONDS = 10.0
 _PING_SECONDS = 5.0
-#: For how long a farewell may be on its way, over a network that may be broken.
-_BYE_SECONDS = 2.0
-_PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
+#: Seconds to wait for the agent's answer to "bye" on a network that may be broken.
+_BYE_TIMEOUT_SECONDS = 2.0
+_BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
 
 
 class Channel(Protocol):
-    """A way to an agent: lines come, bytes go."""
+    """A connection to an agent that receives lines and sends bytes."""
 
     def send(self, data: bytes) -> None:
         """Send all of `data`, from any thread, or raise OSError. It blocks for a limited time."""
 
     def lines(self) -> Iterator[bytes]:
-        """Yield what arrives, until the channel ends."""
+        """Yield received lines until the channel ends."""
 
     def close(self) -> None:
-        """End it; whoever waits for lines gets no more."""
+        """Close the channel; `lines` ends."""
 
 
 class SocketChannel:
@@ -44,7 +44,7 @@ class SocketChannel:
     Parameters
     ----------
     connected : socket.socket
-        It becomes the channel's.
+        The channel takes ownership of it.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -64,7 +64,7 @@ class SocketChannel:
             write_all(self._socket.fileno(), self._write, data)
 
     def _write(self, rest: memoryview) -> int:
-        # The socket itself stays blocking, as its reader needs it.
+        # The socket itself stays blocking, as `makefile` requires.
         return self._socket.send(rest, socket.MSG_DONTWAIT)
 
     def lines(self) -> Iterator[bytes]:
@@ -72,7 +72,7 @@ class SocketChannel:
             with self._reading:
                 try:
                     line = self._file.readline(validation.MAX_MESSAGE_BYTES + 1)
-                except (OSError, ValueError):  # it is closed
+                except (OSError, ValueError):  # closed
                     return
             if not line:
                 return
@@ -82,14 +82,14 @@ class SocketChannel:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        # Whoever waits for a line has got the end now.
+        # The shutdown has ended a `readline` in another thread.
         with self._reading:
             self._file.close()
         self._socket.close()
 
 
 class AgentSession:
-    """A session with an agent that lasts longer than its channels.
+    """A session with an agent that outlasts its channels.
 
     Parameters
     ----------
@@ -98,10 +98,10 @@ class AgentSession:
     host : str
         Name or address of its host, as its peers use it.
     connect : callable
-        Returns a fresh channel; raises OSError where the host cannot be reached now, and a TfdError
-        where it never will be.
+        Returns a new channel. Raises OSError if the host cannot be reached now, and a TfdError if
+        it can never be reached.
     grace : float
-        Seconds for which the agent waits for this session to come back. Default 600.
+        Seconds that the agent waits for this session to reconnect. Default 600.
 
     Attributes
     ----------
@@ -118,9 +118,9 @@ class AgentSession:
         self._channel: Channel | None = None
         self._closed = threading.Event()
         self._pid = os.getpid()
-        self.client = AgentClient(agent, host, self._not_yet, comes_back=True)
-        # The first one in the caller's thread, whose error it is.
-        channel = self._greeted()
+        self.client = AgentClient(agent, host, self._not_connected, reconnects=True)
+        # The first attempt runs in the caller's thread, which gets the error.
+        channel = self._open_channel()
         self._thread = threading.Thread(
             target=self._serve, args=(channel,), name=f"tfd-link-{agent}", daemon=True
         )
@@ -128,33 +128,33 @@ class AgentSession:
         threading.Thread(target=self._ping, name=f"tfd-ping-{agent}", daemon=True).start()
         if not self.client.ready.wait(_CONNECT_SECONDS):
             self.close()
-            # Not an AgentLost: it may be slow, or asleep, and all that it looks after is there.
+            # Not AgentLost: the agent may be slow or suspended, and its tasks still exist.
             raise LaunchError(
                 f"the agent on {host} did not answer within {_CONNECT_SECONDS:g} s",
-                fix="the host may be overloaded or asleep: try again",
+                fix="the host may be overloaded or suspended: try again",
             )
         if self.client.why_lost:
             self.close()
             raise LaunchError(self.client.why_lost)
 
     def close(self) -> None:
-        """End the session: the agent need not wait for it."""
+        """End the session, so that the agent does not wait for it."""
         if os.getpid() != self._pid:
-            return  # in a forked child: the session belongs to the parent
+            return  # in a forked child the session belongs to the parent
         self._closed.set()
-        elsewhere = self._thread is not threading.current_thread()
+        other_thread = self._thread is not threading.current_thread()
         if self._channel is not None:
             with contextlib.suppress(OSError):
                 self._channel.send(self._line("bye"))
-                if elsewhere:
-                    self._thread.join(_BYE_SECONDS)
+                if other_thread:
+                    self._thread.join(_BYE_TIMEOUT_SECONDS)
             self._channel.close()
-        if elsewhere:
+        if other_thread:
             self._thread.join(5.0)
-        self.client.lost("this process has left it")
+        self.client.lost("this process closed the session")
 
     def _ping(self) -> None:
-        """Show the agent that this process lives, which a broken network might hide."""
+        """Send heartbeats, so that the agent detects a broken network."""
         while not self._closed.wait(_PING_SECONDS) and self.client.alive:
             with contextlib.suppress(OSError):
                 if self._channel is not None:
@@ -162,27 +162,27 @@ class AgentSession:
                     self._send_over(self._channel, self._line("ping", {"seq": self.client.seq}))
 
     def _line(self, do: str, arguments: dict[str, Any] | None = None) -> bytes:
-        """Return a word of the session itself, which is never answered."""
+        """Return a message about the session itself, which has no reply."""
         body = {"id": 0, "do": do, "arguments": arguments or {}}
         return agent_protocol.encode(agent_protocol.Frame(self._host, self.client.id, 0, body))
 
-    def _not_yet(self, data: bytes) -> None:
+    def _not_connected(self, data: bytes) -> None:
         raise OSError("not connected")
 
     @staticmethod
     def _send_over(channel: Channel, data: bytes) -> None:
-        """Send; close a channel on which a frame was cut short, also by Ctrl-C: it is replaced."""
+        """Send; close a channel with an incomplete frame, e.g. after Ctrl-C, so it is replaced."""
         try:
             channel.send(data)
         except BaseException:
             channel.close()
             raise
 
-    def _greeted(self) -> Channel:
+    def _open_channel(self) -> Channel:
         channel = self._connect()
-        asked = {"session": self._session, "since": self.client.seq, "grace": self._grace}
+        arguments = {"session": self._session, "since": self.client.seq, "grace": self._grace}
         try:
-            channel.send(self._line("hello", asked))
+            channel.send(self._line("hello", arguments))
             self._channel = channel
             self.client.resume(functools.partial(self._send_over, channel))
         except BaseException:
@@ -192,12 +192,12 @@ class AgentSession:
 
     def _serve(self, channel: Channel) -> None:
         try:
-            self._carry(channel)
-        except BaseException as error:  # nobody would hear of anything any more
+            self._receive(channel)
+        except BaseException as error:  # without this thread no message would be received
             self.client.lost(f"{self._host}: {type(error).__name__}: {error}")
             raise
 
-    def _carry(self, channel: Channel) -> None:
+    def _receive(self, channel: Channel) -> None:
         while True:
             try:
                 for line in channel.lines():
@@ -212,38 +212,40 @@ class AgentSession:
             channel.close()
             if self._closed.is_set() or not self.client.alive:
                 return
-            again = self._come_back()
-            if again is None:
+            reconnected = self._reconnect()
+            if reconnected is None:
                 return
-            channel = again
+            channel = reconnected
 
-    def _come_back(self) -> Channel | None:
-        """Return the next channel; None when the agent is lost for good."""
+    def _reconnect(self) -> Channel | None:
+        """Return the next channel; None if the agent is lost."""
         since = time.monotonic()
-        self.client.tell_all({"event": "away", "host": self._host, "grace": self._grace})
+        self.client.notify_all({"event": "away", "host": self._host, "grace": self._grace})
         for attempt in range(10**9):
-            if self._closed.wait(_PAUSES[min(attempt, len(_PAUSES) - 1)]):
+            if self._closed.wait(_BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)]):
                 return None
             try:
-                channel = self._greeted()
+                channel = self._open_channel()
             except TfdError as error:
                 self.client.lost(error.what)
                 return None
             except OSError as error:
-                away = time.monotonic() - since
-                if away > self._grace:
+                seconds_lost = time.monotonic() - since
+                if seconds_lost > self._grace:
                     self.client.lost(
                         f"{self._host} could not be reached for {self._grace:g} s ({error}): its "
-                        "tasks have ended, or end by themselves"
+                        "tasks have ended or are going to end"
                     )
                     return None
             else:
-                if self._closed.is_set():  # meanwhile, and over the channel before
+                if (
+                    self._closed.is_set()
+                ):  # closed during the connect; "bye" went to the old channel
                     with contextlib.suppress(OSError):
                         channel.send(self._line("bye"))
                     channel.close()
                     return None
                 seconds = time.monotonic() - since
-                self.client.tell_all({"event": "back", "host": self._host, "seconds": seconds})
+                self.client.notify_all({"event": "back", "host": self._host, "seconds": seconds})
                 return channel
         return None

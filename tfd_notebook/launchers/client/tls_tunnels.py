@@ -1,4 +1,4 @@
-"""Encrypted tunnels between the hosts of a cluster that need no ssh: the kernel's part."""
+"""Encrypted tunnels between the hosts of a cluster by stunnel, as the kernel manages them."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from tfd_notebook.net import validation
 
 @dataclass(frozen=True)
 class TunnelHost:
-    """A host as the tunnels see it: what shares its ports is one."""
+    """A tunnel endpoint: hosts that share their ports are one."""
 
     node: Node
     name: str
-    #: Where peers reach it; empty for a host that no peer has to reach.
+    #: Address and port for its peers; empty for a host that no peer connects to.
     at: str
 
 
 class TLSTunnels:
-    """Each host has a port at which the others come in, if the cluster's authority signed for them.
+    """Tunnels of mutually authenticated TLS: each host has one port for all its peers.
 
-    See `tfd_notebook.agent.stunnel` for what the agents do. A task's port leads to its host from
-    all others, and from this one.
+    `tfd_notebook.agent.stunnel` has the agents' part. A task's port on all other hosts, and on this
+    one, leads to the task's host.
 
     Parameters
     ----------
     hosts : sequence of (Node, str, str)
-        For each host of the cluster its node, a word that is the same for two that share ports, and
-        the address at which its peers reach it.
-    here : Node, optional
-        The agent of this process, where none of the hosts is this one; it becomes the tunnels' own.
+        For each host of the cluster its node, an identity that is equal for nodes that share ports,
+        and the address for its peers.
+    local_agent : Node, optional
+        The agent of this process, if none of the hosts is this one. `end` closes it.
 
     Raises
     ------
@@ -46,22 +46,22 @@ class TLSTunnels:
         The package cryptography is missing.
     """
 
-    def __init__(self, hosts: Sequence[tuple[Node, str, str]], here: Node | None) -> None:
-        self._here = here
+    def __init__(self, hosts: Sequence[tuple[Node, str, str]], local_agent: Node | None) -> None:
+        self._local_agent = local_agent
         self._ends: list[TunnelHost] = []
         self._of_host: list[TunnelHost] = []
         authority = CertificateAuthority()
-        made: dict[str, TunnelHost] = {}
+        by_identity: dict[str, TunnelHost] = {}
         trust = [authority.certificate]
         for node, identity, address in hosts:
-            if identity not in made:
-                end, others = _opened(node, authority, [authority.certificate], address)
-                made[identity] = end
+            if identity not in by_identity:
+                end, others = _open_endpoint(node, authority, [authority.certificate], address)
+                by_identity[identity] = end
                 trust += others
-            self._of_host.append(made[identity])
-        self._ends = list(made.values())
-        if here is not None:
-            self._ends.append(_opened(here, authority, trust, "")[0])
+            self._of_host.append(by_identity[identity])
+        self._ends = list(by_identity.values())
+        if local_agent is not None:
+            self._ends.append(_open_endpoint(local_agent, authority, trust, "")[0])
 
     def open(self, port: int, host: int) -> None:
         target = self._of_host[host]
@@ -80,26 +80,26 @@ class TLSTunnels:
                 end.node.request("close_tunnel", port=port)
 
     def end(self) -> None:
-        if self._here is not None:
-            self._here.close()
+        if self._local_agent is not None:
+            self._local_agent.close()
 
 
-def _opened(
+def _open_endpoint(
     node: Node, authority: CertificateAuthority, trust: Sequence[str], address: str
 ) -> tuple[TunnelHost, list[str]]:
-    """Open a host's end; return it and the authorities it trusts in addition to `trust`."""
+    """Open a host's endpoint; return it and the authorities it trusts in addition to `trust`."""
     name = f"{uuid.uuid4().hex[:12]}.tfd"
-    said: Mapping[str, Any] = node.request("open_tunnels", trust=list(trust), name=name)
-    # An end that runs already keeps its name and certificate. A new one makes its own key.
-    issued = "request" in said
+    reply: Mapping[str, Any] = node.request("open_tunnels", trust=list(trust), name=name)
+    # An endpoint that runs already keeps its name and certificate. A new one creates a key.
+    issued = "request" in reply
     if issued:
-        certificate = authority.sign(said["request"], name)
-        said = node.request(
+        certificate = authority.sign(reply["request"], name)
+        reply = node.request(
             "certify_tunnels", trust=list(trust), name=name, certificate=certificate
         )
     bracketed = f"[{address}]" if ":" in address else address
-    others = [one for one in said["trust"] if one not in trust]
-    known, port = said["name"], validation.port(said["port"], "port")
-    if validation.tunnel_name(known, "name") != name and issued:
-        raise validation.invalid("name", known, name)
-    return TunnelHost(node, known, f"{bracketed}:{port}"), others
+    others = [ca for ca in reply["trust"] if ca not in trust]
+    used_name, port = reply["name"], validation.port(reply["port"], "port")
+    if validation.tunnel_name(used_name, "name") != name and issued:
+        raise validation.invalid("name", used_name, name)
+    return TunnelHost(node, used_name, f"{bracketed}:{port}"), others
