@@ -238,7 +238,7 @@ def test_nobody_there_ends_the_kernel(hosts: Hosts, jupyter: Jupyters) -> None:
 
 def test_what_is_wrong_there_is_said(jupyter: Jupyters) -> None:
     server = jupyter["north"]
-    with pytest.raises(errors.LaunchError, match="refuses the token"):
+    with pytest.raises(errors.LaunchError, match="rejected the token"):
         kernel_at(server, token="wrong")
     with pytest.raises(errors.LaunchError, match="has no kernel 'julia'"):
         kernel_at(server, kernel="julia")

@@ -84,8 +84,8 @@ class TestJupyter(Conformance):
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            ({"token": "wrong"}, "refuses the token"),
-            ({"token": ""}, "wants a token"),
+            ({"token": "wrong"}, "rejected the token"),
+            ({"token": ""}, "requires a token"),
             ({"ca": None}, "is not trusted"),
             ({"kernel": "julia"}, "has no kernel 'julia'"),
         ],
@@ -128,7 +128,7 @@ class TestJupyter(Conformance):
         assert [one["name"] for one in attach.everywhere() if one["lease"]] == ["orphan"]
         (file,) = runtime_dir.runtime_dir().glob("away-*.json")
         assert not any(server.token in file.read_text() for server in jupyter)
-        with pytest.raises(errors.LaunchError, match=r"(?s)wants a token.*profile"):
+        with pytest.raises(errors.LaunchError, match=r"(?s)requires a token.*profile"):
             tfd.attach("orphan")
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
         write_profile(tmp_path, jupyter)
@@ -163,7 +163,7 @@ class TestJupyter(Conformance):
             assert process.stdout
             assert process.stdout.readline() == "ready\n"
             launcher = tfd.launchers.Jupyter(f"http://{hosts.west.address}:8000")
-            with pytest.raises(errors.LaunchError, match="is no Jupyter server"):
+            with pytest.raises(errors.LaunchError, match="is not a Jupyter server"):
                 tfd.Cluster(data_workers=1, name="strange", launcher=launcher)
         finally:
             process.kill()

@@ -113,7 +113,7 @@ class TestSSH(Conformance):
     ) -> None:
         with (
             sshd["east"].changed_key(),
-            pytest.raises(errors.LaunchError, match="host key is not the one in known_hosts"),
+            pytest.raises(errors.LaunchError, match="host key is not in known_hosts"),
         ):
             tfd.Cluster(data_workers=1, name="changed", launcher=make())
         assert shared.state == "ready"
@@ -148,7 +148,7 @@ class TestSSH(Conformance):
     @pytest.mark.parametrize(
         ("options", "said"),
         [
-            ({"key": "stranger_key"}, "refuses the login"),
+            ({"key": "stranger_key"}, "rejected the login"),
             ({"python": "/nowhere/python"}, "starting an agent on"),
             ({"python": "/usr/bin/python3"}, "has no tfd-notebook"),
         ],

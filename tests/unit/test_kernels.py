@@ -29,5 +29,5 @@ def test_the_page_is_no_part_of_the_server(page: str, base: str) -> None:
 
 @pytest.mark.parametrize("url", ["", "one:8888", "grpc://one:1", "https://one:0", None, ["a"]])
 def test_what_is_no_address_is_refused(url: object) -> None:
-    with pytest.raises(errors.UsageError, match="no address of a Jupyter server"):
+    with pytest.raises(errors.UsageError, match="invalid Jupyter server address"):
         split(url)  # type: ignore[arg-type]

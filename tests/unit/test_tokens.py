@@ -97,17 +97,17 @@ def test_a_netrc_does_not_replace_the_token(
 def test_a_redirect_takes_the_token_nowhere(serve: Callable[..., Server], status: int) -> None:
     other = serve()
     server = serve(status, other.url.replace("http", "ws"))
-    with pytest.raises(errors.LaunchError, match="refuses the token"):
+    with pytest.raises(errors.LaunchError, match="rejected the token"):
         JupyterServer(server.url, "right").connect("kernel")
     server.location = other.url
-    with pytest.raises(errors.LaunchError, match="refuses the token"):
+    with pytest.raises(errors.LaunchError, match="rejected the token"):
         JupyterServer(server.url, "right").ask("GET", "/api/kernels")
     assert server.authorizations == ["token right"] * 2
     assert other.authorizations == []
 
 
 def test_an_answer_that_is_no_websocket_is_refused(serve: Callable[..., Server]) -> None:
-    with pytest.raises(errors.LaunchError, match="no Jupyter server: it answers 200"):
+    with pytest.raises(errors.LaunchError, match="not a Jupyter server: it returned status 200"):
         JupyterServer(serve().url, "right").connect("kernel")
 
 
@@ -223,7 +223,7 @@ def test_an_attach_without_the_token_names_the_fix(serve: Callable[..., Server])
     detached.DetachedClusterRecord("secret", "jupyter", launcher.options, ["a1", "b2"]).keep(
         time.time() + 100
     )
-    with pytest.raises(errors.LaunchError, match=r"(?s)wants a token.*a profile with this server"):
+    with pytest.raises(errors.LaunchError, match=r"(?s)requires a token.*a profile with this server"):
         attach.attach("secret")
     assert {one for server in servers for one in server.authorizations} == {None}
 
