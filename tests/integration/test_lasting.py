@@ -205,7 +205,7 @@ def test_a_lease_that_is_over_ends_everything(stays: tfd.Cluster) -> None:
     stays.detach(2.0 / 3600)
     until(lambda: stays.ended)
     assert stays.state == "stopped"
-    assert any("lease is over" in notice.what for notice in stays.snapshot().notices)
+    assert any("lease expired" in notice.what for notice in stays.snapshot().notices)
     until(lambda: not any(runs(pid) for pid in pids))
 
 

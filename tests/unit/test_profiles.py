@@ -59,7 +59,7 @@ def test_without_a_profile_the_places_are_named(tmp_path: Path) -> None:
     with pytest.raises(errors.UnknownName, match="profiles are files in"):
         base.launcher("nowhere")
     write(tmp_path / "etc/far.toml", 'launcher = "teleport"')
-    with pytest.raises(errors.UnknownName, match="means 'teleport'"):
+    with pytest.raises(errors.UnknownName, match="names 'teleport'"):
         base.launcher("far")
 
 

@@ -63,7 +63,7 @@ def test_request_raises_what_the_agent_raised():
 
 def test_request_has_a_limit():
     client = AgentClient("agent", "host", lambda line: None)
-    with pytest.raises(errors.TimeLimit, match="did not answer"):
+    with pytest.raises(errors.TimeLimit, match="did not reply"):
         client.request("x", 0.01)
 
 

@@ -1,18 +1,18 @@
-"""What an administrator allows on a host: limits in a file that only root can write.
+"""Limits that the administrator of a host sets in a file that only root can write.
 
 ``/etc/tfd_notebook/policy.toml``::
 
-    tasks = 32                      # most tasks of one cluster
-    memory_gb = 16                  # most memory of one task (10**9 bytes)
-    gpus = 4                        # most GPUs of one cluster
-    lease_hours = 48                # longest lease of a detached cluster
-    launchers = ["local", "ssh"]    # others are refused
-    allow = ["10.0.0.0/8"]          # networks to which ports may be opened; [] for none
+    tasks = 32                      # Most tasks of one cluster.
+    memory_gb = 16                  # Most memory of one task (10**9 bytes).
+    gpus = 4                        # Most GPUs of one cluster.
+    lease_hours = 48                # Longest lease of a detached cluster.
+    launchers = ["local", "ssh"]    # All others are refused.
+    allow = ["10.0.0.0/8"]          # Networks to which ports may be opened, [] for none.
 
-What is not there is not limited. A refusal quotes file and line. Memory is limited by the agent of
-the host that the task runs on, by the policy of that host: once a second it looks at what a ready
-task's process holds (rss, which counts what it shares with others, too), and ends the process when
-that is more. The task is restarted like one that died.
+A key that is missing sets no limit. A refusal quotes file and line. The agent of each host enforces
+``memory_gb`` by the policy of that host. Once a second it samples the resident memory (rss, which
+includes memory shared with other processes) of each ready task's process. It ends a process with
+more than the limit, and the task is restarted as after a crash.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LISTS = ("launchers", "allow")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a policy file says; None where it says nothing.
+    """The limits of a policy file; None for a limit that is not set.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Limits:
     memory_gb, lease_hours : float, optional
     launchers, allow : tuple of str, optional
     path : Path, optional
-        The file; None where there is none.
+        The file; None if no policy applies.
     """
 
     tasks: int | None = None
@@ -55,16 +55,17 @@ class Limits:
     path: Path | None = None
 
     def check_cluster(self, launcher: str, tasks: int, gpus: int, allow: Sequence[str]) -> None:
-        """Raise Refused unless a cluster may be like this.
+        """Raise Refused if the policy forbids a cluster.
 
         Parameters
         ----------
         launcher : str
-            The launcher's own name.
+            Name of the launcher.
         tasks, gpus : int
-            How many it asks for; GPUs that are dealt out by themselves do not count here.
+            The number of tasks, and of explicitly requested GPUs. GPUs assigned automatically are
+            checked separately.
         allow : sequence of str
-            Networks that shall come in.
+            Networks that may connect.
         """
         if self.launchers is not None and launcher not in self.launchers:
             raise self._refusal("launchers", f"launcher {launcher!r} is not allowed here")
@@ -74,33 +75,33 @@ class Limits:
         self.check_allow(allow)
 
     def check_allow(self, allow: Sequence[str]) -> None:
-        """Raise Refused if ports must not be opened to one of these networks or addresses."""
+        """Raise Refused if the policy forbids opening ports to one of these networks."""
         if self.allow is None:
             return
         allowed = [ipaddress.ip_network(network) for network in self.allow]
         for network in allow:
-            wanted = ipaddress.ip_network(network, strict=False)
-            if not any(_within(wanted, one) for one in allowed):
+            requested = ipaddress.ip_network(network, strict=False)
+            if not any(_within(requested, candidate) for candidate in allowed):
                 raise self._refusal("allow", f"ports must not be opened to {network}")
 
     def check_gpus(self, count: int) -> None:
-        """Raise Refused if a cluster must not have so many GPUs."""
+        """Raise Refused if the policy forbids this number of GPUs for a cluster."""
         if self.gpus is not None and count > self.gpus:
             raise self._refusal("gpus", f"{count} GPUs are too many for one cluster")
 
     def check_lease(self, hours: float) -> None:
-        """Raise Refused if a lease must not be so long."""
+        """Raise Refused if the policy forbids a lease of this length."""
         if self.lease_hours is not None and hours > self.lease_hours:
             raise self._refusal("lease_hours", f"a lease of {hours:g} hours is too long")
 
     def too_much_memory(self, megabytes: float) -> str:
-        """Say why a task must not hold so much; empty where it may."""
+        """Return the reason for which a task exceeds the memory limit, or an empty string."""
         if self.memory_gb is None or megabytes <= self.memory_gb * 1e3:
             return ""
         return f"{memory.too_much(megabytes)} ({self.quote('memory_gb')})"
 
     def quote(self, key: str) -> str:
-        """Return the line of the file that sets `key`, with its place."""
+        """Return the line of the file that sets `key`, with path and line number."""
         assert self.path is not None
         for number, line in enumerate(self.path.read_text().splitlines(), 1):
             if re.match(rf"\s*{key}\s*=", line):
@@ -109,23 +110,24 @@ class Limits:
 
     def _refusal(self, key: str, what: str) -> Refused:
         return Refused(
-            f"{what} ({self.quote(key)})", fix="ask for less, or ask who administers this host"
+            f"{what} ({self.quote(key)})",
+            fix="request less, or ask the administrator of this host",
         )
 
 
 def limits(path: Path | None = None) -> Limits:
-    """Return what the host's policy says.
+    """Return the limits of the host's policy.
 
     Parameters
     ----------
     path : Path, optional
-        Default: ``/etc/tfd_notebook/policy.toml``. A file that others than root can write limits
-        nothing, and a warning says so.
+        Default: ``/etc/tfd_notebook/policy.toml``. A file that users other than root can write is
+        ignored with a warning.
 
     Raises
     ------
     UsageError
-        The file cannot be understood: nothing is started then.
+        The file is invalid. No cluster is started then.
     """
     path = path or config_files.SYSTEM / config_files.POLICY
     try:
@@ -134,31 +136,31 @@ def limits(path: Path | None = None) -> Limits:
         return Limits()
     if info.st_uid != 0 or info.st_mode & 0o022:
         warnings.warn(
-            f"{path} limits nothing: it must belong to root and be writable by nobody else",
+            f"{path} is ignored: it must belong to root and be writable by root only",
             UserWarning,
             stacklevel=3,
         )
         return Limits()
-    said = config_files.read_toml(path, "policy", _ASK)
-    for key, value in said.items():
-        if not _is_good(key, value):
-            raise UsageError(f"the policy {path} says {key} = {value!r}", fix=_ASK)
-    lists = {key: tuple(said.pop(key)) for key in _LISTS if key in said}
-    return Limits(**{**said, **lists}, path=path)
+    values = config_files.read_toml(path, "policy", _FIX)
+    for key, value in values.items():
+        if not _is_valid(key, value):
+            raise UsageError(f"the policy {path} has an invalid {key} = {value!r}", fix=_FIX)
+    lists = {key: tuple(values.pop(key)) for key in _LISTS if key in values}
+    return Limits(**{**values, **lists}, path=path)
 
 
-_ASK = "ask who administers this host"
+_FIX = "ask the administrator of this host"
 
 
-def _is_good(key: str, value: Any) -> bool:
+def _is_valid(key: str, value: Any) -> bool:
     if key in _NUMBERS:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
     if key not in _LISTS or not isinstance(value, list):
         return False
-    if not all(isinstance(one, str) for one in value):
+    if not all(isinstance(item, str) for item in value):
         return False
     try:
-        return key != "allow" or bool([ipaddress.ip_network(one) for one in value] or True)
+        return key != "allow" or bool([ipaddress.ip_network(item) for item in value] or True)
     except ValueError:
         return False
 

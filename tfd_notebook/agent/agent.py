@@ -1,10 +1,10 @@
-"""The agent: one process per host that starts, watches, restarts and ends tasks.
+"""The agent: one process per host that starts, supervises, restarts and stops tasks.
 
-It answers requests and tells events (`tfd_notebook.net.agent_protocol`) over its own pipes, over a
-socket in its directory, or both. A cluster ends with the session that opened it, and a session over
-the pipes ends with them or with the parent; a cluster with a lease stays until that is over. The
-agent runs in a session of its own in the system's sense, too, so that an interrupt of the notebook
-does not reach it, and it acts by policy while the kernel is busy in C code.
+It receives requests and sends events (`tfd_notebook.net.agent_protocol`) over its own pipes, over a
+socket in its directory, or both. A cluster ends with the session that opened it, unless it has a
+lease. A session over the pipes ends with them or with the parent process. The agent runs in its own
+process session (``setsid``), so that an interrupt of the notebook does not reach it. It applies the
+policy while the kernel is busy in C code.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _PR_SET_CHILD_SUBREAPER = 36
 _TICK_SECONDS = 1.0
 _PSS_EVERY_TICKS = 10
 _EXPIRY_GRACE_SECONDS = 5.0
-#: Seconds of silence after which a connection is lost, whatever the network says: four pings.
+#: Seconds of silence, four pings, after which a connection counts as lost.
 _SILENT_SECONDS = 20.0
-#: Seconds for which an agent without an owner waits for its first cluster.
+#: Seconds that an agent without an owner waits for its first cluster.
 _FIRST_SECONDS = 60.0
-#: The session of the process that started this one.
+#: The session of the process that started the agent.
 _OWNER = "owner"
 
 
 class Agent(AgentHandlers):
-    """Answers requests until nobody is left to make any."""
+    """Serves requests until no session and no leased cluster remain."""
 
     def __init__(self, agent_id: str, directory: Path, owner: int | None) -> None:
         self.id = agent_id
@@ -63,30 +63,30 @@ class Agent(AgentHandlers):
         self.owned: dict[str, Session] = {}
         self.door = AgentListener(directory, self.host, agent_id, self._answer, self._sessions)
         self._stays = owner is None
-        self._measured: dict[int, psutil.Process] = {}
-        self._metering = GpuMonitor(self.tell)
+        self._sampled: dict[int, psutil.Process] = {}
+        self._gpu_monitor = GpuMonitor(self.tell)
         self._idle_since = time.monotonic() + (_FIRST_SECONDS if owner is None else 0.0)
         self._done = asyncio.Event()
 
     async def run(self) -> None:
-        """Serve until nobody is there any more and no cluster has a lease, or a signal comes."""
+        """Serve until no session and no leased cluster remain, or until SIGTERM."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._done.set)
-        # The system's word that the parent ends, which alone ends no lease.
+        # The parent-death signal (see `main`). A lease outlasts the parent.
         loop.add_signal_handler(
             signal.SIGHUP, lambda: asyncio.ensure_future(self._owner_left(), loop=loop)
         )
         self.write_state()
         if self._stays:
             await self.door.open()
-        working = [asyncio.ensure_future(self._watch()), asyncio.ensure_future(self._done.wait())]
+        futures = [asyncio.ensure_future(self._watch()), asyncio.ensure_future(self._done.wait())]
         if self.owner is not None:
-            working.append(asyncio.ensure_future(self._serve_owner()))
-        await asyncio.wait(working[:2], return_when=asyncio.FIRST_COMPLETED)
-        for work in working:
-            if work.done() and not work.cancelled() and (error := work.exception()):
+            futures.append(asyncio.ensure_future(self._serve_owner()))
+        await asyncio.wait(futures[:2], return_when=asyncio.FIRST_COMPLETED)
+        for future in futures:
+            if future.done() and not future.cancelled() and (error := future.exception()):
                 traceback.print_exception(error)
-            work.cancel()
+            future.cancel()
         stopping = asyncio.gather(
             *(cluster.stop("its agent ended") for cluster in self.clusters.values()),
             return_exceptions=True,
@@ -96,30 +96,30 @@ class Agent(AgentHandlers):
         self.processes.close_server()
         runtime_dir.remove(self.directory)
         if self.owner is not None and os.getppid() != self.owner:
-            # It was killed, and could not take its socket away itself.
+            # The kernel was killed and did not remove its control socket.
             runtime_dir.control_socket(self.owner).unlink(missing_ok=True)
 
     async def _serve_owner(self) -> None:
-        """Serve the process that started this one, until it ends."""
+        """Serve the process that started the agent, until that process ends."""
         loop = asyncio.get_running_loop()
         session = self._sessions[_OWNER] = Session(self.host, self.id, 0.0)
         reader, writer = await own_pipes(loop)
         await session.serve(reader, writer, self._answer)
-        with _printed():
+        with _exceptions_logged():
             await self._owner_left()
         if not self._done.is_set():
-            # Who only closed its end of the pipes waits for ours.
+            # An owner that closed only its end of the pipes waits for the end of these.
             body = {"event": "stays"}
             writer.write(agent_protocol.encode(agent_protocol.Frame(self.host, self.id, 0, body)))
             writer.close()
 
     async def _owner_left(self) -> None:
-        """End what has ended with the process that started this one."""
+        """End the clusters without a lease after the process that started the agent has ended."""
         session = self._sessions.pop(_OWNER, None)
         if session is None:
             return
-        staying = any(cluster.lease is not None for cluster in self.clusters.values())
-        if not staying:
+        has_lease = any(cluster.lease is not None for cluster in self.clusters.values())
+        if not has_lease:
             self._done.set()
             return
         self._stays = True
@@ -128,7 +128,7 @@ class Agent(AgentHandlers):
         await self._end_owned(session, "its kernel ended")
 
     async def _end_owned(self, session: Session, reason: str) -> None:
-        """End the clusters of a session that is over, but for those with a lease."""
+        """End the clusters of a session that has ended, except those with a lease."""
         for name, owner in list(self.owned.items()):
             cluster = self.clusters.get(name)
             if owner is not session or cluster is None or cluster.lease is not None:
@@ -136,7 +136,7 @@ class Agent(AgentHandlers):
             await self.end(cluster, reason)
 
     async def end(self, cluster: AgentCluster, reason: str) -> None:
-        """End a cluster, and say why to whoever hears of it."""
+        """End a cluster, and send the reason to its listeners."""
         try:
             await cluster.stop(reason)
         finally:
@@ -162,20 +162,20 @@ class Agent(AgentHandlers):
             session.send({"re": body["id"], "ok": False, "error": agent_protocol.pack_error(error)})
 
     def tell(self, cluster: str, body: dict[str, Any], but: Session | None = None) -> None:
-        """Tell everybody who hears of `cluster`, but for one."""
+        """Send an event to the sessions that listen to `cluster`, except one."""
         for session in self._sessions.values():
             if cluster in session.hears and session is not but:
                 try:
                     session.send(body)
-                except Exception:  # one session must not keep the others from their events
+                except Exception:  # a failing session must not block the events of the others
                     traceback.print_exc()
 
     def is_heard(self, cluster: str) -> bool:
-        """Whether anybody hears of `cluster`."""
+        """Return True if a session listens to `cluster`."""
         return any(cluster in session.hears for session in self._sessions.values())
 
     def write_state(self) -> None:
-        """Keep the file by which leftovers can be told from strangers."""
+        """Write the state file with which `tfd sweep` identifies orphans."""
         state = {
             "agent": self.id,
             "pid": os.getpid(),
@@ -191,7 +191,7 @@ class Agent(AgentHandlers):
         with contextlib.suppress(OSError):
             runtime_dir.write_state(self.directory, state)
 
-    # Watching
+    # Supervision
 
     async def _watch(self) -> None:
         tick = 0
@@ -200,17 +200,17 @@ class Agent(AgentHandlers):
             await asyncio.sleep(_TICK_SECONDS)
             late = time.monotonic() - before - _TICK_SECONDS
             tick += 1
-            # An exception ends one inspection, and neither the agent nor any cluster.
-            with _printed():
+            # An exception ends one inspection only, not the agent or a cluster.
+            with _exceptions_logged():
                 await self._tick(tick, late > _TICK_SECONDS)
 
     async def _tick(self, tick: int, late: bool) -> None:
-        """Inspect every task and end what is over.
+        """Inspect every task, and end expired clusters and sessions.
 
-        A tick that comes late (a suspended machine, a starved agent) proves nothing.
+        A late tick (after a suspend, or without CPU time) does not prove a hang.
         """
-        with _printed():
-            self._metering.tick(self.clusters.values(), tick)
+        with _exceptions_logged():
+            self._gpu_monitor.tick(self.clusters.values(), tick)
         tasks = [
             task
             for cluster in self.clusters.values()
@@ -218,66 +218,69 @@ class Agent(AgentHandlers):
             if task.state in (TaskState.READY, TaskState.HUNG)
         ]
         await asyncio.gather(
-            *(self._look_at(task, late, tick + position) for position, task in enumerate(tasks))
+            *(
+                self._inspect_and_report(task, late, tick + position)
+                for position, task in enumerate(tasks)
+            )
         )
         for cluster in self.clusters.values():
             with cluster.reported("trimming its logs"):
                 cluster.trim_logs()
-        await self._end_what_is_over()
+        await self._end_expired()
         idle = not self.clusters and time.monotonic() - self._idle_since
         if idle > processes.IDLE_SECONDS:
             self.processes.close_server()
 
-    async def _end_what_is_over(self) -> None:
-        """End clusters whose time or lease is over, and sessions that nobody came back to."""
+    async def _end_expired(self) -> None:
+        """End expired clusters and sessions."""
         if _OWNER in self._sessions and os.getppid() != self.owner:
-            # A child of the kernel that inherited the pipe hides its end.
+            # The pipe stays open if a child process of the kernel inherited it.
             await self._owner_left()
         for cluster in list(self.clusters.values()):
             with cluster.reported("ending it"):
-                await self._end_if_over(cluster)
+                await self._end_if_expired(cluster)
         for key, session in list(self._sessions.items()):
             session.drop_silent(_SILENT_SECONDS)
             if session.is_over:
                 del self._sessions[key]
                 self._idle_since = min(self._idle_since, time.monotonic())
-                await self._end_owned(session, f"nobody came back for {session.grace:g} s")
+                await self._end_owned(session, f"no reconnection within {session.grace:g} s")
         if self._stays and not self.clusters:
-            here = any(session.away_since is None for session in self._sessions.values())
-            if not here and time.monotonic() > self._idle_since:
+            connected = any(session.away_since is None for session in self._sessions.values())
+            if not connected and time.monotonic() > self._idle_since:
                 self._done.set()
 
-    async def _end_if_over(self, cluster: AgentCluster) -> None:
+    async def _end_if_expired(self, cluster: AgentCluster) -> None:
         limit, since = cluster.policy.time_limit, cluster.ready_since
         ready_for = 0.0 if since is None else clock.now() - since
-        # The kernel ends its cluster itself, and earlier, unless it is busy or frozen.
+        # The kernel ends its cluster itself, and earlier, unless it is busy or suspended.
         if limit is not None and ready_for > limit + _EXPIRY_GRACE_SECONDS:
-            await self.end(cluster, f"the time limit of {limit:g} s is over")
+            await self.end(cluster, f"the time limit of {limit:g} s was reached")
         elif cluster.lease is not None and cluster.lease.over:
-            await self.end(cluster, "its lease is over")
+            await self.end(cluster, "its lease expired")
 
-    async def _look_at(self, task: TaskSupervisor, late: bool, tick: int) -> None:
+    async def _inspect_and_report(self, task: TaskSupervisor, late: bool, tick: int) -> None:
         with task._cluster.reported("inspecting it", task):
             await self._inspect(task, late, tick)
 
     async def _inspect(self, task: TaskSupervisor, late: bool, tick: int) -> None:
-        seen = await task.ask(task.address, task.kind)
+        result = await task.ask(task.address, task.kind)
         process = task.process
         if process is None or process.ended.done():
             return
-        silence, stats = "" if seen.state == "alive" else seen.reason, None
+        silence, stats = "" if result.state == "alive" else result.reason, None
         if not silence:
             stats, silence = await self._stats(process)
         if not silence:
             task.recovered()
-            task.open_iterations = len(seen.tasks)
+            task.open_iterations = len(result.tasks)
         elif late or task.silent_since is None:
             task.silent_since = time.monotonic()
         else:
             silent = time.monotonic() - task.silent_since
             if silent > task._cluster.policy.hang_seconds:
                 task.hang(silent, silence)
-        measured = self._measure(process.pid, tick % _PSS_EVERY_TICKS == 0)
+        measured = self._sample(process.pid, tick % _PSS_EVERY_TICKS == 0)
         if (rss := measured.get("rss_mb")) is not None:
             task.limit_memory(rss)
         if stats is not None:
@@ -290,28 +293,28 @@ class Agent(AgentHandlers):
         )
 
     async def _stats(self, process: processes.Process) -> tuple[dict[str, Any] | None, str]:
-        """Return what a task says of itself, or why it says nothing.
+        """Return the statistics of a task, or the reason if it does not respond.
 
-        A server's own threads answer a probe also while one of Python's never lets go of the lock.
+        The threads of a server answer a probe even while a Python thread never releases the GIL.
         """
         busy = process.is_asked
         try:
             return await process.request("stats", 1.0), ""
         except TimeLimit:
-            why = "its server answers, but no Python runs: something keeps the interpreter's lock"
+            why = "its server responds, but Python does not: a thread holds the GIL"
             return None, "" if busy else why
         except TfdError:
             return None, ""
 
-    def _measure(self, pid: int, with_pss: bool) -> dict[str, Any]:
-        if pid not in self._measured:
-            self._measured = {
-                known: process for known, process in self._measured.items() if process.is_running()
+    def _sample(self, pid: int, with_pss: bool) -> dict[str, Any]:
+        if pid not in self._sampled:
+            self._sampled = {
+                known: process for known, process in self._sampled.items() if process.is_running()
             }
             with contextlib.suppress(psutil.Error):
-                self._measured[pid] = psutil.Process(pid)
+                self._sampled[pid] = psutil.Process(pid)
         try:
-            process = self._measured[pid]
+            process = self._sampled[pid]
             with process.oneshot():
                 measured = {
                     "cpu_percent": process.cpu_percent(),
@@ -325,8 +328,8 @@ class Agent(AgentHandlers):
 
 
 @contextlib.contextmanager
-def _printed() -> Iterator[None]:
-    """Write the traceback of an exception to the agent's log, and go on."""
+def _exceptions_logged() -> Iterator[None]:
+    """Write the traceback of an exception to the agent's log, and continue."""
     try:
         yield
     except Exception:
@@ -334,10 +337,10 @@ def _printed() -> Iterator[None]:
 
 
 def main() -> None:
-    """Be an agent: ``TFD_AGENT`` is its id, ``TFD_OWNER`` the pid of its parent, if it has one."""
+    """Run an agent: ``TFD_AGENT`` is its id, ``TFD_OWNER`` the pid of its parent, if any."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    # A parent that ends before it can be listened to is found to be gone by the first look.
+    # The check of os.getppid below detects a parent that ended before the handler exists.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     owner = int(os.environ["TFD_OWNER"]) if "TFD_OWNER" in os.environ else None
     directory = Path(json.loads(os.environ["TFD_AGENT_DIR"]))
@@ -352,11 +355,11 @@ def main() -> None:
     agent_id = os.environ[runtime_dir.AGENT_VARIABLE]
 
     async def run() -> None:
-        # A probe of a hung task holds its thread for a second.
+        # A probe of a hung task blocks its thread for a second.
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(32, "tfd-agent"))
         await Agent(agent_id, directory, owner).run()
-        # Everything has ended; the loop's own end would wait for a probe that asks the dead.
+        # Exit without waiting for probes of ended tasks, as `asyncio.run` would.
         os._exit(0)
 
     asyncio.run(run())

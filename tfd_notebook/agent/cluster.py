@@ -1,4 +1,4 @@
-"""A cluster's tasks on one host, and until when they stay there."""
+"""The tasks of a cluster on one host, with its lease and time limit."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 class AgentCluster:
-    """A cluster's tasks on this host.
+    """The tasks of a cluster on this host.
 
     Parameters
     ----------
-    agent : Requests
+    agent : AgentHandlers
     name : str
     opened : mapping
-        What came with the request: ``policy``, ``environment``, ``directory``, ``path``,
-        ``preload``, ``allow`` and ``about``, which describes the cluster to whoever attaches.
+        The arguments of the request ``open``: ``policy``, ``environment``, ``directory``, ``path``,
+        ``preload``, ``allow``, and ``about``, the metadata for processes that attach.
     """
 
     def __init__(self, agent: AgentHandlers, name: str, opened: dict[str, Any]) -> None:
@@ -47,28 +47,28 @@ class AgentCluster:
         self.functions = Functions()
         self.tasks: dict[str, TaskSupervisor] = {}
         self.retired: dict[str, TaskSupervisor] = {}
-        #: What the administrator of this host allows.
+        #: Limits set by the administrator of this host.
         self.limits = limits()
-        #: The GPUs of this host that its tasks may be given, each with the fields of `gpus.Gpu`.
+        #: The GPUs that its tasks may use, each with the fields of `gpu_discovery.Gpu`.
         self.gpus: list[dict[str, Any]] = []
-        #: The task that sees each of them, as it was told last; None before that.
+        #: The task that uses each GPU, as last reported; None before the first report.
         self.held: dict[int, str] | None = None
         self.processes = agent.processes
         self._tunnels: TunnelEnd | None = None
-        #: When (monotonic) its time limit begins to count: with its first task that is ready.
+        #: Time (monotonic) at which the time limit starts: when the first task is ready.
         self.ready_since: float | None = None
-        #: Until when (seconds since the epoch) it stays without an owner; None: not at all.
+        #: End of the time that the cluster runs without an owner; None without a lease.
         self.lease: Deadline | None = None
-        #: Who asked for its end, and needs not be told of it.
+        #: The session that requested the end, which gets no event about it.
         self.ended_by: Session | None = None
         self.directory = agent.directory / name
         self.directory.mkdir(mode=0o700, exist_ok=True)
         self._agent = agent
-        #: The last failure of each kind, by what failed and task, so that it is reported once.
+        #: The last failure of each operation and task, so that it is reported once.
         self._failures: dict[tuple[str, str], str] = {}
 
     def task(self, name: str) -> TaskSupervisor:
-        """Return a task that was asked for, or raise UnknownName."""
+        """Return a task of the cluster, or raise UnknownName."""
         if name not in self.tasks:
             raise UnknownName(
                 f"cluster {self.name!r} has no task {name!r}",
@@ -78,13 +78,13 @@ class AgentCluster:
 
     @property
     def tunnels(self) -> TunnelEnd:
-        """The host's end of the cluster's tunnels, or StateError where it has none."""
+        """The host's end of the cluster's tunnels; raises StateError without one."""
         if self._tunnels is None:
-            raise StateError(f"cluster {self.name!r} has no tunnels here")
+            raise StateError(f"cluster {self.name!r} has no tunnels on this host")
         return self._tunnels
 
     async def open_tunnels(self, trust: list[str], name: str) -> dict[str, Any]:
-        """Extend the trust of this host's end, or make its key and return a signing request."""
+        """Extend the trust of this host's end, or create its key and return a signing request."""
         if self._tunnels is None:
             request = await make_key(self.directory / "tunnels", self.processes, name)
             return {"request": request}
@@ -94,7 +94,7 @@ class AgentCluster:
     async def certify_tunnels(
         self, trust: list[str], name: str, certificate: str
     ) -> dict[str, Any]:
-        """Open this host's end with a certificate for the key that `open_tunnels` made."""
+        """Open this host's end with a certificate for the key created by `open_tunnels`."""
         end = TunnelEnd(self.directory / "tunnels", self.processes, self.notice, name, certificate)
         try:
             await end.open(trust)
@@ -108,18 +108,18 @@ class AgentCluster:
         return {"port": self.tunnels.port, "name": self.tunnels.name, "trust": self.tunnels.trust}
 
     def trim_logs(self) -> None:
-        """Keep what processes say from filling the disk."""
+        """Limit the size of the processes' logs."""
         for task in self.tasks.values():
             trim_log(task.log)
         if self._tunnels is not None:
             self._tunnels.trim()
 
     def gpu_holders(self) -> dict[int, str]:
-        """Return the names of the tasks that see a GPU, by its number."""
+        """Return the name of the task that uses each GPU, by the GPU's number."""
         return {gpu: task.spec.name for task in self.tasks.values() for gpu in task.spec.gpus}
 
     def task_changed(self, task: TaskSupervisor, log: tuple[str, ...]) -> None:
-        """Tell whoever hears of this cluster what has become of a task."""
+        """Send the new state of a task to the cluster's listeners."""
         if task.state is TaskState.READY and self.ready_since is None:
             self.ready_since = clock.now()
         self._agent.tell(self.name, {**self._event(task), "log": list(log)})
@@ -127,7 +127,7 @@ class AgentCluster:
             self._agent.write_state()
 
     def task_events(self) -> list[dict[str, Any]]:
-        """Return the events that say how each task is now."""
+        """Return an event with the current state of each task."""
         return [{**self._event(task), "log": []} for task in self.tasks.values()]
 
     def _event(self, task: TaskSupervisor) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class AgentCluster:
     def notice(
         self, severity: str, what: str, task: TaskSupervisor | None = None, fix: str | None = None
     ) -> None:
-        """Tell whoever hears of this cluster a sentence."""
+        """Send a notice to the cluster's listeners."""
         self._agent.tell(
             self.name,
             {
@@ -162,7 +162,7 @@ class AgentCluster:
 
     @contextlib.contextmanager
     def reported(self, doing: str, task: TaskSupervisor | None = None) -> Iterator[None]:
-        """Report an exception by a traceback in the log and a notice, once while it lasts."""
+        """Report an exception by a traceback in the log and by one notice while it persists."""
         key = (doing, task.spec.name if task else "")
         try:
             yield
@@ -176,7 +176,7 @@ class AgentCluster:
                     "warning",
                     f"{doing} failed: {failure}",
                     task,
-                    fix="the host may lack memory, threads or descriptors; it is tried again",
+                    fix="check memory, threads and descriptors of the host; it is retried",
                 )
         else:
             self._failures.pop(key, None)
@@ -189,7 +189,7 @@ class AgentCluster:
         self._agent.write_state()
 
     def write_state(self) -> None:
-        """Keep the file by which a cluster that outlives its kernel is found."""
+        """Write the file with which processes find a detached cluster."""
         with contextlib.suppress(OSError):
             runtime_dir.write_state(
                 self.directory,
@@ -206,11 +206,11 @@ class AgentCluster:
             )
 
     async def stop(self, reason: str) -> None:
-        """End all tasks, those first that use others, and say why."""
+        """Stop all tasks, consumers of others first, and send the reason."""
         tasks = (*self.tasks.values(), *self.retired.values())
         for roles in STOP_ORDER:
             ending = [task for task in tasks if task.spec.role in roles]
-            # Whatever keeps one task from ending, the others, the tunnels and the files go.
+            # A task that fails to stop must not block the other tasks, the tunnels and the files.
             for result in await asyncio.gather(
                 *(task.stop() for task in ending), return_exceptions=True
             ):

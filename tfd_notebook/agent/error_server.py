@@ -1,7 +1,7 @@
-"""What stands at the port of a task that is gone for good: an answer, instead of silence.
+"""Servers that return an error on the ports of failed tasks, so that consumers fail fast.
 
-TensorFlow's consumers repeat a refused call to a worker or a dispatcher for ever. A status that
-does not mean "try again" reaches whoever iterates, at once, with the text that is given here.
+TensorFlow's consumers retry a refused call to a worker or a dispatcher without a limit. A status
+that is not retryable ends the iteration at once, with the text given here.
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ _PROCESS_TASK = f"{_WORKER}ProcessTask"
 _GET_ELEMENT = f"{_WORKER}GetElement"
 
 _LOOPBACK = ("127.0.0.1", "[::1]")
-_EVERYWHERE = ("0.0.0.0", "[::]")
+_ALL_INTERFACES = ("0.0.0.0", "[::]")
 
-#: With these, a worker that joins late or not at all has no share of the data that others lack.
-_SHARED_OUT_AT_RUN_TIME = ("off", "dynamic")
+#: In these modes a worker that joins late, or never, has no exclusive share of the data.
+_DYNAMIC_MODES = ("off", "dynamic")
 
 
 class ErrorServer:
-    """Answers every call at the ports of lost tasks with an error; a context manager.
+    """Answers every call on the ports of failed tasks with an error; a context manager.
 
-    Listens beside a socket that holds the port (`sockets.hold_port`). Every call gets `code` and
-    the port's text; TensorFlow's consumers pass both on, except for ``UNAVAILABLE``, ``ABORTED``
-    and ``CANCELLED``, which they repeat for ever.
+    It listens in addition to the socket that reserves the port (`ports.reserve_port`). Every call
+    gets `code` and the port's text. TensorFlow's consumers raise both, except for ``UNAVAILABLE``,
+    ``ABORTED`` and ``CANCELLED``, which they retry without a limit.
 
-    A dispatcher never forgets a worker, and gives it work in every later iteration, which then
-    waits for ever. With `dispatcher`, the tombstone of a data worker therefore accepts new work
-    as a worker without data would: where the source is not divided beforehand (``"off"`` and
-    ``"dynamic"``) nothing is missing, and the consumer gets everything from the workers that
-    live. With ``on_loss="warn"`` all work ends like that, the part that was lost included;
-    somebody should say so.
+    A dispatcher never removes a worker. It assigns a task to it in every later iteration, which
+    then waits forever. With `dispatcher`, the error server of a data worker therefore accepts new
+    tasks like a worker without data. In the modes ``"off"`` and ``"dynamic"``, which do not divide
+    the source in advance, no data is missing: the consumer gets all elements from the remaining
+    workers. With ``on_loss="warn"`` all tasks end like that, including the lost share of the data.
+    The caller must report this loss.
 
     Parameters
     ----------
     ports : mapping of int to str
         The text for each port.
     code : str
-        Name of the gRPC status. Default ``"DATA_LOSS"``, a ``tf.errors.DataLossError``.
+        Name of the gRPC status. Default ``"DATA_LOSS"``, which raises ``tf.errors.DataLossError``.
     dispatcher : str, optional
-        ``"host:port"`` of the dispatcher that the lost data workers belonged to.
+        ``"host:port"`` of the dispatcher of the failed data workers.
     on_loss : {"raise", "warn"}
-        Whether consumers of the work that was lost get the error or the end of the data. The
-        latter needs `dispatcher`.
+        Whether consumers of a lost task get the error, or the end of the data. The latter needs
+        `dispatcher`.
     workers : mapping of int to str, optional
-        The address that the dispatcher knows the worker of each port by. Default
+        The address of each port's worker as registered with the dispatcher. Default
         ``"localhost:PORT"``.
     allow : iterable of str, optional
-        Networks that are answered besides this host, at all of its addresses; None: at loopback
+        Networks that may connect in addition to this host, on all its addresses. None: loopback
         only.
 
     Raises
     ------
     PortInUse
-        By `start`: somebody else listens there.
+        By `start`: another process listens on the port.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class ErrorServer:
         self._pool: ThreadPoolExecutor | None = None
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start listening."""
         if self._pool is not None:
-            raise StateError("this tombstone stands already")
-        self._pool = ThreadPoolExecutor(2, "tfd-tombstone")
+            raise StateError("this error server is already running")
+        self._pool = ThreadPoolExecutor(2, "tfd-errors")
         try:
             for port, text in self._ports.items():
                 self._serve(port, text)
@@ -98,7 +98,7 @@ class ErrorServer:
             raise
 
     def close(self) -> None:
-        """Stop answering and free the ports; may be called twice."""
+        """Stop the servers and release the ports; may be called twice."""
         for stopped in [server.stop(grace=None) for server in self._servers]:
             stopped.wait(5.0)
         self._servers.clear()
@@ -115,39 +115,39 @@ class ErrorServer:
 
     def _serve(self, port: int, text: str) -> None:
         accept = self._accept(self._workers.get(port, f"localhost:{port}"))
-        answers = _Answers(self._code, text, accept, self._on_loss == "warn")
-        server = grpc.server(self._pool, handlers=(answers,), options=(("grpc.so_reuseport", 1),))
+        handler = _ErrorHandler(self._code, text, accept, self._on_loss == "warn")
+        server = grpc.server(self._pool, handlers=(handler,), options=(("grpc.so_reuseport", 1),))
         bound = 0
-        for host in _LOOPBACK if self._allow is None else _EVERYWHERE:
-            with contextlib.suppress(RuntimeError):  # no IPv6 here, or the port is taken
+        for host in _LOOPBACK if self._allow is None else _ALL_INTERFACES:
+            with contextlib.suppress(RuntimeError):  # no IPv6, or the port is in use
                 bound += bool(server.add_insecure_port(f"{host}:{port}"))
         if not bound:
-            raise PortInUse(f"nothing can answer for the lost task at port {port}: it is taken")
-        self._servers.append(server)  # from here on `close` stops it, whatever fails
+            raise PortInUse(f"starting an error server on port {port} failed: it is in use")
+        self._servers.append(server)  # `close` stops it if a later step fails
         server.start()
         if self._allow is not None:
             net_ports.restrict_port(port, self._allow)
 
     def _accept(self, worker: str) -> Callable[[int], None] | None:
-        """Return what tells the dispatcher that `worker` has done a task."""
+        """Return a callable that reports a task of `worker` to the dispatcher as done."""
         dispatcher, pool = self._dispatcher, self._pool
         if dispatcher is None or pool is None:
             return None
 
-        def done(task_id: int) -> None:
-            # A dispatcher that is gone, too, is for its own tombstone to tell.
+        def report_done(task_id: int) -> None:
+            # If the dispatcher failed, too, its own error server answers consumers.
             with contextlib.suppress(TfdError):
                 probe.complete_tasks(dispatcher, worker, (task_id,), 2.0)
 
         def accept(task_id: int) -> None:
-            # Afterwards: the dispatcher waits for the answer to the call that hands out work.
-            pool.submit(done, task_id)
+            # Later: the dispatcher first waits for the reply to the call that assigns the task.
+            pool.submit(report_done, task_id)
 
         return accept
 
 
-class _Answers(grpc.GenericRpcHandler):  # type: ignore[misc, unused-ignore]
-    """The answers at one port, whatever the method."""
+class _ErrorHandler(grpc.GenericRpcHandler):  # type: ignore[misc, unused-ignore]
+    """The handler of all methods on one port."""
 
     def __init__(
         self,
@@ -163,8 +163,8 @@ class _Answers(grpc.GenericRpcHandler):  # type: ignore[misc, unused-ignore]
         self._accepted: set[int] = set()
 
     def service(self, call: Any) -> Any:
-        answer = {_PROCESS_TASK: self._process_task, _GET_ELEMENT: self._get_element}
-        return grpc.unary_unary_rpc_method_handler(answer.get(call.method, self._refuse))
+        handlers = {_PROCESS_TASK: self._process_task, _GET_ELEMENT: self._get_element}
+        return grpc.unary_unary_rpc_method_handler(handlers.get(call.method, self._refuse))
 
     def _refuse(self, _: bytes, context: Any) -> bytes:
         context.abort(self._code, self._text)
@@ -173,20 +173,20 @@ class _Answers(grpc.GenericRpcHandler):  # type: ignore[misc, unused-ignore]
     def _process_task(self, request: bytes, context: Any) -> bytes:
         task = tf_messages.ProcessTaskRequest.FromString(request).task
         mode = tf_messages.SHARDING_POLICIES[task.processing_mode_def.sharding_policy]
-        nothing_lost = mode in _SHARED_OUT_AT_RUN_TIME and not task.num_consumers
-        if not self._take(task.task_id, nothing_lost):
-            # Any other status would fail the job here; the consumer shall hear the reason.
+        nothing_lost = mode in _DYNAMIC_MODES and not task.num_consumers
+        if not self._accept_task(task.task_id, nothing_lost):
+            # Any other status would fail the job here, without the reason for the consumer.
             context.abort(grpc.StatusCode.UNAVAILABLE, self._text)
         return b""
 
     def _get_element(self, request: bytes, context: Any) -> bytes:
-        if not self._take(tf_messages.GetElementRequest.FromString(request).task_id, False):
+        if not self._accept_task(tf_messages.GetElementRequest.FromString(request).task_id, False):
             return self._refuse(request, context)
-        end: bytes = tf_messages.GetElementResponse(end_of_sequence=True).SerializeToString()
-        return end
+        response: bytes = tf_messages.GetElementResponse(end_of_sequence=True).SerializeToString()
+        return response
 
-    def _take(self, task_id: int, nothing_lost: bool) -> bool:
-        """Return whether the task counts as done here; tell the dispatcher the first time."""
+    def _accept_task(self, task_id: int, nothing_lost: bool) -> bool:
+        """Return True if the task counts as done; report it to the dispatcher the first time."""
         if task_id in self._accepted:
             return True
         if self._accept is None or not (nothing_lost or self._accept_all):

@@ -1,4 +1,4 @@
-"""What the GPUs of an agent's host do, told to the clusters that asked which there are."""
+"""Sampling of the GPUs of an agent's host, for the clusters that requested their list."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _EVERY_TICKS = 5
 
 
 class GpuMonitor:
-    """Reads the GPUs of this host, beside everything else: a driver may never answer.
+    """Samples the GPUs of this host in a thread, since a driver may block indefinitely.
 
     Parameters
     ----------
-    tell : callable
-        Takes the name of a cluster, and an event for whoever hears of it.
+    send_event : callable
+        Takes the name of a cluster, and an event for its listeners.
     """
 
-    def __init__(self, tell: Callable[[str, dict[str, Any]], None]) -> None:
-        self._tell = tell
-        self._meter = gpu_discovery.GpuSampler()
+    def __init__(self, send_event: Callable[[str, dict[str, Any]], None]) -> None:
+        self._send_event = send_event
+        self._sampler = gpu_discovery.GpuSampler()
         self._reading: asyncio.Future[None] | None = None
 
     def tick(self, clusters: Iterable[AgentCluster], tick: int) -> None:
-        """Have clusters told how their GPUs are: now and then, and when others hold them."""
+        """Send the GPU use to clusters, every few ticks and when other tasks use the GPUs."""
         if self._reading is not None and not self._reading.done():
             return
         due = [
@@ -36,14 +36,14 @@ class GpuMonitor:
             if cluster.gpus and (tick % _EVERY_TICKS == 0 or cluster.gpu_holders() != cluster.held)
         ]
         if due:
-            self._reading = asyncio.ensure_future(self._look(due))
+            self._reading = asyncio.ensure_future(self._sample(due))
 
-    async def _look(self, clusters: list[AgentCluster]) -> None:
+    async def _sample(self, clusters: list[AgentCluster]) -> None:
         numbers = sorted({gpu["index"] for cluster in clusters for gpu in cluster.gpus})
-        figures = await asyncio.to_thread(self._meter.read, numbers)
+        figures = await asyncio.to_thread(self._sampler.read, numbers)
         for cluster in clusters:
             cluster.held = cluster.gpu_holders()
-            known = [
+            gpus = [
                 {
                     **{name: gpu[name] for name in ("index", "name", "memory")},
                     **figures.get(gpu["index"], {}),
@@ -51,4 +51,4 @@ class GpuMonitor:
                 }
                 for gpu in cluster.gpus
             ]
-            self._tell(cluster.name, {"event": "gpus", "cluster": cluster.name, "gpus": known})
+            self._send_event(cluster.name, {"event": "gpus", "cluster": cluster.name, "gpus": gpus})
