@@ -67,7 +67,7 @@ def test_a_task_that_holds_too_much_memory_is_ended(tmp_path: Path) -> None:
     modest, said, reason, notices = json.loads(done.stdout.split("found ")[1])
     assert modest
     quoted = "/etc/tfd_notebook/policy.toml, line 2: memory_gb = 1.2"
-    assert any("each task may hold 1.2 GB" in what and quoted in what for what in notices)
+    assert any("each task may use 1.2 GB" in what and quoted in what for what in notices)
     assert "GB of memory, more than a task may" in reason
     assert quoted in reason
     assert quoted in said

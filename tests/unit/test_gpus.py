@@ -107,7 +107,7 @@ def test_without_nvml_there_are_none_and_the_reason_is_known(
     monkeypatch.setitem(sys.modules, "pynvml", FakeNVML(broken=True))  # type: ignore[arg-type]
     assert "Driver Not Loaded" in gpu_discovery.find({})["why"]
     monkeypatch.setitem(sys.modules, "pynvml", FakeNVML(count=0))  # type: ignore[arg-type]
-    assert gpu_discovery.find({}) == {"gpus": [], "why": "there is no GPU", "hidden": False}
+    assert gpu_discovery.find({}) == {"gpus": [], "why": "this host has no GPU", "hidden": False}
 
 
 def test_use_and_memory(nvml: FakeNVML) -> None:

@@ -90,7 +90,7 @@ def quotas(file: Path = MINE, root: Path = ROOT) -> tuple[Quota, ...]:
         ``/proc/PID/cgroup``. Default that of this process.
     root : Path
     """
-    found = []
+    limits = []
     with contextlib.suppress(OSError):
         for version, group in directories(file, "cpu", root):
             with contextlib.suppress(OSError, ValueError):
@@ -104,8 +104,8 @@ def quotas(file: Path = MINE, root: Path = ROOT) -> tuple[Quota, ...]:
                     usage = group / "cpu.stat"
                 # Without a limit the quota is "max" (a ValueError) or -1.
                 if int(quota) > 0 and int(period) > 0:
-                    found.append(Quota(int(quota) / int(period), group, usage))
-    return tuple(found)
+                    limits.append(Quota(int(quota) / int(period), group, usage))
+    return tuple(limits)
 
 
 def share(before: Mapping[Quota, float], after: Mapping[Quota, float], seconds: float) -> float:

@@ -1,7 +1,7 @@
-"""The GPUs of this host: found by NVML, measured, and shown to a process or hidden from it.
+"""The GPUs of this host: discovery and sampling by NVML, and the variables that assign them.
 
-NVML comes with NVIDIA's driver and is asked through the package ``nvidia-ml-py``, which is
-optional. A GPU is called by its number in ``nvidia-smi``.
+NVML is part of NVIDIA's driver. The optional package ``nvidia-ml-py`` is its client. A GPU is
+identified by its number in ``nvidia-smi``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tfd_notebook.errors import TfdError, Unsupported
 
 
 def environment(gpus: Sequence[int]) -> dict[str, str]:
-    """Return the variables by which a process sees exactly these GPUs."""
+    """Return the variables that make exactly these GPUs visible to a process."""
     if not gpus:
         return {"CUDA_VISIBLE_DEVICES": "-1"}
-    # CUDA counts the fastest GPU first unless it is told to count as nvidia-smi does.
+    # By default CUDA numbers the fastest GPU first, unlike nvidia-smi.
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
@@ -37,49 +37,47 @@ class Gpu:
 
 
 def find(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Look which GPUs of this host a process with that environment may use.
+    """Return the GPUs of this host that a process with that environment may use.
 
     Returns
     -------
     dict
-        JSON values: ``gpus``, a list of the fields of `Gpu` in the order in which
-        ``CUDA_VISIBLE_DEVICES`` names them; ``why`` there are none; ``hidden``: whether there
-        seem to be some all the same.
+        JSON values: ``gpus``, a list of the fields of `Gpu` in the order of
+        ``CUDA_VISIBLE_DEVICES``. ``why``, the reason if the list is empty. ``hidden``, true if GPUs
+        seem to exist nevertheless.
     """
     try:
         nvml = _nvml()
     except TfdError as error:
         return {"gpus": [], "why": error.what, "hidden": bool(glob.glob("/dev/nvidia[0-9]*"))}
     try:
-        found = [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+        gpus = [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     except nvml.NVMLError as error:
-        return {"gpus": [], "why": f"NVML fails: {error}", "hidden": True}
+        return {"gpus": [], "why": f"NVML failed: {error}", "hidden": True}
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
     setting = environment.get("CUDA_VISIBLE_DEVICES")
-    visible = found if setting is None else _visible(found, setting)
-    why = "" if visible else "there is no GPU"
-    if found and not visible:
-        why = (
-            f"CUDA_VISIBLE_DEVICES={setting} hides {len(found)} GPU{'' if len(found) == 1 else 's'}"
-        )
+    visible = gpus if setting is None else _visible(gpus, setting)
+    why = "" if visible else "this host has no GPU"
+    if gpus and not visible:
+        why = f"CUDA_VISIBLE_DEVICES={setting} hides {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
     return {"gpus": [asdict(gpu) for gpu in visible], "why": why, "hidden": False}
 
 
 def _nvml() -> Any:
-    """Return the module that asks NVML, ready for use."""
+    """Return the initialized NVML module."""
     try:
         import pynvml
     except ImportError:
         raise Unsupported(
-            "the GPUs are not known without the package nvidia-ml-py "
+            "GPUs cannot be detected without the package nvidia-ml-py "
             '(pip install "tfd-notebook[gpu]")'
         ) from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise Unsupported(f"NVML, which knows the GPUs, cannot be asked: {error}") from None
+        raise Unsupported(f"NVML could not be initialized: {error}") from None
     return pynvml
 
 
@@ -98,52 +96,52 @@ def _text(value: Any) -> str:
 
 
 def _visible(gpus: Sequence[Gpu], setting: str) -> list[Gpu]:
-    """Return what ``CUDA_VISIBLE_DEVICES`` lets through; as for CUDA, what it lacks ends it."""
+    """Return the GPUs in ``CUDA_VISIBLE_DEVICES``; like CUDA, stop at the first invalid entry."""
     chosen: list[Gpu] = []
-    for word in (word.strip() for word in setting.split(",")):
-        meant = [
+    for entry in (entry.strip() for entry in setting.split(",")):
+        matches = [
             gpu
             for gpu in gpus
-            if word == str(gpu.index) or (word.startswith("GPU-") and gpu.uuid.startswith(word))
+            if entry == str(gpu.index) or (entry.startswith("GPU-") and gpu.uuid.startswith(entry))
         ]
-        if len(meant) != 1 or meant[0] in chosen:
+        if len(matches) != 1 or matches[0] in chosen:
             break
-        chosen += meant
+        chosen += matches
     return chosen
 
 
 class GpuSampler:
-    """Reads what GPUs of this host do; safe where there is no NVML."""
+    """Samples the use of this host's GPUs; returns nothing without NVML."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
-        self._gone = False
+        self._unavailable = False
 
     def read(self, gpus: Sequence[int]) -> dict[int, dict[str, float]]:
-        """Return the figures of some GPUs by number; without those that cannot be known.
+        """Return the figures of some GPUs by number, without unknown figures.
 
         Returns
         -------
         dict of int to dict
             ``used`` bytes of memory, and ``use_percent``, the share of time in which the GPU
-            computed, where it tells; both are of the whole GPU, whoever uses it.
+            computed, if the driver reports it. Both include the use by other processes.
         """
-        if self._nvml is None and not self._gone:
+        if self._nvml is None and not self._unavailable:
             try:
                 self._nvml = _nvml()
             except TfdError:
-                self._gone = True
-        found: dict[int, dict[str, float]] = {}
-        if not self._gone:
+                self._unavailable = True
+        figures_by_gpu: dict[int, dict[str, float]] = {}
+        if not self._unavailable:
             for gpu in gpus:
                 with contextlib.suppress(self._nvml.NVMLError):
-                    found[gpu] = self._figures(gpu)
-        return found
+                    figures_by_gpu[gpu] = self._figures(gpu)
+        return figures_by_gpu
 
     def _figures(self, gpu: int) -> dict[str, float]:
         handle = self._nvml.nvmlDeviceGetHandleByIndex(gpu)
         figures: dict[str, float] = {"used": int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)}
-        # Some virtual GPUs do not tell how busy they are.
+        # Some virtual GPUs do not report their utilization.
         with contextlib.suppress(self._nvml.NVMLError):
             figures["use_percent"] = int(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         return figures

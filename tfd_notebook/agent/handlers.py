@@ -1,4 +1,4 @@
-"""What may be asked of an agent; see `tfd_notebook.launchers.base.Node.request`."""
+"""Request handlers of an agent; see `tfd_notebook.launchers.base.Node.request`."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from tfd_notebook.net.host import reach
 if TYPE_CHECKING:
     from tfd_notebook.agent.sessions import AgentListener, Session
 
-#: Variables by which an agent itself is started.
-_AGENTS_OWN = (
+#: Variables of the agent's own start, which tasks do not inherit.
+_AGENT_VARIABLES = (
     "TFD_AGENT_DIR",
     "TFD_TASK_DEFAULTS",
     interpreter.PATH_VARIABLE,
     runtime_dir.AGENT_VARIABLE,
 )
-#: Requests that mean something else from each session.
+#: Requests whose meaning depends on the session.
 BY_SESSION = ("open", "adopt", "leave", "close")
-#: Requests with large replies that only read: a lost reply is obtained by executing it again.
+#: Read-only requests with large replies. If a reply is lost, the request is executed again.
 REPEATABLE = ("journal", "logs")
 
-#: Bytes of a journal that one answer carries.
+#: Limit in bytes of the journal data in one reply.
 _JOURNAL_BYTES = 4_000_000
 
 
 class AgentHandlers(ABC):
-    """The part of an agent that does what it is asked."""
+    """The handlers of an agent's requests, as methods ``do_<name>``."""
 
     id: str
     directory: Path
@@ -51,19 +51,19 @@ class AgentHandlers(ABC):
 
     @abstractmethod
     def write_state(self) -> None:
-        """Keep the file by which leftovers can be told from strangers."""
+        """Write the state file with which `tfd sweep` identifies orphans."""
 
     @abstractmethod
     def tell(self, cluster: str, body: dict[str, Any], but: Session | None = None) -> None:
-        """Tell everybody who hears of `cluster`, but for one."""
+        """Send an event to the sessions that listen to `cluster`, except one."""
 
     @abstractmethod
     def is_heard(self, cluster: str) -> bool:
-        """Whether anybody hears of `cluster`."""
+        """Return True if a session listens to `cluster`."""
 
     @abstractmethod
     async def end(self, cluster: AgentCluster, reason: str) -> None:
-        """End a cluster, and say why to whoever hears of it."""
+        """End a cluster, and send the reason to its listeners."""
 
     async def do_preload(
         self, environment: dict[str, str], path: list[str] | None = None
@@ -73,47 +73,47 @@ class AgentHandlers(ABC):
     async def do_open(self, session: Session, cluster: str, **opened: Any) -> str:
         if cluster in self.clusters:
             raise NameTaken(
-                f"a detached cluster {cluster!r} of this kernel lives",
-                fix=f"take it up, tfd.attach({cluster!r}), or give this one another name=",
+                f"a detached cluster {cluster!r} of this kernel is running",
+                fix=f"attach to it with tfd.attach({cluster!r}), or use another name=",
             )
         limits().check_allow(opened["allow"])
         opened["environment"], opened["path"] = _check_environment(
             opened["environment"], opened["path"]
         )
         opened["directory"] = opened["directory"] or _task_defaults()["directory"]
-        hosted = self.clusters[cluster] = AgentCluster(self, cluster, opened)
+        agent_cluster = self.clusters[cluster] = AgentCluster(self, cluster, opened)
         self.owned[cluster] = session
         session.hears.add(cluster)
         self.write_state()
-        if hosted.limits.memory_gb is not None:
-            hosted.notice(
+        if agent_cluster.limits.memory_gb is not None:
+            agent_cluster.notice(
                 "info",
-                f"each task may hold {hosted.limits.memory_gb:g} GB of memory "
-                f"({hosted.limits.quote('memory_gb')})",
+                f"each task may use {agent_cluster.limits.memory_gb:g} GB of memory "
+                f"({agent_cluster.limits.quote('memory_gb')})",
             )
-        return str(hosted.directory)
+        return str(agent_cluster.directory)
 
     async def do_describe(self, cluster: str, about: dict[str, Any]) -> None:
         self._cluster(cluster).about.update(about)
 
     async def do_lease(self, cluster: str, seconds: float, renew: bool = False) -> float:
-        hosted = self._cluster(cluster)
-        if renew and hosted.lease is None:
+        agent_cluster = self._cluster(cluster)
+        if renew and agent_cluster.lease is None:
             raise no_lease(cluster)
         await self.door.open()
-        hosted.hold(seconds)
+        agent_cluster.hold(seconds)
         return seconds
 
     async def do_adopt(self, session: Session, cluster: str) -> dict[str, Any]:
-        hosted = self._cluster(cluster)
+        agent_cluster = self._cluster(cluster)
         session.hears.add(cluster)
-        limit, since = hosted.policy.time_limit, hosted.ready_since
+        limit, since = agent_cluster.policy.time_limit, agent_cluster.ready_since
         return {
-            "about": hosted.about,
-            "directory": str(hosted.directory),
-            "lease": hosted.lease and hosted.lease.left,
+            "about": agent_cluster.about,
+            "directory": str(agent_cluster.directory),
+            "lease": agent_cluster.lease and agent_cluster.lease.left,
             "left": None if limit is None or since is None else limit + since - clock.now(),
-            "tasks": hosted.task_events(),
+            "tasks": agent_cluster.task_events(),
         }
 
     async def do_leave(self, session: Session, cluster: str) -> None:
@@ -132,17 +132,17 @@ class AgentHandlers(ABC):
         ]
 
     async def do_hold(self, cluster: str, tasks: list[dict[str, Any]]) -> dict[str, str]:
-        hosted = self._cluster(cluster)
+        agent_cluster = self._cluster(cluster)
         held: list[TaskSupervisor] = []
         try:
             for packed in tasks:
                 packed = dict(packed, role=Role(packed["role"]), gpus=tuple(packed["gpus"]))
                 spec = TaskSpec(**packed)
-                if spec.name in hosted.tasks:
+                if spec.name in agent_cluster.tasks:
                     raise StateError(f"cluster {cluster!r} has a task {spec.name!r} already")
-                retired = hosted.retired.pop(spec.name, None)
+                retired = agent_cluster.retired.pop(spec.name, None)
                 if retired is None:
-                    held.append(TaskSupervisor(hosted, spec))
+                    held.append(TaskSupervisor(agent_cluster, spec))
                 else:
                     retired.reset(spec)
                     held.append(retired)
@@ -150,13 +150,13 @@ class AgentHandlers(ABC):
             for task in held:
                 await task.stop()
             raise
-        hosted.tasks.update({task.spec.name: task for task in held})
+        agent_cluster.tasks.update({task.spec.name: task for task in held})
         return {task.spec.name: task.address for task in held}
 
     async def do_release(self, cluster: str, tasks: list[str]) -> None:
-        hosted = self._cluster(cluster)
+        agent_cluster = self._cluster(cluster)
         for name in tasks:
-            hosted.tasks.pop(name).release()
+            agent_cluster.tasks.pop(name).release()
 
     async def do_open_tunnels(self, cluster: str, trust: list[str], name: str) -> dict[str, Any]:
         return await self._cluster(cluster).open_tunnels(trust, name)
@@ -176,7 +176,7 @@ class AgentHandlers(ABC):
         self._cluster(cluster).tunnels.let_go(port)
 
     async def do_listeners(self, cluster: str, port: int) -> list[str]:
-        """Return the addresses at which this host listens at `port`."""
+        """Return the addresses on which this host listens at `port`."""
         self._cluster(cluster)
         return await asyncio.to_thread(ports.listening_addresses, port)
 
@@ -184,21 +184,21 @@ class AgentHandlers(ABC):
         return await asyncio.to_thread(reach, addresses)
 
     async def do_gpus(self, cluster: str) -> dict[str, Any]:
-        hosted = self._cluster(cluster)
-        found = await asyncio.to_thread(gpu_discovery.find, hosted.environment)
-        hosted.gpus, hosted.held = found["gpus"], None
-        return found
+        agent_cluster = self._cluster(cluster)
+        gpus = await asyncio.to_thread(gpu_discovery.find, agent_cluster.environment)
+        agent_cluster.gpus, agent_cluster.held = gpus["gpus"], None
+        return gpus
 
     async def do_start(self, cluster: str, tasks: dict[str, dict[str, Any]]) -> None:
-        hosted = self._cluster(cluster)
+        agent_cluster = self._cluster(cluster)
         for name, settings in tasks.items():
-            hosted.task(name).start(settings)
+            agent_cluster.task(name).start(settings)
 
     async def do_stop(self, cluster: str, tasks: list[str]) -> None:
-        hosted = self._cluster(cluster)
-        for task in [hosted.task(name) for name in tasks]:
-            hosted.retired[task.spec.name] = hosted.tasks.pop(task.spec.name)
-        await asyncio.gather(*(hosted.retired[name].retire() for name in tasks))
+        agent_cluster = self._cluster(cluster)
+        for task in [agent_cluster.task(name) for name in tasks]:
+            agent_cluster.retired[task.spec.name] = agent_cluster.tasks.pop(task.spec.name)
+        await asyncio.gather(*(agent_cluster.retired[name].retire() for name in tasks))
 
     async def do_restart(self, cluster: str, task: str, settings: dict[str, Any]) -> None:
         await self._cluster(cluster).task(task).restart(settings)
@@ -211,23 +211,25 @@ class AgentHandlers(ABC):
             self._cluster(cluster).task(name).bury()
 
     async def do_install(self, cluster: str, blob: str, tokens: list[str], gone: list[str]) -> None:
-        hosted = self._cluster(cluster)
+        agent_cluster = self._cluster(cluster)
         functions = base64.b64decode(blob)
-        hosted.functions.forget(gone)
-        hosted.functions.add(tokens, functions)
-        workers = [t for t in hosted.tasks.values() if t.spec.role is Role.DATA_WORKER]
+        agent_cluster.functions.forget(gone)
+        agent_cluster.functions.add(tokens, functions)
+        workers = [t for t in agent_cluster.tasks.values() if t.spec.role is Role.DATA_WORKER]
         try:
             await asyncio.gather(*(task.install(functions, gone) for task in workers))
         except BaseException:
-            hosted.functions.remove(tokens)
+            agent_cluster.functions.remove(tokens)
             raise
 
     async def do_inspect(self, cluster: str) -> dict[str, dict[str, list[str]]]:
-        """Return the stale modules and loaded ops of each task that answers, by name."""
+        """Return the stale modules and loaded ops of each task that responds, by name."""
         tasks = tuple(self._cluster(cluster).tasks.values())
-        found = await asyncio.gather(*(task.inspect() for task in tasks))
+        replies = await asyncio.gather(*(task.inspect() for task in tasks))
         return {
-            task.spec.name: one for task, one in zip(tasks, found, strict=True) if one is not None
+            task.spec.name: reply
+            for task, reply in zip(tasks, replies, strict=True)
+            if reply is not None
         }
 
     async def do_logs(
@@ -238,13 +240,13 @@ class AgentHandlers(ABC):
         return [data.decode(errors="replace"), end]
 
     async def do_close(self, session: Session, cluster: str) -> None:
-        hosted = self._cluster(cluster)
-        hosted.ended_by = session
-        await self.end(hosted, "it was stopped from another process")
+        agent_cluster = self._cluster(cluster)
+        agent_cluster.ended_by = session
+        await self.end(agent_cluster, "it was stopped from another process")
 
     def _cluster(self, name: str) -> AgentCluster:
         if name not in self.clusters:
-            raise StateError(f"this agent hosts no cluster {name!r}")
+            raise StateError(f"this agent has no cluster {name!r}")
         return self.clusters[name]
 
     async def do_room(self, cluster: str) -> int:
@@ -252,43 +254,47 @@ class AgentHandlers(ABC):
         return (await asyncio.to_thread(shutil.disk_usage, work_dir)).free
 
     async def do_journal(self, cluster: str, have: dict[str, int]) -> dict[str, tuple[int, str]]:
-        """Return what the dispatcher's journal has that is new to a reader on another host.
+        """Return the data of the dispatcher's journal that a reader on another host lacks.
 
-        The reader sends the number of bytes that it has of each file. The answer has that number
-        and the bytes that follow, in base64.
+        The reader sends the size in bytes of its copy of each file. The reply has that size, and
+        the bytes that follow in base64.
         """
         work_dir = self._cluster(cluster).task("dispatcher:0").settings.get("work_dir")
-        return {} if work_dir is None else await asyncio.to_thread(_new_in, Path(work_dir), have)
+        return (
+            {}
+            if work_dir is None
+            else await asyncio.to_thread(_journal_chunks, Path(work_dir), have)
+        )
 
 
-def _new_in(directory: Path, have: dict[str, int]) -> dict[str, tuple[int, str]]:
-    found, left = {}, _JOURNAL_BYTES
+def _journal_chunks(directory: Path, have: dict[str, int]) -> dict[str, tuple[int, str]]:
+    chunks, budget = {}, _JOURNAL_BYTES
     for path in sorted(directory.glob("*/*")):
         name = str(path.relative_to(directory))
-        # The directory also has the registered datasets, which no reader needs.
-        if left <= 0 or not validation.is_journal_file(name):
+        # The directory also contains the registered datasets, which no reader needs.
+        if budget <= 0 or not validation.is_journal_file(name):
             continue
         offset = have.get(name, 0)
         if path.stat().st_size > offset:
             with path.open("rb") as file:
                 file.seek(offset)
-                data = file.read(left)
-            left -= len(data)
-            found[name] = offset, base64.b64encode(data).decode()
-    return found
+                data = file.read(budget)
+            budget -= len(data)
+            chunks[name] = offset, base64.b64encode(data).decode()
+    return chunks
 
 
 def _check_environment(
     environment: dict[str, str], path: list[str] | None
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the tasks' environment and import path; without a path both begin with this host's."""
+    """Return the environment and import path of tasks; without a path both extend this host's."""
     if path is not None:
         return environment, path
-    own = {key: value for key, value in os.environ.items() if key not in _AGENTS_OWN}
-    return {**own, **environment}, _task_defaults()["path"]
+    inherited = {key: value for key, value in os.environ.items() if key not in _AGENT_VARIABLES}
+    return {**inherited, **environment}, _task_defaults()["path"]
 
 
 def _task_defaults() -> dict[str, Any]:
-    """Return the directory and import path of tasks for which the request names none."""
+    """Return the default directory and import path of tasks."""
     defaults: dict[str, Any] = json.loads(os.environ["TFD_TASK_DEFAULTS"])
     return defaults

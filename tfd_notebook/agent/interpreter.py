@@ -1,9 +1,9 @@
 """Command line, environment and import path of every Python process that this package starts.
 
 Python puts the working directory at the front of the import path for ``-c`` and ``-m``, and a file
-such as ``json.py`` there then runs in place of Python's own module. ``-P`` prevents that from
-Python 3.11 on only, and ``-I`` also ignores variables that users rely on, such as
-``PYTHONUNBUFFERED``. So the code given to ``-c`` sets the import path before it imports anything.
+such as ``json.py`` there then replaces Python's own module. ``-P`` prevents that only from Python
+3.11 on. ``-I`` also ignores variables that users rely on, such as ``PYTHONUNBUFFERED``. The code
+given to ``-c`` therefore sets the import path before it imports anything.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-#: Carries the import path of the process that is started.
+#: Contains the import path of the started process.
 PATH_VARIABLE = "TFD_SYS_PATH"
 
-#: Removes from the import path what every user can write to, and searches the working directory
-#: last: the interpreter has already made an empty entry of ``PYTHONPATH`` absolute. Only built-in
-#: modules are imported before that, because the import of every other module searches the path.
+#: Removes directories that every user can write to from the import path, and moves the working
+#: directory to its end. The interpreter has already made an empty entry of ``PYTHONPATH`` absolute.
+#: Before that only built-in modules are imported: other imports would search the path.
 FIRST = """\
 import posix, sys
 def _safe_path():
@@ -57,9 +57,9 @@ def command(module: str, *arguments: str, function: str = "main") -> list[str]:
     module : str
         Absolute name.
     *arguments : str
-        For ``sys.argv``.
+        Elements of ``sys.argv``.
     function : str
-        Takes no argument; what it returns is the exit status. Default ``"main"``.
+        Takes no argument and returns the exit status. Default ``"main"``.
     """
     return [sys.executable, "-c", _CODE.format(module=module, function=function), *arguments]
 
@@ -76,48 +76,48 @@ def environment(
     path : sequence of str, optional
         Import path to start from. Default: `task_path`.
     """
-    made = dict(os.environ if variables is None else variables)
-    made[PATH_VARIABLE] = json.dumps(import_path(path))
-    if "PYTHONPATH" in made:
-        # The interpreter searches these before any code runs.
-        entries = [one for one in made["PYTHONPATH"].split(os.pathsep) if _is_trusted(one)]
-        made["PYTHONPATH"] = os.pathsep.join(entries)
+    result = dict(os.environ if variables is None else variables)
+    result[PATH_VARIABLE] = json.dumps(import_path(path))
+    if "PYTHONPATH" in result:
+        # The interpreter searches these entries before any code runs.
+        entries = [entry for entry in result["PYTHONPATH"].split(os.pathsep) if _is_trusted(entry)]
+        result["PYTHONPATH"] = os.pathsep.join(entries)
         if not entries:
-            del made["PYTHONPATH"]
-    return made
+            del result["PYTHONPATH"]
+    return result
 
 
 def import_path(path: Sequence[str] | None = None) -> list[str]:
     """Return the import path of a helper process, without directories that others can write to.
 
-    The working directory is left out unless it belongs to this user or to root, and if a group can
-    write to it that is not this user's primary group. The owner and the group of entries that the
-    user named do not matter: software on clusters belongs to an account of its own.
+    The working directory is omitted unless it belongs to this user or to root. It is also omitted
+    if it is writable by a group other than this user's primary group. Owner and group of other
+    entries are not checked: on many clusters software belongs to a separate account.
 
     Parameters
     ----------
     path : sequence of str, optional
         Import path to start from. Default: `task_path`.
     """
-    entries = [one for one in (task_path() if path is None else path) if _is_trusted(one)]
+    entries = [e for e in (task_path() if path is None else path) if _is_trusted(e)]
     return entries if _PACKAGE_ROOT in entries else [*entries, _PACKAGE_ROOT]
 
 
 def task_path(add_working_directory: bool = False) -> list[str]:
-    """Return this process's import path for its tasks, which can import what it can import.
+    """Return the import path for this process's tasks, from which they import what it imports.
 
     All entries are absolute. The working directory comes after the standard library, as in
     IPython, so that no file in it replaces one of Python's own modules. It comes last if other
-    users can write to it, as by `import_path`.
+    users can write to it, by the rules of `import_path`.
 
     Parameters
     ----------
     add_working_directory : bool
-        Add the working directory where it is missing. Default false.
+        Add the working directory if it is missing. Default false.
     """
     try:
         working = os.getcwd()
-    except OSError:  # it was removed
+    except OSError:  # the working directory was removed
         return [entry for entry in sys.path if os.path.isabs(entry)]
     entries = [os.path.abspath(entry) for entry in sys.path]
     if add_working_directory and working not in entries:
@@ -142,8 +142,8 @@ def _is_trusted(entry: str) -> bool:
     if not os.path.isabs(entry):
         return False
     own = (sys.prefix, sys.base_prefix, sys.exec_prefix, *standard_library())
-    if entry == _PACKAGE_ROOT or any(f"{entry}{os.sep}".startswith(one + os.sep) for one in own):
-        return True  # code from there runs in this process, whatever its mode is
+    if entry == _PACKAGE_ROOT or any(f"{entry}{os.sep}".startswith(d + os.sep) for d in own):
+        return True  # this process already runs code from there
     try:
         status = os.stat(entry)
         is_working_directory = os.path.samestat(status, os.stat(os.curdir))
@@ -153,6 +153,6 @@ def _is_trusted(entry: str) -> bool:
         return False
     if not is_working_directory:
         return True
-    # Many systems give each user a group with no other members, and make it writable.
+    # Many systems give each user a private group, and make directories writable for it.
     group = not status.st_mode & stat.S_IWGRP or status.st_gid == os.getegid()
     return group and status.st_uid in (0, os.geteuid())

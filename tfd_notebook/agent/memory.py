@@ -1,4 +1,4 @@
-"""How much memory this process and its tasks may have."""
+"""Memory limits of this process and its tasks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 
 from tfd_notebook.agent.cgroups import MINE, PROC, ROOT, directories
 
-#: A limit of version 1 above this is none.
+#: Version 1 reports a larger limit than this if no limit is set.
 _NONE = 1 << 60
 
 
 @dataclass(frozen=True)
 class _Version:
-    """The files of a version of control groups for memory.
+    """The file names of a control group version for memory.
 
-    Cached files are let go of when somebody needs memory, and therefore no use of it.
+    Cached files are released under memory pressure, and therefore do not count as use.
     """
 
     limit: str
@@ -39,12 +39,12 @@ _VERSIONS = {
     ),
 }
 
-#: The next step for a task that a memory limit ended; to start it again would end it again.
+#: Advice for a task that a memory limit ended; without a change it would end again.
 FIX = (
-    "make the pipeline hold less (shuffle buffer, cache, prefetch), have fewer tasks on the host, "
+    "reduce the pipeline's memory (shuffle buffer, cache, prefetch), run fewer tasks on the host, "
     "or raise the limit; then iterate again"
 )
-#: Words in the reason of a task that was killed for its memory.
+#: Parts of the reason of a task that was killed for its memory.
 _REACHED = "the memory limit of its control group"
 _TOO_MUCH = "GB of memory, more than a task may"
 
@@ -58,7 +58,7 @@ class Group:
     path : Path
     limit : int, optional
         Bytes; None without a limit.
-    peak : int
+    Peak use in bytes; before Linux 5.19 the current use.
         Peak use in bytes; before Linux 5.19 the present use.
     kills : int
         Number of its processes that the kernel has killed for memory.
@@ -72,12 +72,12 @@ class Group:
 
 def groups(pid: int | str = "self", root: Path = ROOT, proc: Path = PROC) -> tuple[Group, ...]:
     """Return the control groups of a process, the innermost first; none if it has ended."""
-    found = []
+    current_groups = []
     with contextlib.suppress(OSError):
         for version, group in directories(proc / str(pid) / "cgroup", "memory", root):
             with contextlib.suppress(OSError, ValueError):
-                found.append(_read(group, _VERSIONS[version]))
-    return tuple(found)
+                current_groups.append(_read(group, _VERSIONS[version]))
+    return tuple(current_groups)
 
 
 def _read(group: Path, version: _Version) -> Group:
@@ -90,12 +90,12 @@ def _read(group: Path, version: _Version) -> Group:
 
 
 def reached(before: Sequence[Group], root: Path = ROOT) -> str:
-    """Return which memory limit ended a process of the groups `before`; empty if none did.
+    """Return a sentence about the memory limit that ended a process; empty if none did.
 
     Parameters
     ----------
     before : sequence of Group
-        As `groups` returned them while the process ran.
+        The result of `groups` while the process ran.
     root : Path
     """
     killed, limited = False, []
@@ -108,7 +108,7 @@ def reached(before: Sequence[Group], root: Path = ROOT) -> str:
                 limited.append((now.limit - max(now.peak, group.peak), now))
     if not killed or not limited:
         return ""
-    _, group = min(limited, key=lambda one: one[0])
+    _, group = min(limited, key=lambda candidate: candidate[0])
     assert group.limit is not None
     return (
         f"{_REACHED}, {group.limit / 1e9:.2f} GB, was reached "
@@ -117,7 +117,7 @@ def reached(before: Sequence[Group], root: Path = ROOT) -> str:
 
 
 def too_much(megabytes: float) -> str:
-    """Return the reason of a task that an administrator's policy ends."""
+    """Return the reason for ending a task that exceeds an administrator's limit."""
     return f"it held {megabytes / 1e3:.2f} {_TOO_MUCH}"
 
 
@@ -127,21 +127,21 @@ def is_reason(reason: str) -> bool:
 
 
 def of_group(root: Path = ROOT, mine: Path = MINE) -> tuple[int, int] | None:
-    """Return limit and use in bytes of the control group that leaves this process least.
+    """Return limit and use in bytes of the control group with the least free memory.
 
-    That is a container, a job of Slurm, a unit of systemd, or any group around them; None without a
-    limit.
+    The group may belong to a container, a Slurm job or a systemd unit, or contain one. Return None
+    without a limit.
     """
-    found = []
+    sizes = []
     with contextlib.suppress(OSError):
         for name, group in directories(mine, "memory", root):
             with contextlib.suppress(OSError, ValueError):
-                found.append(_room(group, _VERSIONS[name]))
-    limited = (one for one in found if one[0] < _NONE)
-    return min(limited, key=lambda one: one[0] - one[1], default=None)
+                sizes.append(_limit_and_use(group, _VERSIONS[name]))
+    limited = (pair for pair in sizes if pair[0] < _NONE)
+    return min(limited, key=lambda pair: pair[0] - pair[1], default=None)
 
 
-def _room(group: Path, version: _Version) -> tuple[int, int]:
+def _limit_and_use(group: Path, version: _Version) -> tuple[int, int]:
     """Return the limit of a group and its use, without cached files."""
     limit, used = (int((group / name).read_text()) for name in (version.limit, version.used))
     lines = (group / "memory.stat").read_text().splitlines()
@@ -150,6 +150,6 @@ def _room(group: Path, version: _Version) -> tuple[int, int]:
 
 
 def of_process() -> int | None:
-    """Return how much address space a process may have in bytes (``ulimit -v``); None: any."""
+    """Return the limit of the address space in bytes (``ulimit -v``), or None if unlimited."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if soft == resource.RLIM_INFINITY else soft
