@@ -58,8 +58,8 @@ class Group:
     path : Path
     limit : int, optional
         Bytes; None without a limit.
-    Peak use in bytes; before Linux 5.19 the current use.
-        Peak use in bytes; before Linux 5.19 the present use.
+    peak : int
+        Peak use in bytes; before Linux 5.19 the current use.
     kills : int
         Number of its processes that the kernel has killed for memory.
     """
