@@ -164,7 +164,7 @@ def test_the_end_of_an_executor_is_not_mistaken(clock: WallClock) -> None:
     with secure_channel.Server(secret, meet) as server:
         given = {"address": server.address, "secret": secret.hex(), "grace": 60, "jvm": java.pid}
         bridge = subprocess.Popen(
-            [sys.executable, "-u", "-c", stdio.bootstrap("sparkend")],
+            [sys.executable, "-u", "-c", stdio.bootstrap("spark_executor")],
             env=clock.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -64,7 +64,7 @@ SPARK_END = (
     "from tfd_notebook.agent.bridges import stdio as relay",
     """
 given = {"address": "127.0.0.1:9", "secret": "00" * 32, "grace": 0, "jvm": os.getpid()}
-command = [sys.executable, "-u", "-c", relay.bootstrap("sparkend")]
+command = [sys.executable, "-u", "-c", relay.bootstrap("spark_executor")]
 said = subprocess.run(command, input=json.dumps(given) + "\\n", capture_output=True, text=True)
 print(said.stdout.partition(" ")[0], said.stderr)
 """,

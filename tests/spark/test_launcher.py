@@ -25,7 +25,7 @@ def ends() -> list[psutil.Process]:
     return [
         process
         for process in psutil.process_iter(["cmdline"])
-        if "launch.sparkend" in " ".join(process.info["cmdline"] or ())
+        if "bridges.spark_executor" in " ".join(process.info["cmdline"] or ())
         and process.environ().get("TFD_TEST_RUN") == os.environ["TFD_TEST_RUN"]
     ]
 

@@ -227,7 +227,7 @@ class Processes:
             TFD_TASK_FD=str(control),
             TFD_TASK_REQUEST=json.dumps(request),
         )
-        return _popen("task", environment, request["path"], (control,), log, self._directory)
+        return _popen("task_process", environment, request["path"], (control,), log, self._directory)
 
     async def _fork_server(self, environment: Mapping[str, str], path: list[str]) -> _ForkServer:
         wanted = _read_at_import(environment)
@@ -310,7 +310,7 @@ class _ForkServer:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             fds = (theirs.fileno(),)
-            pid = _popen("forkserver", environment, path, fds, descriptor, directory)
+            pid = _popen("fork_server", environment, path, fds, descriptor, directory)
         finally:
             os.close(descriptor)
             theirs.close()
@@ -407,7 +407,7 @@ def _popen(
     directory: Path,
 ) -> int:
     process = subprocess.Popen(
-        interpreter.command(f"tfd_notebook.launchers.{module}"),
+        interpreter.command(f"tfd_notebook.agent.{module}"),
         env=interpreter.environment(environment, path),
         stdin=subprocess.DEVNULL,
         stdout=log,

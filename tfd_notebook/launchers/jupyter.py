@@ -182,7 +182,7 @@ class JupyterHost(RemoteHost):
         watch = threading.Timer(_HANDSHAKE_SECONDS, channel.close)
         watch.start()
         try:
-            code = stdio.bootstrap("kernelend", agent, "start" if start else "again", here)
+            code = stdio.bootstrap("kernel", agent, "start" if start else "again", here)
             self.greeting = read_handshake(self.label, channel.execute(code), again=not start)
             channel.join(self._server.farewell(kernel))
         except BaseException:

@@ -47,7 +47,7 @@ def join_agent(agent: str, start: bool) -> list[str]:
     start : bool
         True to start the agent, False to reconnect to it.
     """
-    return ["-u", "-c", stdio.bootstrap("relay"), agent, "start" if start else "again"]
+    return ["-u", "-c", stdio.bootstrap("stdio"), agent, "start" if start else "again"]
 
 
 class RemoteHost:

@@ -150,7 +150,7 @@ class Spark(RemoteLauncher):
         def run() -> None:
             try:
                 context.setJobGroup(group, "agents of a cluster", interruptOnCancel=True)
-                code = stdio.bootstrap("sparkend")
+                code = stdio.bootstrap("spark_executor")
                 start = spark_bootstrap.starter(code, arguments, _ANSWER_SECONDS)
                 tasks = context.parallelize(range(count), count).barrier()
                 result.set_result(tasks.mapPartitions(start).collect())

@@ -40,7 +40,7 @@ _BOOTSTRAP = (
     + """
 import json
 try:
-    from tfd_notebook.launchers.{module} import main
+    from tfd_notebook.agent.bridges.{module} import main
 except ImportError as error:
     have = None
     try:
