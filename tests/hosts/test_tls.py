@@ -248,7 +248,7 @@ def test_an_agent_that_is_killed_takes_its_tunnels_along(hosts: Hosts, make: Mak
             for pid in hosts.east.pids()
             if f"TFD_AGENT={directory.name.removeprefix('agent-')}".encode()
             in Path(f"/proc/{pid}/environ").read_bytes()
-            and b"launch.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            and b"agent.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
         )
         assert set(stunnels(hosts.east).values()) - before
         os.kill(agent, signal.SIGKILL)

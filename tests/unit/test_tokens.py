@@ -223,7 +223,7 @@ def test_an_attach_without_the_token_names_the_fix(serve: Callable[..., Server])
     detached.DetachedClusterRecord("secret", "jupyter", launcher.options, ["a1", "b2"]).keep(
         time.time() + 100
     )
-    with pytest.raises(errors.LaunchError, match=r"(?s)requires a token.*a profile with this server"):
+    with pytest.raises(errors.LaunchError, match=r"(?s)requires a token.*a profile with"):
         attach.attach("secret")
     assert {one for server in servers for one in server.authorizations} == {None}
 

@@ -227,7 +227,8 @@ class Processes:
             TFD_TASK_FD=str(control),
             TFD_TASK_REQUEST=json.dumps(request),
         )
-        return _popen("task_process", environment, request["path"], (control,), log, self._directory)
+        fds = (control,)
+        return _popen("task_process", environment, request["path"], fds, log, self._directory)
 
     async def _fork_server(self, environment: Mapping[str, str], path: list[str]) -> _ForkServer:
         wanted = _read_at_import(environment)
