@@ -134,7 +134,7 @@ class TestExplain:
         limit = tfd.explain(dataset, seconds=3)
         assert limit.kind == "python"
         assert limit.stage.startswith("map(wrapped)")
-        assert "data service helps" in limit.service
+        assert "it would help" in limit.service
 
     def test_a_generator_that_waits_is_a_slow_source(self) -> None:
         def slow() -> Iterator[int]:
@@ -222,7 +222,7 @@ class TestExplain:
             ({"seconds": 0}, "more than 0"),
             ({"step_time": -1.0}, "0 or more"),
             ({"step": 0.05}, "step_time="),
-            ({"step_time": 1.0, "step": print}, "step or step_time"),
+            ({"step_time": 1.0, "step": print}, "step and step_time"),
         ],
     )
     def test_bad_arguments(self, options: dict[str, Any], what: str) -> None:
@@ -242,7 +242,7 @@ class TestThroughACluster:
         assert "batch() before distribute" in limit.advice
         assert limit.expected_gain is not None
         assert limit.expected_gain > 1.5
-        assert "do not use one here" in limit.service
+        assert "not worth it here" in limit.service
 
     def test_the_workers_pipeline_is_compared_only_with_its_like(
         self, cluster: tfd.Cluster
@@ -250,7 +250,7 @@ class TestThroughACluster:
         dataset = Range(ENDLESS).map(heavy).apply(cluster.distribute("off")).batch(8)
         limit = tfd.explain(dataset, seconds=3)
         assert limit.kind == "workers"
-        assert "do not use one" not in repr(limit)
+        assert "not worth it" not in repr(limit)
 
     def test_what_is_done_behind_the_service(self, cluster: tfd.Cluster) -> None:
         dataset = (
@@ -303,7 +303,7 @@ class TestThroughACluster:
             return live, f"{because}: {table}", tfd.explain(read, seconds=3).advice
 
         for text in advised(generator(), "one"):
-            assert "more data workers cannot help: from_generator(slow)" in text
+            assert "More data workers cannot help: from_generator(slow)" in text
             assert "has one split" in text
             assert "interleave" in text
             assert "scale(" not in text
@@ -331,7 +331,7 @@ class TestThroughACluster:
             return limit.advice
 
         said = advised(files[:1])
-        assert "more data workers cannot help: TFRecordDataset()" in said
+        assert "More data workers cannot help: TFRecordDataset()" in said
         assert "several files" in said
         assert "cannot help" not in advised(files)
 
@@ -347,7 +347,7 @@ class TestThroughACluster:
         ]
         try:
             with cluster.stream(waiting.apply(cluster.distribute("off"))).start() as stream:
-                until(lambda: stream.limit.advice.startswith("all cores of this machine"), 30)
+                until(lambda: stream.limit.advice.endswith("all cores are busy"), 30)
         finally:
             for burner in burners:
                 burner.kill()

@@ -426,7 +426,7 @@ class TestAdvice:
 
         workers = Bottleneck("workers", 0.9)
         assert advise(workers, 2) == "cluster.scale(data_workers=3)"
-        assert advise(replace(workers, saturated=True), 2).startswith("all cores")
+        assert advise(replace(workers, saturated=True), 2).endswith("all cores are busy")
         host = Host()
         delivery = Delivery(weakref.ref(host), -1, "OFF", None)  # type: ignore[arg-type]
         assert advise(workers, 2, delivery) == "cluster.scale(data_workers=3)"
@@ -434,7 +434,9 @@ class TestAdvice:
         assert advise(workers, 2, delivery) == "images.scale(data_workers=3)"
         busy = [WorkerUtilization("data_worker:0", "ready", 0.99, None)]
         assert worker_limit("data_worker:0", busy).advice == "cluster.scale(data_workers=2)"
-        assert worker_limit("data_worker:0", busy, saturated=True).advice.startswith("all cores")
+        assert worker_limit("data_worker:0", busy, saturated=True).advice.endswith(
+            "all cores are busy"
+        )
 
     def test_code_for_a_dataset_names_its_variable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Dataset:
@@ -444,12 +446,12 @@ class TestAdvice:
         transfer, copy = Bottleneck("transfer", 0.9), Bottleneck("device_copy", 0.9)
         unnamed = advise(transfer, 2, dataset=read, origin=origin)
         assert unnamed == advise(transfer, 2)
-        assert unnamed.startswith("send more at a time: batch() before distribute, or hand")
+        assert unnamed.startswith("call batch() before distribute, or pass")
         assert advise(copy, 2, dataset=read) == advise(copy, 2)
         monkeypatch.setattr(sys.modules["__main__"], "numbers", origin, raising=False)
         monkeypatch.setattr(sys.modules["__main__"], "images", read, raising=False)
         assert advise(transfer, 2, dataset=read, origin=origin).startswith(
-            "send more at a time: batch() before distribute: numbers.batch(64), or hand"
+            "call batch() before distribute: numbers.batch(64), or pass"
         )
         assert advise(copy, 2, dataset=read).endswith(": images = images.prefetch(2)")
 

@@ -80,7 +80,10 @@ class Limit:
         parts = [self._summary()]
         if self.advice:
             gain = self.expected_gain
-            parts.append(f"Try: {self.advice}" + (f" (about {gain:.1f}x faster)" if gain else ""))
+            text = f"{self.advice[:1].upper()}{self.advice[1:]}"
+            if self.kind != "none":
+                text = f"Try: {self.advice}"
+            parts.append(text + (f" (about {gain:.1f}x faster)" if gain else ""))
         if self.service:
             parts.append(f"Service: {self.service}")
         return "".join(f"{part}. " for part in parts).rstrip()

@@ -1,4 +1,4 @@
-"""What to change for each limit, where nothing was tried."""
+"""Advice for each kind of bottleneck that needs no experiment."""
 
 from __future__ import annotations
 
@@ -11,91 +11,92 @@ from tfd_notebook.data.variable_names import variable_of
 if TYPE_CHECKING:
     from tfd_notebook.data.service.usage import Delivery
 
-PARALLEL = "give it num_parallel_calls=tf.data.AUTOTUNE"
-PYTHON = (
-    "use TensorFlow's own ops in it, or let data workers run it, each a process with a lock of its "
-    "own"
-)
-COPY = "add prefetch(2) behind it, so that the copy runs beside the step"
-PLAIN = "pass compression=None: packing costs more than it saves here"
-#: Elements of a batch, where advice names a number.
+PARALLEL = "pass num_parallel_calls=tf.data.AUTOTUNE"
+PYTHON = "use TensorFlow ops, or data workers, where each process has its own GIL"
+COPY = "add prefetch(2) after it, so that the copy and the step overlap"
+PLAIN = "pass compression=None, because compressing costs more than it saves here"
+#: Size of a batch in advice that contains a number.
 BATCH_SIZE = 64
-BATCH = "send more at a time: batch() before distribute"
-MEMORY = 'hand the data over in memory: launcher="inprocess", or no service at all'
-SLOW_SOURCE = "read from faster storage, from more files, or cache() what fits"
+BATCH = "call batch() before distribute"
+MEMORY = 'pass the data in memory with launcher="inprocess", or use no service'
+SLOW_SOURCE = "read from faster storage or from more files, or cache() the data if it fits"
 GENERATOR = "make the generator faster, or interleave() several of them"
 ALL_PROCESSORS = (
-    "it has all processors: do less in it, batch() before it so that it works on many at once, or "
-    "cache() what it makes"
+    "do less in it, call batch() before it so that it processes many elements at once, or cache() "
+    "its output. It uses all cores"
 )
-LESS = "do less in it, or cache() what it makes"
+LESS = "do less in it, or cache() its output"
 ALL_CORES_BUSY = (
-    "all cores of this machine are in use, so that more data workers on it would not help: do "
-    "less in the pipeline, or add data workers on other machines"
+    "do less in the pipeline, or add data workers on other hosts. More data workers on this "
+    "machine would not help, because all cores are busy"
 )
-SOMEBODYS = "its data workers are not ours to see: look at their processors, or add some"
-STEP = "the data is there in time, so make the step itself faster"
-SINGLE = "it takes single elements: batch() before it, and look at batches instead"
+EXTERNAL_WORKERS = (
+    "check the CPU use of the data workers, or add some. This process cannot measure external ones"
+)
+STEP = "make the step faster, the data arrives in time"
+SINGLE = "call batch() before the consumer, which now takes single elements"
 
 
-#: What gives a source more splits, by the kind of its stage.
+#: Advice to give a source more splits, by the kind of its stage.
 _MORE_SPLITS = {
-    "Generator": "make several generators from tf.data.Dataset.range(n), with "
-    "interleave(lambda i: from_generator(..., args=(i,))), or do less in the one",
-    **dict.fromkeys(READERS, "write the data as several files, at least one for each data worker"),
+    "Generator": "create several generators from tf.data.Dataset.range(n), with "
+    "interleave(lambda i: from_generator(..., args=(i,))), or do less in the generator",
+    **dict.fromkeys(READERS, "write the data to several files, at least one per data worker"),
 }
-_FINER = "make the source finer, such as one element for each file or range of rows"
+_FINER = "split the source into smaller parts, such as one per file or range of rows"
 
 
 def dataset_variable(dataset: Any, default: str = "") -> str:
-    """Return the name of the user's variable that holds a dataset, watched or not."""
-    # Imports TensorFlow, which magics that import this module do without.
+    """Return the name of the user's variable that holds a dataset, observed or not."""
+    # Imported here because it imports TensorFlow, which some magics do not need.
     from tfd_notebook._compat.tf_data.iterator import WatchedDataset
 
     return variable_of(
-        dataset, default, lambda one: one.bare if type(one) is WatchedDataset else one
+        dataset,
+        default,
+        lambda value: value.bare if type(value) is WatchedDataset else value,
     )
 
 
 def batch(origin: Any) -> str:
-    """Return the advice to make batches of `origin`, with the code if a variable holds it."""
+    """Return the advice to batch `origin`, with the code if a variable holds it."""
     name = dataset_variable(origin)
     return f"{BATCH}: {name}.batch({BATCH_SIZE})" if name else BATCH
 
 
 def copy(dataset: Any, default: str = "") -> str:
-    """Return the advice to overlap the copy to a device, with the code if a name is known."""
+    """Return the advice to overlap the copy to a device, with the code for a known name."""
     name = dataset_variable(dataset, default)
     return f"{COPY}: {name} = {name}.prefetch(2)" if name else COPY
 
 
-def look_at(task: str) -> str:
-    """Return what to do about a data worker that does not keep up."""
-    return f"look at its log and its machine, then restart or replace {task}"
+def inspect_worker(task: str) -> str:
+    """Return the advice for a data worker that is slower than the others."""
+    return f"check its log and its host, then restart or replace {task}"
 
 
 def few_splits(splits: Splits) -> str:
-    """Return why more data workers cannot read a source, and what to change."""
+    """Return why more data workers cannot read a source, and a change that helps."""
     count = "one split" if splits.count == 1 else f"{splits.count} splits"
     return (
-        f"more data workers cannot help: {splits.source} has {count}, and dynamic sharding gives "
-        f"a split to one data worker; {_MORE_SPLITS.get(splits.kind, _FINER)}"
+        f"{_MORE_SPLITS.get(splits.kind, _FINER)}. More data workers cannot help: "
+        f"{splits.source} has {count}, and dynamic sharding assigns each split to one data worker"
     )
 
 
 def more_workers(workers: int, delivery: Delivery | None, saturated: bool, wanted: int = 0) -> str:
-    """Return the advice for data workers that have no time left.
+    """Return the advice for data workers that are always busy.
 
     Parameters
     ----------
     workers : int
         The present number of data workers.
     delivery : Delivery, optional
-        How the dataset is read.
+        Parameters of the dataset.
     saturated : bool
         Whether the cores that the data workers may use are busy.
     wanted : int
-        How many there should be. Default one more.
+        Suggested number of data workers. Default: one more.
     """
     if delivery is not None and delivery.can_use(workers + 1) <= workers:
         assert delivery.shared is not None
@@ -113,17 +114,18 @@ def advise(
     dataset: Any = None,
     origin: Any = None,
 ) -> str:
-    """Return the change to make for a verdict.
+    """Return the advice for a bottleneck.
 
     Parameters
     ----------
-    verdict : Verdict
+    verdict : Bottleneck
     workers : int
         The number of data workers of the pipeline.
     delivery : Delivery, optional
-        How the dataset is read.
+        Parameters of the dataset.
     dataset, origin : tf.data.Dataset, optional
-        The dataset that is read, and the one that was distributed: advice names their variables.
+        The dataset that is read, and the one that was distributed. The advice names the variables
+        that hold them.
     """
     stage = verdict.stage
     if verdict.kind == "consumer":
@@ -136,7 +138,7 @@ def advise(
         return GENERATOR
     if verdict.kind == "workers":
         if verdict.task:
-            return look_at(verdict.task)
+            return inspect_worker(verdict.task)
         return more_workers(workers, delivery, verdict.saturated)
     return {
         "source": SLOW_SOURCE,

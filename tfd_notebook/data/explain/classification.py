@@ -1,4 +1,4 @@
-"""Which part of a pipeline is the limit, from what was measured: a pure function."""
+"""Classification of a pipeline's bottleneck from measurements, as pure functions."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ if TYPE_CHECKING:
     from tfd_notebook.data.explain.cost_model import Measurement
     from tfd_notebook.data.service.usage import WorkerUtilization
 
-#: Below this share of waiting the consumer has what it needs.
+#: Share of waiting below which the data keeps up with the consumer.
 _WAITS = 0.1
-#: A lane that works less than this is not what the others wait for.
+#: Share of busy time below which a lane is not a bottleneck.
 _BUSY = 0.5
-#: Share of the processors at which they are the limit of what computes.
+#: Share of the cores in use above which the CPU is saturated.
 _SATURATED = 0.85
-#: Share of the time with the interpreter's lock taken from which on Python is the limit.
+#: Share of the time with a contended GIL above which Python is the bottleneck.
 _LOCKED = 0.4
-#: Seconds that handing one element over to Python takes.
+#: Seconds that passing one element to Python takes.
 _HAND_OVER = 100e-6
-#: Share of the time until the first element from which on filling a buffer is the limit.
+#: Share of the time until the first element above which filling a buffer is the bottleneck.
 _FILLING = 0.3
-#: Elements below which a buffer fills in no time.
+#: Number of elements below which the time to fill a buffer is negligible.
 _LARGE_BUFFER = 50
 
 
-#: A worker that sends less than this share of what the others send is slow.
+#: A worker is slow if it sends less than this share of the others' rate.
 _SLOW = 0.5
-#: Measurements, about one a second, in which it has to be slow.
+#: Number of measurements, about one per second, in which it must be slow.
 _STEADY = 3
-#: Share of that below which it has no share of the data.
+#: Share of that threshold below which it has no share of the data.
 _NO_SHARE = 0.02
-#: Share of the time from which on a worker always works.
+#: Share of the time above which a worker counts as always busy.
 _WORKS = 0.9
-#: Share of that below which other workers wait for it.
+#: Share of that worker's busy time below which other workers wait for it.
 _WAIT = 0.7
-#: Factor up to which a worker sends as much as the others.
+#: Factor up to which a worker's rate counts as equal to that of the others.
 _AS_MUCH = 1.4
-#: Processor seconds, in workers and consumer together, that a gRPC transfer takes.
+#: CPU seconds, in workers and consumer together, that a gRPC transfer takes.
 TRANSFER_PER_BYTE = 4e-9
 TRANSFER_PER_ELEMENT = 300e-6
 
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """What limits.
+    """The classified bottleneck of a pipeline.
 
     Parameters
     ----------
@@ -59,11 +59,11 @@ class Bottleneck:
         Share of the time that it takes.
     stage : Stage, optional
     task : str
-        The task, where it is one.
+        The task, if the bottleneck is one.
     state : str
-        That task's state, where that is what is wrong.
+        State of the task, if that is the cause.
     saturated : bool
-        Whether the processors are all in use.
+        Whether all cores are in use.
     """
 
     kind: str
@@ -75,45 +75,49 @@ class Bottleneck:
 
     @property
     def name(self) -> str:
-        """The stage or task as users know it."""
+        """The display name of the stage or task."""
         if self.stage is not None:
             return self.stage.name
         return f"{self.task} ({self.state})" if self.state else self.task
 
 
-def judge(seen: Measurement, last: Stage, cores: int, has_consumer: bool) -> Bottleneck:
-    """Return what limits a pipeline that runs in this process."""
-    waits = seen.wait_fraction
+def judge(measurement: Measurement, last: Stage, cores: int, has_consumer: bool) -> Bottleneck:
+    """Return the bottleneck of a pipeline that runs in this process."""
+    waits = measurement.wait_fraction
     if has_consumer and waits < _WAITS:
         return Bottleneck("consumer", 1.0 - waits)
-    shuffle = _filled(seen, last)
-    filling = seen.first / (seen.first + seen.seconds) if seen.elements else 1.0
+    shuffle = _filled_shuffle(measurement, last)
+    filling = (
+        measurement.first / (measurement.first + measurement.seconds)
+        if measurement.elements
+        else 1.0
+    )
     if shuffle is not None and filling > _FILLING:
         return Bottleneck("stage", filling, shuffle)
     if any(s.kind == "DataService" for s in last.walk()):
-        lane = next((lane for lane in seen.lanes if _before_service(lane)), None)
+        lane = next((lane for lane in measurement.lanes if _before_service(lane)), None)
         if lane is None or lane.busy < _SATURATED:
             return Bottleneck("workers", waits)
-    saturated = seen.cpu >= _SATURATED * cores
+    saturated = measurement.cpu >= _SATURATED * cores
     python = [s for s in last.walk() if s.python]
-    if python and seen.locked > _LOCKED and not saturated:
-        stage = max(python, key=lambda s: _busy_of(seen.lanes, s))
-        if _busy_of(seen.lanes, stage) >= _BUSY:
-            return Bottleneck("python", max(seen.locked, 0.0), stage)
+    if python and measurement.locked > _LOCKED and not saturated:
+        stage = max(python, key=lambda s: _busy_of(measurement.lanes, s))
+        if _busy_of(measurement.lanes, stage) >= _BUSY:
+            return Bottleneck("python", max(measurement.locked, 0.0), stage)
     copy = next((s for s in last.walk() if s.kind == "CopyToDevice"), None)
     if copy is not None:
         return Bottleneck("device_copy", waits, copy)
-    hand_over = seen.rate * _HAND_OVER
-    lane = next((lane for lane in seen.lanes if _stage_of(lane) is not None), None)
-    if not seen.elements and (lane is None or lane.busy < _BUSY):
-        # What is in the middle of its first call has not counted it yet.
+    hand_over = measurement.rate * _HAND_OVER
+    lane = next((lane for lane in measurement.lanes if _stage_of(lane) is not None), None)
+    if not measurement.elements and (lane is None or lane.busy < _BUSY):
+        # A stage in its first call has not counted an element yet.
         return Bottleneck("source", 1.0, next((s for s in last.walk() if s.is_source), last))
     if lane is None or lane.busy < _BUSY or (hand_over > _BUSY and lane.busy < 0.8):
         if hand_over > _BUSY and not _batched(last):
             return Bottleneck("consumer", min(1.0, hand_over), last)
         return Bottleneck("none", 1.0 - waits)
-    # Where all processors are in use it is who uses most of them, whichever lane that is in.
-    among = seen.lanes if saturated else (lane,)
+    # With all cores in use, the bottleneck is the largest user of them in any lane.
+    among = measurement.lanes if saturated else (lane,)
     parts = [
         (part.seconds, part.stage, part, each)
         for each in among
@@ -125,64 +129,69 @@ def judge(seen: Measurement, last: Stage, cores: int, has_consumer: bool) -> Bot
     return Bottleneck("source" if source else "stage", lane.busy, stage, saturated=saturated)
 
 
-def _filled(seen: Measurement, last: Stage) -> Stage | None:
-    """Return the shuffle whose buffer must have filled before the first element came."""
+def _filled_shuffle(measurement: Measurement, last: Stage) -> Stage | None:
+    """Return the shuffle stage whose buffer was filled before the first element, if any."""
     large = (s for s in last.walk() if s.kind == "Shuffle" and (s.number or 0) >= _LARGE_BUFFER)
     shuffle = next(large, None)
     if shuffle is None:
         return None
-    if seen.elements:
-        # What comes before it made a buffer's worth of elements meanwhile, not just a few.
-        usual = 1 / seen.rate if seen.rate else 0.0
-        return shuffle if seen.first >= 3 * usual + 0.2 else None
-    # Nothing came: has what comes before it begun to fill it, or does anything work at all?
-    given = {id(p.stage): p.elements for lane in seen.lanes for p in lane.parts if p.elements}
+    if measurement.elements:
+        # Its input produced a whole buffer in that time, not only a few elements.
+        usual = 1 / measurement.rate if measurement.rate else 0.0
+        return shuffle if measurement.first >= 3 * usual + 0.2 else None
+    # No element yet: has its input begun to fill the buffer, or is any lane busy?
+    given = {
+        id(p.stage): p.elements for lane in measurement.lanes for p in lane.parts if p.elements
+    }
     if given.get(id(shuffle.inputs[0]), 0) >= (shuffle.number or 0):
         return None
     begun = any(id(stage) in given for stage in shuffle.inputs[0].walk())
-    return shuffle if begun or any(lane.busy >= _BUSY for lane in seen.lanes) else None
+    return shuffle if begun or any(lane.busy >= _BUSY for lane in measurement.lanes) else None
 
 
 def judge_service(
-    seen: Measurement, workers: Sequence[WorkerUtilization], cores: int, alone: float | None
+    measurement: Measurement, workers: Sequence[WorkerUtilization], cores: int, alone: float | None
 ) -> Bottleneck:
-    """Return which part of a tf.data service is the limit, where the consumer waits for it.
+    """Return the part of a tf.data service for which the consumer waits.
 
     Parameters
     ----------
-    seen : Measured
-    workers : sequence of WorkerUse
+    measurement : Measurement
+    workers : sequence of WorkerUtilization
     cores : int
     alone : float, optional
-        Processor seconds that one element takes in a process of its own, without a service.
+        CPU seconds that one element takes in a separate process without a service.
     """
-    odd = slow_worker(workers)
-    if odd is not None:
-        return odd
-    used = sum(worker.cpu or 0.0 for worker in workers) + seen.cpu
+    slow = slow_worker(workers)
+    if slow is not None:
+        return slow
+    used = sum(worker.cpu or 0.0 for worker in workers) + measurement.cpu
     saturated = is_busy(used, cores)
     if alone is None:
-        # In this process, where they cannot be told apart, the data is handed over in memory.
-        apart = any(worker.cpu is not None for worker in workers)
-        alone = _typical(seen, used) if apart else used / seen.rate if seen.rate else 0.0
-    spent = used / seen.rate if seen.rate else 0.0
+        # Workers in this process have no separate CPU time. They pass the data in memory.
+        separate = any(worker.cpu is not None for worker in workers)
+        if separate:
+            alone = _estimated_cost(measurement, used)
+        else:
+            alone = used / measurement.rate if measurement.rate else 0.0
+    spent = used / measurement.rate if measurement.rate else 0.0
     overhead = max(0.0, 1 - alone / spent) if spent else 0.0
     if overhead > 0.5 and used > 0.5:
         return Bottleneck("transfer", overhead, saturated=saturated)
-    return Bottleneck("workers", seen.wait_fraction, saturated=saturated)
+    return Bottleneck("workers", measurement.wait_fraction, saturated=saturated)
 
 
 def is_busy(used: float, cores: int) -> bool:
-    """Return True if `used` cores of `cores` leave no time for more work."""
+    """Return True if the use of `used` of `cores` cores leaves no time for more work."""
     return used >= _SATURATED * cores
 
 
 def slow_worker(workers: Sequence[WorkerUtilization]) -> Bottleneck | None:
-    """Return the verdict on a worker that does not keep up with the others, None without one.
+    """Return a worker that is slower than the others as the bottleneck, or None.
 
-    A worker is slow if it keeps sending less than the others, or if it sends no more and the others
-    wait for it. The second happens in coordinated reads, where workers serve rounds one after the
-    other.
+    A worker is slow if it always sends less than the others. It is also slow if it sends no more
+    than the others and they wait for it. This happens in coordinated reads, in which workers
+    serve rounds one after the other.
     """
     for worker in workers:
         if worker.state in ("hung", "restarting", "failed", "lost"):
@@ -191,16 +200,16 @@ def slow_worker(workers: Sequence[WorkerUtilization]) -> Bottleneck | None:
     for worker in ready:
         # A worker that sends nothing has no share of this data, or has sent all of it.
         others = [each for each in ready if each is not worker]
-        if others and (share := max(_lags(worker, others), _holds_up(worker, others))):
+        if others and (share := max(_rate_deficit(worker, others), _waiting_share(worker, others))):
             return Bottleneck("workers", share, task=worker.task)
     return None
 
 
-def _lags(worker: WorkerUtilization, others: Sequence[WorkerUtilization]) -> float:
-    """Return by what share a worker sends less than the others; 0 if it does not always do so.
+def _rate_deficit(worker: WorkerUtilization, others: Sequence[WorkerUtilization]) -> float:
+    """Return the share by which a worker's rate is below that of the others, or 0.
 
-    In the first seconds, and after a short stop of one of them, averages are not reliable. So each
-    of the last measurements has to be low.
+    Averages are not reliable in the first seconds and after a short pause of a worker. Therefore
+    each of the last measurements must be low.
     """
     usual = [statistics.median(each.rates[-_STEADY:]) for each in others if _is_steady(each)]
     if not usual or not _is_steady(worker):
@@ -209,7 +218,7 @@ def _lags(worker: WorkerUtilization, others: Sequence[WorkerUtilization]) -> flo
     latest = worker.rates[-_STEADY:]
     if max(latest) >= most:
         return 0.0
-    # Empty answers of a worker that has no share of the data are bytes, too.
+    # Empty answers of a worker without a share of the data also count as bytes.
     if (
         min(latest) <= _NO_SHARE * most
         or (1.0 if worker.working is None else worker.working) < _SLOW
@@ -218,13 +227,13 @@ def _lags(worker: WorkerUtilization, others: Sequence[WorkerUtilization]) -> flo
     return 1 - statistics.fmean(latest) / statistics.median(usual)
 
 
-def _holds_up(worker: WorkerUtilization, others: Sequence[WorkerUtilization]) -> float:
+def _waiting_share(worker: WorkerUtilization, others: Sequence[WorkerUtilization]) -> float:
     """Return the share of the time that others wait for a worker that sends no more than they."""
     shares = [each.working for each in others if each.working is not None]
     if worker.working is None or len(shares) < len(others) or not _is_steady(worker):
         return 0.0
     usual = statistics.median(each.bytes_per_s or 0.0 for each in others)
-    if (worker.bytes_per_s or 0.0) > _AS_MUCH * usual:  # it works for what it sends
+    if (worker.bytes_per_s or 0.0) > _AS_MUCH * usual:  # it is busy because it sends more
         return 0.0
     if worker.working < _WORKS or max(shares) > _WAIT * worker.working:
         return 0.0
@@ -235,16 +244,17 @@ def _is_steady(worker: WorkerUtilization) -> bool:
     return len(worker.rates) >= _STEADY
 
 
-def _typical(seen: Measurement, used: float) -> float:
-    """Return what an element costs besides its transfer, where nobody has measured it."""
-    if not seen.rate:
+def _estimated_cost(measurement: Measurement, used: float) -> float:
+    """Return the estimated CPU seconds of an element without its transfer."""
+    if not measurement.rate:
         return 0.0
-    transfer = TRANSFER_PER_BYTE * seen.bytes / seen.elements + TRANSFER_PER_ELEMENT
-    return max(0.0, used / seen.rate - transfer)
+    size = measurement.bytes / measurement.elements
+    transfer = TRANSFER_PER_BYTE * size + TRANSFER_PER_ELEMENT
+    return max(0.0, used / measurement.rate - transfer)
 
 
 def _before_service(lane: ThreadCost) -> bool:
-    """Whether a lane works behind the service, in this process."""
+    """Return True if a lane runs in this process, after the service."""
     return any(
         part.stage is not None and part.stage.kind != "DataService" for part in lane.parts[:1]
     )
@@ -258,7 +268,7 @@ def _stage_of(lane: ThreadCost) -> Stage | None:
 
 
 def _busy_of(lanes: tuple[ThreadCost, ...], stage: Stage) -> float:
-    """Return how busy the busiest lane is in which `stage` does most."""
+    """Return the busy share of the busiest lane in which `stage` works most."""
     return max(
         (lane.busy for lane in lanes for part in lane.parts[:1] if part.stage is stage),
         default=0.0,

@@ -1,8 +1,8 @@
-"""Who works how much in a pipeline: TensorFlow's model of an iterator, by the user's stages.
+"""Cost of each stage of a pipeline, from TensorFlow's model of an iterator.
 
-A pipeline is cut into lanes. What runs in one thread after the other is a lane, and so is each
-stage that does its work in a pool of threads. All lanes work at the same time, so the busiest one
-sets the pace (the same view as in Plumber, Kuchnik et al., MLSys 2022).
+A pipeline consists of lanes. Stages that run one after the other in one thread form a lane, and a
+stage that runs in a thread pool is a lane. All lanes run concurrently, so the busiest one is the
+bottleneck (as in Plumber, Kuchnik et al., MLSys 2022).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tfd_notebook._compat.tf_data.pipeline_model import READERS, Model, Node, Stage
 
-#: Nodes of TensorFlow's model that are no stage of anybody's.
+#: Nodes of TensorFlow's model that correspond to no stage.
 _PLUMBING = (
     "Root",
     "Model",
@@ -29,19 +29,19 @@ _POOLS = ("Map", "MapAndBatch", "Batch", "Interleave", "Filter")
 
 @dataclass(frozen=True)
 class StageCost:
-    """What one stage did in a lane.
+    """The work of one stage in a lane.
 
     Parameters
     ----------
     stage : Stage or None
-        None for what TensorFlow put in by itself.
+        None for nodes that TensorFlow added.
     kind : str
     inner : bool
-        Whether it belongs to the datasets that the function of `stage` makes.
+        Whether the node belongs to a dataset that the function of `stage` creates.
     seconds : float
-        Time that it worked, its threads together.
+        Busy time of all its threads.
     elements : int
-        How many `stage` gave; 0 for what is inside of it.
+        Number of elements that `stage` produced. 0 for inner nodes.
     """
 
     stage: Stage | None
@@ -53,16 +53,16 @@ class StageCost:
 
 @dataclass(frozen=True)
 class ThreadCost:
-    """What shares threads.
+    """The work of a lane: stages that share threads.
 
     Parameters
     ----------
     busy : float
-        Share of the time that its threads worked, 0 to 1 or a little more.
+        Share of the time that its threads were busy, 0 to 1 or slightly more.
     threads : float
-        How many there were, on average.
-    parts : tuple of Part
-        The one that worked most first.
+        Average number of its threads.
+    parts : tuple of StageCost
+        Stages with the most work first.
     """
 
     busy: float
@@ -74,7 +74,7 @@ _Key = tuple[int, int, str, bool]
 
 
 class Costs:
-    """Adds up readings of an iterator's model.
+    """Sums the readings of an iterator's model.
 
     Parameters
     ----------
@@ -85,22 +85,22 @@ class Costs:
     def __init__(self, last: Stage) -> None:
         self._last = last
         self._before: dict[int, Node] = {}
-        self._fresh = False
+        self._is_new_iterator = False
         self._seconds: dict[_Key, float] = defaultdict(float)
         self._threads: dict[int, float] = defaultdict(float)
         self._stages: dict[_Key, Stage | None] = {}
-        # Elements that a stage gave, and those of the datasets that its function made: these come
-        # and go between two readings, with what they had counted.
+        # Elements that a stage produced, and elements of the datasets that its function created.
+        # The latter datasets and their counts can disappear between two readings.
         self._given: dict[int, int] = defaultdict(int)
-        self._made: dict[int, int] = defaultdict(int)
+        self._created: dict[int, int] = defaultdict(int)
         self._wall = 0.0
-        # Which stage an input of a node is; by the node, then by the input.
+        # The stage of each input of a node: by the node, then by the input.
         self._inputs: dict[int, dict[int, Stage]] = {}
 
     def add(self, model: Model, seconds: float) -> None:
-        """Take in what happened since the reading before, which is `seconds` ago."""
-        first = not self._before and not self._fresh
-        self._fresh = False
+        """Add the work since the previous reading, `seconds` ago."""
+        first = not self._before and not self._is_new_iterator
+        self._is_new_iterator = False
         for node, stage, depth, lane in self._places(model):
             old = self._before.get(node.id)
             key = (lane, id(stage), node.kind, depth > 0)
@@ -109,7 +109,7 @@ class Costs:
                 self._stages[key] = stage
                 self._seconds[key] += max(0.0, node.seconds - (old.seconds if old else 0.0))
                 if depth < 2:
-                    (self._made if depth else self._given)[id(stage)] += elements
+                    (self._created if depth else self._given)[id(stage)] += elements
             if lane == node.id and not first:
                 self._threads[lane] += node.parallelism * seconds
         self._before = dict(model.nodes)
@@ -117,18 +117,18 @@ class Costs:
             self._wall += seconds
 
     def restart(self) -> None:
-        """Begin with another iterator of the same pipeline, which has done nothing yet."""
+        """Continue with a new iterator of the same pipeline, which has done no work yet."""
         self._before = {}
         self._inputs = {}
-        self._fresh = True
+        self._is_new_iterator = True
 
     def lanes(self) -> list[ThreadCost]:
-        """Return the lanes, the busiest first."""
+        """Return the lanes, busiest first."""
         by_lane: dict[int, list[StageCost]] = defaultdict(list)
         for key, seconds in self._seconds.items():
             lane, stage, kind, inner = key
-            if inner and (made := self._made[stage]):
-                seconds *= max(1.0, self._given[stage] / made)
+            if inner and (created := self._created[stage]):
+                seconds *= max(1.0, self._given[stage] / created)
             given = 0 if inner else self._given[stage]
             by_lane[lane].append(StageCost(self._stages[key], kind, inner, seconds, given))
         lanes = []
@@ -141,8 +141,8 @@ class Costs:
         return sorted(lanes, key=lambda lane: lane.busy, reverse=True)
 
     def _places(self, model: Model) -> Iterator[tuple[Node, Stage | None, int, int]]:
-        """Give each node with its stage, how deep it is inside that, and its lane."""
-        # A node, the stage that it or one before it is, how deep inside, and the lane it runs in.
+        """Yield each node with its stage, its depth inside that stage, and its lane."""
+        # Entries: a node, the stage of the node or of one before it, the depth, and the lane.
         todo: list[tuple[int, Stage | None, int, int]] = [(model.output, self._last, 0, 0)]
         while todo:
             number, expected, depth, lane = todo.pop()
@@ -155,12 +155,12 @@ class Costs:
                 continue
             stage = _match(node.kind, expected)
             if node.kind == "MapAndBatch" and stage and stage.inputs[0].kind == "Map":
-                stage = stage.inputs[0]  # the function is what costs
+                stage = stage.inputs[0]  # attribute the cost to the function
             own = node.id if node.asynchronous and node.kind in _POOLS else lane
             yield node, stage, 0, own
-            # What feeds an asynchronous node runs in a thread of its own.
+            # The inputs of an asynchronous node run in a separate thread.
             below = -node.id if node.asynchronous else lane
-            if stage is None:  # TensorFlow's own; the user's stages go on below it
+            if stage is None:  # a node of TensorFlow, the user's stages are its inputs
                 todo += [(child, expected, 0, below) for child in node.inputs]
                 continue
             following = stage.inputs
@@ -170,19 +170,19 @@ class Costs:
             for child in node.inputs:
                 if child in inputs:
                     todo.append((child, inputs[child], 0, below))
-                else:  # made by the stage's function: the pool's threads run it
+                else:  # created by the stage's function, which runs in the pool's threads
                     todo.append((child, stage, 1, own))
 
     def _inputs_of(
         self, node: Node, following: tuple[Stage, ...], model: Model
     ) -> dict[int, Stage]:
-        """Return which of a node's inputs is which of the stages that come before it.
+        """Return the stages of a node's inputs.
 
-        Inputs come and go: those of a concatenation one after the other, that of a repetition
-        again and again, those that a function makes all the time.
+        Inputs change over time. A concatenation has one input after the other, a repetition has a
+        new input for each epoch, and a stage's function creates inputs all the time.
         """
         known = self._inputs.setdefault(node.id, {})
-        if len(following) == 1:  # of a repetition, another one each time
+        if len(following) == 1:  # a repetition replaces its input in each epoch
             known = {child: stage for child, stage in known.items() if child in node.inputs}
             self._inputs[node.id] = known
         for child in sorted(set(node.inputs) - set(known)):
@@ -195,17 +195,17 @@ class Costs:
 
 
 def _match(kind: str, expected: Stage | None) -> Stage | None:
-    """Return the stage that a node of `kind` is: `expected`, or one that comes before it."""
+    """Return the stage of a node of `kind`: `expected`, or one before it."""
     if kind in _PLUMBING:
         return None
     stage = expected
     while stage is not None:
-        # Everything that is left is the service's, but not what the user did behind it.
+        # Attribute other nodes to the service, but not those of the user's stages after it.
         if _same(kind, stage) or (stage.kind == "DataService" and stage is expected):
             return stage
-        if kind == "Prefetch":  # TensorFlow puts one behind most pipelines
+        if kind == "Prefetch":  # TensorFlow adds one after most pipelines
             return None
-        # TensorFlow may have left a stage out, or drawn it together with another.
+        # TensorFlow may have removed a stage, or fused it with another.
         stage = stage.inputs[0] if len(stage.inputs) == 1 else None
     return None
 
@@ -222,32 +222,32 @@ _ALIASES = {
 def _same(kind: str, stage: Stage) -> bool:
     if kind == stage.kind:
         return True
-    if kind in ("FlatMap", "Interleave"):  # how TensorFlow reads files, one or several at a time
+    if kind in ("FlatMap", "Interleave"):  # TensorFlow reads files with these
         return stage.kind in (*READERS, "Generator")
     return _ALIASES.get(kind) == stage.kind
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was seen while a pipeline ran.
+    """Measurements of a running pipeline.
 
     Parameters
     ----------
     seconds : float
-        How long, without the warm-up.
+        Duration without the warm-up.
     elements, bytes : int
-        What came in that time.
+        Delivered in that time.
     waited : float
         Seconds that the consumer waited for data.
     first : float
-        Seconds from the start of the first pass to its first element.
+        Seconds from the start of the first epoch to its first element.
     cpu : float
-        Processors that this process used, on average.
+        Average number of cores that this process used.
     locked : float
-        Share of the time that the interpreter's lock was held by somebody who computes.
-    lanes : tuple of Lane
+        Share of the time that the GIL was held by another thread.
+    lanes : tuple of ThreadCost
     empty : bool
-        Whether the data ended without an element.
+        Whether the dataset has no elements.
     """
 
     seconds: float
@@ -271,7 +271,7 @@ class Measurement:
         return min(1.0, self.waited / self.seconds) if self.seconds > 0 else 1.0
 
     def figures(self) -> dict[str, float]:
-        """Return what a `Limit` says of it."""
+        """Return the figures for a `Limit`."""
         return {
             "elements_per_s": self.rate,
             "bytes_per_s": self.bytes / self.seconds if self.seconds > 0 else 0.0,

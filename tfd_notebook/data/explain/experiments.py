@@ -1,4 +1,4 @@
-"""Changes to a pipeline that can be tried without the user's code: its graph is rewritten."""
+"""Changes to a pipeline that are tried by rewriting its graph, without the user's code."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tfd_notebook._compat.tf_data import graph
 from tfd_notebook._compat.tf_data.pipeline_model import READERS, Stage, kind_of, stages_of
 
 _AUTOTUNE = -1
-#: Bytes of a graph above which the data is part of it, and copies of it cost too much.
+#: Bytes of a graph above which it contains the data, so that copies cost too much.
 _LARGEST = 50_000_000
 
-#: Gets a graph and the name of the node to change.
+#: Receives a graph and the name of the node to change.
 _Change = Callable[[Any, str], object]
 
 
 def parallel(dataset: Any, stage: Stage) -> Any:
-    """Return `dataset` with `stage` in several threads; None where that cannot be done."""
+    """Return `dataset` with a parallel `stage`, or None if the stage has no parallel version."""
     change = {
         "MapDataset": _parallel_map,
         "InterleaveDataset": _parallel_interleave,
@@ -28,7 +28,7 @@ def parallel(dataset: Any, stage: Stage) -> Any:
 
 
 def smaller_buffer(dataset: Any, stage: Stage, size: int) -> Any:
-    """Return `dataset` with a shuffle stage whose buffer holds `size` elements."""
+    """Return `dataset` with a shuffle buffer of `size` elements."""
 
     def change(definition: Any, name: str) -> None:
         node = _with_constants(definition, name, buffer_size=size)
@@ -49,12 +49,12 @@ def _rewritten(dataset: Any, stage: Stage, changes: Mapping[str, _Change]) -> An
         return None
     changes[node.op](definition, node.name)
     variant = tf.raw_ops.DatasetFromGraph(graph_def=definition.SerializeToString())
-    made = tf.data.experimental.from_variant(variant, dataset.element_spec)
-    return made.with_options(dataset.options())
+    changed = tf.data.experimental.from_variant(variant, dataset.element_spec)
+    return changed.with_options(dataset.options())
 
 
 def _find(definition: Any, last: Stage, wanted: Stage) -> Any:
-    """Return the node of a graph that is the stage `wanted` of the pipeline that ends in `last`."""
+    """Return the graph node of the stage `wanted`, in the pipeline that ends in `last`."""
     nodes = {node.name: node for node in definition.node}
 
     def before(node: Any) -> list[Any]:
@@ -68,7 +68,7 @@ def _find(definition: Any, last: Stage, wanted: Stage) -> Any:
         kind = kind_of(node.op)
         reads = kind in ("FlatMap", "Interleave") and stage.kind in READERS
         if kind != stage.kind and not reads:
-            todo += [(each, stage) for each in before(node)[:1]]  # options and the like
+            todo += [(each, stage) for each in before(node)[:1]]  # a node without a stage: options
         elif stage.dataset is wanted.dataset:
             return node
         else:
@@ -77,19 +77,19 @@ def _find(definition: Any, last: Stage, wanted: Stage) -> Any:
 
 
 def _with_constants(definition: Any, name: str, **values: int) -> Any:
-    """Give the node `name` further inputs with those values; return it."""
+    """Add constant inputs with these values to the node `name`, and return the node."""
     import tensorflow as tf
 
     kept = [copy.deepcopy(node) for node in definition.node]
     del definition.node[:]
-    for word, value in values.items():
-        node = definition.node.add(name=f"{name}/tfd_{word}", op="Const")
+    for suffix, value in values.items():
+        node = definition.node.add(name=f"{name}/tfd_{suffix}", op="Const")
         node.attr["dtype"].type = tf.int64.as_datatype_enum
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, tf.int64, ()))
     definition.node.extend(kept)
-    found = next(node for node in definition.node if node.name == name)
-    found.input.extend(f"{name}/tfd_{word}" for word in values)
-    return found
+    changed = next(node for node in definition.node if node.name == name)
+    changed.input.extend(f"{name}/tfd_{suffix}" for suffix in values)
+    return changed
 
 
 def _parallel_map(definition: Any, name: str) -> None:

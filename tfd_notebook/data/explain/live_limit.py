@@ -1,4 +1,4 @@
-"""What limits a consumer that runs: read from outside about once a second, at no cost to it."""
+"""The bottleneck of a running consumer, sampled about once a second without slowing it down."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tfd_notebook.data.explain.classification import is_busy, slow_worker
 from tfd_notebook.data.service.usage import Delivery, Machine, WorkerUtilization, processors, use_in
 from tfd_notebook.model.limit import Limit
 
-#: Seconds that an answer rests on.
+#: Seconds of measurements that a result is based on.
 _WINDOW = 5.0
-_KEPT = 720
-#: Seconds without a look after which the figures begin anew.
+_HISTORY_LENGTH = 720
+#: Seconds without a sample after which the figures start again.
 _GAP = 3.0
-#: Processors that a data worker uses when it works all the time.
+#: Cores that a data worker uses when it is always busy.
 _WORKS = 0.85
 _PROBE = 0.002
 _PROBES = 5
@@ -30,18 +30,18 @@ NOTHING = Limit("none", figures={"elements_per_s": 0.0, "wait_fraction": 0.0, "c
 
 
 class ProcessSampler:
-    """What this process as a whole does: its processors, and the interpreter's lock."""
+    """Samples the CPU use of this process and of the machine, and the contention for the GIL."""
 
     def __init__(self) -> None:
         self._at, self._cpu = time.perf_counter(), _cpu()
         self._machine = Machine()
         self.cpu = 0.0
-        #: Busy cores of this machine, with any process.
+        #: Busy cores of this machine, including all processes.
         self.machine = 0.0
         self.locked = 0.0
 
     def sample(self) -> None:
-        """Take the sampler since the last time; takes some milliseconds of waiting."""
+        """Measure since the previous call. Sleeps a few milliseconds to detect GIL contention."""
         now, cpu = time.perf_counter(), _cpu()
         if now > self._at:
             self.cpu = (cpu - self._cpu) / (now - self._at)
@@ -56,40 +56,40 @@ class ProcessSampler:
 
 
 class LiveLimit:
-    """The limit of one consumer, kept up to date by `look`.
+    """The bottleneck of one consumer, updated by `look`.
 
     Attributes
     ----------
     limit : Limit
-        The latest.
-    blind : bool
+        The latest bottleneck.
+    disabled : bool
         Whether the pipeline could not be read.
     history : deque of tuple of float and Limit
-        When (seconds since the epoch) and what, one for every 5 seconds, the latest last.
+        Time (seconds since the epoch) and bottleneck for every 5 seconds, latest last.
     """
 
     def __init__(self) -> None:
         self.limit = NOTHING
         self.disabled = False
-        self.history: deque[tuple[float, Limit]] = deque(maxlen=_KEPT)
+        self.history: deque[tuple[float, Limit]] = deque(maxlen=_HISTORY_LENGTH)
         self._iterator: Callable[[], Any] = lambda: None
         self._dataset: Callable[[], Any] = lambda: None
         self._last: Any = None
         self._delivery: Delivery | None = None
         self._costs: Any = None
-        self._began = self._looked = time.perf_counter()
+        self._began = self._sampled = time.perf_counter()
         self._base = MetricTotals()
         self._cpu: list[float] = []
         self._locked: list[float] = []
 
     @property
     def delivery(self) -> Delivery | None:
-        """The parameters of reading through a service of this package; None without one."""
+        """The parameters of reading through a service. None without a service of this package."""
         return self._delivery
 
     @property
     def through_service(self) -> bool:
-        """Whether a tf.data service is in the pipeline; true while that is not known yet."""
+        """True if the pipeline contains a tf.data service. Also true while unknown."""
         return self._last is None or any(s.kind == "DataService" for s in self._last.walk())
 
     def look(
@@ -100,18 +100,18 @@ class LiveLimit:
         workers: Sequence[WorkerUtilization],
         reads: bool,
     ) -> None:
-        """Take in how the consumer is now.
+        """Record a sample of the consumer, and update `limit`.
 
         Parameters
         ----------
         iterator : WatchedIterator or None
-        reading : Reading
+        reading : MetricTotals
             Its totals.
-        sampler : Pulse
-        workers : sequence of WorkerUse
+        sampler : ProcessSampler
+        workers : sequence of WorkerUtilization
             The data workers of its cluster.
         reads : bool
-            Whether somebody uses what comes; otherwise it is only measured.
+            Whether the elements are used. Otherwise the consumer only measures the pipeline.
         """
         from tfd_notebook._compat.tf_data.pipeline_model import model_of, stages_of
         from tfd_notebook.data.explain.cost_model import Costs
@@ -119,14 +119,15 @@ class LiveLimit:
         now = time.perf_counter()
         if iterator is None or iterator.opened is None:
             return
-        # Weakly: an iterator that nobody else holds has ended.
-        if now - self._looked > _GAP:  # paused, or between two loops: that is nobody's limit
+        # Weak references: an iterator that is referenced only here has ended.
+        # Paused or between epochs: no limit to attribute.
+        if now - self._sampled > _GAP:
             self._dataset = self._iterator = lambda: None
         if iterator is not self._iterator():
-            fresh = iterator.dataset is not self._dataset()
+            is_new = iterator.dataset is not self._dataset()
             self._iterator = weakref.ref(iterator)
             self._dataset = weakref.ref(iterator.dataset)
-            if fresh:
+            if is_new:
                 self._last = stages_of(iterator.dataset, keep=False)
                 use = use_in(iterator.dataset)
                 self._delivery = None if use is None else use.delivery
@@ -136,8 +137,8 @@ class LiveLimit:
                 self._costs.restart()
         model = model_of(iterator.opened)
         if model is not None:
-            self._costs.add(model, now - self._looked)
-        self._looked = now
+            self._costs.add(model, now - self._sampled)
+        self._sampled = now
         self._cpu.append(sampler.cpu)
         self._locked.append(sampler.locked)
         seconds = now - self._began
@@ -146,10 +147,10 @@ class LiveLimit:
         self.limit = self._judge(reading, seconds, workers, reads, sampler.machine)
         if seconds >= _WINDOW:
             self.history.append((time.time(), self.limit))
-            lanes = Costs(self._last)
+            costs = Costs(self._last)
             if model is not None:
-                lanes.add(model, 0.0)
-            self._costs, self._began, self._base = lanes, now, reading
+                costs.add(model, 0.0)
+            self._costs, self._began, self._base = costs, now, reading
             self._cpu, self._locked = [], []
 
     def _judge(
@@ -164,7 +165,7 @@ class LiveLimit:
         from tfd_notebook.data.explain.cost_model import Measurement
 
         base, cores = self._base, processors()
-        seen = Measurement(
+        measurement = Measurement(
             seconds=seconds,
             elements=reading.elements - base.elements,
             bytes=reading.bytes - base.bytes,
@@ -174,32 +175,32 @@ class LiveLimit:
             locked=sum(self._locked) / len(self._locked),
             lanes=tuple(self._costs.lanes()),
         )
-        verdict = judge(seen, self._last, cores, reads)
+        verdict = judge(measurement, self._last, cores, reads)
         if verdict.kind == "workers" and workers:
-            verdict = judge_service(seen, workers, cores, None)
+            verdict = judge_service(measurement, workers, cores, None)
             host = None if self._delivery is None else self._delivery.host()
             if host is None or host.service_on_this_host:
                 verdict = replace(verdict, saturated=verdict.saturated or is_busy(machine, cores))
             else:
                 verdict = replace(verdict, saturated=False)
-        figures = seen.figures()
+        figures = measurement.figures()
         del figures["first_element_s"]
         share = None if verdict.kind == "none" else min(1.0, verdict.share)
         dataset = self._dataset()
         use = use_in(dataset) if verdict.kind == "transfer" and dataset is not None else None
         origin = None if use is None else use.origin
-        said = advise(verdict, len(workers), self._delivery, dataset, origin)
+        text = advise(verdict, len(workers), self._delivery, dataset, origin)
         if verdict.kind == "device_copy":
-            behind = any(
+            prefetched = any(
                 s.kind == "Prefetch" and verdict.stage in s.inputs for s in self._last.walk()
             )
-            said = "" if behind else f"{said}; "
             name = dataset_variable(dataset, "dataset")
-            said = (
-                f"{said}what comes before it cannot be seen while it runs: tfd.explain({name}) "
-                "tells which of both it is"
+            hint = (
+                f"run tfd.explain({name}), which also measures the stages before the copy "
+                "without it"
             )
-        return Limit(verdict.kind, verdict.name, share, figures, said)
+            text = hint if prefetched else f"{text}, or {hint}"
+        return Limit(verdict.kind, verdict.name, share, figures, text)
 
 
 def worker_limit(
@@ -208,16 +209,16 @@ def worker_limit(
     saturated: bool = False,
     delivery: Delivery | None = None,
 ) -> Limit:
-    """Return what limits one data worker: itself, or nothing that it could change.
+    """Return the bottleneck of one data worker, or ``none`` if it is not the bottleneck.
 
     Parameters
     ----------
     task : str
-    workers : sequence of WorkerUse
+    workers : sequence of WorkerUtilization
     saturated : bool
         Whether the cores that the workers may use are busy. Default false.
     delivery : Delivery, optional
-        How the dataset is read that is read now.
+        Parameters of the dataset that is read now.
     """
     mine = next((worker for worker in workers if worker.task == task), None)
     if mine is None:

@@ -1,4 +1,4 @@
-"""Runs a pipeline for some seconds and writes down all that tells where the time goes."""
+"""Runs a pipeline for some seconds and records the use of time by its stages."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tfd_notebook.data.consume.observe import open_iterator
 from tfd_notebook.data.explain.cost_model import Costs, Measurement
 from tfd_notebook.errors import TimeLimit
 
-#: Seconds between two readings of the model; less for passes so short that they would be missed.
+#: Seconds between two readings of the model. Short epochs need a shorter interval.
 _MODEL_EVERY = 0.1
 _MODEL_EVERY_SHORT = 0.02
 _PROBE = 0.002
-#: A thread that wakes up later than that had to wait for the interpreter's lock, or, where all of
-#: them are in use, for a processor.
+#: A thread that wakes up later than this had to wait for the GIL or, if all cores are busy, for a
+#: core.
 _LATE = 0.0005
 
 
@@ -31,7 +31,7 @@ def measure(
     last: Stage | None = None,
     ended: Callable[[], object] | None = None,
 ) -> Measurement:
-    """Iterate `dataset` for about that long, again from the start where it ends.
+    """Iterate `dataset` for `seconds`, and again from the start if it ends.
 
     Parameters
     ----------
@@ -41,12 +41,12 @@ def measure(
     consume : callable, optional
         Called with each element.
     warm_up : float
-        Seconds that do not count. Default 1.
+        Seconds before the measurement. Default 1.
     last : Stage, optional
-        What the time is accounted to. Default: the stages of `dataset`.
+        The last of the stages to which the time is attributed. Default: that of `dataset`.
     ended : callable, optional
-        Called when the time is over, before the iterator is let go of: with a tf.data service
-        that can take a second.
+        Called at the end of the measurement, before the iterator is released. The release can
+        take a second with a tf.data service.
 
     Raises
     ------
@@ -83,8 +83,8 @@ class _Run:
         end = self._end = warm + seconds
         elements = size = 0
         waited, first, started, cpu = 0.0, 0.0, begin, _cpu()
-        look = threading.Thread(target=self._look, name="tfd-explain", daemon=True)
-        look.start()
+        sampler = threading.Thread(target=self._sample, name="tfd-explain", daemon=True)
+        sampler.start()
         try:
             while True:
                 self._passes += 1
@@ -106,11 +106,11 @@ class _Run:
                             consume(element)
                             now = time.perf_counter()
                         if consume is not None and meter.elements == 1 and self._passes == 1:
-                            # A first step may compile for long, and is none that counts.
+                            # Compilation of the first step can take long and does not count.
                             warm, end = now + warm_up, now + warm_up + seconds
                             self._end = end
                         if not self._counting and now >= warm:
-                            # From here on it counts.
+                            # The warm-up is over: restart the counts.
                             self._counting, started, cpu = True, now, _cpu()
                             with self._lock:
                                 self._costs = Costs(self._last)
@@ -136,9 +136,9 @@ class _Run:
                     break
         finally:
             self._over.set()
-            look.join(5)
+            sampler.join(5)
             self._iterator = None
-        if not self._counting:  # nothing came before the time was up, or all of it at once
+        if not self._counting:  # no element arrived during the measurement
             reading = meter.read()
             started, elements, size = begin, reading.elements, reading.bytes
             waited = reading.waited
@@ -154,8 +154,8 @@ class _Run:
             empty=self._passes == 1 and meter.complete and not meter.elements,
         )
 
-    def _look(self) -> None:
-        """Read the model now and then, feel for the interpreter's lock, and end what hangs."""
+    def _sample(self) -> None:
+        """Sample the model and the contention for the GIL, and cancel a blocked pipeline."""
         while not self._over.is_set():
             began = time.perf_counter()
             time.sleep(_PROBE)
@@ -164,7 +164,7 @@ class _Run:
                 self._lags.append(now - began - _PROBE)
             self._read_model(now)
             if now > self._end + 0.1 and self._meter is not None:
-                self._meter.cancel(TimeLimit("the time for measuring is over"))
+                self._meter.cancel(TimeLimit("the measurement has reached its time limit"))
 
     def _read_model(self, now: float) -> None:
         every = _MODEL_EVERY_SHORT if self._passes > 1 else _MODEL_EVERY

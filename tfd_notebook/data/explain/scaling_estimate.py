@@ -1,4 +1,4 @@
-"""What a cluster would deliver with another number of data workers, from what it costs now."""
+"""Estimated throughput of a cluster with another number of data workers."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-#: Relative uncertainty of the model itself: processors slow down when all of them work.
+#: Relative uncertainty of the model: cores slow down when all of them are busy.
 _MODEL = 0.15
-#: Share of waiting below which the consumer sets the pace.
+#: Share of waiting below which the consumer is the bottleneck.
 _READY = 0.1
-#: Share of the processors at which they set it.
+#: Share of the cores in use above which the CPU is the bottleneck.
 _SATURATED = 0.85
-#: A worker that seems to do less than this is not known to do anything.
+#: Lower bound of a worker's busy share, below which measurements are not reliable.
 _LEAST_BUSY = 0.05
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """An estimate for so many data workers.
+    """An estimate for one number of data workers.
 
     Parameters
     ----------
     data_workers : int
     elements_per_s : float
     low, high : float
-        Between which it should be.
+        Bounds of the estimate.
     because : {"workers", "splits", "processors", "consumer", "pipeline"}
-        What sets it: the workers' own pace, the number of the source's splits, this machine's
-        processors, the consumer, or what comes between the workers and the consumer.
+        The bottleneck: the workers' own speed, the number of the source's splits, the cores of
+        this machine, the consumer, or the stages between the workers and the consumer.
     """
 
     data_workers: int
@@ -52,38 +52,38 @@ def forecast(
 ) -> list[Forecast]:
     """Return an estimate for each of `counts`.
 
-    Workers that keep up today deliver in proportion to their number, until the processors that
-    they share are in use, or the consumer has no time left to wait.
+    Throughput grows in proportion to the number of workers, until the shared cores are in use or
+    the consumer no longer waits.
 
     Parameters
     ----------
     counts : iterable of int
     workers : int
-        How many there are now, at least 1.
+        Present number of data workers, at least 1.
     rates : sequence of float
-        Elements per second in the last seconds, one figure each.
+        Elements per second in the last seconds, one value each.
     wait_fraction : float
-        Share of its time that the consumer waits now, 0 to 1.
+        Share of the time that the consumer waits now, 0 to 1.
     worker_cpu, consumer_cpu : float
-        Processors in use now, by all workers and by the consumer's process.
+        Cores in use now, by all workers and by the consumer's process.
     cores : int, optional
-        Processors that workers and consumer share; None where new workers bring their own.
+        Cores shared by workers and consumer. None if new workers run on additional hosts.
     behind : bool
-        Whether what limits the consumer now comes after the workers. Default false.
+        Whether the present bottleneck is after the workers. Default false.
     useful : callable
         Returns how many of a number of workers can work at the same time. Default: all.
     """
     rate = statistics.fmean(rates)
     noise = statistics.stdev(rates) / rate / len(rates) ** 0.5 if len(rates) > 1 and rate else 0.0
     used = worker_cpu + consumer_cpu
-    found = []
-    # What holds workers up now, the processors or a slow consumer, leaves them time to do more.
+    forecasts = []
+    # Workers that are held up by saturated cores or by a slow consumer can do more.
     held_up = behind or wait_fraction < _READY or (cores is not None and used >= _SATURATED * cores)
     present = useful(workers)
     busy = min(1.0, max(worker_cpu / present, _LEAST_BUSY)) if held_up else 1.0
     for count in counts:
-        set_by = "workers" if useful(count) == count else "splits"
-        limits = {set_by: rate * useful(count) / (present * busy)}
+        bottleneck = "workers" if useful(count) == count else "splits"
+        limits = {bottleneck: rate * useful(count) / (present * busy)}
         if cores is not None and used > 0:
             limits["processors"] = rate * max(1.0, cores / used)
         limits["consumer"] = rate / max(1 - wait_fraction, 1e-3)
@@ -91,11 +91,11 @@ def forecast(
             limits["pipeline"] = rate
         because = min(limits, key=limits.__getitem__)
         estimate = rate if count == workers else limits[because]
-        # The further away, the less is known.
+        # The uncertainty of the model only applies to other numbers of workers.
         spread = noise + _MODEL * (0 if count == workers else 1)
-        found.append(
+        forecasts.append(
             Forecast(
                 count, estimate, estimate * max(0.0, 1 - spread), estimate * (1 + spread), because
             )
         )
-    return found
+    return forecasts
