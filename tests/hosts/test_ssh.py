@@ -129,7 +129,7 @@ class TestSSH(Conformance):
         with tfd.Cluster(data_workers=2, name="held", launcher=make()) as cluster:
             (process,) = holding() - others
             process.kill()
-            said = "is back after"
+            said = "reconnected to"
             until(lambda: len([n for n in cluster.snapshot().notices if said in n.what]) == 2)
             assert numbers(cluster) == list(range(100))
         until(lambda: holding() == others)

@@ -428,7 +428,7 @@ class TestThroughACluster:
     def test_nothing_is_read(self) -> None:
         with tfd.Cluster(name="idle") as idle:
             assert idle.limit.kind == "none"
-            with pytest.raises(StateError, match="nothing reads"):
+            with pytest.raises(StateError, match="no consumer reads"):
                 idle.what_if(2)
             assert idle.limits() == ()
             with pytest.raises(UnknownName, match="nothing is read as 'train'"):

@@ -225,7 +225,7 @@ class TestWorkerGone:
             assert len(seen) == 600 or "of 600 elements came" in str(raised[0])
         else:
             assert not raised
-            assert "What it had prepared for the epoch being read is lost" in caplog.text
+            assert "Elements that it had prepared for the current epoch are lost" in caplog.text
 
     def test_a_worker_given_up_comes_back_at_once_and_can_be_given_up_again(self) -> None:
         with tfd.Cluster(data_workers=1, name="again", policy=tfd.Policy(restarts=0)) as cluster:

@@ -194,7 +194,7 @@ def test_a_launcher_says_what_it_cannot_run(fake, monkeypatch):
     ("task", "said"),
     [
         ("ps:0", "restore a checkpoint"),
-        ("worker:0", "done again"),
+        ("worker:0", "is retried"),
         ("data_worker:0", None),
         ("dispatcher:0", None),
     ],

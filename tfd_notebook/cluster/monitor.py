@@ -1,4 +1,4 @@
-"""Folds what happens into what is: events and measurements in, an immutable snapshot out."""
+"""State of a cluster: events and measurements are applied, immutable snapshots come out."""
 
 from __future__ import annotations
 
@@ -25,50 +25,49 @@ log = logging.getLogger("tfd_notebook")
 
 _TICK_SECONDS = 0.5
 _RATE_SECONDS = 5.0
-#: Measurements of the working share that an average needs.
+#: Minimum measurements for an average of the working share.
 _LEAST_SHARES = 3
 _MEASURED = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent")
 _ENDED = ("stopped", "failed", "lost", "left")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-#: Why nothing is known of a task at the moment.
+#: The reason of a task without current information.
 _DISCONNECTED = "the connection to its host is lost"
 _ORDER = {role: position for position, role in enumerate(Role)}
 
-#: Tasks whose end matters to those who read an epoch just now.
-_OF_AN_EPOCH = (Role.DISPATCHER, Role.DATA_WORKER)
-#: What a task that dies takes with it.
+#: Roles whose failure affects a running epoch.
+_EPOCH_ROLES = (Role.DISPATCHER, Role.DATA_WORKER)
+#: Sentences about the data that is lost when a task fails.
 _LOST_WITH = {
-    Role.DISPATCHER: ". A split of the epoch being read that it was just handing out is lost "
-    "(dynamic)",
-    Role.DATA_WORKER: ". What it had prepared for the epoch being read is lost (dynamic) or comes "
-    "again (off, file, data)",
-    Role.PS: ". The variables that it held are lost: make a new strategy and restore a checkpoint",
-    Role.WORKER: ". What it was computing is done again by another, or by itself when it is back",
+    Role.DISPATCHER: ". In mode dynamic, the current epoch loses the split that it was assigning",
+    Role.DATA_WORKER: ". Elements that it had prepared for the current epoch are lost (dynamic) or "
+    "delivered again (off, file, data)",
+    Role.PS: ". Its variables are lost: create a new strategy and restore a checkpoint",
+    Role.WORKER: ". The closure that it was running is retried on a worker that is ready",
 }
 
 Subscriber = Callable[[Snapshot], None]
 
 
 class Monitor:
-    """The one place that knows how a cluster is.
+    """The current state of a cluster. It applies events and publishes snapshots.
 
     Parameters
     ----------
     config : ClusterConfig
     consumers : Consumers
-        What reads from the cluster in this process.
+        The consumers in this process that read from the cluster.
     """
 
     def __init__(self, config: ClusterConfig, consumers: Consumers) -> None:
         self._config = config
         self._consumers = consumers
         self._on_tick: Callable[[], None] = lambda: None
-        #: Sees the coordinator; takes the tasks.
+        #: Takes the tasks and returns the row of the coordinator, if any.
         self.coordinator: Callable[[tuple[TaskRow, ...]], CoordinatorRow | None] = lambda _: None
-        #: Returns the largest buffer of the data workers, as a sentence with a leading space.
+        #: Returns a sentence about the largest buffer of the data workers, with a leading space.
         self.memory_cause: Callable[[], str] = lambda: ""
         self._rows: dict[str, TaskRow] = {}
-        #: The GPUs of each host, the hosts in the order in which they are to be shown.
+        #: The GPUs of each host, in display order.
         self._gpus: dict[str, tuple[GpuRow, ...]] = {}
         self._sent: dict[str, deque[tuple[float, int]]] = {}
         self._working: dict[str, deque[float]] = {}
@@ -82,19 +81,19 @@ class Monitor:
         self.events = EventLog()
         self.journal_bytes: int | None = None
         self.expires: Deadline | None = None
-        #: How often the connection to a host came back.
+        #: Number of reconnects to each host.
         self.reconnects: Counter[str] = Counter()
         self.lease: Deadline | None = None
-        #: Why the cluster has ended without this process; empty where it has not.
+        #: Why the cluster was ended by its agent or another process; empty if it was not.
         self.over = ""
-        #: Why its tasks are out of reach for good; empty while they are not.
+        #: Why the tasks are lost; empty if they are not.
         self.why_lost = ""
         self._thread: threading.Thread | None = None
 
-    # What comes in
+    # Updates
 
     def start(self, on_tick: Callable[[], None]) -> None:
-        """Start the thread that ticks, executes commands and tells subscribers."""
+        """Start the thread that calls `on_tick`, executes commands and notifies subscribers."""
         self._on_tick = on_tick
         self._thread = threading.Thread(
             target=self._work, name=f"tfd-monitor-{self._config.name}", daemon=True
@@ -102,7 +101,7 @@ class Monitor:
         self._thread.start()
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the thread, after the subscribers have seen the last snapshot."""
+        """Stop the thread, after the subscribers have received the last snapshot."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._commands.put(None)
@@ -110,37 +109,37 @@ class Monitor:
                 thread.join(timeout)
 
     def plan(self, role: Role, count: int) -> None:
-        """Note how many tasks of `role` the user wants."""
+        """Set the number of tasks of `role` that the user requested."""
         with self._changed:
             self._planned[role] = count
             self._touch()
 
     @property
     def planned(self) -> dict[Role, int]:
-        """How many tasks of each role the user wants."""
+        """The number of tasks of each role that the user requested."""
         with self._changed:
             return dict(self._planned)
 
     def request(self, role: Role, count: int) -> None:
-        """Note how many tasks of `role` the launcher was asked for."""
+        """Set the number of tasks of `role` that were requested from the launcher."""
         with self._changed:
             self._requested[role] = count
             self._touch()
 
     @property
     def state(self) -> str:
-        """The state of the whole cluster, apart from ``degraded``."""
+        """The state of the whole cluster, without ``degraded``, which `snapshot` derives."""
         return self._state
 
     def set_state(self, state: str) -> None:
-        """Enter a state of the whole cluster."""
+        """Set the state of the whole cluster."""
         with self._changed:
             if self._state != state:
                 self._state = state
                 self._touch()
 
     def handle_event(self, body: dict[str, Any]) -> None:
-        """Take an event of a node, as JSON values."""
+        """Apply an event of a node, as JSON values."""
         kind = body["event"]
         if kind == "task":
             self._task_changed(
@@ -169,7 +168,7 @@ class Monitor:
                 self._touch()
         elif kind == "ended":
             self.over = body["reason"]
-            self.notice("warning", f"it has ended: {self.over}")
+            self.notice("warning", f"the cluster has ended: {self.over}")
         elif kind == "away":
             self._host_disconnected(body["host"], body["grace"])
         elif kind == "back":
@@ -180,23 +179,23 @@ class Monitor:
     def notice(
         self, severity: str, what: str, *, task: str | None = None, fix: str | None = None
     ) -> None:
-        """Keep a sentence for the views, and write it to the log ``tfd_notebook``."""
+        """Publish a notice to the views, and write it to the log ``tfd_notebook``."""
         notice = Notice(severity=severity, what=what, task=task, fix=fix)
         self._append(notice)
         log.log(_LEVELS[severity], "%s: %s", self._config.name, notice)
 
-    def take_gpus(self, host: str, found: Iterable[Mapping[str, Any]]) -> None:
-        """Note the GPUs of a host, as JSON values: the fields of `gpus.Gpu`, and what they do."""
+    def take_gpus(self, host: str, gpus: Iterable[Mapping[str, Any]]) -> None:
+        """Set the GPUs of a host, as JSON values with the fields of `gpus.Gpu` and their usage."""
         rows = tuple(
             GpuRow(
                 host,
-                one["index"],
-                one.get("name", ""),
-                one.get("task", ""),
-                one.get("use_percent"),
-                *(None if one.get(key) is None else one[key] / 1e6 for key in ("used", "memory")),
+                gpu["index"],
+                gpu.get("name", ""),
+                gpu.get("task", ""),
+                gpu.get("use_percent"),
+                *(None if gpu.get(key) is None else gpu[key] / 1e6 for key in ("used", "memory")),
             )
-            for one in found
+            for gpu in gpus
         )
         with self._changed:
             self._gpus[host] = rows
@@ -207,7 +206,7 @@ class Monitor:
             self._touch()
 
     def forget(self, task: str) -> None:
-        """Drop the row of a task that shall not exist any more."""
+        """Remove the row of a task that was removed from the cluster."""
         with self._changed:
             self._rows.pop(task, None)
             self._sent.pop(task, None)
@@ -215,15 +214,15 @@ class Monitor:
             self._touch()
 
     def command(self, work: Callable[[], Any]) -> None:
-        """Have the monitor's thread execute `work`; what it raises becomes a notice."""
+        """Execute `work` in the monitor's thread. An exception becomes a notice."""
         self._commands.put(work)
 
-    # What goes out
+    # Queries
 
     def snapshot(self) -> Snapshot:
-        """Return the cluster as it is now."""
+        """Return the current state of the cluster."""
         streams = self._consumers.rows()
-        # Not under the lock: it has locks of its own.
+        # Not under the lock: the coordinator acquires its own locks.
         coordinator = self.coordinator(self.tasks())
         with self._changed:
             tasks = self.tasks()
@@ -258,17 +257,17 @@ class Monitor:
             )
 
     def tasks(self) -> tuple[TaskRow, ...]:
-        """Return the tasks as they are now, in their order, with their rates."""
+        """Return the current tasks in display order, with their rates."""
         with self._changed:
             return tuple(sorted(self._rows.values(), key=lambda r: (_ORDER[r.role], r.index)))
 
     def rows(self) -> tuple[TaskRow, ...]:
-        """Return the tasks as they are now, in no order."""
+        """Return the current tasks in arbitrary order."""
         with self._changed:
             return tuple(self._rows.values())
 
     def wait(self, predicate: Callable[[dict[str, TaskRow]], bool], timeout: float) -> bool:
-        """Wait until `predicate` holds of the rows by task name; False when time is up."""
+        """Wait until `predicate` holds for the rows by task name. Return False on timeout."""
         deadline = time.monotonic() + timeout
         with self._changed:
             while not predicate(self._rows):
@@ -279,7 +278,7 @@ class Monitor:
             return True
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
-        """Call `subscriber` with a snapshot about twice a second; return what ends that."""
+        """Call `subscriber` with a snapshot about twice a second. Return a function to stop it."""
         self._subscribers.append(subscriber)
 
         def unsubscribe() -> None:
@@ -288,7 +287,7 @@ class Monitor:
 
         return unsubscribe
 
-    # How it is done
+    # Internals
 
     def _work(self) -> None:
         open_ = True
@@ -318,7 +317,7 @@ class Monitor:
                 role, _, index = event.task.partition(":")
                 row = TaskRow(event.task, Role(role), int(index))
             before = row.state
-            gone = event.pid is None
+            exited = event.pid is None
             self._rows[event.task] = replace(
                 row,
                 host=event.host or event.address.rpartition(":")[0],
@@ -328,17 +327,17 @@ class Monitor:
                 reason=event.reason,
                 restarts=event.restarts,
                 open_to=event.open_to,
-                cpu_percent=None if gone else row.cpu_percent,
-                rss_mb=None if gone else row.rss_mb,
-                pss_mb=None if gone else row.pss_mb,
-                gpu="" if gone else row.gpu,
+                cpu_percent=None if exited else row.cpu_percent,
+                rss_mb=None if exited else row.rss_mb,
+                pss_mb=None if exited else row.pss_mb,
+                gpu="" if exited else row.gpu,
             )
             self.events.append(event)
             self._touch()
-        self._tell(event, before)
+        self._publish_notice(event, before)
 
-    def _tell(self, event: TaskChanged, before: TaskState) -> None:
-        """Say what a person at a blocked cell must know."""
+    def _publish_notice(self, event: TaskChanged, before: TaskState) -> None:
+        """Publish a notice for changes that can block or fail a running cell."""
         fix, cause = f"cluster.restart({event.task!r})", ""
         memory_limit = memory.is_reason(event.reason)
         if memory_limit:
@@ -351,7 +350,7 @@ class Monitor:
         elif event.state is TaskState.RESTARTING and event.reason != "requested":
             what = f"{event.reason}; it is being restarted"
             role = Role(event.task.partition(":")[0])
-            if role not in _OF_AN_EPOCH or self._consumers.reading():
+            if role not in _EPOCH_ROLES or self._consumers.reading():
                 what += _LOST_WITH.get(role, "")
             what += f".{cause}" if cause else ""
             self.notice("warning", what, task=event.task, fix=fix if memory_limit else None)
@@ -374,7 +373,7 @@ class Monitor:
                     history.clear()
                     self._working.pop(event.task, None)
                 history.append((time.monotonic(), event.bytes_sent))
-            # Computed here, because rows are read ten times as often.
+            # Computed once per measurement, because rows are read ten times more often.
             self._rows[event.task] = replace(
                 row,
                 **values,
@@ -403,7 +402,7 @@ class Monitor:
         )
 
     def _share(self, task: str, sampled: float | None) -> float | None:
-        """Return the share over the last measurements; None while there are too few."""
+        """Return the mean share of the last measurements, or None if there are too few."""
         history = self._working.setdefault(task, deque(maxlen=round(_RATE_SECONDS)))
         if sampled is not None:
             history.append(sampled)
@@ -413,19 +412,17 @@ class Monitor:
         tasks = self._set_reason(host, "", _DISCONNECTED)
         self.notice(
             "warning",
-            f"the connection to {host} is lost: its tasks ({', '.join(tasks)}) go on for "
-            f"{grace:g} s, and it is tried again",
+            f"lost the connection to {host}; reconnecting. Its tasks ({', '.join(tasks)}) keep "
+            f"running for up to {grace:g} s",
         )
 
     def _host_reconnected(self, host: str, seconds: float) -> None:
         self.reconnects[host] += 1
         tasks = self._set_reason(host, _DISCONNECTED, "")
-        self.notice(
-            "info", f"the connection to {host} is back after {seconds:.0f} s ({', '.join(tasks)})"
-        )
+        self.notice("info", f"reconnected to {host} after {seconds:.0f} s ({', '.join(tasks)})")
 
     def _set_reason(self, host: str, before: str, reason: str) -> list[str]:
-        """Give the tasks of a host another reason, where it was `before`; return their names."""
+        """Replace the reason `before` of a host's running tasks and return the host's tasks."""
         with self._changed:
             tasks = [row for row in self._rows.values() if row.host == host]
             for row in tasks:

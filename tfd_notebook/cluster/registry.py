@@ -1,4 +1,4 @@
-"""The clusters of this process, and those of other processes that are seen through it."""
+"""Registry of the clusters of this process, with providers for clusters of other processes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 _clusters: dict[str, Cluster] = {}
 _lock = threading.RLock()
-#: Return clusters that are not in `_clusters`, by name; by the kind of cluster.
+#: Functions that return further clusters by name, by the kind of cluster.
 _providers: dict[str, Callable[[], Mapping[str, Any]]] = {}
 _on_start: list[Callable[[], object]] = []
 
 
 def clusters() -> dict[str, Cluster]:
-    """Return the clusters of this process that have not ended, by name."""
+    """Return the running clusters of this process by name."""
     with _lock:
         return {name: cluster for name, cluster in _clusters.items() if not cluster.ended}
 
 
 def running_clusters() -> dict[str, Any]:
-    """Return all clusters that have not ended, by name: of this process, and of providers."""
+    """Return the running clusters of this process and of the providers by name."""
     running: dict[str, Any] = {}
     for provider in tuple(_providers.values()):
         running.update(provider())
@@ -33,12 +33,12 @@ def running_clusters() -> dict[str, Any]:
 
 
 def register_provider(kind: str, provider: Callable[[], Mapping[str, Any]]) -> None:
-    """Add clusters that are no `Cluster` of this process to `running_clusters`.
+    """Add clusters of other kinds than `Cluster` to `running_clusters`.
 
     Parameters
     ----------
     kind : str
-        A provider replaces an earlier one of the same kind.
+        A provider replaces the previous one of the same kind.
     provider : callable
         Returns the running clusters by name. Each has ``snapshot()``, ``has_coordinator`` and
         ``present_coordinator()``. If it has ``ask(command, timeout, **arguments)``, it performs
@@ -49,7 +49,7 @@ def register_provider(kind: str, provider: Callable[[], Mapping[str, Any]]) -> N
 
 @contextlib.contextmanager
 def locked() -> Iterator[dict[str, Cluster]]:
-    """Lock the registry, and return its clusters by name, to add or remove one."""
+    """Lock the registry and yield its clusters by name, to add or remove clusters."""
     with _lock:
         yield _clusters
 
@@ -72,7 +72,7 @@ def notify_cluster_start() -> None:
 
 
 def _after_fork_in_child() -> None:
-    # The child neither owns the clusters of its parent nor may wait for a lock of its threads.
+    # The clusters belong to the parent, and a thread of the parent may hold the lock.
     global _clusters, _lock
     _clusters, _lock = {}, threading.RLock()
 

@@ -1,4 +1,4 @@
-"""What a cluster can tell: its tasks and their logs, its limit, its jobs, what more would bring."""
+"""Reports of a cluster: tasks, logs, bottlenecks, data jobs and scaling estimates."""
 
 from __future__ import annotations
 
@@ -21,56 +21,56 @@ if TYPE_CHECKING:
     from tfd_notebook.data.service.protocols import Registered
     from tfd_notebook.views import Table
 
-#: Seconds for which a consumer is watched before an estimate.
+#: Seconds for which a consumer is measured before an estimate.
 _FORECAST_SECONDS = 3
 
 
 class ClusterReports(ClusterDataService):
-    """The part of `Cluster` that explains."""
+    """The reports of a `Cluster`."""
 
     def to_frame(self) -> pd.DataFrame:
         """Return the tasks as a DataFrame with the columns `model.snapshot.TASK_COLUMNS`."""
         return self.snapshot().to_frame()
 
     def gpus(self) -> Table:
-        """Return the table of the GPUs that tasks may be given, also of those that no task sees.
+        """Return the table of the GPUs available to tasks, used or not.
 
         Returns
         -------
         Table
-            It shows itself, and its ``to_frame()`` is a DataFrame with the columns
-            `model.snapshot.GPU_COLUMNS`: host, number, name, the task that sees it, and use and
-            memory of the whole GPU, whoever uses it. Empty where no worker or evaluator could
-            be given any.
+            Displays itself. ``to_frame()`` returns a DataFrame with the columns
+            `model.snapshot.GPU_COLUMNS`: host, index, name, and the task that sees the GPU, then
+            utilization and memory of the whole GPU by all processes. Empty if no worker or
+            evaluator can get a GPU.
         """
         from tfd_notebook import views
 
         return views.gpus_table(self.snapshot().gpus)
 
     def subscribe(self, subscriber: Callable[[Snapshot], None]) -> Callable[[], None]:
-        """Call `subscriber` with a fresh snapshot about twice a second, from another thread.
+        """Call `subscriber` with a new snapshot about twice a second, from another thread.
 
         Returns
         -------
         callable
-            Ends the subscription.
+            Cancels the subscription.
         """
         return self._monitor.subscribe(subscriber)
 
     def logs(
         self, task: str | None = None, lines: int = 100, follow: bool = False
     ) -> str | Iterator[str]:
-        """Return what tasks wrote to their standard output and error.
+        """Return the standard output and error of tasks.
 
         Parameters
         ----------
         task : str, optional
-            One task; default all, each under a heading.
+            Name of a task. Default: all tasks, each under a heading.
         lines : int
-            How many lines of each task. Default 100.
+            Number of lines of each task. Default 100.
         follow : bool
-            Return an iterator over these and all later lines instead, until the task ends or
-            Ctrl-C. Needs `task`.
+            Return an iterator over these and all later lines instead. It ends with the task or
+            at Ctrl-C. Needs `task`.
         """
         if follow:
             if task is None:
@@ -84,25 +84,25 @@ class ClusterReports(ClusterDataService):
         return "\n".join(f"--- {name}\n{self._task_manager.log(name, lines)}" for name in names)
 
     def log_from(self, task: str, offset: int | None = None, lines: int = 100) -> tuple[str, int]:
-        """Return what a task's log has from a place on, and the place to go on from.
+        """Return a task's log from an offset, and the next offset.
 
         Parameters
         ----------
         task : str
         offset : int, optional
-            What the call before returned. Default: the last `lines` lines.
+            The offset that the previous call returned. Default: the last `lines` lines.
         lines : int
             Used without `offset`. Default 100.
 
         Returns
         -------
         str, int
-            At most about 64 kB of text, and the offset behind it.
+            At most about 64 kB of text, and the offset after it.
         """
         return self._task_manager.log_from(task, offset, lines)
 
     def limits(self, name: str | None = None) -> tuple[tuple[float, Limit], ...]:
-        """Return what limited a consumer in the last hour.
+        """Return the bottlenecks of a consumer in the last hour.
 
         Parameters
         ----------
@@ -113,13 +113,13 @@ class ClusterReports(ClusterDataService):
         Returns
         -------
         tuple of (float, Limit)
-            When, in seconds since the epoch, and what, for every 5 seconds; the latest last. Two of
-            them can be given to `tfd_notebook.compare`.
+            Time in seconds since the epoch and bottleneck, for every 5 seconds, the latest last.
+            `tfd_notebook.compare` compares two of them.
 
         Raises
         ------
         UnknownName
-            Nothing of that name is or was read.
+            No consumer has or had that name.
         """
         source = self._consumers.latest() if name is None else self._consumers.named(name)
         return tuple(source.live.history) if source is not None else ()
@@ -137,16 +137,20 @@ class ClusterReports(ClusterDataService):
         )
 
     def jobs(self) -> Table:
-        """Return what the dispatcher's journal says of each pass of each job.
+        """Return the iterations of all data jobs, from the dispatcher's journal.
 
         Returns
         -------
         Table
-            A row for each pass, with ``job mode pass state readers read_here_by splits splits_total
-            workers_done``: how many consumers read it now, in whatever process, and which of this
-            one; how many splits of the source were handed out, which with ``"dynamic"`` over single
-            elements is one for each element, and of how many, None where that is not known; and how
-            many workers are through.
+            One row for each iteration (pass) of a data job, with the columns ``job mode pass state
+            readers read_here_by splits splits_total workers_done``.
+
+            - ``readers``: number of consumers that read it now, in all processes.
+            - ``read_here_by``: the consumers of this process that read it.
+            - ``splits``: number of source splits assigned to workers. With ``"dynamic"`` over
+              single elements, each element is a split.
+            - ``splits_total``: number of all splits, or None if unknown.
+            - ``workers_done``: number of workers that have finished.
 
         Raises
         ------
@@ -159,7 +163,7 @@ class ClusterReports(ClusterDataService):
         journal = self.journal
         if journal is None:
             raise errors.StateError(
-                "this cluster's dispatcher keeps no journal, and nobody else knows its jobs",
+                "listing the jobs failed: this cluster's dispatcher keeps no journal",
                 fix="start the cluster with service=tfd.Service(fault_tolerant=True)",
             )
         readers: dict[str, list[str]] = {}
@@ -169,27 +173,28 @@ class ClusterReports(ClusterDataService):
         return views.jobs_table(journal.read(), readers, _split_counts(self.registered))
 
     def what_if(self, *data_workers: int) -> Table:
-        """Estimate what the consumer that reads now would get with other numbers of data workers.
+        """Estimate the current consumer's throughput with other numbers of data workers.
 
-        Watches it for 3 seconds first.
+        Measures the consumer for 3 seconds first.
 
         Parameters
         ----------
         *data_workers : int
-            Default 2, 4, 8.
+            Numbers of data workers. Default 2, 4, 8.
 
         Returns
         -------
         Table
-            A row for each, and for the present number, with ``data_workers``, ``elements_per_s``,
-            ``low`` and ``high`` (between which it should be) and ``because``: what sets it. New
-            workers on this machine share its processors; Python that waits is not modelled. If
-            the source has fewer splits than workers, a line below the rows reports it.
+            One row for each number and for the current number. Columns: ``data_workers``,
+            ``elements_per_s``, its expected range ``low`` to ``high``, and the bottleneck
+            ``because``. New workers on this machine share its processors. Waiting Python code is
+            not modelled. If the source has fewer splits than workers, a line below the rows
+            reports it.
 
         Raises
         ------
         StateError
-            Nothing reads through the data workers, so that nothing is known.
+            No consumer reads through the data workers.
         """
         from tfd_notebook import views
 
@@ -199,7 +204,7 @@ class ClusterReports(ClusterDataService):
         return views.forecast_table(*self._forecast(data_workers or (2, 4, 8)))
 
     def _forecast(self, counts: Sequence[int]) -> tuple[list[Forecast], str]:
-        """Return an estimate for each of `counts`, and advice where they cannot help."""
+        """Return an estimate for each of `counts`, and advice if more workers cannot help."""
         from tfd_notebook.data.explain.advice import few_splits
         from tfd_notebook.data.explain.live_limit import ProcessSampler
         from tfd_notebook.data.explain.scaling_estimate import forecast
@@ -208,13 +213,13 @@ class ClusterReports(ClusterDataService):
         source = self._consumers.latest()
         if source is None or not self.data_workers():
             raise errors.StateError(
-                "nothing reads from the cluster, so nothing is known",
-                fix="start a stream, cluster.stream(dataset).start(), and ask again",
+                "estimate failed: no consumer reads from the cluster",
+                fix="start a stream, cluster.stream(dataset).start(), and try again",
             )
         if not source.live.through_service:
             raise errors.StateError(
-                "what is read now does not come from the data workers, so they cannot change it",
-                fix="read dataset.apply(cluster.distribute('dynamic')), and ask again",
+                "estimate failed: the current dataset does not read from the data workers",
+                fix="read dataset.apply(cluster.distribute('dynamic')), and try again",
             )
         workers, sampler = Workers(self), ProcessSampler()
         readings = [source.reading()]
@@ -226,12 +231,12 @@ class ClusterReports(ClusterDataService):
         first, last = readings[0], readings[-1]
         if last.elements == first.elements:
             raise errors.StateError(
-                f"no element came for {_FORECAST_SECONDS} s, so nothing is known",
-                fix="see cluster.limit for what it waits for",
+                f"estimate failed: no element was delivered for {_FORECAST_SECONDS} s",
+                fix="see cluster.limit for the cause",
             )
         rates = [b.elements - a.elements for a, b in itertools.pairwise(readings)]
         delivery = source.live.delivery
-        found = forecast(
+        forecasts = forecast(
             sorted({*counts, len(used)}),
             workers=len(used),
             rates=[float(rate) for rate in rates],
@@ -243,9 +248,13 @@ class ClusterReports(ClusterDataService):
             useful=delivery.can_use if delivery is not None else lambda count: count,
         )
         shared = None if delivery is None else delivery.shared
-        limited = shared is not None and any(one.because == "splits" for one in found)
-        return found, few_splits(shared) if shared is not None and limited else ""
+        limited = shared is not None and any(row.because == "splits" for row in forecasts)
+        return forecasts, few_splits(shared) if shared is not None and limited else ""
 
 
 def _split_counts(registered: Mapping[str, Registered]) -> dict[str, int]:
-    return {key: one.splits.count for key, one in registered.items() if one.splits is not None}
+    return {
+        key: dataset.splits.count
+        for key, dataset in registered.items()
+        if dataset.splits is not None
+    }

@@ -1,4 +1,4 @@
-"""What the servers of a cluster's tasks are started with, as JSON values."""
+"""Configurations of the servers of a cluster's tasks, as JSON values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfd_notebook.agent import work_dir as agent_work_dir
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import SERVER_ROLES, ClusterConfig, Role
 
-#: The jobs of a cluster that trains; an evaluator is a cluster of its own.
+#: The jobs of a training cluster. An evaluator has a separate ClusterSpec.
 JOBS = (Role.WORKER, Role.PS)
 
 _DISPATCHER_FIELDS = (
@@ -30,14 +30,14 @@ _WORKER_FIELDS = (
 def tf_server_configs(
     held: dict[str, str], present: Iterable[TaskRow]
 ) -> dict[str, dict[str, Any]]:
-    """Return the settings of those tasks in `held` that are a ``tf.distribute.Server``.
+    """Return the settings of the tasks in `held` that are a ``tf.distribute.Server``.
 
     Parameters
     ----------
     held : dict of str to str
-        Addresses of the tasks that shall start, by name.
+        Addresses of the tasks to start, by name.
     present : iterable of TaskRow
-        Those that there are already.
+        The existing tasks.
     """
     addresses: dict[Role, dict[int, str]] = {role: {} for role in SERVER_ROLES}
     for row in present:
@@ -49,34 +49,34 @@ def tf_server_configs(
             addresses[role][index] = address
     jobs = {role: [known[index] for index in sorted(known)] for role, known in addresses.items()}
     training = {str(role): jobs[role] for role in JOBS if jobs[role]}
-    found: dict[str, dict[str, Any]] = {}
+    configs: dict[str, dict[str, Any]] = {}
     for name in held:
         role, index = _role_and_index(name)
         if role in SERVER_ROLES:
             cluster = training if role in JOBS else {str(role): jobs[role]}
-            found[name] = {"cluster": cluster, "job": str(role), "index": index}
-    return found
+            configs[name] = {"cluster": cluster, "job": str(role), "index": index}
+    return configs
 
 
 def dispatcher_config(
     config: ClusterConfig, directory: str, here: bool, in_process: bool
 ) -> tuple[dict[str, Any], str | None]:
-    """Return the dispatcher's settings, and where it keeps its journal, if it does.
+    """Return the dispatcher's settings, and the directory of its journal or None.
 
     Parameters
     ----------
     config : ClusterConfig
     directory : str
-        The cluster's on the dispatcher's host.
+        The cluster's directory on the dispatcher's host.
     here : bool
-        Whether that is this host.
+        Whether the dispatcher runs on this host.
     in_process : bool
         Whether the dispatcher runs in this process.
 
     Raises
     ------
     WorkDirError
-        The directory that the user named cannot be used.
+        The directory from the user is not usable.
     """
     service = config.service
     settings = _fields(service.dispatcher_config, _DISPATCHER_FIELDS)
@@ -85,7 +85,7 @@ def dispatcher_config(
     if service.work_dir is None:
         work_dir = os.path.join(directory, "journal")
     else:
-        # Each start keeps its own journal: an old one knows workers that are gone.
+        # Each start gets a new journal: an old one lists workers that no longer exist.
         root = agent_work_dir.plain(service.work_dir)
         if here and not agent_work_dir.is_url(root):
             root = os.path.abspath(root)
@@ -98,7 +98,7 @@ def dispatcher_config(
 
 
 def data_worker_config(config: ClusterConfig) -> dict[str, Any]:
-    """Return those settings of data workers that the user has chosen."""
+    """Return the settings of data workers that the user has set."""
     return _fields(config.service.worker_config, _WORKER_FIELDS)
 
 
@@ -108,7 +108,7 @@ def _role_and_index(task: str) -> tuple[Role, int]:
 
 
 def _fields(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """The fields of one of TensorFlow's configurations that a user has set, as JSON values."""
+    """Return the fields of a TensorFlow configuration that the user has set, as JSON values."""
     values = {name: getattr(config, name, None) for name in names}
-    # TensorFlow's classes write 0 for what was not set, and take an explicit 0 for 1 ms.
+    # In TensorFlow's classes, unset fields are 0, and TensorFlow treats an explicit 0 as 1 ms.
     return {name: value for name, value in values.items() if value}
