@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(scope="module")
 def seen(spark: Any) -> SparkFacts:
     """What a Spark says with which nothing is wrong."""
-    return check.looked(spark, 2)[0]
+    return check.inspect_spark(spark, 2)[0]
 
 
 def codes(seen: SparkFacts) -> set[str]:
@@ -52,8 +52,8 @@ def test_nothing_is_found_where_nothing_is_wrong(
 ) -> None:
     assert list(tfd.spark.check(spark, 2)) == []
     printed = capsys.readouterr().out
-    assert "2 tasks at once, 2 nodes wanted" in printed
-    assert "Nothing is missing." in printed
+    assert "2 slots, 2 nodes requested" in printed
+    assert "No problem found." in printed
     assert tfd.__version__ in printed
     check.needed(spark, 2)
     check.needed(spark.sparkContext, 1)
@@ -62,7 +62,7 @@ def test_nothing_is_found_where_nothing_is_wrong(
 def test_it_can_be_a_future(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     looking = tfd.spark.check(spark, 3, wait=False)
     assert [one.code for one in looking.result(120)] == ["TFD870"]
-    assert "2 tasks at once, 3 nodes wanted" in capsys.readouterr().out
+    assert "2 slots, 3 nodes requested" in capsys.readouterr().out
 
 
 def test_every_executor_is_heard(seen: SparkFacts) -> None:
@@ -80,7 +80,7 @@ def test_too_few_slots_are_an_error_at_once_with_the_lines_that_mend_it(
     assert "3 nodes" in found.what
     assert "2 tasks at once" in found.what
     assert "--conf spark.master=local-cluster[3,1,1024]" in capsys.readouterr().out
-    with pytest.raises(errors.NotEnoughSlots, match=r"3 nodes are to run.*2 tasks at once"):
+    with pytest.raises(errors.NotEnoughSlots, match=r"3 nodes must run.*2 tasks at once"):
         check.needed(spark.sparkContext, 3)
 
 
@@ -225,9 +225,9 @@ def test_what_executors_elsewhere_need_is_printed_line_by_line(seen: SparkFacts)
     )
     found = Findings(diagnostics.look("spark", far), [])
     assert found.codes == ("TFD874", "TFD875")
-    printed = list(check.said(far, found))
+    printed = list(check.report_lines(far, found))
     assert printed[-8:] == [
-        "Make an environment for the executors:",
+        "Create an environment for the executors:",
         "  python -m venv environment",
         "  environment/bin/pip install "
         f'"tfd-notebook[spark,tensorflow]=={tfd.__version__}" venv-pack',
@@ -274,7 +274,7 @@ def test_gpus_that_no_task_is_given(seen: SparkFacts, cores: int, amount: int, s
     assert codes(known) == {"TFD882"}
     given = with_settings(known, task_resource_gpu_amount=share)
     assert codes(given) == set()
-    assert fixes.slots_of_one(given) == cores
+    assert fixes.slots_per_executor(given) == cores
 
 
 def test_executors_have_the_slots_that_their_gpus_allow(seen: SparkFacts) -> None:
@@ -331,9 +331,9 @@ def test_the_doctor_knows_spark(spark: Any) -> None:
 
 
 def test_what_cannot_be_meant(spark: Any) -> None:
-    with pytest.raises(errors.UsageError, match="num_executors=0"):
+    with pytest.raises(errors.UsageError, match="invalid num_executors 0"):
         check.needed(spark, 0)
-    with pytest.raises(errors.UsageError, match="neither"):
+    with pytest.raises(errors.UsageError, match="invalid Spark 3"):
         tfd.spark.check(3)
 
 

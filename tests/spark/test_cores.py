@@ -102,7 +102,7 @@ def places(info: list[dict[str, Any]]) -> dict[str, str]:
 
 def test_each_core_is_a_slot(said: dict[str, Any]) -> None:
     assert said["codes"] == []
-    assert "4 tasks at once, 4 nodes wanted" in said["printed"]
+    assert "4 slots, 4 nodes requested" in said["printed"]
     assert "spark.master=local-cluster[3,2,1024]" in said["printed"]
     assert said["held 4"] == said["held 2"] == 1
 

@@ -119,7 +119,7 @@ def test_errors_are_the_magics_own(shell: Any, capsys: Any) -> None:
 
 def test_the_check_prints_and_returns_findings(shell: Any, capsys: Any) -> None:
     found = spark(shell, "check --executors 2")
-    assert "2 tasks at once, 2 nodes wanted" in capsys.readouterr().out
+    assert "2 slots, 2 nodes requested" in capsys.readouterr().out
     assert not [one for one in found if one.severity == "error"]
 
 

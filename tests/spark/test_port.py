@@ -15,12 +15,12 @@ from tfd_notebook.net import ports as sockets
 from tfd_notebook.spark.executor import node_process as body
 
 node, driver = socket.socketpair()
-with sockets.hold_port() as held:
+with sockets.reserve_port() as held:
     port = held.getsockname()[1]
     request = {"name": "worker:0", "host": "127.0.0.1", "peers": ["127.0.0.1"]}
-    one = body._Body(request, os.dup(held.fileno()), node, Path())
-    body._LOOK_SECONDS = float(sys.argv[1])
-    threading.Thread(target=one._close_port, args=(port,), daemon=True).start()
+    one = body.NodeProcess(request, os.dup(held.fileno()), node, Path())
+    body._POLL_SECONDS = float(sys.argv[1])
+    threading.Thread(target=one._restrict_port, args=(port,), daemon=True).start()
 
     def listen():
         sock = socket.socket(socket.AF_INET)

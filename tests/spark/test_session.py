@@ -176,7 +176,7 @@ def test_it_starts_in_the_background_and_is_found_by_others() -> None:
         [sys.executable, "-c", IN_THE_BACKGROUND], capture_output=True, text=True, timeout=170
     )
     assert done.returncode == 0, done.stderr
-    assert "1 tasks at once, 1 nodes wanted" in done.stdout
+    assert "1 slots, 1 nodes requested" in done.stdout
 
 
 def test_what_it_cannot_mean_is_said_before_it_starts() -> None:

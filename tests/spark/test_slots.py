@@ -56,7 +56,7 @@ def run(sc: Any, mode: int, nodes: int, ps: int = 0, **options: Any) -> Any:
 
 def test_a_second_cluster_has_no_slots_while_the_first_holds_them(spark: Any, sc: Any) -> None:
     with started(sc, InputMode.TENSORFLOW, 2, name="first"):
-        said = r"1 nodes are to run .*2 tasks at once, of which 0 are free: cluster 'first' holds 2"
+        said = r"1 nodes must run .*2 tasks at once, of which 0 are free: cluster 'first' holds 2"
         with pytest.raises(errors.NotEnoughSlots, match=said) as caught:
             run(sc, InputMode.TENSORFLOW, 1)
         assert "shut down a cluster" in str(caught.value)
@@ -73,7 +73,7 @@ def test_the_rest_of_the_slots_is_there(spark: Any, sc: Any, capsys: Any) -> Non
         (found,) = tfd.spark.check(spark, 2)
         assert found.code == "TFD870"
         assert "spark.master=local-cluster[3,1,1024]" in found.fix
-        assert "1 held by cluster 'first', 2 nodes wanted" in capsys.readouterr().out
+        assert "1 held by cluster 'first', 2 nodes requested" in capsys.readouterr().out
         with started(sc, InputMode.SPARK, 1):
             assert len(running()) == 2
 

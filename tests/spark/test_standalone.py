@@ -100,7 +100,7 @@ def test_strangers_at_every_port_change_nothing_and_no_secret_is_in_any_log(
         while not said or said[-1] != "ready\n":
             said.append(program.stdout.readline())
             assert said[-1], errors.read_text()[-5_000:]
-        assert any("2 tasks at once, 2 nodes wanted" in line for line in said)
+        assert any("2 slots, 2 nodes requested" in line for line in said)
         ports = listening()
         assert "java" in ports.values()
         assert len([port for port, name in ports.items() if name != "java"]) >= 4

@@ -13,7 +13,7 @@ import pytest
 
 from tests._waiting import until
 from tfd_notebook.net import secure_channel
-from tfd_notebook.spark.executor.driver_link import MOST_LOG, DriverConnection
+from tfd_notebook.spark.executor.driver_link import MAX_LOG_CHARS, DriverConnection
 
 #: Seconds after which a channel gives up a message, which is what nobody may wait for.
 STALL = secure_channel.STALL_SECONDS
@@ -32,8 +32,8 @@ class Driver:
             self._server.address,
             secret,
             greeting=lambda: {"say": "hello"},
-            known=lambda: {"known": "all"},
-            heard=self.orders.append,
+            fields=lambda: {"known": "all"},
+            on_order=self.orders.append,
         )
 
     def _hold(self, channel: secure_channel.AuthenticatedChannel) -> None:
@@ -70,7 +70,7 @@ def test_words_come_in_order_with_all_that_is_known_and_orders_go_back(driver: D
     channel = driver.next()
     driver.line.log("a line\n")
     for number in range(3):
-        driver.line.say({"say": number})
+        driver.line.send({"say": number})
     words = [hear(channel) for _ in range(3)]
     assert [word["say"] for word in words] == [0, 1, 2]
     assert all(word["known"] == "all" for word in words)
@@ -83,8 +83,8 @@ def test_a_driver_that_takes_nothing_holds_nobody_up(driver: Driver) -> None:
     driver.next()
     began = time.monotonic()
     for number in range(2_000):
-        driver.line.log("x" * MOST_LOG)
-        driver.line.say({"say": number})
+        driver.line.log("x" * MAX_LOG_CHARS)
+        driver.line.send({"say": number})
     assert time.monotonic() - began < STALL / 2
     driver.line.close(0.1)
     assert time.monotonic() - began < STALL / 2
@@ -92,7 +92,7 @@ def test_a_driver_that_takes_nothing_holds_nobody_up(driver: Driver) -> None:
 
 def test_what_was_said_without_a_channel_is_said_on_the_next(driver: Driver) -> None:
     driver.next().close()
-    driver.line.say({"say": "ended"})
+    driver.line.send({"say": "ended"})
     word: dict[str, Any] = {}
     while not word:
         with contextlib.suppress(EOFError, OSError):
@@ -103,7 +103,7 @@ def test_what_was_said_without_a_channel_is_said_on_the_next(driver: Driver) -> 
 def test_what_was_sent_and_not_heard_is_said_on_the_next(driver: Driver) -> None:
     driver.line.log("a line\n")
     for number in range(2):
-        driver.line.say({"say": number})
+        driver.line.send({"say": number})
     with driver.next() as channel:
         first = channel.receive(20)[0]
     channel = driver.next()
@@ -113,11 +113,11 @@ def test_what_was_sent_and_not_heard_is_said_on_the_next(driver: Driver) -> None
 
 def test_a_channel_that_does_not_answer_is_given_up_for_another(driver: Driver) -> None:
     deaf = driver.next()
-    driver.line.say({"say": "ended"})
+    driver.line.send({"say": "ended"})
     assert deaf.receive(20)[0]["say"] == "ended"  # and nobody tells that it was heard
 
     def is_given_up() -> bool:
-        driver.line.beat()
+        driver.line.send_heartbeat()
         return not driver.channels.empty()
 
     until(is_given_up)
@@ -127,20 +127,20 @@ def test_a_channel_that_does_not_answer_is_given_up_for_another(driver: Driver) 
 @pytest.mark.parametrize("bad", [object(), "x" * (1 << 21)])
 def test_what_cannot_be_sent_does_not_end_the_line(driver: Driver, bad: Any) -> None:
     channel = driver.next()
-    driver.line.say({"say": bad})
-    driver.line.say({"say": "ended"})
+    driver.line.send({"say": bad})
+    driver.line.send({"say": "ended"})
     assert hear(channel)["say"] == "ended"
 
 
 def test_a_beat_waits_for_nothing_that_is_not_said_yet(driver: Driver) -> None:
     channel = driver.next()
-    driver.line.beat()
+    driver.line.send_heartbeat()
     assert channel.receive(20)[0]["say"] == "beat"
 
 
 def test_closing_waits_for_the_last_word_and_not_for_ever(driver: Driver) -> None:
     channel = driver.next()
-    driver.line.say({"say": "ended"})
+    driver.line.send({"say": "ended"})
     closing = threading.Thread(target=driver.line.close, args=(20,))
     closing.start()
     assert hear(channel)["say"] == "ended"

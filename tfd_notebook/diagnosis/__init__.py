@@ -73,7 +73,7 @@ def doctor(target: Any = None) -> Findings:
     if type(target).__module__.startswith("pyspark."):
         from tfd_notebook.spark.preflight import check
 
-        return check.looked(target)[1]
+        return check.inspect_spark(target)[1]
     if hasattr(target, "element_spec"):
         from tfd_notebook.data.diagnostics import inspect_dataset
 

@@ -17,11 +17,11 @@ from tfd_notebook.spark.driver.launch_plan import Plan
 from tfd_notebook.spark.driver.node_registry import Node, NodeServer
 from tfd_notebook.spark.executor import executor
 from tfd_notebook.spark.executor.barrier_start import Start
-from tfd_notebook.spark.executor.driver_link import BEAT_SECONDS
+from tfd_notebook.spark.executor.driver_link import HEARTBEAT_SECONDS
 from tfd_notebook.spark.executor.fork_server import ForkServerClient
 
 #: Minimum heartbeat limit in seconds: three heartbeats.
-_MIN_LIMIT = 3 * BEAT_SECONDS
+_MIN_LIMIT = 3 * HEARTBEAT_SECONDS
 #: Maximum length in characters of Spark's error message.
 _MAX_CHARS = 2000
 

@@ -1,4 +1,4 @@
-"""What Spark's tasks do in the barrier stage: reserve, gather, launch."""
+"""Function of the barrier stage: reserve a port, exchange the addresses, launch the node."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 
 class Start:
-    """The function of the barrier stage: starts a node for each partition.
+    """Function of the barrier stage, which starts one node per partition.
 
     Parameters
     ----------
     plan : Plan
-    elsewhere : dict of int to str
-        Addresses of nodes that run beside the notebook.
+    driver_addresses : dict of int to str
+        Addresses of the nodes on the driver's host.
     """
 
-    def __init__(self, plan: Plan, elsewhere: dict[int, str]) -> None:
+    def __init__(self, plan: Plan, driver_addresses: dict[int, str]) -> None:
         self._plan = plan
-        self._elsewhere = elsewhere
+        self._driver_addresses = driver_addresses
 
     def __call__(self, partition: Iterable[int]) -> Iterator[int]:
-        """Start the node whose number `partition` has; yields the pid of its supervisor."""
+        """Start the node whose number `partition` holds; yield the pid of its supervisor."""
         from pyspark import BarrierTaskContext
 
         (number,) = partition
@@ -42,9 +42,9 @@ class Start:
         try:
             pid = self._start(node, BarrierTaskContext.get())
         except Exception as error:
-            if not tell_failure(self._plan, node, error):
+            if not report_failure(self._plan, node, error):
                 raise
-            return  # an exception would have Spark try again
+            return  # Spark would retry after an exception
         if pid is None:
             return
         if self._plan.holds_slot(node):
@@ -52,37 +52,39 @@ class Start:
         yield pid
 
     def _start(self, node: Assignment, context: BarrierTaskContext) -> int | None:
-        place = executor.here()
+        owner = executor.here()
         gpus = _gpus(context)
         environment = launch_plan.node_environment(self._plan.environment, gpus)
-        # TensorFlow is imported there while this task waits for the others.
-        zygote = ForkServerClient(place, environment)
+        # The fork server imports TensorFlow while this task waits for the others.
+        fork_server = ForkServerClient(owner, environment)
         try:
-            with ports.reserve_port() as held:
+            with ports.reserve_port() as reserved_port:
                 host = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
-                mine = launch_plan.reservation(node, place, f"{host}:{held.getsockname()[1]}", gpus)
-                if not report(self._plan, {**mine, "attempt": context.taskAttemptId()}):
+                reservation = launch_plan.reservation(
+                    node, owner, f"{host}:{reserved_port.getsockname()[1]}", gpus
+                )
+                if not report(self._plan, {**reservation, "attempt": context.taskAttemptId()}):
                     return None
-                gathered = [json.loads(text) for text in context.allGather(json.dumps(mine))]
-                addresses = {said["node"]: said["address"] for said in gathered}
-                addresses.update(self._elsewhere)
+                gathered = [json.loads(text) for text in context.allGather(json.dumps(reservation))]
+                addresses = {message["node"]: message["address"] for message in gathered}
+                addresses.update(self._driver_addresses)
                 return launch_plan.launch(
-                    self._plan, node, place, zygote, environment, held, addresses
+                    self._plan, node, owner, fork_server, environment, reserved_port, addresses
                 )
         finally:
-            zygote.close()
+            fork_server.close()
 
 
-def report(plan: Plan, mine: dict[str, Any]) -> bool:
-    """Tell the driver of a reservation; False where it wants none, because it has one already."""
+def report(plan: Plan, reservation: dict[str, Any]) -> bool:
+    """Report a reservation to the driver; return False if the driver rejects it as a duplicate."""
     with secure_channel.connect(plan.driver, plan.secret) as channel:
-        channel.send({"say": "reserved", **mine})
+        channel.send({"say": "reserved", **reservation})
         header, _ = channel.receive(timeout=60.0)
     return bool(header.get("go"))
 
 
-def tell_failure(plan: Plan, node: Assignment, error: Exception) -> bool:
-    """Tell the driver why a node cannot be started; False where it does not hear."""
+def report_failure(plan: Plan, node: Assignment, error: Exception) -> bool:
+    """Report a failed start to the driver; return False if the driver is unreachable."""
     with contextlib.suppress(OSError), secure_channel.connect(plan.driver, plan.secret) as channel:
         channel.send(
             {"say": "unable", "node": node.node, "error": agent_protocol.pack_error(error)}
@@ -98,6 +100,6 @@ def _await_end(pid: int) -> None:
 
 
 def _gpus(context: BarrierTaskContext) -> tuple[str, ...] | None:
-    """Return the GPUs that Spark gave to this task; None where it gives none."""
-    found = context.resources().get("gpu")
-    return tuple(found.addresses) if found is not None else None
+    """Return the GPUs that Spark assigned to this task, or None if it assigns none."""
+    gpus = context.resources().get("gpu")
+    return tuple(gpus.addresses) if gpus is not None else None

@@ -1,4 +1,4 @@
-"""What the user's function is given beside its arguments."""
+"""Context of a node, the second argument of the user's function."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-#: Seconds for the supervisor of a node and the task of Spark to close the socket.
+#: Timeout in seconds for the node's supervisor and the Spark task to close the socket.
 _RELEASE_SECONDS = 10.0
 
 
 class TFNodeContext:
-    """One node, as the user's function sees it: the second argument of ``map_fun(args, ctx)``.
+    """The context of one node, the second argument of ``map_fun(args, ctx)``.
 
     Attributes
     ----------
     executor_id : int
-        The node's number in the cluster, 0 or more; `worker_num` is the same.
+        The node's number in the cluster, from 0; `worker_num` is the same.
     job_name : {"ps", "chief", "master", "evaluator", "worker"}
     task_index : int
-        Among the nodes of that name.
+        Index among the nodes of this role.
     cluster_spec : dict of str to list of str
-        Addresses (``"host:port"``) of all nodes, by name.
+        Addresses (``"host:port"``) of all nodes, by role.
     num_workers : int
-        How many take rows: workers, and the chief or master.
+        Number of nodes that receive rows: workers, and the chief or master.
     defaultFS : str
-        File system of paths without a scheme, such as ``"hdfs://namenode:8020"``.
+        Default file system for paths without a scheme, such as ``"hdfs://namenode:8020"``.
     working_dir : str
-        Where relative paths begin.
+        Directory that relative paths start at.
     mgr
-        The node's queues; `get_data_feed` and ``TFNode.DataFeed`` read them.
+        The node's queues, which `get_data_feed` and ``TFNode.DataFeed`` read.
     tmp_socket : socket.socket or None
-        Holds the node's port, with ``run(release_port=False)`` and until `release_port` is called.
-        None else: the port is free.
+        The socket that reserves the node's port, with ``run(release_port=False)`` and until
+        `release_port` is called. Otherwise None: the port is free.
     port : int
-        The node's port, where TensorFlow's server is to listen.
+        The node's port, for TensorFlow's server.
 
     See Also
     --------
@@ -68,7 +68,7 @@ class TFNodeContext:
         self.port: int = tmp_socket.getsockname()[1] if tmp_socket is not None else 0
 
     def absolute_path(self, path: str) -> str:
-        """Return `path` with scheme and directory: relative to `working_dir` on `defaultFS`."""
+        """Return `path` with scheme and directory. It is relative to `working_dir`."""
         from tfd_notebook.spark.TFNode import hdfs_path
 
         return hdfs_path(self, path)
@@ -85,20 +85,20 @@ class TFNodeContext:
         Parameters
         ----------
         train_mode : bool
-            Whether rows are only taken (default), or answered with `batch_results`.
+            If true (default), rows are only consumed. Otherwise `batch_results` returns results.
         qname_in, qname_out : str
             Names of the queues.
         input_mapping : mapping of str to str, optional
-            Name of each column, in the rows' order, to that of the tensor made of it.
+            From column names, in the order of the rows, to names of tensors.
         """
         from tfd_notebook.spark.TFNode import DataFeed
 
         return DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping)
 
     def release_port(self) -> None:
-        """Release the node's port, so that a server can listen there.
+        """Release the node's port, so that a server can listen on it.
 
-        Needed after ``run(release_port=False)`` only. Returns when the port is free.
+        Only needed after ``run(release_port=False)``. Returns when the port is free.
         """
         if self.tmp_socket is not None:
             self.tmp_socket.close()
@@ -109,7 +109,7 @@ class TFNodeContext:
 def _await_free(port: int) -> None:
     """Wait until the processes that started the node have closed their copies of its socket.
 
-    A port that another program has taken is left to the server that cannot listen there.
+    If another program takes the port meanwhile, the user's server fails with the error.
     """
     deadline = time.monotonic() + _RELEASE_SECONDS
     while time.monotonic() < deadline:

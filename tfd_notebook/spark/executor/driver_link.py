@@ -1,4 +1,7 @@
-"""A node's line to the driver: threads of its own keep it up, so that nobody waits who speaks."""
+"""Connection of a node to the driver.
+
+Background threads maintain it, so that `DriverConnection.send` never blocks.
+"""
 
 from __future__ import annotations
 
@@ -11,34 +14,34 @@ from typing import Any
 
 from tfd_notebook.net import secure_channel
 
-#: Seconds between two reports to the driver.
-BEAT_SECONDS = 1.0
-#: Seconds between two attempts to reach it.
-_AGAIN_SECONDS = 0.5
-#: Seconds without an answer after which a channel is given up for a new one: where the network was
-#: cut without a word, it would take far longer to find out.
-_DEAF_SECONDS = 5.0
-#: Characters of the log that wait for the driver, and that one report carries.
-MOST_LOG = 1 << 15
+#: Interval in seconds between heartbeats to the driver.
+HEARTBEAT_SECONDS = 1.0
+#: Interval in seconds between connection attempts.
+_RECONNECT_SECONDS = 0.5
+#: Seconds without an acknowledgement after which a channel is replaced. If the network drops all
+#: packets, TCP would detect the loss much later.
+_ACKNOWLEDGE_SECONDS = 5.0
+#: Maximum characters of the log that wait for the driver, and that one message contains.
+MAX_LOG_CHARS = 1 << 15
 
 
 class DriverConnection:
-    """What a node says to the driver, in order, and what it hears from there.
+    """An ordered stream of messages to the driver, and of orders from it.
 
-    The driver tells which word it has heard; one that it may not have got is said again on the
-    next channel.
+    The driver acknowledges every message. A message without an acknowledgement is sent again on
+    the next channel.
 
     Parameters
     ----------
     driver : str
-        Where it listens.
+        Address of the driver.
     secret : bytes
     greeting : callable
-        Returns what is said first on every channel.
-    known : callable
-        Returns what every word carries.
-    heard : callable
-        Takes each order.
+        Returns the first message of every channel.
+    fields : callable
+        Returns fields that every message contains.
+    on_order : callable
+        Called with each order.
     """
 
     def __init__(
@@ -46,66 +49,69 @@ class DriverConnection:
         driver: str,
         secret: bytes,
         greeting: Callable[[], Mapping[str, Any]],
-        known: Callable[[], Mapping[str, Any]],
-        heard: Callable[[Mapping[str, Any]], None],
+        fields: Callable[[], Mapping[str, Any]],
+        on_order: Callable[[Mapping[str, Any]], None],
     ) -> None:
         self._driver, self._secret = driver, secret
-        self._greeting, self._known, self._heard = greeting, known, heard
+        self._greeting, self._fields, self._on_order = greeting, fields, on_order
         self._changed = threading.Condition()
-        self._words: collections.deque[Mapping[str, Any]] = collections.deque()
-        self._number = 0
-        #: The first of the words as it was said, until the driver has heard it.
-        self._unheard: Mapping[str, Any] | None = None
-        self._said_at = 0.0
+        self._messages: collections.deque[Mapping[str, Any]] = collections.deque()
+        self._next_number = 0
+        #: The first message as it was sent, until the driver acknowledges it.
+        self._unacknowledged: Mapping[str, Any] | None = None
+        self._sent_at = 0.0
         self._log: collections.deque[str] = collections.deque()
         self._log_size = 0
         self._channel: secure_channel.AuthenticatedChannel | None = None
         self._closed = False
-        self._last = time.monotonic()
-        for work in (self._listen, self._speak):
+        self._last_received = time.monotonic()
+        for work in (self._receive_loop, self._send_loop):
             threading.Thread(target=work, name="tfd-line", daemon=True).start()
 
     @property
-    def silent(self) -> float:
-        """Seconds since the driver was heard of."""
-        return time.monotonic() - self._last
+    def silence_s(self) -> float:
+        """Seconds since the last message from the driver."""
+        return time.monotonic() - self._last_received
 
-    def say(self, word: Mapping[str, Any]) -> None:
-        """Have something said; returns at once."""
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Queue a message; return at once."""
         with self._changed:
-            self._words.append(word)
+            self._messages.append(message)
             self._changed.notify_all()
 
-    def beat(self) -> None:
-        """Have a sign of life given, where nothing else waits to be said."""
+    def send_heartbeat(self) -> None:
+        """Queue a heartbeat, unless other messages wait."""
         with self._changed:
-            if not self._words:
-                self._words.append({"say": "beat"})
+            if not self._messages:
+                self._messages.append({"say": "beat"})
                 self._changed.notify_all()
-            deaf = self._unheard is not None and time.monotonic() - self._said_at > _DEAF_SECONDS
-            channel = self._channel if deaf else None
+            overdue = (
+                self._unacknowledged is not None
+                and time.monotonic() - self._sent_at > _ACKNOWLEDGE_SECONDS
+            )
+            channel = self._channel if overdue else None
         if channel is not None:
             channel.close()
 
     def log(self, text: str) -> None:
-        """Have `text` told with the next word; of too much the end."""
+        """Add `text` to the log of the next message; of a long log, keep the end."""
         with self._changed:
             self._log.append(text)
             self._log_size += len(text)
-            while self._log_size > MOST_LOG and len(self._log) > 1:
+            while self._log_size > MAX_LOG_CHARS and len(self._log) > 1:
                 self._log_size -= len(self._log.popleft())
 
     def close(self, timeout: float) -> None:
-        """Let go of it when all was said, or after `timeout` seconds."""
+        """Close the connection when all messages are acknowledged, or after `timeout` seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._words, timeout)
+            self._changed.wait_for(lambda: not self._messages, timeout)
             self._closed = True
             self._changed.notify_all()
             channel = self._channel
         if channel is not None:
             channel.close()
 
-    def _listen(self) -> None:
+    def _receive_loop(self) -> None:
         while not self._closed:
             try:
                 with secure_channel.connect(self._driver, self._secret) as channel:
@@ -115,51 +121,59 @@ class DriverConnection:
                         self._changed.notify_all()
                     while True:
                         order, _ = channel.receive()
-                        self._last = time.monotonic()
+                        self._last_received = time.monotonic()
                         if order.get("order") == "heard":
-                            self._has_heard(order["word"])
+                            self._acknowledge(order["word"])
                         else:
-                            self._heard(order)
+                            self._on_order(order)
             except (OSError, EOFError):
                 with self._changed:
                     self._channel = None
-                    self._changed.wait_for(lambda: self._closed, _AGAIN_SECONDS)
+                    self._changed.wait_for(lambda: self._closed, _RECONNECT_SECONDS)
 
-    def _has_heard(self, number: int) -> None:
+    def _acknowledge(self, number: int) -> None:
         with self._changed:
-            if self._unheard is not None and self._unheard["word"] == number:
-                self._unheard = None
-                self._words.popleft()
+            if self._unacknowledged is not None and self._unacknowledged["word"] == number:
+                self._unacknowledged = None
+                self._messages.popleft()
                 self._changed.notify_all()
 
-    def _speak(self) -> None:
-        used: secure_channel.AuthenticatedChannel | None = None  # by what is not heard yet
+    def _send_loop(self) -> None:
+        used: secure_channel.AuthenticatedChannel | None = None  # of the unacknowledged message
 
-        def may_speak() -> bool:
-            fresh = self._channel is not used if self._unheard is not None else bool(self._words)
-            return self._closed or (fresh and self._channel is not None)
+        def can_send() -> bool:
+            unsent = (
+                self._channel is not used
+                if self._unacknowledged is not None
+                else bool(self._messages)
+            )
+            return self._closed or (unsent and self._channel is not None)
 
         while True:
             with self._changed:
-                self._changed.wait_for(may_speak)
+                self._changed.wait_for(can_send)
                 if self._closed or self._channel is None:
                     return
-                used, said = self._channel, self._unheard
-                if said is None:
-                    said = {**self._words[0], "word": self._number, "log": self._take_log()}
-                    self._number += 1
-                    self._unheard = said
-                self._said_at = time.monotonic()
+                used, message = self._channel, self._unacknowledged
+                if message is None:
+                    message = {
+                        **self._messages[0],
+                        "word": self._next_number,
+                        "log": self._take_log(),
+                    }
+                    self._next_number += 1
+                    self._unacknowledged = message
+                self._sent_at = time.monotonic()
             try:
-                used.send({**said, **self._known()})
+                used.send({**message, **self._fields()})
             except OSError:
-                used.close()  # whoever listens there makes another one
+                used.close()  # `_receive_loop` opens another one
             except Exception:  # a message that is too large or not JSON would fail again
                 traceback.print_exc()
-                self._has_heard(said["word"])
+                self._acknowledge(message["word"])
 
     def _take_log(self) -> str:
-        log = "".join(self._log)[-MOST_LOG:]
+        log = "".join(self._log)[-MAX_LOG_CHARS:]
         self._log.clear()
         self._log_size = 0
         return log

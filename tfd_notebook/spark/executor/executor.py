@@ -1,4 +1,4 @@
-"""Which executor a Python process of Spark belongs to, and how to see it end."""
+"""Executor of a Python process on Spark, and detection of its end."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tfd_notebook.net import runtime_dir
 
 @dataclass(frozen=True)
 class Executor:
-    """An executor of Spark, as a process on its host sees it.
+    """An executor of Spark, identified by its JVM process.
 
     Parameters
     ----------
     id : str
-        Spark's name for it; ``"driver"`` where Spark runs in one process.
+        Spark's executor id; ``"driver"`` if Spark runs in one process.
     host : str
     pid : int
-        Of its JVM.
+        Process id of its JVM.
     started : float
         See `tfd_notebook.net.runtime_dir.process_start`.
     """
@@ -38,12 +38,12 @@ class Executor:
 
 
 def here() -> Executor:
-    """Return the executor that this Python process, a worker of Spark's, belongs to.
+    """Return the executor of this Python worker.
 
     Raises
     ------
     SparkError
-        No JVM is among the parents of this process.
+        No parent process is a JVM.
     """
     for process in psutil.Process().parents():
         with contextlib.suppress(psutil.Error):
@@ -52,18 +52,18 @@ def here() -> Executor:
                     _id_of(process), socket.gethostname(), process.pid, _start_of(process.pid)
                 )
     raise SparkError(
-        f"process {os.getpid()} was not started by an executor of Spark",
-        fix="call it inside a task of Spark",
+        f"process {os.getpid()} was not started by a Spark executor",
+        fix="call this inside a Spark task",
     )
 
 
 def of_driver() -> Executor:
-    """Return what stands for the executor of a node beside the notebook: this process."""
+    """Return the owner of nodes on the driver's host, which is this process."""
     return Executor("driver", socket.gethostname(), os.getpid(), _start_of(os.getpid()))
 
 
 def _start_of(pid: int) -> float:
-    """Return `runtime.process_start` of a process that runs."""
+    """Return the start time of a running process; see `runtime_dir.process_start`."""
     started = runtime_dir.process_start(pid)
     if started is None:
         raise psutil.NoSuchProcess(pid)
@@ -78,7 +78,7 @@ def _id_of(jvm: psutil.Process) -> str:
 
 
 class Watch:
-    """Sees a process end that is no child of this one.
+    """Detector of the end of a process that is not a child of this one.
 
     Parameters
     ----------
@@ -92,27 +92,27 @@ class Watch:
         self._handle: int | None = None
         self._checked: bool | None = None
         if sys.platform == "linux":
-            # Where it has ended already, `ended` finds no process of that start.
+            # After the end of the process, `ended` finds no process with this start time.
             with contextlib.suppress(OSError):
                 self._handle = os.pidfd_open(pid)
 
     def fileno(self) -> int | None:
-        """Return a descriptor that becomes readable when the process ends, where there is one."""
+        """Return a descriptor that is readable after the end of the process, or None."""
         return self._handle
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """True if the process has ended."""
         if self._handle is None:
             return not runtime_dir.runs(self._pid, self._started)
-        if self._checked is None:  # the pid was another process's by then
+        if self._checked is None:  # the handle may belong to a later process with this pid
             self._checked = runtime_dir.runs(self._pid, self._started)
         poll = select.poll()
         poll.register(self._handle, select.POLLIN)
         return not self._checked or bool(poll.poll(0))
 
     def wait(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the process has ended."""
         while not self.ended:
             if self._handle is None:
                 time.sleep(1.0)
@@ -122,7 +122,7 @@ class Watch:
                 poll.poll()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the descriptor."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

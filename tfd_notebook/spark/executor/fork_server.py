@@ -1,8 +1,8 @@
-"""One process for each executor that has imported TensorFlow and run nothing: nodes are its forks.
+"""Fork server of an executor: a process that has imported TensorFlow, from which nodes are forked.
 
-It has a single Python thread, and listens at a unix socket to processes of its own user. It ends
-with its executor's JVM, or when nobody has asked for a node for ten minutes; the nodes that
-were forked from it stay.
+It has a single Python thread, and listens on a Unix socket for processes of the same user. It ends
+with its executor's JVM, or after ten minutes without a request. The nodes that were forked from it
+keep running.
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ from tfd_notebook.errors import LaunchError, TensorFlowMissing, TfdError, Unsupp
 from tfd_notebook.net import agent_protocol, runtime_dir
 from tfd_notebook.spark.executor.executor import Executor, Watch
 
-#: Marks the process in its environment.
+#: Environment variable that marks the process and holds its arguments.
 VARIABLE = "TFD_SPARK_ZYGOTE"
 _IDLE_SECONDS = 600.0
-#: Seconds for the import of TensorFlow on a busy host.
+#: Timeout in seconds for the import of TensorFlow on a busy host.
 _IMPORT_SECONDS = 300.0
-#: Seconds without progress in the middle of a request, while which all others wait.
+#: Timeout in seconds for progress within a request; other requests wait meanwhile.
 _REQUEST_SECONDS = 10.0
-#: What is read when TensorFlow is imported, so that nodes that differ in it cannot share one.
-_READ_AT_IMPORT = ("TF_", "KERAS_", "OMP_", "MKL_", "XLA_", "LD_LIBRARY_PATH", "PYTHONPATH")
+#: Prefixes of variables that the import of TensorFlow reads: nodes that differ need another server.
+_IMPORT_VARIABLES = ("TF_", "KERAS_", "OMP_", "MKL_", "XLA_", "LD_LIBRARY_PATH", "PYTHONPATH")
 
 
 class ForkServerClient:
-    """A connection to the process; use it from one thread.
+    """A connection to the fork server of an executor; use it from one thread.
 
     Parameters
     ----------
     executor : Executor
-        Whose it is. Where it has none yet, one is started, which then imports TensorFlow.
+        The owner. If it has no fork server yet, one is started, which imports TensorFlow.
     environment : mapping
-        Of the nodes.
+        Environment of the nodes.
     """
 
     def __init__(self, executor: Executor, environment: Mapping[str, str]) -> None:
         if sys.platform != "linux":
             raise Unsupported(
-                f"nodes on Spark are forked with TensorFlow, which {sys.platform} cannot",
+                f"nodes on Spark are forked after the import of TensorFlow, which {sys.platform} "
+                "does not support",
                 fix="run the executors on Linux",
             )
         self._executor = executor
@@ -60,46 +61,46 @@ class ForkServerClient:
         self._channel = _connect(executor, environment)
 
     def fork(self, request: dict[str, Any], fds: list[int]) -> int:
-        """Have a node forked; return the pid of its supervisor.
+        """Fork a node; return the pid of its supervisor.
 
         Parameters
         ----------
         request : dict
-            What `node.run` takes, as JSON has it.
+            The JSON argument of `node_supervisor.run`.
         fds : list of int
-            Two descriptors for it: the socket that holds its port, and where its log goes.
+            Two descriptors for it: the socket that reserves its port, and its log file.
 
         Raises
         ------
         TensorFlowMissing
-            There is none in the executors' Python.
+            The executors' Python has no TensorFlow.
         LaunchError
-            The process ended, does not answer, or has threads.
+            The fork server ended, does not answer, or has threads.
         """
         where = f"executor {self._executor.id} on {self._executor.host}"
         try:
-            line = self._ask(request, fds)
-            if not line:  # it ended for want of work just then
+            answer_line = self._request(request, fds)
+            if not answer_line:  # its idle timeout expired just before
                 self.close()
                 self._channel = _connect(self._executor, self._environment)
-                line = self._ask(request, fds)
+                answer_line = self._request(request, fds)
         except OSError as error:
             raise LaunchError(
-                f"the process on {where} that nodes are forked from does not answer: {error}",
-                fix="is the host overloaded, or short of memory?",
+                f"the fork server of {where} does not answer: {error}",
+                fix="check load and free memory of the host",
             ) from None
-        if not line:
+        if not answer_line:
             raise LaunchError(
-                f"the process on {where} that nodes are forked from has ended",
-                fix="is the host short of memory? see the executor's log",
+                f"the fork server of {where} has ended",
+                fix="check the free memory of the host and the executor's log",
             )
-        answer = json.loads(line)
+        answer = json.loads(answer_line)
         if "error" in answer:
             problem = agent_protocol.unpack_error(answer["error"])
             raise type(problem)(f"{where}: {problem.what}", fix=problem.fix)
         return int(answer["pid"])
 
-    def _ask(self, request: dict[str, Any], fds: list[int]) -> str:
+    def _request(self, request: dict[str, Any], fds: list[int]) -> str:
         try:
             fork_server.send_request(self._channel, request, fds)
             with self._channel.makefile("r") as answers:
@@ -108,23 +109,29 @@ class ForkServerClient:
             return ""
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._channel.close()
 
 
 def _address(executor: Executor, environment: Mapping[str, str]) -> str:
-    """Return where the process of an executor listens, for nodes of this environment.
+    """Return the socket address of an executor's fork server for nodes of this environment.
 
-    The name is one of the system's, not of a file: it is free again whenever its process ends.
+    The abstract name is free again when the process ends, unlike a file.
     """
-    read = {k: v for k, v in environment.items() if k.startswith(_READ_AT_IMPORT)}
-    identity = [executor.pid, executor.started, os.getuid(), sys.executable, sorted(read.items())]
+    import_variables = {k: v for k, v in environment.items() if k.startswith(_IMPORT_VARIABLES)}
+    identity = [
+        executor.pid,
+        executor.started,
+        os.getuid(),
+        sys.executable,
+        sorted(import_variables.items()),
+    ]
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
     return f"\0tfd-zygote-{digest}"
 
 
 def _connect(executor: Executor, environment: Mapping[str, str]) -> socket.socket:
-    """Return a connection to the process, which is started where there is none."""
+    """Connect to the fork server, and start it if it does not run."""
     address = _address(executor, environment)
     while True:
         channel = socket.socket(socket.AF_UNIX)
@@ -138,34 +145,34 @@ def _connect(executor: Executor, environment: Mapping[str, str]) -> socket.socke
         except BaseException:
             channel.close()
             raise
-        if is_ours(channel):
+        if is_same_user(channel):
             return channel
         channel.close()
         raise LaunchError(
-            "another user listens where the process that nodes are forked from should",
-            fix="stop that user's process: nothing was sent to it",
+            "another user listens on the address of the fork server",
+            fix="stop that user's process; nothing was sent to it",
         )
 
 
 def _start(address: str, executor: Executor, environment: Mapping[str, str]) -> None:
-    """Start the process, unless somebody else is doing that."""
+    """Start the fork server, unless another process is starting it."""
     with socket.socket(socket.AF_UNIX) as listener:
         try:
             listener.bind(address)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            time.sleep(0.01)  # it is bound, and will listen
+            time.sleep(0.01)  # another process has bound the address, and will listen
             return
         listener.listen(64)
-        # Beside a notebook it is of use for one start only.
+        # On the driver's host it serves the nodes of one start only.
         idle = 0.0 if executor.pid == os.getpid() else _IDLE_SECONDS
-        # The session of its own keeps it from the signals that Spark sends to its workers.
+        # A separate session: Spark sends signals to the process group of its workers.
         subprocess.Popen(
             interpreter.command("tfd_notebook.spark.executor.fork_server"),
             env={
                 **interpreter.environment(environment),
-                # NumPy's library would start threads, which a fork loses.
+                # OpenBLAS would start threads, which a fork loses.
                 "OPENBLAS_NUM_THREADS": "1",
                 VARIABLE: json.dumps([listener.fileno(), executor.pid, executor.started, idle]),
             },
@@ -175,11 +182,11 @@ def _start(address: str, executor: Executor, environment: Mapping[str, str]) -> 
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-        ).returncode = 0  # it is init's to wait for, not this worker's
+        ).returncode = 0  # prevents Popen's ResourceWarning: the process outlives this worker
 
 
 def main() -> None:
-    """Be the process."""
+    """Run the fork server."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     fd, pid, started, idle = json.loads(os.environ[VARIABLE])
@@ -188,7 +195,7 @@ def main() -> None:
 
 
 def _import_tensorflow() -> TfdError | None:
-    """Import what nodes need; return why no node can be forked then, if so."""
+    """Import the modules that nodes need; return the error that prevents forks, or None."""
     gc.disable()
     try:
         with fork_server.blocked_imports("pyarrow"):
@@ -199,7 +206,7 @@ def _import_tensorflow() -> TfdError | None:
     except Exception as error:
         return TensorFlowMissing(
             f"TensorFlow cannot be imported: {type(error).__name__}: {error}",
-            fix="install it for the executors' Python: tfd.spark.check(spark) shows how",
+            fix="install it for the executors' Python; tfd.spark.check(spark) shows the commands",
         )
     gc.freeze()
     gc.enable()
@@ -207,13 +214,14 @@ def _import_tensorflow() -> TfdError | None:
     if threads == 1:
         return None
     return LaunchError(
-        f"the import of TensorFlow has left {threads - 1} threads, which a fork would lose",
-        fix="keep what starts them, such as a sitecustomize, from the executors' Python",
+        f"the import of TensorFlow has started {threads - 1} threads, which a fork would lose",
+        fix="remove the module that starts them, such as a sitecustomize, from the executors' "
+        "Python",
     )
 
 
 def _serve(listener: socket.socket, jvm: Watch, problem: TfdError | None, idle: float) -> None:
-    """Answer requests until the executor ends, or nobody asks any more."""
+    """Answer requests until the executor ends, or the idle timeout expires."""
     poll = select.poll()
     poll.register(listener, select.POLLIN)
     handle = jvm.fileno()
@@ -224,13 +232,13 @@ def _serve(listener: socket.socket, jvm: Watch, problem: TfdError | None, idle: 
     forked: set[int] = set()
     while not jvm.ended:
         ready = [descriptor for descriptor, _ in poll.poll(1000)]
-        _sweep(forked)
+        _remove_ended(forked)
         if not channels and not ready and time.monotonic() - idle_since > idle:
             return
         for descriptor in ready:
             if descriptor == listener.fileno():
                 channel, _ = listener.accept()
-                if is_ours(channel):
+                if is_same_user(channel):
                     channel.settimeout(_REQUEST_SECONDS)
                     channels[channel.fileno()] = channel
                     poll.register(channel, select.POLLIN)
@@ -238,20 +246,20 @@ def _serve(listener: socket.socket, jvm: Watch, problem: TfdError | None, idle: 
                     channel.close()
             elif descriptor in channels:
                 idle_since = time.monotonic()
-                open_here = [listener, *channels.values()]
-                if not _answer(channels[descriptor], open_here, problem, forked):
+                open_sockets = [listener, *channels.values()]
+                if not _answer(channels[descriptor], open_sockets, problem, forked):
                     poll.unregister(descriptor)
                     channels.pop(descriptor).close()
 
 
-def is_ours(channel: socket.socket) -> bool:
-    """Whether the other end of a unix socket is a process of this user."""
+def is_same_user(channel: socket.socket) -> bool:
+    """Return True if the peer of a Unix socket is a process of this user."""
     credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return bool(struct.unpack("3i", credentials)[1] == os.getuid())
 
 
-def _sweep(forked: set[int]) -> None:
-    """Forget supervisors that have ended, and what they may have left behind."""
+def _remove_ended(forked: set[int]) -> None:
+    """Remove supervisors that have ended, and the directories of killed ones."""
     from tfd_notebook.spark.executor import node_supervisor
 
     for pid in [pid for pid in forked if not os.path.exists(f"/proc/{pid}")]:
@@ -261,11 +269,11 @@ def _sweep(forked: set[int]) -> None:
 
 def _answer(
     channel: socket.socket,
-    open_here: list[socket.socket],
+    open_sockets: list[socket.socket],
     problem: TfdError | None,
     forked: set[int],
 ) -> bool:
-    """Answer one request; False when there is none any more. Adds to `forked`."""
+    """Answer one request and add the pid to `forked`; return False at the end of the channel."""
     try:
         received = fork_server.receive_request(channel)
         if received is None:
@@ -275,7 +283,7 @@ def _answer(
         if problem is not None:
             answer = {"error": agent_protocol.pack_error(problem)}
         else:
-            answer = {"pid": _fork(request, fds, open_here)}
+            answer = {"pid": _fork(request, fds, open_sockets)}
             forked.add(answer["pid"])
         for fd in fds:
             os.close(fd)
@@ -285,11 +293,11 @@ def _answer(
     return True
 
 
-def _fork(request: dict[str, Any], fds: list[int], open_here: list[socket.socket]) -> int:
+def _fork(request: dict[str, Any], fds: list[int], open_sockets: list[socket.socket]) -> int:
     from tfd_notebook.spark.executor import node_supervisor
 
     def work() -> None:
-        for other in open_here:
+        for other in open_sockets:
             other.close()
         os.environ.pop(VARIABLE, None)
         node_supervisor.run(request, *fds)

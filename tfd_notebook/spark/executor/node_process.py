@@ -1,4 +1,4 @@
-"""The process of the user's function in a node."""
+"""Process of a node that runs the user's function."""
 
 from __future__ import annotations
 
@@ -20,35 +20,37 @@ from typing import Any
 
 from tfd_notebook.spark.executor.context import TFNodeContext
 
-#: Seconds between two reports of what was fed.
+#: Interval in seconds between reports of the inbox's counters.
 _NUMBERS_SECONDS = 0.5
-#: Seconds between two looks for the server that the function opens.
-_LOOK_SECONDS = 0.2
-#: Seconds that a function's error waits here for feeders to hear of it.
+#: Interval in seconds between checks for a server that the function opens.
+_POLL_SECONDS = 0.2
+#: Seconds for which the process stays after an error, so that feeders can receive it.
 _ERROR_SECONDS = 30.0
-#: Characters of an error that the driver hears: of its message, and of its traceback's end.
-_MOST_WHAT = 1 << 13
-_MOST_TRACEBACK = 3 << 13
+#: Maximum characters of an error's message and of the end of its traceback, as sent to the driver.
+_MAX_MESSAGE_CHARS = 1 << 13
+_MAX_TRACEBACK_CHARS = 3 << 13
 
 
-def run(request: Mapping[str, Any], held: int, control: socket.socket, directory: Path) -> None:
-    """Call the user's function; does not return.
+def run(
+    request: Mapping[str, Any], reserved_port: int, control: socket.socket, directory: Path
+) -> None:
+    """Call the user's function, then exit the process.
 
     Parameters
     ----------
     request : mapping
-        See `launching.request`.
+        See `launch_plan.launch`.
     held : int
-        Descriptor of the socket that holds the node's port.
+        Descriptor of the socket that reserves the node's port.
     control : socket.socket
-        To the supervisor: a JSON object a line.
+        Socket to the supervisor: one JSON object per line.
     directory : Path
-        Of this node alone.
+        Private directory of this node.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     status = 1
     try:
-        NodeProcess(request, held, control, directory).run()
+        NodeProcess(request, reserved_port, control, directory).run()
         status = 0
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -61,14 +63,18 @@ class NodeProcess:
     """The process of one node, which runs the user's function."""
 
     def __init__(
-        self, request: Mapping[str, Any], held: int, control: socket.socket, directory: Path
+        self,
+        request: Mapping[str, Any],
+        reserved_port: int,
+        control: socket.socket,
+        directory: Path,
     ) -> None:
         self._request = request
-        self._held = socket.socket(fileno=held)
+        self._reserved_port = socket.socket(fileno=reserved_port)
         self._control = control
         self._directory = directory
         self._lock = threading.Lock()
-        self._told_to_end = threading.Event()
+        self._finish_ordered = threading.Event()
         self._inbox: Any = None
 
     def run(self) -> None:
@@ -78,21 +84,25 @@ class NodeProcess:
             function, args = self._function()
             context = self._context(inbox)
         except BaseException as error:
-            self._failed(error)
+            self._report_failure(error)
             return
-        for work in (self._obey, self._count, lambda: self._close_port(context.port)):
+        for work in (
+            self._handle_orders,
+            self._report_counters,
+            lambda: self._restrict_port(context.port),
+        ):
             threading.Thread(target=work, name="tfd-node", daemon=True).start()
-        self._say({"say": "state", "state": "running"})
+        self._send({"say": "state", "state": "running"})
         try:
             function(args, context)
         except SystemExit as error:
             if error.code not in (None, 0):
-                self._failed(error)
+                self._report_failure(error)
                 return
         except BaseException as error:
-            self._failed(error)
+            self._report_failure(error)
             return
-        self._finished()
+        self._report_success()
 
     def _open_inbox(self) -> Any:
         from tfd_notebook.spark.feed import Inbox
@@ -104,13 +114,13 @@ class NodeProcess:
             index=self._request["index"],
             queues=tuple(self._request["queues"]),
         )
-        self._say({"say": "inbox", "path": str(self._inbox.address)})
+        self._send({"say": "inbox", "path": str(self._inbox.address)})
         return self._inbox
 
     def _function(self) -> tuple[Any, Any]:
         import cloudpickle
 
-        # It came in the closure of Spark's own task.
+        # The bytes come from the closure of a task of the same Spark application.
         function, args = cloudpickle.loads(base64.b64decode(self._request["closure"]))
         if isinstance(args, list):
             sys.argv = [str(arg) for arg in args]
@@ -126,74 +136,74 @@ class NodeProcess:
             default_fs=request["default_fs"],
             working_dir=request["directory"],
             mgr=inbox,
-            tmp_socket=self._held,
+            tmp_socket=self._reserved_port,
         )
         if request["release_port"]:
             context.release_port()
         return context
 
-    def _failed(self, error: BaseException) -> None:
+    def _report_failure(self, error: BaseException) -> None:
         kind = type(error).__name__
         what = f"{self._request['name']}: the function raised {kind}: {error}"
         text = _traceback(error)
-        told = f"{what[:_MOST_WHAT]}\n{text[-_MOST_TRACEBACK:]}"
-        self._say({"say": "error", "state": "failed", "error": told})
+        message = f"{what[:_MAX_MESSAGE_CHARS]}\n{text[-_MAX_TRACEBACK_CHARS:]}"
+        self._send({"say": "error", "state": "failed", "error": message})
         sys.stderr.write(text)
         if self._inbox is not None:
             self._inbox.fail({"what": what, "traceback": text})
-            # Feeders that come later hear of it, too, until the driver has stopped this node.
-            self._told_to_end.wait(_ERROR_SECONDS)
+            # Later feeders also receive the error, until the driver has stopped this node.
+            self._finish_ordered.wait(_ERROR_SECONDS)
 
-    def _finished(self) -> None:
+    def _report_success(self) -> None:
         self._inbox.finish("its function has returned")
-        self._say_numbers()
-        self._say({"say": "state", "state": "finished"})
+        self._send_counters()
+        self._send({"say": "state", "state": "finished"})
         if self._request["input_mode"] == "SPARK":
-            # Rows that are still to come are taken and dropped, until the cluster shuts down.
-            self._told_to_end.wait()
+            # Further rows are received and dropped until the cluster shuts down.
+            self._finish_ordered.wait()
         self._inbox.close()
 
     # Threads
 
-    def _obey(self) -> None:
+    def _handle_orders(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             for line in self._control.makefile("r"):
                 if json.loads(line)["order"] == "finish":
                     self._inbox.end_of_feed()
-                    self._told_to_end.set()
-        self._told_to_end.set()
+                    self._finish_ordered.set()
+        self._finish_ordered.set()
 
-    def _count(self) -> None:
+    def _report_counters(self) -> None:
         while True:
-            self._say_numbers()
+            self._send_counters()
             time.sleep(_NUMBERS_SECONDS)
 
-    def _say_numbers(self) -> None:
-        self._say({"say": "numbers", "numbers": self._inbox.numbers()})
+    def _send_counters(self) -> None:
+        self._send({"say": "numbers", "numbers": self._inbox.numbers()})
 
-    def _close_port(self, port: int) -> None:
-        """Close each server that listens at the node's port to hosts outside the cluster."""
+    def _restrict_port(self, port: int) -> None:
+        """Restrict each server on the node's port to the hosts of the cluster."""
         from tfd_notebook.errors import FilterFailed
         from tfd_notebook.net import ports
 
         allow, host = self._request["peers"], self._request["host"]
         closed: set[int] = set()
         while True:
-            found = ports.listening_inodes(port)
-            if found - closed:
+            inodes = ports.listening_inodes(port)
+            if inodes - closed:
                 try:
                     open_to = ports.restrict_port(port, allow, host)
                 except FilterFailed as error:
-                    if not found & ports.listening_inodes(port):
-                        continue  # the function has closed its listener meanwhile
-                    told = f"{self._request['name']}: {error}"
-                    self._say({"say": "error", "state": "failed", "error": told})
-                    os._exit(1)  # with the server, which other hosts can reach
-                self._say({"say": "port", "open_to": open_to})
-            closed = found
-            time.sleep(_LOOK_SECONDS)
+                    if not inodes & ports.listening_inodes(port):
+                        continue  # the function has closed its server meanwhile
+                    message = f"{self._request['name']}: {error}"
+                    self._send({"say": "error", "state": "failed", "error": message})
+                    os._exit(1)  # also closes the server, which other hosts can reach
+                self._send({"say": "port", "open_to": open_to})
+            closed = inodes
+            time.sleep(_POLL_SECONDS)
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         with self._lock, contextlib.suppress(OSError):
             self._control.sendall(json.dumps(message).encode() + b"\n")
 
@@ -204,7 +214,7 @@ def _prepare(request: Mapping[str, Any]) -> None:
     os.chdir(request["directory"])
     sys.path[:] = request["path"]
     importlib.invalidate_caches()
-    # Forked processes share the state of random generators: all would augment alike.
+    # Forked processes share the state of random generators: all nodes would shuffle alike.
     random.seed()
     import numpy as np
 
@@ -212,7 +222,7 @@ def _prepare(request: Mapping[str, Any]) -> None:
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback from the user's function on."""
+    """Return the traceback, starting at the user's function."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
         frame = frame.tb_next

@@ -1,8 +1,8 @@
-"""A node's supervisor: the process that starts the user's, watches over it and tells the driver.
+"""Supervisor of a node: a process that starts the user's process and reports to the driver.
 
-It is forked from the executor's zygote and outlives the task of Spark that asked for it. It ends,
-and the user's process and all its children with it, when the executor's JVM has ended, when the
-driver has not been heard of for the limit, or when the driver says so.
+It is forked from the executor's fork server and outlives the Spark task that requested it. It ends
+with the executor's JVM, on the driver's order, or after a time without a message from the driver.
+At its end, it kills the user's process and all children.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ import psutil
 
 from tfd_notebook.net import runtime_dir
 from tfd_notebook.spark.executor import node_process, tensorboard
-from tfd_notebook.spark.executor.driver_link import BEAT_SECONDS, DriverConnection
+from tfd_notebook.spark.executor.driver_link import HEARTBEAT_SECONDS, DriverConnection
 from tfd_notebook.spark.executor.executor import Watch
 
-#: Seconds for the user's process to end by itself when it is told to.
+#: Timeout in seconds for the user's process to end after SIGTERM.
 _TERM_SECONDS = 3.0
-#: Seconds for the driver to hear the last word.
+#: Timeout in seconds for the driver to acknowledge the last message.
 _LAST_SECONDS = 3.0
-#: What is known of a node at first; each word of its processes tells some of it.
-_KNOWN = {
+#: Initial state of a node. Messages of its processes update the fields.
+_INITIAL_STATE = {
     "state": "starting",
     "path": "",
     "board": "",
@@ -50,27 +50,27 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def run(request: Mapping[str, Any], held: int, log: int) -> None:
+def run(request: Mapping[str, Any], reserved_port: int, log: int) -> None:
     """Supervise the node that `request` describes until it has ended.
 
     Parameters
     ----------
     request : mapping
-        See `launching.request`.
+        See `launch_plan.launch`.
     held, log : int
-        Descriptors: the socket that holds the node's port, and where its output is copied to.
+        Descriptors: the socket that reserves the node's port, and a copy of the output.
     """
-    NodeSupervisor(request, held, log).run()
+    NodeSupervisor(request, reserved_port, log).run()
 
 
 def name_process(name: str) -> None:
-    """Give this process the name that ``ps`` and ``top`` show."""
+    """Set the name of this process in ``ps`` and ``top``."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"tfd {name}"[:15].encode(), 0, 0, 0)
 
 
 def sweep(pid: int) -> None:
-    """Remove what the supervisor of that pid, which was killed, has left."""
+    """Remove the directories of a killed supervisor with this pid."""
     for directory in runtime_dir.runtime_dir().glob(f"{_prefix(pid)}*"):
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -80,18 +80,18 @@ def _prefix(pid: int) -> str:
 
 
 class NodeSupervisor:
-    """Starts the process of one node, and reports its state to the driver."""
+    """The supervisor of one node, which reports its state to the driver."""
 
-    def __init__(self, request: Mapping[str, Any], held: int, log: int) -> None:
+    def __init__(self, request: Mapping[str, Any], reserved_port: int, log: int) -> None:
         self._request = request
         self._log = log
-        self._held = held
+        self._reserved_port = reserved_port
         self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._numbers: dict[str, Any] = {}
-        #: What every word to the driver carries, so that none that is lost is missed.
-        self._known = dict(_KNOWN)
-        #: Why this supervisor ends the node itself: its state then, and the reason.
-        self._ending: tuple[str, str] | None = None
+        #: Part of every message to the driver, so that a lost message loses no state.
+        self._state = dict(_INITIAL_STATE)
+        #: State and reason if this supervisor stops the node.
+        self._stop_reason: tuple[str, str] | None = None
 
     def run(self) -> None:
         os.setsid()
@@ -99,7 +99,7 @@ class NodeSupervisor:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         name_process(f"{self._request['name']}+")
         if sys.platform == "linux":
-            # Children of the user's process are this one's when that has gone.
+            # Adopt orphans of the user's process, to kill them at the end.
             ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         directory = Path(
             tempfile.mkdtemp(prefix=_prefix(os.getpid()), dir=runtime_dir.runtime_dir())
@@ -107,35 +107,35 @@ class NodeSupervisor:
         try:
             self._supervise(directory)
         finally:
-            self._end_all()
+            self._kill_children()
             shutil.rmtree(directory, ignore_errors=True)
 
     def _supervise(self, directory: Path) -> None:
-        output, into = os.pipe()
-        mine, theirs = socket.socketpair()
-        self._pid = self._fork(directory, into, theirs, (output, mine.fileno()))
-        theirs.close()
-        os.close(into)
-        os.close(self._held)
-        self._control = mine
-        self._line = DriverConnection(
+        output, output_writer = os.pipe()
+        control, child_control = socket.socketpair()
+        self._pid = self._fork(directory, output_writer, child_control, (output, control.fileno()))
+        child_control.close()
+        os.close(output_writer)
+        os.close(self._reserved_port)
+        self._control = control
+        self._connection = DriverConnection(
             self._request["driver"],
             base64.b64decode(self._request["secret"]),
             self._hello,
-            self._carried,
+            self._state_fields,
             lambda order: self._events.put(("order", order)),
         )
-        board = tensorboard.start(self._request, directory, self._say_board)
+        board = tensorboard.start(self._request, directory, self._report_board)
         reader = self._thread(lambda: self._read_log(output))
-        self._reader = self._thread(self._read_body)
-        self._thread(self._await_body)
+        self._reader = self._thread(self._read_control)
+        self._thread(self._await_process)
         self._thread(self._watch_executor)
         status = self._loop()
         if board is not None:
             board.end()
-        self._end_all()
+        self._kill_children()
         reader.join(1.0)
-        self._last_words(status)
+        self._report_end(status)
 
     def _thread(self, work: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=work, daemon=True)
@@ -143,7 +143,7 @@ class NodeSupervisor:
         return thread
 
     def _fork(
-        self, directory: Path, into: int, control: socket.socket, unneeded: tuple[int, ...]
+        self, directory: Path, output_writer: int, control: socket.socket, unneeded: tuple[int, ...]
     ) -> int:
         parent = os.getpid()
         pid = os.fork()
@@ -157,18 +157,18 @@ class NodeSupervisor:
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
                 if os.getppid() != parent:
                     os._exit(1)
-            os.dup2(into, 1)
-            os.dup2(into, 2)
-            os.close(into)
+            os.dup2(output_writer, 1)
+            os.dup2(output_writer, 2)
+            os.close(output_writer)
             os.close(self._log)
             with open(os.devnull) as nothing:
                 os.dup2(nothing.fileno(), 0)
             name_process(self._request["name"])
-            node_process.run(self._request, self._held, control, directory)
+            node_process.run(self._request, self._reserved_port, control, directory)
         finally:
             os._exit(1)
 
-    # What happens, each in a thread of its own
+    # Sources of events, each in a thread
 
     def _read_log(self, output: int) -> None:
         while True:
@@ -180,14 +180,14 @@ class NodeSupervisor:
                 return
             with contextlib.suppress(OSError):
                 os.write(self._log, data)
-            self._line.log(data.decode(errors="replace"))
+            self._connection.log(data.decode(errors="replace"))
 
-    def _read_body(self) -> None:
+    def _read_control(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             for line in self._control.makefile("r"):
-                self._events.put(("body", json.loads(line)))
+                self._events.put(("message", json.loads(line)))
 
-    def _await_body(self) -> None:
+    def _await_process(self) -> None:
         _, status = os.waitpid(self._pid, 0)
         self._events.put(("ended", os.waitstatus_to_exitcode(status)))
 
@@ -202,96 +202,99 @@ class NodeSupervisor:
             "node": self._request["node"],
             "pid": self._pid,
             "supervisor": os.getpid(),
-            "known": self._known,
+            "known": self._state,
         }
 
-    def _carried(self) -> dict[str, Any]:
-        return {"known": self._known, "numbers": self._numbers}
+    def _state_fields(self) -> dict[str, Any]:
+        return {"known": self._state, "numbers": self._numbers}
 
-    # What follows from it, in the main thread
+    # Reaction to events, in the main thread
 
     def _loop(self) -> int:
-        """Return the exit status of the user's process when it has ended."""
-        beat = time.monotonic()
+        """Handle events until the user's process has ended; return its exit status."""
+        send_heartbeat = time.monotonic()
         while True:
             try:
-                kind, what = self._events.get(timeout=max(0.0, beat - time.monotonic()))
+                kind, what = self._events.get(timeout=max(0.0, send_heartbeat - time.monotonic()))
             except queue.Empty:
-                beat = time.monotonic() + BEAT_SECONDS
-                self._beat()
+                send_heartbeat = time.monotonic() + HEARTBEAT_SECONDS
+                self._heartbeat()
                 continue
             if kind == "ended":
-                self._hear_the_rest()
+                self._drain_messages()
                 return int(what)
             if kind == "executor":
-                self._end("lost", "its executor has ended", signal.SIGKILL)
+                self._stop("lost", "its executor has ended", signal.SIGKILL)
             elif kind == "order":
-                self._obey(what)
+                self._execute_order(what)
             else:
-                self._hear(what)
+                self._handle_message(what)
 
-    def _hear_the_rest(self) -> None:
-        """Hear what the user's process said last."""
+    def _drain_messages(self) -> None:
+        """Handle the last messages of the user's process."""
         self._reader.join(2.0)
         while True:
             try:
                 kind, what = self._events.get_nowait()
             except queue.Empty:
                 return
-            if kind == "body":
-                self._hear(what)
+            if kind == "message":
+                self._handle_message(what)
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         limit = float(self._request["heartbeat_limit"])
-        if self._line.silent > limit:
-            self._end("lost", f"the driver was not heard of for {limit:g} s", signal.SIGKILL)
-        self._line.beat()
+        if self._connection.silence_s > limit:
+            self._stop("lost", f"no message from the driver for {limit:g} s", signal.SIGKILL)
+        self._connection.send_heartbeat()
 
-    def _obey(self, order: Mapping[str, Any]) -> None:
+    def _execute_order(self, order: Mapping[str, Any]) -> None:
         if order["order"] == "stop":
-            self._end("stopped", str(order.get("reason", "")), signal.SIGTERM)
+            self._stop("stopped", str(order.get("reason", "")), signal.SIGTERM)
         elif order["order"] == "finish":
-            self._tell_body({"order": "finish"})
+            self._send_to_process({"order": "finish"})
 
-    def _hear(self, said: Mapping[str, Any]) -> None:
-        if said["say"] == "numbers":
-            self._numbers = said["numbers"]
+    def _handle_message(self, message: Mapping[str, Any]) -> None:
+        if message["say"] == "numbers":
+            self._numbers = message["numbers"]
             return
-        self._known = {**self._known, **{name: said[name] for name in _KNOWN if name in said}}
-        self._line.say({"say": said["say"]})
+        self._state = {
+            **self._state,
+            **{name: message[name] for name in _INITIAL_STATE if name in message},
+        }
+        self._connection.send({"say": message["say"]})
 
-    def _end(self, state: str, reason: str, how: signal.Signals) -> None:
-        if self._ending is None:
-            self._ending = state, reason
-            self._signal(how)
-            if how != signal.SIGKILL:
+    def _stop(self, state: str, reason: str, signal_number: signal.Signals) -> None:
+        if self._stop_reason is None:
+            self._stop_reason = state, reason
+            self._signal(signal_number)
+            if signal_number != signal.SIGKILL:
                 threading.Timer(_TERM_SECONDS, self._signal, (signal.SIGKILL,)).start()
 
-    def _signal(self, how: signal.Signals) -> None:
+    def _signal(self, signal_number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._pid, how)
+            os.killpg(self._pid, signal_number)
 
-    def _end_all(self) -> None:
-        """End what the user's process has left behind."""
+    def _kill_children(self) -> None:
+        """Kill all processes that the user's process has left running."""
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
-    def _last_words(self, status: int) -> None:
-        state, reason = self._ending or self._how_it_ended(status)
-        self._line.say({"say": "ended", "state": state, "reason": reason})
-        self._line.close(_LAST_SECONDS)
+    def _report_end(self, status: int) -> None:
+        state, reason = self._stop_reason or self._exit_state(status)
+        self._connection.send({"say": "ended", "state": state, "reason": reason})
+        self._connection.close(_LAST_SECONDS)
 
-    def _how_it_ended(self, status: int) -> tuple[str, str]:
-        if self._known["state"] in ("finished", "failed"):
-            return self._known["state"], ""
+    def _exit_state(self, status: int) -> tuple[str, str]:
+        if self._state["state"] in ("finished", "failed"):
+            return self._state["state"], ""
         if status < 0:
             return "lost", f"its process was killed by {signal.Signals(-status).name}"
         return "lost", f"its process exited with status {status} before its function returned"
 
-    def _say_board(self, said: dict[str, Any]) -> None:
-        self._events.put(("body", {"say": "tensorboard", **said}))
+    def _report_board(self, fields: dict[str, Any]) -> None:
+        self._events.put(("message", {"say": "tensorboard", **fields}))
 
-    def _tell_body(self, message: dict[str, Any]) -> None:
+    def _send_to_process(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             self._control.sendall(json.dumps(message).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""TensorBoard beside a node, for as long as the node lives."""
+"""TensorBoard process of a node; it ends with the node."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from typing import IO, Any, cast
 from tfd_notebook.agent import interpreter
 
 _PR_SET_PDEATHSIG = 1
-#: Lines of its output that are told when it ends.
+#: Number of output lines in the report of its end.
 _LINES = 20
 
-Say = Callable[[dict[str, Any]], None]
+Report = Callable[[dict[str, Any]], None]
 
 
-def start(request: Mapping[str, Any], temporary: Path, say: Say) -> Board | None:
-    """Start it where `request` has a directory for it; see `Board` for what `say` gets."""
+def start(request: Mapping[str, Any], temporary: Path, report: Report) -> Board | None:
+    """Start TensorBoard if `request` has a directory for it; `Board` describes `say`."""
     directory = str(request.get("tensorboard") or "")
     if not directory:
         return None
     if "://" not in directory:
         directory = os.path.join(request["directory"], directory)
-    return Board(directory, str(request["host"]), temporary, say)
+    return Board(directory, str(request["host"]), temporary, report)
 
 
 class Board:
@@ -40,18 +40,18 @@ class Board:
     Parameters
     ----------
     directory : str
-        Where the event files are.
+        Directory of the event files.
     host : str
-        Name or address to listen at: that of the executor, as Spark knows it.
+        Name or address to listen on, as Spark reports it for the executor.
     temporary : Path
-        For its files, which are not its own to remove when it is killed.
-    say : callable
-        Called with its address and process, ``{"board": ..., "board_pid": ...}``, once it listens.
-        When it has ended, called with the cause, and without address and process:
+        Directory for its temporary files, which the node removes.
+    report : callable
+        Called with address and process id when TensorBoard listens:
+        ``{"board": ..., "board_pid": ...}``. Called with the cause when it has ended:
         ``{"board": "", "board_pid": 0, "no_board": ...}``.
     """
 
-    def __init__(self, directory: str, host: str, temporary: Path, say: Say) -> None:
+    def __init__(self, directory: str, host: str, temporary: Path, report: Report) -> None:
         arguments = [f"--logdir={directory}", "--host", host, "--port", "0", "--load_fast=false"]
         self._process = subprocess.Popen(
             interpreter.command("tensorboard.main", *arguments, function="run_main"),
@@ -63,22 +63,22 @@ class Board:
             text=True,
             preexec_fn=_end_with_parent,
         )
-        self._say = say
+        self._report = report
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        last: collections.deque[str] = collections.deque(maxlen=_LINES)
+        tail: collections.deque[str] = collections.deque(maxlen=_LINES)
         with cast("IO[str]", self._process.stdout) as output:
             for line in output:
-                last.append(line)
-                found = re.search(r"TensorBoard .* at (http://\S+?)/? ", line)
-                if found:
-                    self._say({"board": found[1], "board_pid": self._process.pid})
-        why = f"has ended, with status {self._process.wait()}:\n{''.join(last)}"
-        self._say({"board": "", "board_pid": 0, "no_board": why.rstrip(":\n")})
+                tail.append(line)
+                match = re.search(r"TensorBoard .* at (http://\S+?)/? ", line)
+                if match:
+                    self._report({"board": match[1], "board_pid": self._process.pid})
+        reason = f"has ended, with status {self._process.wait()}:\n{''.join(tail)}"
+        self._report({"board": "", "board_pid": 0, "no_board": reason.rstrip(":\n")})
 
     def end(self) -> None:
-        """End it."""
+        """Stop TensorBoard."""
         with contextlib.suppress(OSError):
             self._process.kill()
         self._process.wait()

@@ -1,4 +1,4 @@
-"""Whether a Spark can run TensorFlow's nodes: said before anything starts."""
+"""Check of a Spark before a cluster starts on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tfd_notebook._compat import pyspark as private
+from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.errors import NotEnoughSlots, StateError, Unsupported, UsageError
 from tfd_notebook.launchers import spark_slots
 from tfd_notebook.model import diagnostics
@@ -21,25 +21,25 @@ from tfd_notebook.views.diagnostics import Findings
 def check(
     spark: Any, num_executors: int | None = None, *, timeout: float = 60.0, wait: bool = True
 ) -> Any:
-    """Look whether a Spark can run TensorFlow's nodes, and print what mends what it lacks.
+    """Check if a Spark can run TensorFlow's nodes, and print the findings with their fixes.
 
-    A task in every free slot tells which Python, TensorFlow and tfd-notebook its executor has, how
-    much room there is, and whether it reaches this process; nothing is changed.
+    A task in every free slot reports the versions of Python, TensorFlow and tfd-notebook of its
+    executor, its free disk space, and whether it can connect to this process. Nothing is changed.
 
     Parameters
     ----------
     spark : pyspark.sql.SparkSession or pyspark.SparkContext
     num_executors : int, optional
-        Nodes that shall run at the same time. Default: what fits.
+        Number of nodes that must run at the same time. Default: all free slots.
     timeout : float
-        Seconds that the executors are given to answer. Default 60.
+        Timeout in seconds for the executors' answers. Default 60.
     wait : bool
-        Whether to wait (default), or return the future of what follows; it prints when it is there.
+        If true (default), wait; otherwise return a future. The findings are printed at its end.
 
     Returns
     -------
     Findings or concurrent.futures.Future of Findings
-        Codes TFD870 to TFD882, the worst first; none where nothing is wrong.
+        Findings with the codes TFD870 to TFD882, worst first; empty if there is no problem.
 
     Raises
     ------
@@ -48,59 +48,61 @@ def check(
     """
     if not wait:
         return jobs.in_background(lambda: check(spark, num_executors, timeout=timeout), "check")
-    seen, found = looked(spark, num_executors, timeout)
-    sys.stdout.write("\n".join(said(seen, found)) + "\n")
-    return found
+    spark_facts, findings = inspect_spark(spark, num_executors, timeout)
+    sys.stdout.write("\n".join(report_lines(spark_facts, findings)) + "\n")
+    return findings
 
 
-def looked(
+def inspect_spark(
     spark: Any, num_executors: int | None = None, timeout: float = 60.0
 ) -> tuple[SparkFacts, Findings]:
-    """Return what a Spark says of itself and what is wrong with it; see `check`."""
-    _alive(spark)
-    seen = facts.of(spark, num_executors)
-    if not seen.connect and not seen.dynamic and seen.free:
-        heard, silent = facts.executors(spark, seen.free, timeout)
-        seen = dataclasses.replace(seen, executors=heard, silent=silent)
-    named = seen.master or "Spark Connect"
-    return seen, Findings(diagnostics.look("spark", seen), [f"the Spark at {named}"])
+    """Return the facts and the findings about a Spark; see `check`."""
+    _require_running(spark)
+    spark_facts = facts.of(spark, num_executors)
+    if not spark_facts.connect and not spark_facts.dynamic and spark_facts.free:
+        executors, silent = facts.executors(spark, spark_facts.free, timeout)
+        spark_facts = dataclasses.replace(spark_facts, executors=executors, silent=silent)
+    name = spark_facts.master or "Spark Connect"
+    return spark_facts, Findings(diagnostics.look("spark", spark_facts), [f"the Spark at {name}"])
 
 
-def said(seen: SparkFacts, found: Findings) -> Iterator[str]:
+def report_lines(spark_facts: SparkFacts, findings: Findings) -> Iterator[str]:
     """Yield the lines that `check` prints."""
-    held = "".join(f", {slots} held by cluster {name!r}" for name, slots in seen.held.items())
-    wanted = f", {seen.needed} nodes wanted" if seen.needed is not None else ""
-    yield f"{seen.master or 'Spark Connect'}: {seen.slots} tasks at once{held}{wanted}"
-    rooms: dict[str, int] = {}
-    for one in seen.executors:
-        gpus = f", {one.gpus} GPUs" if one.gpus else ""
+    held = "".join(
+        f", {slots} held by cluster {name!r}" for name, slots in spark_facts.held.items()
+    )
+    requested = f", {spark_facts.needed} nodes requested" if spark_facts.needed is not None else ""
+    yield f"{spark_facts.master or 'Spark Connect'}: {spark_facts.slots} slots{held}{requested}"
+    free: dict[str, int] = {}
+    for executor in spark_facts.executors:
+        gpus = f", {executor.gpus} GPUs" if executor.gpus else ""
         line = (
-            f"  {one.host}: Python {one.python}, TensorFlow {one.tensorflow}, tfd-notebook "
-            f"{one.package}{gpus}"
+            f"  {executor.host}: Python {executor.python}, TensorFlow {executor.tensorflow}, "
+            f"tfd-notebook {executor.package}{gpus}"
         )
-        rooms[line] = min(one.free_bytes, rooms.get(line, one.free_bytes))
-    for line, room in sorted(rooms.items()):
-        yield f"{line}, {room / 1e9:.1f} GB free"
-    for finding in found:
+        free[line] = min(executor.free_bytes, free.get(line, executor.free_bytes))
+    for line, free_bytes in sorted(free.items()):
+        yield f"{line}, {free_bytes / 1e9:.1f} GB free"
+    for finding in findings:
         yield f"{finding.severity}: {finding}"
-    if commands := fixes.commands(seen, found.codes):
-        yield "Make an environment for the executors:"
+    if commands := fixes.commands(spark_facts, findings.codes):
+        yield "Create an environment for the executors:"
         yield from (f"  {command}" for command in commands)
-    if variables := fixes.variables(seen, found.codes):
+    if variables := fixes.variables(spark_facts, findings.codes):
         yield "Start this process with:"
         yield from (f"  {name}={value}" for name, value in variables.items())
-    if lines := fixes.settings(seen, found.codes):
+    if lines := fixes.settings(spark_facts, findings.codes):
         yield "Start Spark with:"
         yield from (f"  --conf {name}={value}" for name, value in lines.items())
-    if not found:
-        yield "Nothing is missing."
+    if not findings:
+        yield "No problem found."
 
 
 def needed(sc: Any, num: int, *, is_fed: bool = False) -> None:
-    """Raise where `num` nodes cannot run at the same time, before anything starts.
+    """Raise an error if `num` nodes cannot run at the same time.
 
-    Executors that Spark was asked for and that are not there yet are waited for, up to a
-    minute. Slots that nodes of our living clusters keep are not free; those of other jobs are.
+    Executors that Spark has requested are waited for, up to a minute. Slots that nodes of running
+    clusters hold are not free. Slots of other Spark jobs count as free.
 
     Parameters
     ----------
@@ -112,36 +114,36 @@ def needed(sc: Any, num: int, *, is_fed: bool = False) -> None:
     Raises
     ------
     NotEnoughSlots
-        With how many are needed, how many there are, and which cluster holds how many.
+        The error has the numbers of required and available slots, and the slots of each cluster.
     Unsupported
-        Dynamic allocation, or speculative execution where `is_fed`.
+        Dynamic allocation is enabled, or with `is_fed` speculative execution.
     StateError
         The SparkContext was stopped.
     UsageError
-        `num` is no number of nodes.
+        `num` is invalid.
     """
     if isinstance(num, bool) or not isinstance(num, int) or num < 1:
-        raise UsageError(f"num_executors={num!r} must be 1 or more")
-    _alive(sc)
-    seen = facts.of(sc, num)
-    # Where executors come and go it is refused, however many there are.
-    if not application.is_connect(sc) and not seen.dynamic:
+        raise UsageError(f"invalid num_executors {num!r}: expected 1 or more")
+    _require_running(sc)
+    spark_facts = facts.of(sc, num)
+    # Dynamic allocation is rejected below, with any number of executors.
+    if not application.is_connect(sc) and not spark_facts.dynamic:
         context = application.context_of(sc)
         spark_slots.wait_for_executors(context, lambda: facts.of(context).free >= num)
-        seen = facts.of(sc, num)
-    for one in diagnostics.look("spark", seen):
-        if one.code == SLOTS.code:
-            raise NotEnoughSlots(one.what, fix=one.fix)
-        if one.code == DYNAMIC.code or (is_fed and one.code == SPECULATION.code):
-            raise Unsupported(f"{one.what}: {one.why}", fix=one.fix)
+        spark_facts = facts.of(sc, num)
+    for finding in diagnostics.look("spark", spark_facts):
+        if finding.code == SLOTS.code:
+            raise NotEnoughSlots(finding.what, fix=finding.fix)
+        if finding.code == DYNAMIC.code or (is_fed and finding.code == SPECULATION.code):
+            raise Unsupported(f"{finding.what}: {finding.why}", fix=finding.fix)
 
 
-def _alive(spark: Any) -> None:
+def _require_running(spark: Any) -> None:
     if application.is_connect(spark):
         return
     if not hasattr(spark, "parallelize") and not hasattr(spark, "sparkContext"):
-        raise UsageError(f"{spark!r} is neither a SparkSession nor a SparkContext")
-    if private.is_stopped(application.context_of(spark)):
+        raise UsageError(f"invalid Spark {spark!r}: expected a SparkSession or a SparkContext")
+    if compat_pyspark.is_stopped(application.context_of(spark)):
         raise StateError(
-            "the SparkContext was stopped", fix="make another one, with tfd.spark.session()"
+            "the SparkContext was stopped", fix="create another one with tfd.spark.session()"
         )

@@ -1,11 +1,11 @@
-"""What can be wrong with a Spark that TensorFlow's tasks shall run on."""
+"""Findings about a Spark that runs TensorFlow's nodes."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
 
-from tfd_notebook._compat import pyspark as private
+from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook._version import VERSION
 from tfd_notebook.launchers.client.handshake import series
 from tfd_notebook.launchers.spark_slots import report
@@ -14,212 +14,221 @@ from tfd_notebook.net.host import tensorflow_version
 from tfd_notebook.spark.preflight import facts, fixes
 from tfd_notebook.spark.preflight.facts import Executor, SparkFacts
 
-#: Bytes without which a node has no room for logs and checkpoints.
-LEAST_BYTES = 1_000_000_000
+#: Minimum free disk space in bytes for logs and checkpoints of a node.
+MIN_FREE_BYTES = 1_000_000_000
 _TESTED = ("local-cluster", "standalone")
 
 SLOTS = kind(
     "TFD870",
     "error",
     "too few slots",
-    "all nodes run at the same time, and a node whose turn never comes keeps the others waiting",
+    "all nodes run at the same time: a node without a slot keeps the others waiting",
 )
 DYNAMIC = kind(
     "TFD871",
     "error",
     "dynamic allocation",
-    "nodes are reserved in one barrier stage, which Spark refuses while executors come and go",
+    "nodes are reserved in one barrier stage, which Spark rejects with dynamic allocation",
 )
 CONNECT = kind(
     "TFD872",
     "warning",
     "Spark Connect",
-    "it has no SparkContext and no RDDs, and does not say how many tasks can run at once",
+    "it has no SparkContext and no RDDs, and does not report the number of slots",
 )
 PYTHON = kind(
     "TFD873",
     "error",
-    "another Python on executors",
-    "functions travel as Python's own bytes, which another version cannot run",
+    "different Python on executors",
+    "functions are sent as bytecode, which another Python version cannot run",
 )
 PACKAGE = kind(
     "TFD874",
     "error",
-    "tfd-notebook on executors",
-    "what starts and feeds the nodes there is this package, in the version of this process",
+    "missing or different tfd-notebook on executors",
+    "this package starts and feeds the nodes there, and needs the version of this process",
 )
 TENSORFLOW = kind(
     "TFD875",
     "error",
-    "TensorFlow on executors",
-    "nodes import it there, and those of different versions do not understand each other",
+    "missing or different TensorFlow on executors",
+    "nodes import TensorFlow there, and different versions cannot communicate",
 )
 UNREACHABLE = kind(
     "TFD876",
     "error",
-    "driver that executors cannot reach",
-    "nodes report to this process, and end where they cannot",
+    "driver not reachable from executors",
+    "nodes report to this process, and stop if they cannot reach it",
 )
 ROOM = kind(
     "TFD877",
     "warning",
-    "little room on executors",
-    "logs, checkpoints and shuffled rows are lost where the disk is full",
+    "little disk space on executors",
+    "logs, checkpoints and shuffled rows are lost when the disk is full",
 )
 READABLE = kind(
     "TFD878",
     "warning",
-    "Spark that anybody may join",
-    "a cluster's secret travels in Spark's tasks, which others on the network can read or send",
+    "Spark without authentication or encryption",
+    "Spark's tasks contain a cluster's secret, and others on the network can read or send tasks",
 )
 UNTESTED = kind(
     "TFD879",
     "info",
-    "cluster manager that was not tried",
+    "untested cluster manager",
     "this package is tested on local-cluster and standalone masters",
 )
 SILENT = kind(
     "TFD880",
     "warning",
-    "executors that were not heard",
-    "whether they have Python, TensorFlow and this package is not known",
+    "no answer from executors",
+    "their versions of Python, TensorFlow and this package are unknown",
 )
 
 SPECULATION = kind(
     "TFD881",
     "warning",
     "speculative execution",
-    "a task that feeds and seems slow is run a second time, and its rows are fed twice",
+    "Spark runs a task that seems slow a second time, and the rows of a feed arrive twice",
 )
 GPUS = kind(
     "TFD882",
     "warning",
-    "GPUs that no task is given",
-    "every node on a host then takes the memory of all its GPUs, and the second one fails",
+    "GPUs not assigned to tasks",
+    "every node takes the memory of all GPUs of its host, and a second node there fails",
 )
 
 
 @check("spark")
-def slots(seen: SparkFacts) -> Iterator[Finding]:
-    """Find too few slots for the nodes that shall run."""
-    if seen.connect or seen.dynamic:
+def slots(spark: SparkFacts) -> Iterator[Finding]:
+    """Find too few slots for the requested nodes."""
+    if spark.connect or spark.dynamic:
         return
-    if seen.needed is not None and seen.free < seen.needed:
+    if spark.needed is not None and spark.free < spark.needed:
         yield SLOTS.found(
-            f"{seen.needed} nodes are to run at the same time, and {report(seen.slots, seen.held)}",
-            ("shut down a cluster that holds some; or " if seen.held else "")
-            + f"start Spark with {fixes.more_listed(seen)}; or have fewer nodes",
+            f"{spark.needed} nodes must run at the same time, but "
+            f"{report(spark.slots, spark.held)}",
+            ("shut down a cluster that holds slots, " if spark.held else "")
+            + f"start Spark with {fixes.slot_settings_text(spark)}, or use fewer nodes",
         )
-    elif not seen.slots:
-        yield SLOTS.found("no executor is there", "wait until Spark has some, or see its master")
+    elif not spark.slots:
+        yield SLOTS.found(
+            "Spark has no executor", "wait until Spark has executors, or check its master"
+        )
 
 
 @check("spark")
-def dynamic(seen: SparkFacts) -> Iterator[Finding]:
+def dynamic(spark: SparkFacts) -> Iterator[Finding]:
     """Find dynamic allocation."""
-    if seen.dynamic:
+    if spark.dynamic:
         yield DYNAMIC.found(
             "spark.dynamicAllocation.enabled is true",
             "start Spark with spark.dynamicAllocation.enabled=false and "
-            f"spark.executor.instances={seen.needed or 'the number of nodes'}",
+            f"spark.executor.instances={spark.needed or 'the number of nodes'}",
         )
 
 
 @check("spark")
-def connect(seen: SparkFacts) -> Iterator[Finding]:
+def connect(spark: SparkFacts) -> Iterator[Finding]:
     """Find a session of Spark Connect."""
-    if seen.connect:
+    if spark.connect:
         yield CONNECT.found(
-            "this session is one of Spark Connect: what its executors have cannot be looked at",
-            "feed DataFrames, and give inference a schema; for RDDs, streams, dfutil, pipelines, "
-            "TFParallel and tasks beside executors use a session of the driver's own process, such "
-            "as tfd.spark.session()",
+            "this session uses Spark Connect: its executors cannot be inspected",
+            "feed DataFrames, and pass a schema to inference; for RDDs, streams, dfutil, "
+            "pipelines, TFParallel and tasks on executors use a session of the driver's process, "
+            "such as tfd.spark.session()",
         )
 
 
 @check("spark")
-def python(seen: SparkFacts) -> Iterator[Finding]:
-    """Find executors with another Python than this process."""
-    mine = platform.python_version_tuple()[:2]
+def python(spark: SparkFacts) -> Iterator[Finding]:
+    """Find executors with a different Python version."""
+    expected = platform.python_version_tuple()[:2]
     yield from _each(
-        seen,
+        spark,
         PYTHON,
-        lambda one: (
-            f"has Python {one.python} ({one.executable}), and this process "
+        lambda executor: (
+            f"has Python {executor.python} ({executor.executable}), but this process has "
             f"{platform.python_version()}"
-            if tuple(one.python.split(".")[:2]) != mine
+            if tuple(executor.python.split(".")[:2]) != expected
             else ""
         ),
-        fixes.environment(seen),
+        fixes.environment(spark),
     )
 
 
 @check("spark")
-def package(seen: SparkFacts) -> Iterator[Finding]:
-    """Find executors without this package, or with another version."""
+def package(spark: SparkFacts) -> Iterator[Finding]:
+    """Find executors without this package, or with a different version."""
 
-    def wrong(one: Executor) -> str:
-        if one.package == VERSION:
+    def wrong(executor: Executor) -> str:
+        if executor.package == VERSION:
             return ""
-        have = one.package or "none"
-        return f"has tfd-notebook {have} in {one.executable}, and this process {VERSION}"
+        installed = executor.package or "none"
+        return (
+            f"has tfd-notebook {installed} in {executor.executable}, but this process has {VERSION}"
+        )
 
-    yield from _each(seen, PACKAGE, wrong, fixes.environment(seen))
+    yield from _each(spark, PACKAGE, wrong, fixes.environment(spark))
 
 
 @check("spark")
-def tensorflow(seen: SparkFacts) -> Iterator[Finding]:
-    """Find executors without TensorFlow, or with one of another series."""
-    mine = tensorflow_version()
+def tensorflow(spark: SparkFacts) -> Iterator[Finding]:
+    """Find executors without TensorFlow, or with a different minor version."""
+    expected = tensorflow_version()
 
-    def wrong(one: Executor) -> str:
-        if one.tensorflow is None:
-            return f"has no TensorFlow in {one.executable}"
-        known = mine is not None and "unknown" not in (mine, one.tensorflow)
-        if known and series(str(mine)) != series(one.tensorflow):
-            return f"has TensorFlow {one.tensorflow}, and this process {mine}"
+    def wrong(executor: Executor) -> str:
+        if executor.tensorflow is None:
+            return f"has no TensorFlow in {executor.executable}"
+        known = expected is not None and "unknown" not in (expected, executor.tensorflow)
+        if known and series(str(expected)) != series(executor.tensorflow):
+            return f"has TensorFlow {executor.tensorflow}, but this process has {expected}"
         return ""
 
-    yield from _each(seen, TENSORFLOW, wrong, fixes.environment(seen))
+    yield from _each(spark, TENSORFLOW, wrong, fixes.environment(spark))
 
 
 @check("spark")
-def unreachable(seen: SparkFacts) -> Iterator[Finding]:
+def unreachable(spark: SparkFacts) -> Iterator[Finding]:
     """Find executors that cannot connect to this process."""
-    host = seen.setting("spark.driver.host", "localhost")
+    host = spark.setting("spark.driver.host", "localhost")
     yield from _each(
-        seen,
+        spark,
         UNREACHABLE,
-        lambda one: one.unreachable and f"cannot connect to {host}: {one.unreachable}",
-        f"start Spark with spark.driver.host={fixes.reachable(seen)}, or where else executors "
-        "reach this process, and let them connect to all of its ports",
+        lambda executor: (
+            executor.unreachable and f"cannot connect to {host}: {executor.unreachable}"
+        ),
+        f"start Spark with spark.driver.host={fixes.reachable(spark)}, or another address of this "
+        "process that executors can reach, and allow connections to all ports of it",
     )
 
 
 @check("spark")
-def room(seen: SparkFacts) -> Iterator[Finding]:
-    """Find executors with little room on their disk."""
+def room(spark: SparkFacts) -> Iterator[Finding]:
+    """Find executors with little disk space."""
     yield from _each(
-        seen,
+        spark,
         ROOM,
-        lambda one: (
-            f"has {one.free_bytes / 1e6:.0f} MB free where it works"
-            if one.free_bytes < LEAST_BYTES
+        lambda executor: (
+            f"has {executor.free_bytes / 1e6:.0f} MB free in its working directory"
+            if executor.free_bytes < MIN_FREE_BYTES
             else ""
         ),
-        "make room there, or have spark.local.dir on another disk",
+        "free disk space there, or set spark.local.dir to another disk",
     )
 
 
 @check("spark")
-def readable(seen: SparkFacts) -> Iterator[Finding]:
-    """Find a Spark on several hosts that takes tasks from anybody, or sends them in the open."""
-    if seen.connect or fixes.stays_here(seen):
+def readable(spark: SparkFacts) -> Iterator[Finding]:
+    """Find a Spark on several hosts without authentication or encryption."""
+    if spark.connect or fixes.is_local(spark):
         return
-    wanted = ("spark.authenticate", "spark.network.crypto.enabled")
-    encrypted = seen.setting(wanted[1]) == "true" or seen.setting("spark.ssl.rpc.enabled") == "true"
-    missing = [name for name in wanted[:1] if seen.setting(name) != "true"]
-    missing += [] if encrypted else [wanted[1]]
+    names = ("spark.authenticate", "spark.network.crypto.enabled")
+    encrypted = (
+        spark.setting(names[1]) == "true" or spark.setting("spark.ssl.rpc.enabled") == "true"
+    )
+    missing = [name for name in names[:1] if spark.setting(name) != "true"]
+    missing += [] if encrypted else [names[1]]
     if missing:
         yield READABLE.found(
             f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set",
@@ -228,73 +237,77 @@ def readable(seen: SparkFacts) -> Iterator[Finding]:
 
 
 @check("spark")
-def untested(seen: SparkFacts) -> Iterator[Finding]:
-    """Find a cluster manager that nobody has tried."""
-    if not seen.connect and seen.manager not in _TESTED:
+def untested(spark: SparkFacts) -> Iterator[Finding]:
+    """Find a cluster manager that this package is not tested with."""
+    if not spark.connect and spark.manager not in _TESTED:
         yield UNTESTED.found(
-            f"the master is {seen.master!r}", "try it, and tell how it went; see the matrix"
+            f"the master is {spark.master!r}",
+            "try it, and report the result; docs/spark.md lists what is tested",
         )
 
 
 @check("spark")
-def silent(seen: SparkFacts) -> Iterator[Finding]:
-    """Find that executors could not be asked."""
-    if seen.silent:
-        if "PYTHON_VERSION_MISMATCH" in seen.silent or "Cannot run program" in seen.silent:
+def silent(spark: SparkFacts) -> Iterator[Finding]:
+    """Find executors that did not answer the probe."""
+    if spark.silent:
+        if "PYTHON_VERSION_MISMATCH" in spark.silent or "Cannot run program" in spark.silent:
             yield PYTHON.found(
-                f"executors cannot run this Python's functions: {seen.silent}",
-                fixes.environment(seen),
+                f"executors cannot run this Python's functions: {spark.silent}",
+                fixes.environment(spark),
             )
         else:
             yield SILENT.found(
-                f"executors could not be asked: {seen.silent}",
-                "look again when no job keeps them busy; their own logs say more",
+                f"the probe of the executors failed: {spark.silent}",
+                "try again when no other job uses the executors, or see their logs",
             )
 
 
 @check("spark")
-def speculation(seen: SparkFacts) -> Iterator[Finding]:
-    """Find tasks that are run twice."""
-    if seen.setting("spark.speculation") == "true":
+def speculation(spark: SparkFacts) -> Iterator[Finding]:
+    """Find speculative execution, which runs tasks twice."""
+    if spark.setting("spark.speculation") == "true":
         yield SPECULATION.found(
             "spark.speculation is true", "start Spark with spark.speculation=false"
         )
 
 
 @check("spark")
-def gpus(seen: SparkFacts) -> Iterator[Finding]:
-    """Find GPUs that Spark knows, or that hosts have, and of which tasks are given none."""
-    if seen.connect or fixes.amount(seen, "spark.task.resource.gpu.amount"):
+def gpus(spark: SparkFacts) -> Iterator[Finding]:
+    """Find GPUs that Spark or the hosts have, but that Spark does not assign to tasks."""
+    if spark.connect or fixes.amount(spark, "spark.task.resource.gpu.amount"):
         return
-    have = seen.setting("spark.executor.resource.gpu.amount")
-    hosts = sorted({f"{one.host} has {one.gpus}" for one in seen.executors if one.gpus})
+    have = spark.setting("spark.executor.resource.gpu.amount")
+    hosts = sorted(
+        {f"{executor.host} has {executor.gpus}" for executor in spark.executors if executor.gpus}
+    )
     if have or hosts:
         known = f"executors have {have}" if have else ", ".join(hosts)
         yield GPUS.found(
-            f"spark.task.resource.gpu.amount is not set, and of GPUs {known}",
-            f"start Spark with {fixes.gpus_listed(seen)} and a script that names them, "
-            "spark.executor.resource.gpu.discoveryScript; or have CUDA_VISIBLE_DEVICES empty there",
+            f"spark.task.resource.gpu.amount is not set, but there are GPUs: {known}",
+            f"start Spark with {fixes.gpu_settings_text(spark)} and a script that prints their "
+            "addresses, spark.executor.resource.gpu.discoveryScript; or set CUDA_VISIBLE_DEVICES= "
+            "there",
         )
 
 
 @check("process")
 def in_this_process(_: None) -> Iterator[Finding]:
-    """Look at the Spark that lives in this process, without running anything there."""
-    context = private.active_context()
-    if context is None or private.is_stopped(context):
+    """Check the Spark of this process without running a job."""
+    context = compat_pyspark.active_context()
+    if context is None or compat_pyspark.is_stopped(context):
         return
-    seen = facts.of(context)
-    for one in (slots, dynamic, readable, untested, speculation):
-        yield from one(seen)
+    spark = facts.of(context)
+    for find in (slots, dynamic, readable, untested, speculation):
+        yield from find(spark)
 
 
 def _each(
-    seen: SparkFacts, found: Kind, wrong: Callable[[Executor], str], fix: str
+    spark: SparkFacts, code: Kind, wrong: Callable[[Executor], str], fix: str
 ) -> Iterator[Finding]:
-    """Yield one finding for all executors with which the same is wrong, by host."""
+    """Yield one finding per problem, with the hosts of all executors that have it."""
     hosts: dict[str, set[str]] = {}
-    for one in seen.executors:
-        if said := wrong(one):
-            hosts.setdefault(said, set()).add(one.host)
-    for said, names in hosts.items():
-        yield found.found(f"{listed(sorted(names))} {said}", fix)
+    for executor in spark.executors:
+        if problem := wrong(executor):
+            hosts.setdefault(problem, set()).add(executor.host)
+    for problem, names in hosts.items():
+        yield code.found(f"{listed(sorted(names))} {problem}", fix)

@@ -1,4 +1,7 @@
-"""What an executor says of itself. It is sent there as it stands, and imports Python's own only."""
+"""Probe that runs on an executor.
+
+Its source is sent to the executor and only imports the standard library.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,12 @@ from typing import Any
 def executor_probe(
     host: str, port: int, seconds: float
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Return what a task runs to tell of its executor; the address is this process's."""
+    """Return the function of a task that inspects its executor.
 
-    def look(_: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    It tests the connection to this process at ``host:port`` with a timeout of `seconds`.
+    """
+
+    def probe(_: Iterable[Any]) -> Iterator[dict[str, Any]]:
         yield {
             "host": socket.gethostname(),
             "python": platform.python_version(),
@@ -41,8 +47,8 @@ def executor_probe(
         import importlib.util
 
         for name in ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"):
-            if found := version(name):
-                return found
+            if installed := version(name):
+                return installed
         return "unknown" if importlib.util.find_spec("tensorflow") else None
 
     def reach() -> str:
@@ -52,4 +58,4 @@ def executor_probe(
             return str(error)
         return ""
 
-    return look
+    return probe

@@ -1,4 +1,4 @@
-"""What a Spark says of itself, gathered before anything is judged."""
+"""Facts about a Spark, the input of its checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfd_notebook._compat import pyspark as private
+from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.launchers import spark_slots
 from tfd_notebook.spark.driver import application
 from tfd_notebook.spark.driver.jobs import Job
@@ -22,19 +22,19 @@ _REACH_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Executor:
-    """What one executor says of itself; the fields are those of `onlooker`.
+    """Facts about one executor, as `executor_probe` returns them.
 
     Parameters
     ----------
     host, python, executable : str
     package, tensorflow : str, optional
-        Versions; None where it has none.
+        Versions; None if not installed.
     free_bytes : int
-        Room where it works.
+        Free disk space in the working directory.
     unreachable : str
-        Why it cannot connect to this process; empty where it can.
+        Error of a connection to this process; empty if it works.
     gpus : int
-        NVIDIA's GPUs of its host.
+        Number of NVIDIA GPUs of its host.
     """
 
     host: str
@@ -49,25 +49,25 @@ class Executor:
 
 @dataclass(frozen=True)
 class SparkFacts:
-    """A Spark, as its checks see it.
+    """Facts about a Spark.
 
     Parameters
     ----------
     master : str
-        Such as ``"local-cluster[2,1,1024]"``; empty for one behind Spark Connect.
+        Master URL, such as ``"local-cluster[2,1,1024]"``; empty with Spark Connect.
     connect : bool
-        Whether it is behind Spark Connect.
+        Whether the session uses Spark Connect.
     settings : mapping of str to str
     slots : int
-        Tasks that can run at once.
+        Number of tasks that can run at the same time.
     held : mapping of str to int
-        Slots that nodes keep while they live, by the names of our clusters.
+        Slots that the nodes of running clusters hold, by name of the cluster.
     needed : int, optional
-        Nodes that shall run at once; None where nobody said.
+        Number of nodes that must run at the same time; None if unknown.
     executors : tuple of Executor
-        One for each slot that answered.
+        One item for each slot that answered.
     silent : str
-        Why there are none; empty where they were not asked, or answered.
+        Error of the probe of the executors; empty if they answered, or were not probed.
     """
 
     master: str = ""
@@ -80,28 +80,28 @@ class SparkFacts:
     silent: str = ""
 
     def setting(self, name: str, default: str = "") -> str:
-        """Return a setting, in small letters."""
+        """Return a setting in lower case."""
         return str(self.settings.get(name, default)).strip().lower()
 
     @property
     def cores(self) -> int:
-        """How many cores each executor has; 1 where that cannot be known."""
-        found = re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*(\d+).*", self.master)
-        return int(found[1] if found else self.setting("spark.executor.cores") or 1)
+        """Number of cores per executor; 1 if unknown."""
+        match = re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*(\d+).*", self.master)
+        return int(match[1] if match else self.setting("spark.executor.cores") or 1)
 
     @property
     def free(self) -> int:
-        """How many slots no node of ours keeps; other jobs of Spark give theirs back."""
+        """Number of slots that no node holds. Other Spark jobs release their slots."""
         return spark_slots.left(self.slots, self.held)
 
     @property
     def dynamic(self) -> bool:
-        """Whether executors come and go with the load."""
+        """True if dynamic allocation is enabled."""
         return self.setting("spark.dynamicAllocation.enabled") == "true"
 
     @property
     def manager(self) -> str:
-        """What gives out executors: ``local``, ``local-cluster``, ``standalone``, ``yarn``..."""
+        """Type of the cluster manager: ``local``, ``local-cluster``, ``standalone``, ``yarn``..."""
         if self.connect:
             return "connect"
         if self.master.startswith("local-cluster"):
@@ -112,7 +112,7 @@ class SparkFacts:
 
 
 def of(spark: Any, needed: int | None = None) -> SparkFacts:
-    """Return what can be said of a session or context without running anything."""
+    """Return the facts about a session or context that are known without running a job."""
     if application.is_connect(spark):
         names = ("spark.dynamicAllocation.enabled", "spark.speculation")
         settings = {name: str(spark.conf.get(name, "false")) for name in names}
@@ -120,18 +120,23 @@ def of(spark: Any, needed: int | None = None) -> SparkFacts:
     context = application.context_of(spark)
     settings = dict(context.getConf().getAll())
     return SparkFacts(
-        context.master, False, settings, private.slots(context), spark_slots.slots_held(), needed
+        context.master,
+        False,
+        settings,
+        compat_pyspark.slots(context),
+        spark_slots.slots_held(),
+        needed,
     )
 
 
 def executors(spark: Any, slots: int, timeout: float) -> tuple[tuple[Executor, ...], str]:
-    """Run a task in every slot that tells of its executor.
+    """Probe the executor of every slot with a task.
 
     Returns
     -------
     tuple of Executor
     str
-        Why there are none.
+        The error; empty if the executors answered.
     """
     from pyspark import cloudpickle
 
@@ -140,17 +145,17 @@ def executors(spark: Any, slots: int, timeout: float) -> tuple[tuple[Executor, .
     listening = settings.get("spark.driver.bindAddress") or settings.get("spark.driver.host")
     with _listener(listening) as port:
         host = settings.get("spark.driver.host", "localhost")
-        # By value: they may have none of this package, or another version.
+        # Pickle the module by value: executors may not have this package, or another version.
         cloudpickle.register_pickle_by_value(executor_probe)
         try:
-            look = executor_probe.executor_probe(host, port, _REACH_SECONDS)
-            tasks = context.parallelize(range(slots), slots).barrier().mapPartitions(look)
-            job = Job(application.of(context), "what the executors have", tasks.collect)
+            probe = executor_probe.executor_probe(host, port, _REACH_SECONDS)
+            tasks = context.parallelize(range(slots), slots).barrier().mapPartitions(probe)
+            job = Job(application.of(context), "probe of the executors", tasks.collect)
             try:
-                return tuple(Executor(**one) for one in job.future.result(timeout)), ""
+                return tuple(Executor(**fields) for fields in job.future.result(timeout)), ""
             except concurrent.futures.TimeoutError:
                 job.cancel()
-                return (), f"they did not answer within {timeout:g} s"
+                return (), f"no answer within {timeout:g} s"
             except Exception as error:
                 return (), _reason(error)
             except BaseException:
@@ -162,7 +167,7 @@ def executors(spark: Any, slots: int, timeout: float) -> tuple[tuple[Executor, .
 
 @contextlib.contextmanager
 def _listener(host: str | None) -> Any:
-    """Listen where a launch would; who connects is hung up on."""
+    """Listen on the launch address and close every connection at once, as a reachability test."""
     listener = socket.create_server((host or "127.0.0.1", 0))
 
     def accept() -> None:
@@ -182,13 +187,13 @@ def _listener(host: str | None) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Return what matters of an error of Spark, whose text is a page long."""
+    """Return the relevant line of Spark's error, whose text has many lines."""
     text = str(error)
     for pattern in (
         r"PYTHON_VERSION_MISMATCH\][^\n]*",
         r"Cannot run program [^\n]*",
         r"\n(\w+(?:Error|Exception): [^\n]+)",
     ):
-        if found := re.search(pattern, text):
-            return found[found.lastindex or 0].strip()
+        if match := re.search(pattern, text):
+            return match[match.lastindex or 0].strip()
     return text.strip().partition("\n")[0] or type(error).__name__

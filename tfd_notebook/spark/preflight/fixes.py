@@ -1,4 +1,4 @@
-"""With which settings, variables and commands a Spark runs nodes: what mends each finding."""
+"""Settings, variables and commands that fix the findings about a Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfd_notebook._version import VERSION
 from tfd_notebook.net.host import address_towards
 from tfd_notebook.spark.preflight.facts import SparkFacts
 
-#: Findings that an environment like this process's mends: Python, this package, TensorFlow.
+#: Findings that a copy of this process's environment fixes: Python, this package, TensorFlow.
 _ENVIRONMENT = ("TFD873", "TFD874", "TFD875")
 ARCHIVE = {"spark.archives": "environment.tar.gz#environment"}
 _ARCHIVED_PYTHON = "./environment/bin/python"
@@ -24,124 +24,124 @@ _COMMANDS = (
 _GPU, _TASK_GPU = "spark.executor.resource.gpu.amount", "spark.task.resource.gpu.amount"
 
 
-def settings(seen: SparkFacts, codes: Collection[str]) -> dict[str, str]:
-    """Return the settings that a Spark lacks where these findings were made."""
-    if seen.connect:
+def settings(spark: SparkFacts, codes: Collection[str]) -> dict[str, str]:
+    """Return the missing settings of a Spark with these findings."""
+    if spark.connect:
         return {}
     lines: dict[str, str] = {}
     if "TFD871" in codes:
         lines["spark.dynamicAllocation.enabled"] = "false"
-    if "TFD870" in codes or ("TFD871" in codes and seen.needed is not None):
-        lines.update(more(seen))
-    if _ships(seen, codes):
+    if "TFD870" in codes or ("TFD871" in codes and spark.needed is not None):
+        lines.update(slot_settings(spark))
+    if _ships(spark, codes):
         lines.update(ARCHIVE)
     if "TFD876" in codes:
-        lines["spark.driver.host"] = reachable(seen)
+        lines["spark.driver.host"] = reachable(spark)
     if "TFD878" in codes:
         lines["spark.authenticate"] = "true"
         lines["spark.network.crypto.enabled"] = "true"
     if "TFD881" in codes:
         lines["spark.speculation"] = "false"
     if "TFD882" in codes:
-        lines.update(gpus(seen))
-    return {name: value for name, value in lines.items() if seen.setting(name) != value}
+        lines.update(gpus(spark))
+    return {name: value for name, value in lines.items() if spark.setting(name) != value}
 
 
-def variables(seen: SparkFacts, codes: Collection[str]) -> dict[str, str]:
-    """Return the variables that this process lacks when it starts Spark."""
+def variables(spark: SparkFacts, codes: Collection[str]) -> dict[str, str]:
+    """Return the environment variables that this process needs to start Spark."""
     if not set(codes) & set(_ENVIRONMENT):
         return {}
-    return {"PYSPARK_PYTHON": sys.executable if stays_here(seen) else _ARCHIVED_PYTHON}
+    return {"PYSPARK_PYTHON": sys.executable if is_local(spark) else _ARCHIVED_PYTHON}
 
 
-def commands(seen: SparkFacts, codes: Collection[str]) -> tuple[str, ...]:
-    """Return what makes an environment that executors on other hosts can be sent."""
-    return _COMMANDS if _ships(seen, codes) else ()
+def commands(spark: SparkFacts, codes: Collection[str]) -> tuple[str, ...]:
+    """Return the commands that create an environment to send to executors on other hosts."""
+    return _COMMANDS if _ships(spark, codes) else ()
 
 
-def environment(seen: SparkFacts) -> str:
-    """Return in a sentence how executors get this process's Python, and what is in it."""
-    if stays_here(seen):
-        return f"have PYSPARK_PYTHON={sys.executable} in the environment of this process"
+def environment(spark: SparkFacts) -> str:
+    """Return text that explains how executors get this process's Python environment."""
+    if is_local(spark):
+        return f"set PYSPARK_PYTHON={sys.executable} in the environment of this process"
     return (
-        f"make an environment like this one and send it along: {'; '.join(_COMMANDS)}; and start "
-        f"Spark with {_listed(ARCHIVE)}, and with PYSPARK_PYTHON={_ARCHIVED_PYTHON} in the "
-        "environment of this process"
+        f"create an environment like this one and send it to the executors: "
+        f"{'; '.join(_COMMANDS)}; start Spark with {_listed(ARCHIVE)}, and with "
+        f"PYSPARK_PYTHON={_ARCHIVED_PYTHON} in the environment of this process"
     )
 
 
-def more(seen: SparkFacts) -> dict[str, str]:
-    """Return the settings with which as many nodes as are needed could run."""
-    needed = (seen.needed or 1) + sum(seen.held.values())
-    if seen.manager == "local":
+def slot_settings(spark: SparkFacts) -> dict[str, str]:
+    """Return settings that provide slots for all requested nodes."""
+    needed = (spark.needed or 1) + sum(spark.held.values())
+    if spark.manager == "local":
         return {"spark.master": f"local[{needed}]"}
-    instances = -(-needed // slots_of_one(seen))
-    if seen.manager == "local-cluster":
-        memory = seen.master.rstrip("]").split(",")[-1]
-        return {"spark.master": f"local-cluster[{instances},{seen.cores},{memory}]"}
-    lines = {"spark.executor.instances": str(instances), "spark.executor.cores": str(seen.cores)}
-    if seen.manager == "standalone":
-        lines["spark.cores.max"] = str(instances * seen.cores)
+    instances = -(-needed // slots_per_executor(spark))
+    if spark.manager == "local-cluster":
+        memory = spark.master.rstrip("]").split(",")[-1]
+        return {"spark.master": f"local-cluster[{instances},{spark.cores},{memory}]"}
+    lines = {"spark.executor.instances": str(instances), "spark.executor.cores": str(spark.cores)}
+    if spark.manager == "standalone":
+        lines["spark.cores.max"] = str(instances * spark.cores)
     return lines
 
 
-def more_listed(seen: SparkFacts) -> str:
-    """Return them in a sentence."""
-    return _listed(more(seen))
+def slot_settings_text(spark: SparkFacts) -> str:
+    """Return `slot_settings` as text."""
+    return _listed(slot_settings(spark))
 
 
-def slots_of_one(seen: SparkFacts) -> int:
-    """Return how many tasks an executor runs at once: its cores and its GPUs have to do."""
-    slots = seen.cores // int(seen.setting("spark.task.cpus") or 1)
-    have, take = amount(seen, _GPU), amount(seen, _TASK_GPU)
+def slots_per_executor(spark: SparkFacts) -> int:
+    """Return the number of slots of an executor, which its cores and its GPUs limit."""
+    slots = spark.cores // int(spark.setting("spark.task.cpus") or 1)
+    have, take = amount(spark, _GPU), amount(spark, _TASK_GPU)
     if have and take:
-        # Of a fraction, a GPU is shared by as many tasks as it goes into one.
+        # With a fraction, floor(1 / fraction) tasks share a GPU.
         slots = min(slots, int(have * math.floor(1 / take) if take < 1 else have // take))
     return max(slots, 1)
 
 
-def gpus(seen: SparkFacts) -> dict[str, str]:
-    """Return the settings with which each task is given its share of an executor's GPUs."""
-    have = int(amount(seen, _GPU)) or max((one.gpus for one in seen.executors), default=0) or 1
-    slots = max(seen.cores // int(seen.setting("spark.task.cpus") or 1), 1)
+def gpus(spark: SparkFacts) -> dict[str, str]:
+    """Return settings that assign each task its share of an executor's GPUs."""
+    have = int(amount(spark, _GPU)) or max((each.gpus for each in spark.executors), default=0) or 1
+    slots = max(spark.cores // int(spark.setting("spark.task.cpus") or 1), 1)
     share = str(have // slots)
     if have < slots:
         share = f"{math.floor(100 / math.ceil(slots / have)) / 100:g}"
     return {_GPU: str(have), _TASK_GPU: share}
 
 
-def gpus_listed(seen: SparkFacts) -> str:
-    """Return them in a sentence."""
-    return _listed(gpus(seen))
+def gpu_settings_text(spark: SparkFacts) -> str:
+    """Return `gpus` as text."""
+    return _listed(gpus(spark))
 
 
-def amount(seen: SparkFacts, name: str) -> float:
-    """Return a setting that is a number; 0 where it is not set."""
-    return float(seen.setting(name) or 0)
+def amount(spark: SparkFacts, name: str) -> float:
+    """Return a setting as a number; 0 if it is not set."""
+    return float(spark.setting(name) or 0)
 
 
-def reachable(seen: SparkFacts) -> str:
-    """Return the address of this process's host that executors are most likely to reach."""
-    for one in seen.executors:
-        if one.unreachable:
+def reachable(spark: SparkFacts) -> str:
+    """Return the address of this host that executors can most likely reach."""
+    for executor in spark.executors:
+        if executor.unreachable:
             with contextlib.suppress(OSError):
-                return address_towards(one.host)
+                return address_towards(executor.host)
     return "ADDRESS"
 
 
-def stays_here(seen: SparkFacts) -> bool:
-    """Whether all of a Spark is on this host."""
-    if seen.manager in ("local", "local-cluster"):
+def is_local(spark: SparkFacts) -> bool:
+    """Return True if all processes of a Spark run on this host."""
+    if spark.manager in ("local", "local-cluster"):
         return True
-    host = seen.setting("spark.driver.host")
+    host = spark.setting("spark.driver.host")
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def _ships(seen: SparkFacts, codes: Collection[str]) -> bool:
-    return bool(set(codes) & set(_ENVIRONMENT)) and not stays_here(seen)
+def _ships(spark: SparkFacts, codes: Collection[str]) -> bool:
+    return bool(set(codes) & set(_ENVIRONMENT)) and not is_local(spark)
 
 
 def _listed(lines: dict[str, str]) -> str:
