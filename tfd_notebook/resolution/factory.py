@@ -7,13 +7,11 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfd_notebook.cluster import control_socket, registry
+from tfd_notebook.cluster import registry
 from tfd_notebook.errors import NoTasks, NotThere, UnknownName, UsageError
-from tfd_notebook.model.spec import Role, TaskState
+from tfd_notebook.model.spec import Role
 from tfd_notebook.resolution.detection import sibling_process_clusters
 from tfd_notebook.resolvers import providers
-from tfd_notebook.resolvers.base import Resolver
-from tfd_notebook.resolvers.validation import Found
 
 #: What can be chosen, in words; the first is chosen by rules.
 CHOICES = {
@@ -118,6 +116,9 @@ def _local(name: str | None = None) -> Any:
     if name is None and len(known or theirs) == 1:
         name = next(iter(known or theirs))
     if name in theirs:
+        # Imports TensorFlow, which the command line does without.
+        from tfd_notebook.resolution.sibling_process import SiblingProcessResolver
+
         return SiblingProcessResolver(name, theirs[name])
     if name not in known:
         names = [*known, *theirs]
@@ -137,35 +138,3 @@ def _local(name: str | None = None) -> Any:
     for row in tasks:
         jobs.setdefault(str(row.role), {})[row.index] = str(row.address)
     return of_mapping(jobs)
-
-
-_SECONDS = 5.0
-
-
-class SiblingProcessResolver(Resolver):
-    """Asks the process that holds the cluster, with each answer.
-
-    Parameters
-    ----------
-    name : str
-        Of the cluster.
-    pid : int
-        Of the process.
-    """
-
-    def __init__(self, name: str, pid: int) -> None:
-        super().__init__()
-        self.name = name
-        self.pid = pid
-
-    @property
-    def place(self) -> str:
-        return f"the cluster {self.name!r} of the process {self.pid}"
-
-    def _find(self) -> Found:
-        request = {"command": "snapshot", "name": self.name}
-        jobs: dict[str, dict[int, str]] = {}
-        for row in control_socket.call(self.pid, request, _SECONDS)["snapshot"]["tasks"]:
-            if row["address"] and not TaskState(row["state"]).ended:
-                jobs.setdefault(row["role"], {})[row["index"]] = row["address"]
-        return jobs

@@ -1,0 +1,39 @@
+"""The tasks of a cluster that another process of this user on this host has."""
+
+from __future__ import annotations
+
+from tfd_notebook.cluster import control_socket
+from tfd_notebook.model.spec import TaskState
+from tfd_notebook.resolvers.base import Resolver
+from tfd_notebook.resolvers.validation import Found
+
+_SECONDS = 5.0
+
+
+class SiblingProcessResolver(Resolver):
+    """The tasks of a cluster, requested from its process at each call.
+
+    Parameters
+    ----------
+    name : str
+        Of the cluster.
+    pid : int
+        Of the process.
+    """
+
+    def __init__(self, name: str, pid: int) -> None:
+        super().__init__()
+        self.name = name
+        self.pid = pid
+
+    @property
+    def place(self) -> str:
+        return f"the cluster {self.name!r} of the process {self.pid}"
+
+    def _find(self) -> Found:
+        request = {"command": "snapshot", "name": self.name}
+        jobs: dict[str, dict[int, str]] = {}
+        for row in control_socket.call(self.pid, request, _SECONDS)["snapshot"]["tasks"]:
+            if row["address"] and not TaskState(row["state"]).ended:
+                jobs.setdefault(row["role"], {})[row["index"]] = row["address"]
+        return jobs
