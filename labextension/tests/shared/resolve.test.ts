@@ -61,11 +61,11 @@ function resolutionOf(
 
 const settle = () => vi.advanceTimersByTimeAsync(40);
 const commands = () => kernel.of('command').map(({ command, again }) => [command, again]);
-const press = (words: string) => {
-  const found = [...view.node.querySelectorAll('button')].find(
-    button => button.textContent === words
+const press = (label: string) => {
+  const match = [...view.node.querySelectorAll('button')].find(
+    button => button.textContent === label
   );
-  found!.click();
+  match!.click();
 };
 const rows = () => view.node.querySelectorAll('tbody tr');
 
@@ -103,10 +103,10 @@ test('resolves at once, and shows states, reasons and rules as text', async () =
   );
   await settle();
   expect(view.node.querySelector('img')).toBeNull();
-  const words = view.node.textContent;
-  expect(words).toContain('TF_CONFIG, 2 tasks: 1 alive, 1 mismatch; resolved in 10 ms');
-  expect(words).toContain('rule tf_config: TF_CONFIG has a cluster');
-  expect(words).toContain('cluster = tfd.resolve().attach()');
+  const text = view.node.textContent;
+  expect(text).toContain('TF_CONFIG, 2 tasks: 1 alive, 1 mismatch; resolved in 10 ms');
+  expect(text).toContain('rule tf_config: TF_CONFIG has a cluster');
+  expect(text).toContain('cluster = tfd.resolve().attach()');
   expect([...rows()].map(row => row.children[1].textContent)).toEqual(['● alive', '≠ mismatch']);
   expect(rows()[1].children[6].textContent).toBe(reason);
   expect(rows()[1].children[3].className).toContain('tfd-bad');
@@ -220,10 +220,10 @@ test('attaches to the resolved cluster', async () => {
   await settle();
   press('Use as cluster');
   expect(kernel.of('command').at(-1)).toMatchObject({ command: 'attach', resolver: 'auto' });
-  const said = "cluster 'found' is used; it is in the variable 'cluster'";
-  kernel.reply({ value: { cluster: 'found', variable: 'cluster', said } });
+  const message = "attached to cluster 'found'";
+  kernel.reply({ value: { cluster: 'found', variable: 'cluster', said: message } });
   await settle();
-  expect(attached).toHaveBeenCalledWith('found', said);
+  expect(attached).toHaveBeenCalledWith('found', message);
 });
 
 test('a long table shows problems first, or all tasks', async () => {
