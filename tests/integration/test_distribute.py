@@ -541,10 +541,10 @@ class TestRefused:
     ) -> None:
         dataset = tf.data.Dataset.from_tensor_slices(np.zeros((10, 1000)))
         monkeypatch.setattr("tfd_notebook.data.service.validation.LARGE", 50_000)
-        with pytest.warns(UserWarning, match="the data itself"):
+        with pytest.warns(UserWarning, match="contains the data"):
             through(outside, dataset, "dynamic")
         monkeypatch.setattr(graph_inspection, "LARGEST", 50_000)
-        with pytest.raises(NotSerializable, match="the data itself"):
+        with pytest.raises(NotSerializable, match="contains the data"):
             through(outside, dataset, "dynamic")
         # TensorFlow returns this for a graph of more than 2 GB.
         monkeypatch.setattr(graph_inspection, "LARGEST", 1 << 30)

@@ -118,7 +118,7 @@ def test_data_too_large_for_any_service(
         Range(10).map(lambda i: tf.constant(rows)[i]).prefetch(1),
     ):
         assert codes(dataset) == {"TFD822"}
-        with pytest.raises(tfd.errors.NotSerializable, match="the data itself"):
+        with pytest.raises(tfd.errors.NotSerializable, match="contains the data"):
             dataset.apply(cluster.distribute("off"))
     assert not serialized
     made = Range(10).map(lambda i: tf.zeros([100_000], tf.int64))
@@ -147,7 +147,7 @@ def test_text_and_nested_functions_count_as_data(
         Range(10).map(lambda i: tf.cond(i > 4, lambda: tf.constant(rows)[i], lambda: inner(i))),
     ):
         assert codes(dataset) == {"TFD822"}
-        with pytest.raises(tfd.errors.NotSerializable, match="the data itself"):
+        with pytest.raises(tfd.errors.NotSerializable, match="contains the data"):
             dataset.apply(cluster.distribute("off"))
     assert not serialized
     few = tf.constant(images[:4])
@@ -179,7 +179,7 @@ def test_code_for_a_dataset_names_its_variable(
     numbers = Range(3)
     read, endless = numbers.apply(cluster.distribute("off")), Range(3).repeat()
     assert fixes(read) == ["send more at a time: batch() before distribute"]
-    assert fixes(endless)[0].startswith("take(n) of it, ")
+    assert fixes(endless)[0].startswith("use take(n), ")
     monkeypatch.setattr(main, "numbers", numbers, raising=False)
     monkeypatch.setattr(main, "endless", endless, raising=False)
     assert fixes(read) == ["send more at a time: batch() before distribute: numbers.batch(64)"]
@@ -211,7 +211,7 @@ def test_an_epoch_that_delivers_each_element_several_times() -> None:
         assert (found.code, found.severity) == ("TFD826", "warning")
         assert "each element 2 times" in found.what
         assert 'distribute("dynamic")' in found.fix
-        with pytest.warns(UserWarning, match="acts like"):
+        with pytest.warns(UserWarning, match="works like"):
             assert codes(read("hint")) == {"TFD826"}
         assert codes(read("dynamic")) == codes(read("data")) == set()
         assert codes(read("off", large(Range(3)).repeat())) == {"TFD823"}

@@ -184,7 +184,7 @@ def test_wait_says_why_it_ends(consumers):
         Stream(numbers(5), consumers).start().wait(elements=10, timeout=20)
     with Stream(numbers(), consumers) as stream:
         iter(stream)
-        with pytest.raises(errors.TimeLimit, match="nobody reads"):
+        with pytest.raises(errors.TimeLimit, match="no reader"):
             stream.wait(elements=10**6, timeout=0.5)
 
 
@@ -211,7 +211,7 @@ def test_a_checkpoint_keeps_what_is_buffered(tmp_path, consumers):
     assert read[0]["r"].to_list() == [[begin[-1] + 1] * 2, []]
     with pytest.raises(errors.StateError):
         rest.restore(str(tmp_path / "position"))
-    with pytest.raises(errors.UsageError, match="no checkpoint"):
+    with pytest.raises(errors.UsageError, match="not a checkpoint"):
         Stream(dataset, consumers).restore(str(tmp_path / "nothing"))
 
 

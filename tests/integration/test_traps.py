@@ -222,7 +222,7 @@ class TestWorkerGone:
                 raised.append(error)
         assert set(seen.values()) <= {1}
         if countable:
-            assert len(seen) == 600 or "of 600 elements came" in str(raised[0])
+            assert len(seen) == 600 or "of 600 elements arrived" in str(raised[0])
         else:
             assert not raised
             assert "Elements that it had prepared for the current epoch are lost" in caplog.text

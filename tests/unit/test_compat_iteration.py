@@ -118,7 +118,7 @@ def test_eager_tensors_count_their_items_and_the_context_knows_its_mode():
 
 def test_the_latency_clock_counts_and_the_model_knows_the_buffer():
     iterator = compat.WatchedIterator(
-        tf.data.Dataset.range(5).batch(2), observe._Unlisted(Consumers())
+        tf.data.Dataset.range(5).batch(2), observe._ErrorTranslator(Consumers())
     )
     total = tf.function(lambda iterator: tf.reduce_sum(next(iterator)))
     assert [int(total(iterator)) for _ in range(2)] == [1, 5], VERSION
@@ -163,9 +163,9 @@ def test_an_unknown_tensorflow_gives_plain_iteration_and_one_warning(monkeypatch
 
     monkeypatch.delattr(package, "tensorflow")
     dataset = tf.data.Dataset.range(3)
-    with pytest.warns(UserWarning, match=f"TensorFlow {tf.__version__} is not known"):
+    with pytest.warns(UserWarning, match=f"TensorFlow {tf.__version__} is not supported"):
         assert observe.watch(dataset, Consumers()) is dataset
-    with pytest.warns(UserWarning, match="not known"):
+    with pytest.warns(UserWarning, match="not supported"):
         iterator, meter = observe.open_iterator(dataset, Consumers())
     assert [int(x) for x in iterator] == [0, 1, 2]
     assert meter.read().elements == 3

@@ -62,7 +62,8 @@ class TestSentence:
     def test_each_kind_is_one_line_with_its_rate(self, kind: str) -> None:
         limit = Limit(kind, "map(f) (In[3], line 4)", 0.93, FIGURES, "do less", 1.8, "no service")
         text = repr(limit)
-        assert text.endswith("elements/s). Try: do less (about 1.8x faster). Service: no service.")
+        advice = "Do less" if kind == "none" else "Try: do less"
+        assert text.endswith(f"elements/s). {advice} (about 1.8x faster). Service: no service.")
         assert "40 elements/s" in text
         assert text.count(". ") == 2
         assert "\n" not in text

@@ -1,1 +1,1 @@
-"""The data path: servers of the tf.data service, datasets through it, and who reads them."""
+"""The data path: tf.data service servers, datasets that read from them, and their consumers."""

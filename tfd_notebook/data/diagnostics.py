@@ -1,4 +1,4 @@
-"""What can be wrong with a dataset, though TensorFlow runs it."""
+"""Checks for problems of a dataset that TensorFlow does not report."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from tfd_notebook.errors import FinishedJob, NotSerializable, NoWorkers, TfdErro
 from tfd_notebook.model.diagnostics import Finding, check, kind, listed
 from tfd_notebook.net import tf_messages
 
-#: Splits from which on one message to the dispatcher for each is felt.
+#: Number of splits above which one message to the dispatcher per split is noticeable.
 _MANY_SPLITS = 1_000
-#: Bytes at which the way of an element costs ten times what the way of its bytes costs.
+#: Bytes at which the cost of an element's transfer is ten times that of its bytes.
 _SMALL = int(classification.TRANSFER_PER_ELEMENT / classification.TRANSFER_PER_BYTE / 10)
 
 FINISHED = kind(
     "TFD814",
     "warning",
     "finished job name",
-    "a reader that joins a job which has delivered its data gets no element and no error",
+    "a reader that joins a job after it has delivered its data gets no elements and no error",
 )
 NEEDS_ADDRESSES = kind(
     "TFD815",
     "warning",
     "mode that needs worker addresses",
-    "a dispatcher that was not given its workers' addresses refuses to read so",
+    "a dispatcher without the addresses of its workers rejects reads in this mode",
 )
 IN_MEMORY = kind(
     "TFD816",
     "error",
     "data in the memory of another process",
-    "elements are handed over in memory only within one process; a reader in another one waits",
+    "elements can only be passed in memory within one process. A reader in another process waits",
 )
 SINGLE = kind(
     "TFD821",
@@ -55,90 +55,91 @@ EMBEDDED = kind(
     "TFD822",
     "warning",
     "data embedded in the graph",
-    "it goes to the dispatcher and to every data worker before the first element comes, and 2 GB "
-    "end the process",
+    "it is sent to the dispatcher and to every data worker before the first element, and a size "
+    "of 2 GB aborts the process",
 )
 ENDLESS = kind(
     "TFD823",
     "info",
     "endless dataset",
-    "a loop over it does not end, and model.fit needs to be told where an epoch does",
+    "a loop over it does not end, and model.fit needs the length of an epoch",
 )
 PACKED = kind(
     "TFD824",
     "warning",
     "compression that costs more than it saves",
-    "packing takes processor time on both sides, where the way between them is not the limit",
+    "compression takes CPU time on both sides and only helps if the transfer is the bottleneck",
 )
 SMALL = kind(
     "TFD825",
     "warning",
     "small elements",
-    "each element is a message of its own, which costs far more than its bytes do",
+    "each element is a separate message, which costs far more than its bytes",
 )
 REPEATED = kind(
     "TFD826",
     "warning",
     "epoch that delivers each element several times",
-    "each data worker reads the whole dataset, so that an epoch is longer than the dataset",
+    "each data worker reads the whole dataset, so an epoch is longer than the dataset",
 )
 RELATIVE = kind(
     "TFD831",
     "error",
     "relative paths in workers",
-    "a data worker looks for them in its own directory",
+    "a data worker resolves them against its own working directory",
 )
 NO_LIBRARY = kind(
     "TFD834",
     "error",
     "op library that the workers have not loaded",
-    "a data worker cannot run an op that it does not know",
+    "a data worker cannot run an op of a library that it has not loaded",
 )
 
 
 @dataclass(frozen=True)
 class InspectedDataset:
-    """A dataset on its way to whoever reads it.
+    """A dataset under inspection, with the service options it is read with.
 
     Parameters
     ----------
     dataset : tf.data.Dataset
-        As it is read.
+        The dataset that is read.
     """
 
     dataset: Any
 
     @cached_property
     def last(self) -> Stage:
-        """Its last stage."""
+        """The last stage."""
         return stages_of(self.dataset)
 
     @cached_property
     def use(self) -> ServiceReadOptions | None:
-        """How it is read through a service of ours; None where it is not."""
+        """The options with which it is read through a service. None without a service of tfd."""
         return next((stage.service for stage in self.last.walk() if stage.service), None)
 
     @property
     def origin(self) -> Any:
-        """What the data workers run, or this process; None where it is not known."""
+        """The pipeline that the data workers, or this process, run. None if unknown."""
         return self.dataset if self.use is None else self.use.origin
 
     @property
     def host(self) -> DataServiceProtocol | None:
-        """The cluster that makes the elements, None where it is none or none any more."""
+        """The cluster that runs the pipeline. None without a running one."""
         host = None if self.use is None else self.use.delivery.host()
-        # What a cluster knows of its tasks is gone with them.
+        # A stopped cluster has no information about its tasks.
         return host if host is not None and _serves(host) else None
 
     @cached_property
     def definition(self) -> bytes:
-        """The graph of `origin`; empty where it has none, or one that is too large to look at."""
-        found = self.examined
-        return graph.serialized(self.origin) if found and found.size <= validation.LARGE else b""
+        """The graph of `origin`. Empty if it has none or a large one."""
+        pipeline = self.examined
+        is_small = pipeline is not None and pipeline.size <= validation.LARGE
+        return graph.serialized(self.origin) if is_small else b""
 
     @cached_property
     def examined(self) -> graph_inspection.Pipeline | None:
-        """What the graph of `origin` tells, None where it has none."""
+        """The properties of the graph of `origin`. None without a graph."""
         try:
             return None if self.origin is None else graph_inspection.examine(self.origin)
         except NotSerializable:
@@ -146,12 +147,12 @@ class InspectedDataset:
 
 
 def inspect_dataset(dataset: Any) -> InspectedDataset:
-    """Return `dataset` as checks take it.
+    """Return `dataset` in the form that the checks expect.
 
     Raises
     ------
     UsageError
-        It is no ``tf.data.Dataset``.
+        It is not a ``tf.data.Dataset``.
     """
     check_dataset(dataset)
     return InspectedDataset(dataset)
@@ -166,11 +167,11 @@ def _serves(host: DataServiceProtocol) -> bool:
 
 @check("dataset")
 def finished_job(path: InspectedDataset) -> Iterator[Finding]:
-    """Find a dataset whose job other readers have finished before this one joined it."""
+    """Detect a dataset whose job other readers finished before this one joined it."""
     host, use = path.host, path.use
     if host is None or use is None or use.delivery.job_name is None:
         return
-    if use.joined():  # reading this dataset again starts another pass of the job
+    if use.joined():  # reading this dataset again starts the next epoch of the job
         return
     name = use.delivery.job_name
     if use.origin is None:
@@ -184,7 +185,7 @@ def finished_job(path: InspectedDataset) -> Iterator[Finding]:
 
 @check("dataset")
 def needs_addresses(path: InspectedDataset) -> Iterator[Finding]:
-    """Find a mode that TensorFlow's own service refuses unless it was prepared for it."""
+    """Detect a mode that TensorFlow's service rejects without special configuration."""
     for stage in path.last.walk():
         packed_mode = graph.processing_mode(stage.dataset)
         if stage.service is not None or packed_mode is None:
@@ -192,15 +193,15 @@ def needs_addresses(path: InspectedDataset) -> Iterator[Finding]:
         policy = tf_messages.ProcessingModeDef.FromString(packed_mode).sharding_policy
         if (mode := tf_messages.SHARDING_POLICIES[policy].upper()) in STATIC:
             yield NEEDS_ADDRESSES.found(
-                f"{stage.name} reads {mode} from a service that is not one of tfd_notebook's",
-                "give its DispatcherConfig worker_addresses=[...], one for each worker in order, "
-                "or read by cluster.distribute, which sees to it",
+                f"{stage.name} reads {mode} from a service that tfd_notebook did not start",
+                "pass worker_addresses=[...] in its DispatcherConfig, one per worker in order, "
+                "or read with cluster.distribute, which configures the dispatcher",
             )
 
 
 @check("dataset")
 def in_memory(path: InspectedDataset) -> Iterator[Finding]:
-    """Find in-memory transfer from data workers of other processes."""
+    """Detect in-memory transfer from data workers in other processes."""
     try:
         check_transfer(path.dataset)
     except NoWorkers as error:
@@ -209,43 +210,43 @@ def in_memory(path: InspectedDataset) -> Iterator[Finding]:
 
 @check("dataset")
 def single_elements(path: InspectedDataset) -> Iterator[Finding]:
-    """Find splits that are too fine."""
+    """Detect splits that are too small."""
     if path.use is None or path.use.delivery.mode != "DYNAMIC" or path.origin is None:
         return
     stages = list(stages_of(path.origin).walk())
     if any(s.kind in (*READERS, "Interleave", "FlatMap") for s in stages):
-        return  # its elements are names of what is read
+        return  # its elements are names of files
     for source in stages:
         count = -1 if source.inputs else int(source.dataset.cardinality())
         if count >= _MANY_SPLITS:
             yield SINGLE.found(
-                f"{source.name} is cut into {count:,} splits of one element",
-                "let the source give files or ranges, and flat_map() or interleave() what is in "
-                'them; or use "off"',
+                f"{source.name} is divided into {count:,} splits of one element",
+                "use a source of files or ranges, and flat_map() or interleave() their content, or "
+                'use "off"',
                 _name(path),
             )
 
 
 @check("dataset")
 def embedded(path: InspectedDataset) -> Iterator[Finding]:
-    """Find data that is part of the graph."""
+    """Detect data that is part of the graph."""
     if path.origin is None:
         return
     size = graph.constant_bytes(path.origin)
     if path.use is not None and path.examined is not None:
         size = max(size, path.examined.size)
-    # Without a service the data only takes memory, until it is too large for any service.
+    # Without a service, the data only takes memory up to the size that no service accepts.
     if size > (graph_inspection.LARGEST if path.use is None else validation.LARGE):
         yield EMBEDDED.found(
             f"the dataset's definition has {size / 1e6:.0f} MB",
-            "write the data to files and read those, or load it inside of the pipeline",
+            "write the data to files and read those, or load it inside the pipeline",
             _name(path),
         )
 
 
 @check("dataset")
 def endless(path: InspectedDataset) -> Iterator[Finding]:
-    """Find a dataset without an end."""
+    """Detect an infinite dataset."""
     import tensorflow as tf
 
     if path.use is not None and path.use.delivery.endless:
@@ -256,17 +257,17 @@ def endless(path: InspectedDataset) -> Iterator[Finding]:
     origin = path.use is not None and path.origin is not None and not ends
     if whole or (origin and int(path.origin.cardinality()) == infinite):
         name = advice.dataset_variable(path.dataset)
-        finite = f"{name}.take(n)" if name else "take(n) of it"
+        finite = f"{name}.take(n)" if name else "take(n)"
         yield ENDLESS.found(
             "the dataset has no end",
-            f"{finite}, leave repeat() out, or give model.fit steps_per_epoch=",
+            f"use {finite}, remove repeat(), or pass steps_per_epoch= to model.fit",
             _name(path),
         )
 
 
 @check("dataset")
 def repeated(path: InspectedDataset) -> Iterator[Finding]:
-    """Find a finite dataset that several data workers each deliver as a whole."""
+    """Detect a finite dataset that several data workers each deliver completely."""
     import tensorflow as tf
 
     host, use = path.host, path.use
@@ -279,30 +280,32 @@ def repeated(path: InspectedDataset) -> Iterator[Finding]:
     workers = len(host.data_workers())
     if workers > 1 and int(path.origin.cardinality()) != tf.data.INFINITE_CARDINALITY:
         yield REPEATED.found(
-            f'with "{mode.lower()}" an epoch delivers each element {workers} times, once by each '
+            f'with "{mode.lower()}" an epoch contains each element {workers} times, once from each '
             "data worker",
-            f'{variable_of(host, "cluster")}.distribute("dynamic") delivers each element once',
+            f'use {variable_of(host, "cluster")}.distribute("dynamic") to get each element once',
             host.name,
         )
 
 
 @check("dataset")
 def packed(path: InspectedDataset) -> Iterator[Finding]:
-    """Find compression where it does not pay."""
+    """Detect compression that costs more than it saves."""
     host, use = path.host, path.use
     if host is None or use is None or not use.compressed:
         return
     if host.service_on_this_host:
         yield PACKED.found(
-            "elements are compressed on their way within one host", advice.PLAIN, host.name
+            "elements are compressed for transfers within one host", advice.PLAIN, host.name
         )
     elif (limit := host.limit).kind == "transfer":
-        yield PACKED.found(f"compressed elements come too slowly: {limit}", advice.PLAIN, host.name)
+        yield PACKED.found(
+            f"compressed elements arrive too slowly: {limit}", advice.PLAIN, host.name
+        )
 
 
 @check("dataset")
 def small_elements(path: InspectedDataset) -> Iterator[Finding]:
-    """Find elements that are too small to be sent one by one."""
+    """Detect elements that are too small to be sent one by one."""
     host = path.host
     if host is None or host.service_in_process or path.origin is None:
         return
@@ -317,7 +320,7 @@ def small_elements(path: InspectedDataset) -> Iterator[Finding]:
 
 @check("dataset")
 def relative_paths(path: InspectedDataset) -> Iterator[Finding]:
-    """Find names of files that only this process can find."""
+    """Detect names of files that only this process can find."""
     host = path.host
     if host is None or host.service_in_process or host.surroundings is None:
         return
@@ -326,10 +329,11 @@ def relative_paths(path: InspectedDataset) -> Iterator[Finding]:
         return
     names = [name for name in graph.strings_of(path.definition) if _is_relative(name)]
     if names:
-        there = host.surroundings.directory if host.service_on_this_host else "on another host"
+        local = host.service_on_this_host
+        there = f"in {host.surroundings.directory}" if local else "on another host"
         yield RELATIVE.found(
-            f"{listed(names)} lie in {here}, the data workers are {there}",
-            "use absolute paths, to where all hosts find the files",
+            f"{listed(names)} are relative to {here}, but the data workers run {there}",
+            "use absolute paths that are valid on all hosts",
             host.name,
         )
 
@@ -342,7 +346,7 @@ def _is_relative(name: str) -> bool:
 
 @check("dataset")
 def missing_library(path: InspectedDataset) -> Iterator[Finding]:
-    """Find ops of a library that a data worker has not loaded."""
+    """Detect ops of a library that a data worker has not loaded."""
     host = path.host
     if host is None or host.service_in_process or host.surroundings is None:
         return
@@ -350,11 +354,11 @@ def missing_library(path: InspectedDataset) -> Iterator[Finding]:
     if not used:
         return
     workers = {row.task for row in host.data_workers()}
-    known = [set(one["ops"]) for task, one in host.inspect_tasks().items() if task in workers]
-    if ops := sorted(set().union(*(used - ops for ops in known))):
+    loaded = [set(task["ops"]) for name, task in host.inspect_tasks().items() if name in workers]
+    if ops := sorted(set().union(*(used - ops for ops in loaded))):
         yield NO_LIBRARY.found(
-            f"the dataset uses {listed(ops)} of a library that was loaded here",
-            'add it to preload=["/path/of/the/library.so"] when the cluster starts',
+            f"the dataset uses {listed(ops)} of a library that this process has loaded",
+            'start the cluster with preload=["/path/of/the/library.so"]',
             host.name,
         )
 

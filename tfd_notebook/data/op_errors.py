@@ -22,9 +22,9 @@ _FITTING: dict[type[errors.TfdError], str] = {
 
 
 def combine(error: errors.TfdError, cause: Any) -> errors.TfdError:
-    """Return `error` as an instance of the class of TensorFlow's error `cause`, too.
+    """Return `error` as an instance of both its class and the class of TensorFlow's `cause`.
 
-    Pickled, it becomes an instance of the class of `error` alone.
+    A pickled copy is only an instance of the class of `error`.
     """
     kind, base = type(error), type(cause)
 
@@ -44,7 +44,7 @@ def combine(error: errors.TfdError, cause: Any) -> errors.TfdError:
 
 @contextlib.contextmanager
 def as_op_errors() -> Iterator[None]:
-    """Raise each `TfdError` of the block as a fitting ``tf.errors.OpError``, too."""
+    """Raise each `TfdError` of the block also as a suitable ``tf.errors.OpError``."""
     import tensorflow as tf
 
     try:

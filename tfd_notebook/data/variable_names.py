@@ -1,4 +1,4 @@
-"""Names of the user's variables, for advice that can be run as it stands."""
+"""Names of the user's variables, so that suggested code runs without changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def variable_of(
     Parameters
     ----------
     value : object
-        None is never found: a variable may hold None for any reason.
+        Never None: many variables can hold None for other reasons.
     default : str
         Returned if no variable holds it.
     inner : callable, optional
@@ -28,5 +28,5 @@ def variable_of(
     main = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
     # IPython keeps results of cells under names such as _ and _12.
     wanted, held = inner(value), [pair for pair in list(main.items()) if pair[0][:1] != "_"]
-    names = (name for name, one in held if inner(one) is wanted)
+    names = (name for name, candidate in held if inner(candidate) is wanted)
     return next(names, default)

@@ -1,4 +1,4 @@
-"""Where a stream stands in its dataset, on disk."""
+"""Checkpoints of a stream's position in its dataset."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tfd_notebook.errors import Unsupported, UsageError
 
 
 def save(path: str, iterator: Any, elements: int, buffered: Iterable[Any]) -> None:
-    """Write a ``tf.train.Checkpoint`` of `iterator` and of the elements it has given already.
+    """Write a ``tf.train.Checkpoint`` of `iterator`, its position and the buffered elements.
 
     Raises
     ------
     Unsupported
-        Where TensorFlow cannot save the iterator: one that reads from a tf.data service, or one
-        whose pipeline keeps state outside (a generator, a hash table).
+        TensorFlow cannot save the iterator. It reads from a tf.data service, or its pipeline has
+        external state (a generator, a hash table).
     """
     import tensorflow as tf
 
@@ -33,13 +33,13 @@ def save(path: str, iterator: Any, elements: int, buffered: Iterable[Any]) -> No
         checkpoint.write(path)
     except (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError) as error:
         raise Unsupported(
-            f"TensorFlow cannot save the position in this dataset: {error.message}",
-            fix="save the number of elements seen, and skip() them in a dataset in fixed order",
+            f"saving the position in this dataset failed: {error.message}",
+            fix="save the number of elements read, and skip() them in a dataset of fixed order",
         ) from error
 
 
 def load(path: str, iterator: Any) -> tuple[int, list[Any]]:
-    """Put `iterator` where `save` left it; return the elements given so far, and those buffered."""
+    """Restore `iterator` from `save`, and return its position and the buffered elements."""
     import tensorflow as tf
 
     try:
@@ -47,7 +47,7 @@ def load(path: str, iterator: Any) -> tuple[int, list[Any]]:
         elements = int(reader.get_tensor(_key("elements")))
         texts = reader.get_tensor(_key("buffered"))
     except (tf.errors.OpError, ValueError) as error:
-        raise UsageError(f"{path!r} is no checkpoint of a stream: {error}") from error
+        raise UsageError(f"{path!r} is not a checkpoint of a stream: {error}") from error
     tf.train.Checkpoint(iterator=iterator).read(path).expect_partial()
     spec = iterator.element_spec
     parts = tf.nest.flatten(spec, expand_composites=True)

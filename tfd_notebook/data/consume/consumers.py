@@ -1,4 +1,4 @@
-"""Everything in this process that reads a cluster's data, with its figures."""
+"""Registry of the consumers in this process that read a cluster's data, with their metrics."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tfd_notebook.data.service.usage import WorkerUtilization, processors
 from tfd_notebook.errors import Interrupted, TfdError, TimeLimit, UnknownName
 from tfd_notebook.model.snapshot import StreamRow
 
-#: Seconds over which rates and the waiting share are taken.
+#: Length of the window for rates and the share of waiting, in seconds.
 WINDOW = 5.0
 
-#: Seconds without an element after which a consumer that nobody blocks counts as idle.
-_QUIET = 2.0
+#: Seconds without an element after which a consumer that does not wait counts as idle.
+_IDLE_SECONDS = 2.0
 
-#: Consumers that ended and are still listed.
+#: Number of consumers that are still listed after their end.
 _ENDED_LISTED = 20
 
 
 class RateSample(NamedTuple):
-    """What happened in one second: totals at its end, and what it waited."""
+    """Metrics of one second: totals at its end, rates and share of waiting."""
 
     second: int
     elements: int
@@ -38,12 +38,12 @@ class RateSample(NamedTuple):
 
 
 class Series:
-    """Rates and a history by the second, from readings taken at any time.
+    """Rates and a history by the second, from readings at arbitrary times.
 
     Parameters
     ----------
     keep : int
-        How many seconds of history are kept.
+        Seconds of history that are kept.
     """
 
     def __init__(self, keep: int = 60) -> None:
@@ -55,7 +55,7 @@ class Series:
         self._lock = threading.Lock()
 
     def add(self, reading: MetricTotals, now: float) -> None:
-        """Take in the totals `reading` as of `now` (`time.perf_counter`)."""
+        """Add the totals `reading` at the time `now` (`time.perf_counter`)."""
         with self._lock:
             self._add(reading, now)
 
@@ -70,7 +70,7 @@ class Series:
     def _close_seconds(
         self, began: float, before: MetricTotals, reading: MetricTotals, now: float
     ) -> None:
-        """Spread what came since `began` evenly over the seconds that passed."""
+        """Distribute the elements since `began` evenly over the seconds that passed."""
         count = int(now - began)
         share = 1.0 / (now - began)
         rates = [(after - old) * share for after, old in zip(reading, before, strict=True)]
@@ -92,7 +92,7 @@ class Series:
         )
 
     def rates(self) -> tuple[float, float, float | None]:
-        """Return elements/s, bytes/s and the waiting share of the last seconds."""
+        """Return elements/s, bytes/s and the share of waiting over the last seconds."""
         with self._lock:
             (begin, first), (end, last) = self._recent[0], self._recent[-1]
         if end <= begin:
@@ -103,13 +103,13 @@ class Series:
         return elements, size, min(1.0, max(0.0, waited))
 
     def history(self) -> tuple[RateSample, ...]:
-        """Return what happened in each whole second, the latest last."""
+        """Return the samples of all whole seconds, latest last."""
         with self._lock:
             return tuple(self._seconds)
 
 
 class Consumer(Protocol):
-    """A consumer as the registry sees it."""
+    """The interface of a consumer."""
 
     series: Series
     live: LiveLimit
@@ -120,22 +120,22 @@ class Consumer(Protocol):
 
     @property
     def used(self) -> bool:
-        """Whether somebody takes the elements, who may be the limit."""
+        """True if the elements are used, so that their user can be the bottleneck."""
 
     @property
     def meter(self) -> IteratorMetrics | None:
-        """The account of the latest iterator."""
+        """The metrics of the latest iterator."""
 
     @property
     def state(self) -> str: ...
 
     @property
     def error(self) -> object:
-        """What ended it: an exception or its text, None where there is nothing to say."""
+        """The error that ended it, an exception or its text. None without one."""
 
     @property
     def ended(self) -> float | None:
-        """When it ended (`time.perf_counter`), None while it has not."""
+        """The time of its end (`time.perf_counter`). None before."""
 
     def reading(self) -> MetricTotals: ...
 
@@ -145,13 +145,13 @@ class Consumer(Protocol):
 
 
 class DatasetConsumer:
-    """A watched dataset: all its iterators, one epoch after the other, make one consumer."""
+    """An observed dataset. All its iterators, one per epoch, form one consumer."""
 
     kind = "dataset"
     used = True
 
     def __init__(self) -> None:
-        self._done = MetricTotals()
+        self._finished = MetricTotals()
         self._meters: list[IteratorMetrics] = []
         self._latest: IteratorMetrics | None = None
         self.series = Series()
@@ -163,23 +163,23 @@ class DatasetConsumer:
         return self._latest
 
     def add(self, meter: IteratorMetrics) -> None:
-        """Take in the account of another iterator."""
-        self.reading()  # folds the ended ones, so that a thousand epochs do not pile up
+        """Add the metrics of another iterator."""
+        self.reading()  # merges ended iterators, so that their number does not grow
         with self._lock:
             self._meters.append(meter)
             self._latest = meter
 
     def reading(self) -> MetricTotals:
         with self._lock:
-            total, live = self._done, []
+            total, running = self._finished, []
             for meter in self._meters:
                 ended = meter.ended is not None
                 total = total.plus(reading := meter.read())
                 if ended:
-                    self._done = self._done.plus(reading)
+                    self._finished = self._finished.plus(reading)
                 else:
-                    live.append(meter)
-            self._meters = live
+                    running.append(meter)
+            self._meters = running
             return total
 
     @property
@@ -231,12 +231,12 @@ class _Entry:
 
 
 class Consumers:
-    """Who reads, how fast, and who waits; safe to use from any thread.
+    """Thread-safe registry of consumers.
 
     Parameters
     ----------
     task_of : callable, optional
-        Returns the name of the task at an address such as ``"localhost:4711"``, or None.
+        Returns the task name for an address such as ``"localhost:4711"``, or None.
     """
 
     def __init__(self, task_of: Callable[[str], str | None] | None = None) -> None:
@@ -246,7 +246,7 @@ class Consumers:
         self._sampler = ProcessSampler()
 
     def add(self, source: Consumer, name: str) -> str:
-        """List `source`; return its name, made unique among those that have not ended."""
+        """Register `source`. Return its name, unique among the consumers that have not ended."""
         with self._lock:
             for known, entry in self._entries.items():
                 if entry.source is source:
@@ -257,26 +257,26 @@ class Consumers:
                 unique = f"{name}-{number}"
             self._entries.pop(unique, None)
             self._entries[unique] = _Entry(source)
-            self._forget_oldest()
+            self._discard_oldest()
             return unique
 
     def rows(self) -> tuple[StreamRow, ...]:
-        """Return a row for each consumer, in the order in which they started."""
+        """Return a row for each consumer in the order of their start."""
         with self._lock:
             now = time.perf_counter()
             return tuple(self._row(name, entry, now) for name, entry in self._entries.items())
 
     def look(self, workers: Sequence[WorkerUtilization] = ()) -> None:
-        """See what limits each of them; to be called about once a second.
+        """Update the bottleneck of each consumer. Call it about once per second.
 
         Raises
         ------
         Exception
-            Once for a consumer whose pipeline cannot be read; it is not looked at from then on.
+            A pipeline cannot be read. The consumer is then excluded from later updates.
         """
         running = [
             entry.source
-            for _, entry in self._living()
+            for _, entry in self._running()
             if entry.source.state == "running" and not entry.source.live.disabled
         ]
         if not running:
@@ -295,64 +295,64 @@ class Consumers:
         return is_busy(self._sampler.machine, processors())
 
     def latest(self) -> Consumer | None:
-        """Return the consumer, among those that have not ended, that was served last."""
+        """Return the consumer that received an element last, of those that have not ended."""
         self.rows()
         with self._lock:
-            living = [entry for entry in self._entries.values() if entry.final is None]
-        entry = max(living, key=lambda entry: entry.moved, default=None)
+            running = [entry for entry in self._entries.values() if entry.final is None]
+        entry = max(running, key=lambda entry: entry.moved, default=None)
         return entry.source if entry is not None else None
 
     def named(self, name: str) -> Consumer:
-        """Return the consumer of that name, or raise UnknownName."""
+        """Return the consumer with this name, or raise UnknownName."""
         with self._lock:
             if name in self._entries:
                 return self._entries[name].source
-            known = ", ".join(self._entries) or "nothing was read yet"
-        raise UnknownName(f"nothing is read as {name!r}", fix=f"known are: {known}")
+            known = ", ".join(self._entries) or "none, nothing was read yet"
+        raise UnknownName(f"unknown consumer {name!r}", fix=f"known consumers: {known}")
 
     def cancel_all(self, error: TfdError) -> None:
-        """End every iteration; consumers that are blocked, and later calls, raise `error`."""
-        for _, entry in self._living():
+        """End every iteration. Blocked consumers, and later calls, raise `error`."""
+        for _, entry in self._running():
             entry.source.cancel(error)
 
     def stuck(self, seconds: float) -> tuple[str, ...]:
-        """Return the names of the consumers that have waited for one element that long."""
+        """Return the names of consumers that have waited for one element at least `seconds`."""
         now = time.perf_counter()
         return tuple(
             name
-            for name, entry in self._living()
+            for name, entry in self._running()
             if (since := entry.source.waiting_since()) is not None and now - since >= seconds
         )
 
     def idle(self) -> bool:
-        """Whether no stream runs and no dataset is being read."""
+        """Return True if no stream runs and no dataset is being read."""
         self.rows()
         now = time.perf_counter()
         return not any(
             entry.source.kind == "stream"
-            or now - entry.moved < _QUIET
+            or now - entry.moved < _IDLE_SECONDS
             or entry.source.waiting_since() is not None
-            for _, entry in self._living()
+            for _, entry in self._running()
             if entry.source.state == "running"
         )
 
     def reading(self) -> bool:
-        """Whether anybody is in the middle of its data, however slowly it takes it."""
-        return any(entry.source.state == "running" for _, entry in self._living())
+        """Return True if a consumer has not finished its data, even if it reads slowly."""
+        return any(entry.source.state == "running" for _, entry in self._running())
 
     def wait_idle(self, timeout: float | None = None) -> None:
-        """Wait until `idle`; raises TimeLimit after `timeout` seconds, and answers Ctrl-C."""
+        """Wait until `idle`, or raise TimeLimit after `timeout` seconds. Ctrl-C interrupts it."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.idle():
             if deadline is not None and time.monotonic() >= deadline:
-                names = ", ".join(name for name, entry in self._living() if entry.final is None)
+                names = ", ".join(name for name, entry in self._running() if entry.final is None)
                 raise TimeLimit(
-                    f"after {timeout:g} s these still read: {names}",
+                    f"consumers still read after {timeout:g} s: {names}",
                     fix="wait longer, or stop them",
                 )
             time.sleep(0.05)
 
-    def _living(self) -> list[tuple[str, _Entry]]:
+    def _running(self) -> list[tuple[str, _Entry]]:
         with self._lock:
             return [
                 (name, entry)
@@ -367,7 +367,7 @@ class Consumers:
         final = entry.final
         if final is not None and (final.state, final.elements) == (state, reading.elements):
             return final
-        entry.final = None  # a dataset may run again: another epoch
+        entry.final = None  # another epoch of a dataset can follow
         if reading.elements != entry.elements:
             entry.elements, entry.moved = reading.elements, now
         over = _over(state)
@@ -394,7 +394,7 @@ class Consumers:
             entry.final = row
         return row
 
-    def _forget_oldest(self) -> None:
+    def _discard_oldest(self) -> None:
         over = [name for name, entry in self._entries.items() if _over(entry.source.state)]
         for name in over[:-_ENDED_LISTED]:
             del self._entries[name]

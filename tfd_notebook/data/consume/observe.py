@@ -1,4 +1,4 @@
-"""Datasets that stay ``tf.data.Dataset`` and are watched while this process iterates them."""
+"""Datasets that remain a ``tf.data.Dataset`` and are observed while this process iterates them."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ def watch(
     name: str | None = None,
     before: Callable[[], object] | None = None,
 ) -> Any:
-    """Return `dataset`, watched by `consumers` whenever Python or Keras iterates it.
+    """Return `dataset`, observed by `consumers` whenever Python or Keras iterates it.
 
-    Every iterator is counted, can be cancelled while it blocks (Ctrl-C, the end of the cluster),
-    and raises errors that say what failed. What is made from the result by its methods is watched
-    too. Loops inside a ``tf.function`` stay TensorFlow's own; an iterator that is passed into one,
-    as Keras does, is watched. A Python function that the pipeline calls in this process has to
-    return before a cancellation ends the wait for it.
+    Iterators are counted. They can be cancelled while they block, by Ctrl-C or the end of the
+    cluster, and their errors name the cause. Datasets derived from the result are observed too.
+    Loops inside a ``tf.function`` remain unchanged, except over an iterator that is passed to the
+    function, as Keras does. A Python function that the pipeline calls in this process must return
+    before a cancellation takes effect.
 
     Parameters
     ----------
     dataset : tf.data.Dataset
     consumers : Consumers
     name : str, optional
-        Its name in the views. Default ``"dataset"``.
+        Display name. Default ``"dataset"``.
     before : callable, optional
-        Called before each iterator is opened; what it raises, the consumer gets. Default: what
-        `dataset` was watched with.
+        Called before each iterator is opened. Its errors propagate to the consumer. Default: the
+        function with which `dataset` was observed before.
 
     Returns
     -------
     tf.data.Dataset
-        Elements, options, cardinality and ``element_spec`` are those of `dataset`. With a
-        TensorFlow whose internals are unknown it is `dataset` itself, and a warning says so.
+        Elements, options, cardinality and ``element_spec`` are those of `dataset`. With an
+        unsupported version of TensorFlow, the result is `dataset`, and a warning is issued.
     """
     check_dataset(dataset)
     compat = load_compat()
@@ -62,20 +62,20 @@ def check_dataset(dataset: Any) -> None:
 
     if not isinstance(dataset, tf.data.Dataset):
         raise errors.UsageError(
-            f"a {type(dataset).__name__} is no tf.data.Dataset",
-            fix="make one, for example by tf.data.Dataset.from_tensor_slices",
+            f"expected a tf.data.Dataset, got {type(dataset).__name__}",
+            fix="create one, for example with tf.data.Dataset.from_tensor_slices",
         )
 
 
 def load_compat() -> ModuleType | None:
-    """Return the module that knows TensorFlow's internals, None where they are unknown."""
+    """Return the module for TensorFlow's internals. None if this version is unsupported."""
     try:
         from tfd_notebook._compat.tf_data import iterator as tf_data_iterator
     except (ImportError, AttributeError) as error:
         import tensorflow as tf
 
         warnings.warn(
-            f"TensorFlow {tf.__version__} is not known here ({error}): datasets are not watched "
+            f"TensorFlow {tf.__version__} is not supported ({error}): datasets are not observed, "
             "and Ctrl-C waits for the next element",
             UserWarning,
             stacklevel=3,
@@ -85,7 +85,7 @@ def load_compat() -> ModuleType | None:
 
 
 def open_iterator(dataset: Any, consumers: Consumers) -> tuple[Any, IteratorMetrics]:
-    """Return an iterator of `dataset` that `consumers` does not list, and its account."""
+    """Return an iterator of `dataset` that is not registered as a consumer, and its metrics."""
     check_dataset(dataset)
     compat = load_compat()
     if compat is None:
@@ -95,12 +95,12 @@ def open_iterator(dataset: Any, consumers: Consumers) -> tuple[Any, IteratorMetr
     if isinstance(dataset, compat.WatchedDataset):
         before, dataset = dataset.watcher.before, dataset.bare
     check_transfer(dataset)
-    iterator = compat.WatchedIterator(dataset, _Unlisted(consumers, before))
+    iterator = compat.WatchedIterator(dataset, _ErrorTranslator(consumers, before))
     return iterator, iterator.meter
 
 
 class _PlainIterator:
-    """What is left of a watched iterator with a TensorFlow whose internals are unknown."""
+    """Replacement of an observed iterator for an unsupported version of TensorFlow."""
 
     def __init__(self, dataset: Any) -> None:
         self.meter = IteratorMetrics()
@@ -123,8 +123,8 @@ class _PlainIterator:
         return element
 
 
-class _Unlisted:
-    """Translates errors for an iterator that somebody else lists."""
+class _ErrorTranslator:
+    """Translates the errors of an iterator. The caller registers its consumer."""
 
     def __init__(self, consumers: Consumers, before: Callable[[], object] | None = None) -> None:
         self._consumers = consumers
@@ -138,8 +138,8 @@ class _Unlisted:
         return translate(error, self._consumers)
 
 
-class _Watcher(_Unlisted):
-    """Lists the iterators of one dataset as one consumer."""
+class _Watcher(_ErrorTranslator):
+    """Registers the iterators of one dataset as one consumer."""
 
     def __init__(
         self, consumers: Consumers, name: str, before: Callable[[], object] | None
@@ -171,8 +171,8 @@ _FULL = re.compile(r"[^\s;]*; No space left on device")
 _SHORT = re.compile(r"expected to contain (\d+) elements but contained only (\d+)")
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _PYTHON_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-#: Files that are not the user's, on this host or a worker's: frozen modules, the standard library,
-#: installed packages, and the code that AutoGraph generates.
+#: Files that do not belong to the user, on this host or a worker's: frozen modules, the standard
+#: library, installed packages, and the code that AutoGraph generates.
 _NOT_USERS = re.compile(
     r"<frozen |/python3\.\d+t?/|[/\\](?:site|dist)-packages[/\\]|__autograph_generated_file"
 )
@@ -187,12 +187,12 @@ _PLUMBING = re.compile(
 def translate(error: Any, consumers: Consumers) -> BaseException:
     """Return the TfdError for TensorFlow's `error`.
 
-    It is an instance of the class of `error` too, so that code which catches TensorFlow's
-    errors goes on to work. A text that carries a code of ours (``[TFD302] ...``), which is how a
-    task that is gone for good answers, becomes the error of that code.
+    The result is also an instance of the class of `error`, so that code that catches TensorFlow's
+    errors still works. A message with an error code of tfd (``[TFD302] ...``), such as the answer
+    of a failed task, becomes the error of that code.
     """
     message = str(error.message)
-    # An error of a tf.function begins with where the function's own ops were made.
+    # An error of a tf.function begins with the location of the function's own ops.
     message = message[max(0, message.find("Failed to get element")) :]
     worker = _WORKER.search(message)
     task = consumers.task_of(worker[1]) if worker else None
@@ -205,43 +205,43 @@ def translate(error: Any, consumers: Consumers) -> BaseException:
     text = " ".join(_PLUMBING.sub("", _STAGE.sub("", message)).split())
     missing_op = re.search(r"Op type not registered '(\w+)'", message)
     if missing_op:
-        what = f"{where} does not know the op {missing_op[1]}, which a library adds"
-        fix = "start the cluster with preload=[the module or *.so that has the op]"
+        what = f"{where} has no op {missing_op[1]}, which an additional library defines"
+        fix = "start the cluster with preload=[the module or *.so that defines the op]"
         return _both(errors.PipelineError, error, what, task, fix)
     if "Could not find callback with key=" in message:
         what = f"{where} does not have a Python function of the pipeline ({text})"
-        fix = "run the cell that makes the dataset again, so that cluster.distribute() sends it"
+        fix = "run the cell that creates the dataset again, so that cluster.distribute() sends it"
         return _both(errors.NotSerializable, error, what, task, fix)
     full = _FULL.search(message)
     if full:
-        what = f"a disk is full, most likely the one with the dispatcher's journal ({full[0]})"
-        fix = "make room there, or start the cluster with another Service(work_dir=...)"
+        what = f"a disk is full, probably the one with the dispatcher's journal ({full[0]})"
+        fix = "free disk space, or start the cluster with another Service(work_dir=...)"
         return _both(errors.WorkDirError, error, what, "dispatcher:0", fix)
     stray = _STRAY.search(message)
     if stray:
-        gone = consumers.task_of(stray[1]) or "a data worker that has left"
-        what = f"the dispatcher counts on {gone} ({stray[1]}), which has no share of the data"
-        fix = 'use processing_mode="dynamic", bring that worker back, or make a new cluster'
+        address = consumers.task_of(stray[1]) or "a data worker that has left"
+        what = f"the dispatcher expects {address} ({stray[1]}), which has no share of the data"
+        fix = 'use processing_mode="dynamic", restart that worker, or create a new cluster'
         return _both(errors.DataError, error, what, None, fix)
     short = _SHORT.search(message)
     if worker is None and short:
         what = (
-            f"{short[2]} of {short[1]} elements came: a data worker that went, or was restarted, "
-            "took what it had prepared with it"
+            f"{short[2]} of {short[1]} elements arrived: a data worker stopped or restarted and "
+            "lost the elements that it had prepared"
         )
-        fix = "iterate again for a whole epoch"
+        fix = "iterate again to get a complete epoch"
         return _both(errors.DataLoss, error, what, None, fix)
-    forgotten = "Failed to get split: Iteration id" in message
-    if forgotten or (worker is None and "dispatcher" in message):
-        what = f"the dispatcher does not know this iteration any more ({text})"
-        fix = "start a new loop; with Service(fault_tolerant=True) a restart would go unnoticed"
+    discarded = "Failed to get split: Iteration id" in message
+    if discarded or (worker is None and "dispatcher" in message):
+        what = f"the dispatcher has discarded this iteration ({text})"
+        fix = "start a new loop. With Service(fault_tolerant=True), loops survive a restart"
         return _both(errors.DispatcherLost, error, what, "dispatcher:0", fix)
     what = f"the pipeline failed in {where}{_stage(message)}: {text}"
     return _both(errors.PipelineError, error, what, task, None)
 
 
 def _stage(message: str) -> str:
-    """Return the stage of the pipeline that `message` names, in words."""
+    """Return a description of the pipeline stage that `message` names."""
     parts = []
     stage = _STAGE.search(message)
     if stage:

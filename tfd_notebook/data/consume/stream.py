@@ -25,53 +25,54 @@ from tfd_notebook.model.limit import Limit
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Seconds that `Stream.stop` gives the thread; only a sink that does not return needs more.
+#: Default timeout of `Stream.stop`. Only a sink that does not return needs more.
 _STOP_SECONDS = 5.0
 
 _NEVER = math.inf
 
-#: Follows the last element in the buffer.
+#: Marks the end of the elements in the buffer.
 _END: Any = object()
 
 _BUFFER_BYTES = 64_000_000
 _BUFFER_ELEMENTS = (2, 64)
 
-#: Seconds that a reader of small elements sleeps when it finds none: several come meanwhile.
-_NAP = 0.001
-_NAP_ELEMENTS = 8
+#: Seconds that a reader sleeps if the buffer is empty, so that several small elements arrive.
+_SLEEP_SECONDS = 0.001
+#: Size of a buffer from which on its reader sleeps.
+_SLEEP_MIN_BUFFER = 8
 
 
 class Stream:
     """A dataset that a background thread iterates, as `tfd_notebook.Cluster.stream` returns it.
 
-    Each element goes to every sink, in the stream's thread. What else happens to it:
+    Each element is passed to every sink, in the stream's thread.
 
-    * While nobody has iterated the stream it is dropped, so that a stream can be measured, or can
+    * Before the stream is iterated, elements are dropped. A stream can therefore be measured, or
       feed its sinks, without a reader.
-    * From the moment that somebody has (``for element in stream``, which also starts a new
-      stream) it goes into the buffer, and the thread waits while the buffer is full.
+    * After iteration has begun (``for element in stream``, which also starts a new stream),
+      elements go to the buffer. The thread waits while the buffer is full.
 
-    Iterate before `start`, or pass ``discard=False``, and no element is dropped.
+    Iterate before `start`, or pass ``discard=False``, to drop no elements.
 
     Parameters
     ----------
     dataset : tf.data.Dataset
     consumers : Consumers
-        The table of the cluster's consumers. `tfd_notebook.Cluster.stream` passes it.
+        The registry of the cluster's consumers. `tfd_notebook.Cluster.stream` passes it.
     name : str, optional
-        Default ``"stream"``; a number is added where a living consumer has that name.
+        Default ``"stream"``. A number is appended if a running consumer has that name.
     buffer : int, optional
-        Elements that wait for a reader at most. Default: what fits into 64 MB, from 2 to 64.
+        Maximum number of buffered elements. Default: as fits into 64 MB, from 2 to 64.
     sinks : sequence of callable
         Called with each element. An error of a sink fails the stream.
     discard : bool
-        Whether elements that nobody has asked for are dropped. Default true.
+        Whether elements are dropped before the stream is iterated. Default true.
 
     Attributes
     ----------
     name : str
     series : Series
-        Its figures by the second.
+        Its metrics by the second.
     """
 
     kind = "stream"
@@ -87,10 +88,10 @@ class Stream:
         discard: bool = True,
     ) -> None:
         if buffer is not None and (not isinstance(buffer, int) or buffer < 1):
-            raise UsageError(f"buffer={buffer!r} must be a whole number of at least 1")
+            raise UsageError(f"invalid buffer={buffer!r}: expected a whole number of at least 1")
         for sink in sinks:
             if not callable(sink):
-                raise UsageError(f"the sink {sink!r} cannot be called")
+                raise UsageError(f"invalid sink {sink!r}: expected a callable")
         self._sinks = tuple(sinks)
         self._limit = buffer
         self._keep = not discard
@@ -100,7 +101,8 @@ class Stream:
         self._error: BaseException | None = None
         self._cancelled: TfdError | None = None
         self._handled = 0
-        self._attention = _NEVER  # handled elements at which the thread looks up from its work
+        #: Number of elements after which the thread checks for requests.
+        self._attention = _NEVER
         self._paused = self._parked = self._full = False
         self._quiet = False
         self._thread: threading.Thread | None = None
@@ -116,22 +118,22 @@ class Stream:
 
     @property
     def error(self) -> BaseException | None:
-        """The error that ended the stream, None where there is none."""
+        """The error that ended the stream. None without one."""
         return self._error
 
     @property
     def elements(self) -> int:
-        """Elements that have passed the sinks so far."""
+        """Number of elements that have passed the sinks."""
         return self._handled
 
     @property
     def bytes(self) -> int:
-        """Bytes of the elements taken from the dataset so far; strings are not counted."""
+        """Bytes of the elements taken from the dataset, without strings."""
         return self._meter.bytes
 
     @property
     def wait_fraction(self) -> float | None:
-        """Share of the last seconds that the stream waited for data, 0 to 1; None if unknown."""
+        """Share of the last seconds that the stream waited for data, 0 to 1. None if unknown."""
         self._sample()
         return self.series.rates()[2]
 
@@ -141,12 +143,12 @@ class Stream:
 
     @property
     def used(self) -> bool:
-        """Whether somebody takes the elements: a sink, or a reader."""
+        """True if a sink or a reader uses the elements."""
         return bool(self._sinks) or self._keep
 
     @property
     def limit(self) -> Limit:
-        """What limits the stream now, over the last seconds; ``none`` while that is unknown."""
+        """The present bottleneck, over the last seconds. ``none`` while unknown."""
         return self.live.limit
 
     @property
@@ -154,12 +156,12 @@ class Stream:
         return self._meter
 
     def start(self) -> Stream:
-        """Begin to iterate; returns the stream. A stream that runs goes on unchanged."""
+        """Start to iterate, and return the stream. No-op if it runs."""
         with self._changed:
             if self._over:
                 raise StateError(
                     f"stream {self.name} has ended ({self._state})",
-                    fix="make a new one: cluster.stream(dataset).start()",
+                    fix="create a new one: cluster.stream(dataset).start()",
                 )
             if self._thread is None:
                 self._state = "running"
@@ -171,26 +173,26 @@ class Stream:
         return self
 
     def pause(self) -> None:
-        """Take no further element until `resume`; the one in work is finished."""
+        """Take no further element until `resume`. The current element is completed."""
         with self._changed:
-            self._need("pause", "running")
+            self._require_state("pause", "running")
             self._paused, self._attention = True, 0
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         with self._changed:
-            self._need("resume", "running")
+            self._require_state("resume", "running")
             self._paused = False
             self._changed.notify_all()
 
     def stop(self, timeout: float = _STOP_SECONDS) -> None:
-        """End the stream, at any moment, also while no data worker is alive; twice is fine.
+        """Stop the stream in any state, even without a running data worker.
 
         Parameters
         ----------
         timeout : float
-            Seconds that a sink, or a Python function which the pipeline calls in this process, may
-            take to return; TimeLimit is raised then.
+            Seconds to wait for a sink, or a Python function of the pipeline in this process, to
+            return. TimeLimit is raised after that.
         """
         self.cancel(Interrupted(f"stream {self.name} was stopped"), quiet=True)
         thread = self._thread
@@ -201,14 +203,14 @@ class Stream:
             raise TimeLimit(
                 f"the thread of stream {self.name} did not end within {timeout:g} s: a sink, or a "
                 "Python function that the pipeline calls in this process, has not returned",
-                fix="let it return; the stream ends then",
+                fix="make it return, the stream ends then",
             )
 
     def cancel(self, error: TfdError, quiet: bool = False) -> None:
-        """End the stream without waiting for its thread; waiting callers get `error`.
+        """End the stream without waiting for its thread. Waiting callers get `error`.
 
-        With `quiet`, a loop over the stream just ends. An error other than Interrupted makes the
-        state ``"failed"``.
+        With `quiet`, a loop over the stream ends without an error. Any error other than
+        Interrupted sets the state ``"failed"``.
         """
         with self._changed:
             if self._over or self._cancelled is not None:
@@ -217,30 +219,30 @@ class Stream:
             self._quiet = quiet
             if self._thread is None:
                 self._end(error)
-            self._buffered()
-            self._buffer.put(_END)  # whoever reads need not wait for the thread
+            self._take_buffer()
+            self._buffer.put(_END)  # readers need not wait for the thread
             self._changed.notify_all()
         self._meter.cancel(error)
 
     def wait(self, elements: int | None = None, timeout: float | None = None) -> bool:
-        """Wait until that many elements have come, or until the end; answers Ctrl-C.
+        """Wait until `elements` have arrived, or until the end. Ctrl-C interrupts it.
 
         Parameters
         ----------
         elements : int, optional
-            Elements since the start. Default: until the stream ends by itself.
+            Number of elements since the start. Default: wait for the end of the data.
         timeout : float, optional
-            Seconds. Default: no limit.
+            Seconds. Default: no timeout.
 
         Returns
         -------
         bool
-            True.
+            Always true.
 
         Raises
         ------
         TimeLimit
-            After `timeout`.
+            The wait took longer than `timeout`.
         DataError
             The data ended earlier.
         Interrupted
@@ -249,7 +251,7 @@ class Stream:
             The error of the data path, or of a sink.
         """
         if elements is not None and elements < 0:
-            raise UsageError(f"elements={elements!r} must be 0 or more")
+            raise UsageError(f"invalid elements={elements!r}: expected 0 or more")
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             if self._state == "new":
@@ -259,7 +261,7 @@ class Stream:
                     self._attention = min(self._attention, elements)
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
-                    raise TimeLimit(self._late(elements, timeout), fix=self._hint())
+                    raise TimeLimit(self._timeout_text(elements, timeout), fix=self._hint())
                 self._changed.wait(left)
             if elements is not None and self._handled >= elements:
                 return True
@@ -270,7 +272,7 @@ class Stream:
                 raise DataError(
                     f"the data of stream {self.name} ended after {self._handled} of {elements} "
                     "elements",
-                    fix="ask for fewer, or repeat() the dataset",
+                    fix="wait for fewer elements, or repeat() the dataset",
                 )
             return True
 
@@ -285,8 +287,8 @@ class Stream:
         try:
             element = buffer.get_nowait()
         except Empty:
-            if self._limit is not None and self._limit >= _NAP_ELEMENTS:
-                time.sleep(_NAP)
+            if self._limit is not None and self._limit >= _SLEEP_MIN_BUFFER:
+                time.sleep(_SLEEP_SECONDS)
             element = buffer.get()
         if element is _END:
             buffer.put(_END)
@@ -298,20 +300,20 @@ class Stream:
         return element
 
     def checkpoint(self, path: str, timeout: float = 60.0) -> None:
-        """Write the position: what left the stream is not repeated, what is buffered is kept.
+        """Write the position to disk, including the buffered elements.
 
         Parameters
         ----------
         path : str
             As for ``tf.train.Checkpoint.write``.
         timeout : float
-            Seconds that the element in work may take.
+            Seconds to wait for the current element.
 
         Raises
         ------
         Unsupported
-            TensorFlow cannot save this dataset's position; no dataset from a tf.data service has
-            one that it can.
+            TensorFlow cannot save the position of this dataset. This applies to all datasets that
+            read from a tf.data service.
         """
         with self._changed:
             if self._over or self._iterator is None:
@@ -324,10 +326,10 @@ class Stream:
                     lambda: self._parked or self._thread is None or self._over, timeout
                 )
                 if not parked:
-                    raise TimeLimit(self._late(None, timeout), fix=self._hint())
+                    raise TimeLimit(self._timeout_text(None, timeout), fix=self._hint())
                 if self._over:
-                    raise StateError(f"stream {self.name} ended meanwhile")
-                buffered = self._buffered()
+                    raise StateError(f"stream {self.name} ended in the meantime")
+                buffered = self._take_buffer()
                 for element in buffered:
                     self._buffer.put(element)
                 consume_checkpoint.save(path, self._iterator, self._handled, buffered)
@@ -336,8 +338,8 @@ class Stream:
                 self._changed.notify_all()
 
     def restore(self, path: str) -> Stream:
-        """Begin where `checkpoint` was called; for a stream that has not started."""
-        self._need("restore", "new")
+        """Continue at the position of `checkpoint`. The stream must not have started."""
+        self._require_state("restore", "new")
         self._handled, buffered = consume_checkpoint.load(path, self._iterator)
         self._meter.elements = self._handled
         for element in buffered:
@@ -351,10 +353,10 @@ class Stream:
         return self.series.rates()[0]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a row a second (the last hour at most).
+        """Return one row per second, for the last hour at most.
 
-        The columns are ``second elements bytes`` (totals at the end of each second, counted from
-        the stream's making) and ``elements_per_s bytes_per_s wait_fraction`` (of that second).
+        The columns are ``second elements bytes`` (totals at the end of each second since the
+        stream was created) and ``elements_per_s bytes_per_s wait_fraction`` (of that second).
         """
         import pandas as pd
 
@@ -397,7 +399,7 @@ class Stream:
                 if self._keep:
                     self._offer(element)
                 if self._handled >= self._attention:
-                    self._attend()
+                    self._handle_requests()
                 if (now := time.perf_counter()) - sampled > 1.0:
                     sampled = now
                     self._sample()
@@ -405,10 +407,11 @@ class Stream:
             error = raised
         with self._changed:
             self._end(error)
-        error = None  # a reference cycle with this frame, which would keep the iterator alive
+        # Breaks a reference cycle with this frame, which would keep the iterator alive.
+        error = None
 
     def _offer(self, element: Any) -> None:
-        """Put `element` into the buffer; wait while that is full."""
+        """Put `element` into the buffer, and wait while the buffer is full."""
         self._buffer.put(element)
         if self._limit is None:
             size = self._meter.bytes // self._meter.elements
@@ -422,18 +425,18 @@ class Stream:
                     self._changed.wait()
                 self._full = self._parked = False
 
-    def _buffered(self) -> list[Any]:
-        """Take what is buffered."""
+    def _take_buffer(self) -> list[Any]:
+        """Empty the buffer and return its elements."""
         elements = []
         with contextlib.suppress(Empty):
             while True:
                 elements.append(self._buffer.get_nowait())
         return elements
 
-    def _attend(self) -> None:
-        """Tell those who wait, and stay here while paused."""
+    def _handle_requests(self) -> None:
+        """Notify waiting callers, and wait while paused."""
         with self._changed:
-            self._attention = _NEVER  # whoever still waits asks again
+            self._attention = _NEVER  # callers that still wait set it again
             self._changed.notify_all()
             self._parked = True
             while self._paused and self._cancelled is None:
@@ -441,11 +444,11 @@ class Stream:
             self._parked = False
 
     def _end(self, error: BaseException | None) -> None:
-        """Note how the stream ended; the lock is held."""
+        """Record how the stream ended. The caller holds the lock."""
         if (cancelled := self._cancelled) is not None:
             error = None if isinstance(cancelled, Interrupted) else cancelled
             self._state = "stopped" if error is None else "failed"
-            self._buffered()
+            self._take_buffer()
         else:
             self._state = "finished" if error is None else "failed"
         self._error = error
@@ -457,33 +460,35 @@ class Stream:
         self._changed.notify_all()
 
     def _raise_error(self) -> None:
-        """Raise what the caller of an ended stream shall know, if there is something."""
+        """Raise the error for a caller of an ended stream, if any."""
         if self._error is not None:
             raise self._error
         if self._cancelled is not None and not self._quiet:
             raise again(self._cancelled)
 
-    def _need(self, verb: str, state: str) -> None:
+    def _require_state(self, verb: str, state: str) -> None:
         if self._state != state:
-            raise StateError(f"stream {self.name} is {self.state}: {verb}() needs it {state}")
+            raise StateError(
+                f"{verb}() failed: stream {self.name} is {self.state}, expected {state}"
+            )
 
     def _sample(self) -> None:
         self.series.add(self._meter.read(), self._meter.ended or time.perf_counter())
 
-    def _late(self, elements: int | None, timeout: float | None) -> str:
-        wanted = "" if elements is None else f" of {elements}"
-        return f"stream {self.name} has {self._handled}{wanted} elements after {timeout:g} s"
+    def _timeout_text(self, elements: int | None, timeout: float | None) -> str:
+        total = "" if elements is None else f" of {elements}"
+        return f"stream {self.name} has {self._handled}{total} elements after {timeout:g} s"
 
     def _hint(self) -> str:
         if self._paused:
             return "the stream is paused: call resume()"
         if self._full:
-            return "the buffer is full: iterate the stream, nobody reads it"
-        return "wait longer, or look at the cluster: are its data workers alive?"
+            return "the buffer is full and has no reader: iterate the stream"
+        return "wait longer, or check that the cluster's data workers run"
 
 
 _running: weakref.WeakSet[Stream] = weakref.WeakSet()
-os.register_at_fork(after_in_child=_running.clear)  # it has none of their threads
+os.register_at_fork(after_in_child=_running.clear)  # a forked child has none of their threads
 
 
 @atexit.register
