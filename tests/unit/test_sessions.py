@@ -213,7 +213,7 @@ def test_a_reply_that_is_not_kept_any_more_is_an_error_and_no_time_limit(loop, d
 
     with (
         linked(loop, directory, answer) as (client, channels),
-        pytest.raises(errors.LaunchError, match="not available any more"),
+        pytest.raises(errors.LaunchError, match="no longer available"),
     ):
         client.request("large", 30.0)
 

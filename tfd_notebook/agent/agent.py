@@ -143,7 +143,7 @@ class Agent(AgentHandlers):
             self.clusters.pop(cluster.name, None)
             self.owned.pop(cluster.name, None)
             for session in self._sessions.values():
-                session.hears.discard(cluster.name)
+                session.subscriptions.discard(cluster.name)
             self._idle_since = time.monotonic()
             self.write_state()
 
@@ -164,7 +164,7 @@ class Agent(AgentHandlers):
     def tell(self, cluster: str, body: dict[str, Any], but: Session | None = None) -> None:
         """Send an event to the sessions that listen to `cluster`, except one."""
         for session in self._sessions.values():
-            if cluster in session.hears and session is not but:
+            if cluster in session.subscriptions and session is not but:
                 try:
                     session.send(body)
                 except Exception:  # a failing session must not block the events of the others
@@ -172,7 +172,7 @@ class Agent(AgentHandlers):
 
     def is_heard(self, cluster: str) -> bool:
         """Return True if a session listens to `cluster`."""
-        return any(cluster in session.hears for session in self._sessions.values())
+        return any(cluster in session.subscriptions for session in self._sessions.values())
 
     def write_state(self) -> None:
         """Write the state file with which `tfd sweep` identifies orphans."""

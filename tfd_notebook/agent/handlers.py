@@ -83,7 +83,7 @@ class AgentHandlers(ABC):
         opened["directory"] = opened["directory"] or _task_defaults()["directory"]
         agent_cluster = self.clusters[cluster] = AgentCluster(self, cluster, opened)
         self.owned[cluster] = session
-        session.hears.add(cluster)
+        session.subscriptions.add(cluster)
         self.write_state()
         if agent_cluster.limits.memory_gb is not None:
             agent_cluster.notice(
@@ -106,7 +106,7 @@ class AgentHandlers(ABC):
 
     async def do_adopt(self, session: Session, cluster: str) -> dict[str, Any]:
         agent_cluster = self._cluster(cluster)
-        session.hears.add(cluster)
+        session.subscriptions.add(cluster)
         limit, since = agent_cluster.policy.time_limit, agent_cluster.ready_since
         return {
             "about": agent_cluster.about,
@@ -117,7 +117,7 @@ class AgentHandlers(ABC):
         }
 
     async def do_leave(self, session: Session, cluster: str) -> None:
-        session.hears.discard(cluster)
+        session.subscriptions.discard(cluster)
 
     async def do_clusters(self) -> list[dict[str, Any]]:
         return [

@@ -1,4 +1,4 @@
-"""The agent's processes: forked from a fork server (or spawned), waited for, talked to."""
+"""The agent's child processes: start them by fork or spawn, wait for them, and send requests."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from tfd_notebook.errors import LaunchError, TensorFlowMissing, TfdError, TimeLi
 from tfd_notebook.net import agent_protocol
 from tfd_notebook.net.runtime_dir import AGENT_VARIABLE
 
-#: Variables that TensorFlow, its libraries or the loader read when they are loaded.
+#: Variables that TensorFlow, its libraries or the loader read at import.
 _READ_AT_IMPORT = ("TF_", "XLA_", "OMP_", "MKL_", "OPENBLAS_", "GRPC_", "LD_")
-#: Of these, the ones that scikit-learn sets when it is imported, and Keras imports scikit-learn:
-#: they are for Intel's OpenMP, and no reason to import TensorFlow again.
-_SET_IN_PASSING = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
-#: Seconds after which a fork server without any cluster ends.
+#: Exceptions to these, which scikit-learn sets at its import, and Keras imports scikit-learn. They
+#: concern Intel's OpenMP and do not require another import of TensorFlow.
+_IGNORED_AT_IMPORT = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
+#: Seconds after which a fork server without a cluster ends.
 IDLE_SECONDS = 600.0
 
 
 class Process:
-    """A task's process.
+    """The process of a task.
 
     Attributes
     ----------
     pid : int
     ended : asyncio.Future of int
-        Its status as ``os.waitpid`` tells it.
+        The status as ``os.waitpid`` returns it.
     failed : TfdError, optional
-        Why the task could not be prepared.
+        The reason for which the task could not be prepared.
     """
 
     def __init__(self, pid: int, channel: socket.socket, ended: asyncio.Future[int]) -> None:
         self.pid = pid
         self.ended = ended
         self._channel = channel
-        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._replies: dict[int, asyncio.Future[Any]] = {}
         self.failed: TfdError | None = None
-        self._last = 0
+        self._last_id = 0
         self._writer: asyncio.StreamWriter | None = None
         self._reading = asyncio.ensure_future(self._read())
 
@@ -58,37 +58,37 @@ class Process:
             if "failed" in message:
                 self.failed = agent_protocol.unpack_error(message["failed"])
                 break
-            answer = self._answers.pop(message["re"], None)
-            if answer is None or answer.done():
+            reply = self._replies.pop(message["re"], None)
+            if reply is None or reply.done():
                 continue
             if message["ok"]:
-                answer.set_result(message["value"])
+                reply.set_result(message["value"])
             else:
-                answer.set_exception(agent_protocol.unpack_error(message["error"]))
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(self.failed or LaunchError("the process ended"))
-        self._answers.clear()
+                reply.set_exception(agent_protocol.unpack_error(message["error"]))
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(self.failed or LaunchError("the process ended"))
+        self._replies.clear()
 
     async def request(self, do: str, timeout: float, **arguments: Any) -> Any:
-        """Have the task do something; raise what it raised, or TimeLimit."""
+        """Send a request to the task; raise the error of its reply, or TimeLimit."""
         while self._writer is None and not self._reading.done():
             await asyncio.sleep(0)
         if self.failed is not None or self._writer is None or self._reading.done():
             raise self.failed or LaunchError("the process ended")
-        self._last += 1
-        message = {"id": self._last, "do": do, "arguments": arguments}
-        answer = self._answers[self._last] = asyncio.get_running_loop().create_future()
+        self._last_id += 1
+        message = {"id": self._last_id, "do": do, "arguments": arguments}
+        reply = self._replies[self._last_id] = asyncio.get_running_loop().create_future()
         self._writer.write(json.dumps(message).encode() + b"\n")
         try:
-            return await asyncio.wait_for(answer, timeout)
+            return await asyncio.wait_for(reply, timeout)
         except asyncio.TimeoutError:
-            raise TimeLimit(f"no answer to {do!r} within {timeout:g} s") from None
+            raise TimeLimit(f"no reply to {do!r} within {timeout:g} s") from None
 
     @property
     def is_asked(self) -> bool:
-        """Whether somebody still waits for an answer, such as for functions to be installed."""
-        return any(not answer.done() for answer in self._answers.values())
+        """True if a request is pending, such as the installation of functions."""
+        return any(not reply.done() for reply in self._replies.values())
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send a signal, unless the process has ended."""
@@ -97,7 +97,7 @@ class Process:
                 os.kill(self.pid, number)
 
     def let_go(self) -> None:
-        """Close the channel, at once."""
+        """Close the channel without waiting."""
         if self._writer is not None:
             self._writer.close()
         else:
@@ -105,20 +105,20 @@ class Process:
         self._reading.cancel()
 
     async def close(self) -> None:
-        """Let go of the channel."""
+        """Close the channel and wait for its reader."""
         self.let_go()
         await asyncio.gather(self._reading, return_exceptions=True)
 
 
 class Processes:
-    """Starts processes for tasks and learns of their end.
+    """Starts processes for tasks and waits for their end.
 
     Parameters
     ----------
     agent : str
-        Id of the agent, put into each process's environment.
+        Id of the agent, which each process has in its environment.
     directory : Path
-        The agent's own: working directory of its helpers, and where the fork server's log is.
+        Directory of the agent: its helpers run there, and it contains the fork server's log.
     """
 
     def __init__(self, agent: str, directory: Path) -> None:
@@ -128,21 +128,21 @@ class Processes:
         self._server: _ForkServer | None = None
         self._lock = asyncio.Lock()
         self._ended: dict[int, int] = {}
-        self._waited: dict[int, asyncio.Future[int]] = {}
+        self._waiting: dict[int, asyncio.Future[int]] = {}
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
 
     @property
     def server_pid(self) -> int | None:
-        """Pid of the fork server, None while there is none."""
+        """Pid of the fork server, or None."""
         return self._server.pid if self._server else None
 
     async def preload(self, environment: Mapping[str, str], path: list[str]) -> list[str]:
-        """Have a fork server that has imported TensorFlow.
+        """Start a fork server with TensorFlow imported, unless a suitable one runs.
 
         Returns
         -------
         list of str
-            The variables whose change made it a new one.
+            The variables that differ from those of the fork server that was replaced.
         """
         if not _can_fork():
             return []
@@ -159,56 +159,56 @@ class Processes:
         ------
         TensorFlowMissing, LaunchError
         """
-        # The answer of the fork server has to be read, or the next one would be taken for it: a
-        # start that nobody waits for any more goes on to its end, and is taken back.
+        # The reply of the fork server must be read, or the next start would get it. A cancelled
+        # start therefore runs to its end, and its process is killed.
         starting = asyncio.ensure_future(self._start(request, log))
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(_take_back)
+            starting.add_done_callback(_kill_started)
             raise
 
     async def _start(self, request: dict[str, Any], log: Path) -> Process:
         environment = dict(request["environment"], **{AGENT_VARIABLE: self._agent})
         request = dict(request, environment=environment, parent=os.getpid())
-        ours, theirs = socket.socketpair()
+        local, remote = socket.socketpair()
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             async with self._lock:
-                # Pids are used again: what ended before the fork is not what is forked now.
+                # Pids are reused: discard the statuses of processes that ended before this fork.
                 self._ended.clear()
                 if _can_fork():
                     server = await self._fork_server(environment, request["path"])
                     try:
-                        pid = await server.fork(request, [theirs.fileno(), descriptor])
+                        pid = await server.fork(request, [remote.fileno(), descriptor])
                     except BaseException:
-                        # Half a request, or an answer to come, would spoil the next one.
+                        # The rest of a request or a late reply would corrupt the next exchange.
                         self.close_server()
                         raise
                 else:
-                    pid = self._spawn(request, theirs.fileno(), descriptor)
-                return Process(pid, ours, self._wait(pid))
+                    pid = self._spawn(request, remote.fileno(), descriptor)
+                return Process(pid, local, self._wait(pid))
         except BaseException:
-            ours.close()
+            local.close()
             raise
         finally:
-            theirs.close()
+            remote.close()
             os.close(descriptor)
 
     def run(
         self, module: str, environment: Mapping[str, str], log: Path, fds: Iterable[int] = ()
     ) -> tuple[int, asyncio.Future[int]]:
-        """Run ``main()`` of a module of this package; return its pid, and its status to come.
+        """Run ``main()`` of a module of `tfd_notebook.agent`; return its pid and future status.
 
         Parameters
         ----------
         module : str
         environment : mapping of str to str
-            On top of this process's own.
+            In addition to the environment of this process.
         log : Path
-            What it says is appended there.
+            Its output is appended to this file.
         fds : iterable of int
-            Descriptors that it inherits.
+            Descriptors that the process inherits.
         """
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -217,7 +217,7 @@ class Processes:
             )
         finally:
             os.close(descriptor)
-        # Nobody has waited for it yet; what is known of that pid is of an earlier one.
+        # A status recorded under this pid belongs to an earlier process.
         self._ended.pop(pid, None)
         return pid, self._wait(pid)
 
@@ -231,24 +231,32 @@ class Processes:
         return _popen("task_process", environment, request["path"], fds, log, self._directory)
 
     async def _fork_server(self, environment: Mapping[str, str], path: list[str]) -> _ForkServer:
-        wanted = _read_at_import(environment)
-        if self._server is not None and (self._changed(wanted) or self._server.ended.done()):
+        variables = _read_at_import(environment)
+        if self._server is not None and (self._changed(variables) or self._server.ended.done()):
             self.close_server()
         if self._server is None:
             self._server = await _ForkServer.start(
-                self._agent, dict(environment), wanted, path, self._directory, self._log, self._wait
+                self._agent,
+                dict(environment),
+                variables,
+                path,
+                self._directory,
+                self._log,
+                self._wait,
             )
         return self._server
 
-    def _changed(self, wanted: Mapping[str, str]) -> list[str]:
-        """Which variables are others than those the fork server was started with."""
+    def _changed(self, variables: Mapping[str, str]) -> list[str]:
+        """Return the variables that differ from those of the fork server."""
         if self._server is None:
             return []
-        had = self._server.wanted
-        return sorted(n for n in wanted.keys() | had.keys() if wanted.get(n) != had.get(n))
+        current = self._server.variables
+        return sorted(
+            n for n in variables.keys() | current.keys() if variables.get(n) != current.get(n)
+        )
 
     def close_server(self) -> None:
-        """End the fork server; tasks that came from it live on."""
+        """End the fork server; its tasks keep running."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -258,11 +266,11 @@ class Processes:
         if pid in self._ended:
             future.set_result(self._ended.pop(pid))
         else:
-            self._waited[pid] = future
+            self._waiting[pid] = future
         return future
 
     def _reap(self) -> None:
-        # As a subreaper this process also inherits what tasks leave behind, hence -1.
+        # -1: a subreaper also becomes the parent of the orphans of its tasks.
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -270,7 +278,7 @@ class Processes:
                 return
             if pid == 0:
                 return
-            future = self._waited.pop(pid, None)
+            future = self._waiting.pop(pid, None)
             if future is None:
                 self._ended[pid] = status
             elif not future.done():
@@ -278,11 +286,11 @@ class Processes:
 
 
 class _ForkServer:
-    """The agent's end of a fork server."""
+    """Client of a fork server."""
 
-    def __init__(self, pid: int, wanted: dict[str, str], ended: asyncio.Future[int]) -> None:
+    def __init__(self, pid: int, variables: dict[str, str], ended: asyncio.Future[int]) -> None:
         self.pid = pid
-        self.wanted = wanted
+        self.variables = variables
         self.ended = ended
         self.hello: dict[str, Any] = {}
         self.used = time.monotonic()
@@ -293,32 +301,32 @@ class _ForkServer:
         cls,
         agent: str,
         environment: dict[str, str],
-        wanted: dict[str, str],
+        variables: dict[str, str],
         path: list[str],
         directory: Path,
         log: Path,
         wait: Callable[[int], asyncio.Future[int]],
     ) -> _ForkServer:
-        ours, theirs = socket.socketpair()
+        local, remote = socket.socketpair()
         environment = dict(
             environment,
-            TFD_FORK_FD=str(theirs.fileno()),
+            TFD_FORK_FD=str(remote.fileno()),
             TFD_FORK_OWNER=str(os.getpid()),
-            # Without it NumPy's BLAS starts a thread at import, and a fork would not be safe.
+            # Otherwise NumPy's BLAS starts a thread at import, and forking would not be safe.
             OPENBLAS_NUM_THREADS="1",
             **{AGENT_VARIABLE: agent},
         )
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            fds = (theirs.fileno(),)
+            fds = (remote.fileno(),)
             pid = _popen("fork_server", environment, path, fds, descriptor, directory)
         finally:
             os.close(descriptor)
-            theirs.close()
-        server = cls(pid, wanted, wait(pid))
-        server._channel = ours
+            remote.close()
+        server = cls(pid, variables, wait(pid))
+        server._channel = local
         try:
-            server.hello = await server._answer(timeout=300.0)
+            server.hello = await server._receive_reply(timeout=300.0)
             if "error" in server.hello:
                 raise TensorFlowMissing(
                     f"the tasks' Python cannot import TensorFlow: {server.hello['error']}",
@@ -326,8 +334,8 @@ class _ForkServer:
                 )
             if server.hello["threads"] != 1:
                 raise LaunchError(
-                    f"TensorFlow started {server.hello['threads'] - 1} threads while it was "
-                    "imported, so tasks cannot be forked safely",
+                    f"importing TensorFlow started {server.hello['threads'] - 1} threads, "
+                    "so tasks cannot be forked safely",
                     fix="set TFD_START_METHOD=spawn before the extension is loaded",
                 )
         except BaseException:
@@ -338,24 +346,24 @@ class _ForkServer:
     async def fork(self, request: dict[str, Any], fds: list[int]) -> int:
         self.used = time.monotonic()
         await self._send(*fork_server.packed(request), fds, timeout=60.0)
-        answer = await self._answer(timeout=60.0)
-        return int(answer["pid"])
+        reply = await self._receive_reply(timeout=60.0)
+        return int(reply["pid"])
 
-    async def _send(self, head: bytes, body: bytes, fds: list[int], timeout: float) -> None:
-        """Send a request without blocking: the server may be stopped or swapped out."""
+    async def _send(self, header: bytes, body: bytes, fds: list[int], timeout: float) -> None:
+        """Send a request without blocking: the server may be suspended or swapped out."""
         self._channel.setblocking(False)
         try:
-            # The server has read all earlier requests, so there is room for the first bytes.
-            socket.send_fds(self._channel, [head], fds)
+            # The server has read all earlier requests, so the socket accepts the header.
+            socket.send_fds(self._channel, [header], fds)
             loop = asyncio.get_running_loop()
             await asyncio.wait_for(loop.sock_sendall(self._channel, body), timeout)
         except (asyncio.TimeoutError, BlockingIOError):
             raise LaunchError(
                 f"the fork server did not read a request within {timeout:g} s",
-                fix="is it stopped, or the host overloaded? Start the cluster again",
+                fix="check if it is suspended or the host overloaded, then start the cluster again",
             ) from None
 
-    async def _answer(self, timeout: float) -> dict[str, Any]:
+    async def _receive_reply(self, timeout: float) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         self._channel.setblocking(False)
         line = b""
@@ -363,15 +371,13 @@ class _ForkServer:
             while not line.endswith(b"\n"):
                 chunk = await asyncio.wait_for(loop.sock_recv(self._channel, 1 << 16), timeout)
                 if not chunk:
-                    raise LaunchError(
-                        "the fork server ended", fix="tfd support takes its log along"
-                    )
+                    raise LaunchError("the fork server ended", fix="tfd support includes its log")
                 line += chunk
         except asyncio.TimeoutError:
-            raise LaunchError(f"the fork server did not answer within {timeout:g} s") from None
-        answer = json.loads(line)
-        assert isinstance(answer, dict)
-        return answer
+            raise LaunchError(f"the fork server did not reply within {timeout:g} s") from None
+        reply = json.loads(line)
+        assert isinstance(reply, dict)
+        return reply
 
     def close(self) -> None:
         self._channel.close()
@@ -380,7 +386,7 @@ class _ForkServer:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-def _take_back(starting: asyncio.Future[Process]) -> None:
+def _kill_started(starting: asyncio.Future[Process]) -> None:
     if not starting.cancelled() and starting.exception() is None:
         process = starting.result()
         process.kill()
@@ -395,7 +401,7 @@ def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         key: value
         for key, value in environment.items()
-        if key.startswith(_READ_AT_IMPORT) and key not in _SET_IN_PASSING
+        if key.startswith(_READ_AT_IMPORT) and key not in _IGNORED_AT_IMPORT
     }
 
 
@@ -417,6 +423,6 @@ def _popen(
         cwd=directory,
         start_new_session=False,
     )
-    # The agent waits for its children itself, in one place.
+    # `Processes._reap` waits for all children, so Popen must not.
     process.returncode = 0
     return process.pid

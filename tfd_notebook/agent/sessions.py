@@ -1,8 +1,8 @@
-"""An agent's end of those who ask it things: one session each, over one connection or several.
+"""Sessions of an agent's clients, each over one connection or several.
 
-A session over the agent's own pipes ends with them. One over the agent's socket may lose its
-connection and come back with a new one within its grace time: what was sent meanwhile is sent
-again, and a request that arrived before is not done twice.
+A session over the agent's own pipes ends with them. A session over the agent's socket may lose its
+connection and reconnect within its grace time. The agent then sends the missed frames again, and
+does not execute a request twice.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _KEPT_BYTES = 16_000_000
 _FRAME_BYTES = 200
 #: Bytes of an oversized line that are read to find out which request it is.
 _HEAD_BYTES = 512
-#: Bytes that may wait for a slow reader before measurements are left out.
+#: Bytes in the buffer of a slow reader above which measurements are dropped.
 _BACKLOG_BYTES = 1_000_000
 _HELLO_SECONDS = 30.0
 
-#: Takes a session and the body of a request that it made.
+#: Takes a session and the body of its request.
 OnRequest = Callable[["Session", dict[str, Any]], Awaitable[None]]
 
 
@@ -45,7 +45,7 @@ class _Kept(NamedTuple):
     seq: int
     #: None for a reply that is obtained by executing the request again.
     line: bytes | None
-    #: Id of the request that it answers.
+    #: Id of the request to which it is the reply.
     request: int | None
 
     @property
@@ -54,38 +54,42 @@ class _Kept(NamedTuple):
 
 
 class Session:
-    """Somebody who makes requests and hears of clusters.
+    """A client's requests and the events it receives.
 
     Attributes
     ----------
     grace : float
         Seconds without a connection after which the session ends.
-    hears : set of str
-        The clusters whose events it gets.
+    subscriptions : set of str
+        The clusters whose events the client receives.
     """
 
     def __init__(self, host: str, agent: str, grace: float) -> None:
         self.grace = grace
-        self.hears: set[str] = set()
+        self.subscriptions: set[str] = set()
         self.away_since: float | None = None
-        self._heard = time.monotonic()
-        self._from = host, agent
+        self._last_received = time.monotonic()
+        self._origin = host, agent
         self._seq = 0
         self._last_request = 0
-        self._answering: set[int] = set()
+        self._executing: set[int] = set()
         self._kept: deque[_Kept] = deque()
         self._kept_bytes = 0
         self._writer: asyncio.StreamWriter | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether it has been without a connection for its whole grace time."""
-        away = self.away_since
-        return away is not None and time.monotonic() - away >= self.grace
+        """True if the session had no connection during its whole grace time."""
+        since = self.away_since
+        return since is not None and time.monotonic() - since >= self.grace
 
     def drop_silent(self, seconds: float) -> None:
-        """Count a connection as lost over which nothing came for so long, not even a ping."""
-        if self._writer is not None and self.grace and time.monotonic() - self._heard > seconds:
+        """Abort a connection without data, including pings, for this number of seconds."""
+        if (
+            self._writer is not None
+            and self.grace
+            and time.monotonic() - self._last_received > seconds
+        ):
             self._writer.transport.abort()
 
     def send(self, body: dict[str, Any], repeatable: bool = False) -> None:
@@ -103,13 +107,13 @@ class Session:
             writer is None or writer.transport.get_write_buffer_size() > _BACKLOG_BYTES
         ):
             return
-        # What is never sent again has no number.
+        # Only frames that may be sent again have a number.
         seq = 0 if measure else self._seq + 1
-        line = agent_protocol.encode(agent_protocol.Frame(*self._from, seq, body))
+        line = agent_protocol.encode(agent_protocol.Frame(*self._origin, seq, body))
         self._seq = seq or self._seq
         request = body.get("re")
         if request is not None:
-            self._answering.discard(request)
+            self._executing.discard(request)
         if self.grace and not measure:
             self._keep(_Kept(seq, None if repeatable else line, request))
         if writer is not None:
@@ -133,36 +137,36 @@ class Session:
         on_request: OnRequest,
         since: int = 0,
     ) -> None:
-        """Serve a connection until it ends, or the session gets another one; never raises.
+        """Serve a connection until it ends or is replaced; never raises.
 
         Parameters
         ----------
         since : int
-            Number of the last frame that arrived over the connection before.
+            Number of the last frame received over the previous connection.
         """
         if self._writer is not None:
             self._writer.close()
         self._writer, self.away_since = writer, None
-        self._heard = time.monotonic()
+        self._last_received = time.monotonic()
         try:
             self._resume(writer, since)
             await self._read_requests(reader, writer, on_request)
         except OSError:
             pass
         except Exception as error:
-            # Another connection may follow; clusters outlive this one.
+            # The client may reconnect, and clusters outlive this connection.
             traceback.print_exc()
             with contextlib.suppress(Exception):
                 reason = f"{type(error).__name__}: {error}"
-                writer.write(_unnumbered(*self._from, {"event": "failed", "reason": reason}))
+                writer.write(_unnumbered(*self._origin, {"event": "failed", "reason": reason}))
         if self._writer is writer:
             self._writer, self.away_since = None, time.monotonic()
 
     def _resume(self, writer: asyncio.StreamWriter, since: int) -> None:
-        """Greet the client and send what it has missed."""
+        """Send the handshake and the frames that the client has missed."""
         self._acknowledge(since)
-        whole = since == self._seq or bool(self._kept and self._kept[0].seq == since + 1)
-        writer.write(_hello(*self._from, whole))
+        complete = since == self._seq or bool(self._kept and self._kept[0].seq == since + 1)
+        writer.write(_hello(*self._origin, complete))
         for frame in self._kept:
             if frame.line is not None:
                 writer.write(frame.line)
@@ -172,7 +176,7 @@ class Session:
     ) -> None:
         pending: set[asyncio.Future[None]] = set()
         while (read := await _read_line(reader))[0]:
-            self._heard = time.monotonic()
+            self._last_received = time.monotonic()
             line, is_whole = read
             if not is_whole:
                 self._refuse(line)
@@ -188,66 +192,69 @@ class Session:
                 self._acknowledge(int(frame.body["arguments"].get("seq", 0)))
             elif isinstance(number, int) and number > 0 and self._must_execute(number):
                 self._last_request = max(number, self._last_request)
-                self._answering.add(number)
-                answering = asyncio.ensure_future(on_request(self, frame.body))
-                pending.add(answering)
-                answering.add_done_callback(pending.discard)
+                self._executing.add(number)
+                handling = asyncio.ensure_future(on_request(self, frame.body))
+                pending.add(handling)
+                handling.add_done_callback(pending.discard)
 
     def _must_execute(self, number: int) -> bool:
-        """Return True unless a request that arrives again was executed before."""
+        """Return False if a repeated request has been executed or is being executed."""
         if number > self._last_request:
             return True
-        if number in self._answering:
+        if number in self._executing:
             return False
         for frame in self._kept:
             if frame.request == number:
                 return frame.line is None
         error = LaunchError(
-            "the request was executed while the connection was lost, and its reply is not "
-            "available any more",
+            "the request was executed while the connection was lost, and its reply is no longer "
+            "available",
             fix="check the cluster's state, then decide whether to repeat it",
         )
         self.send({"re": number, "ok": False, "error": agent_protocol.pack_error(error)})
         return False
 
     def _refuse(self, line: bytes) -> None:
-        """Answer a request of which only the start was read."""
-        head = agent_protocol.decode_head(line)
-        if head is not None and head[0] > self._last_request:
-            self._last_request, size = head
+        """Reply to a request of which only the start was read."""
+        start = agent_protocol.decode_head(line)
+        if start is not None and start[0] > self._last_request:
+            self._last_request, size = start
             error = agent_protocol.pack_error(agent_protocol.too_large(size))
             self.send({"re": self._last_request, "ok": False, "error": error})
 
 
 async def _read_line(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """Return the next line (empty at the end), and False if only its start, as it is too long."""
+    """Return the next line and True, or the start of a line that is too long and False.
+
+    The line is empty at the end of the input.
+    """
     try:
         return await reader.readuntil(b"\n"), True
     except asyncio.IncompleteReadError as error:
         return error.partial, True
     except asyncio.LimitOverrunError as error:
-        head = await reader.readexactly(min(_HEAD_BYTES, error.consumed))
+        start = await reader.readexactly(min(_HEAD_BYTES, error.consumed))
     while True:
         try:
             await reader.readuntil(b"\n")
-            return head, False
+            return start, False
         except asyncio.LimitOverrunError as error:
             await reader.readexactly(error.consumed)
         except asyncio.IncompleteReadError:
-            return head, False
+            return start, False
 
 
 class AgentListener:
-    """Lets this user's processes open sessions over a socket in the agent's directory.
+    """Accepts sessions of this user's processes over a socket in the agent's directory.
 
     Parameters
     ----------
     directory : Path
     host, agent : str
-        Put into each frame.
+        The origin in each frame.
     on_request : callable
     sessions : dict of str to Session
-        Those that are open, by the id that they chose.
+        The open sessions, by the id that their client chose.
     """
 
     def __init__(
@@ -259,13 +266,13 @@ class AgentListener:
         sessions: dict[str, Session],
     ) -> None:
         self._path = directory / SOCKET
-        self._from = host, agent
+        self._origin = host, agent
         self._on_request = on_request
         self._sessions = sessions
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
-        """Listen; does nothing where it listens already."""
+        """Start listening, unless it listens already."""
         if self._server is None:
             listener = unix_socket.listen(self._path, 16)
             self._server = await asyncio.start_unix_server(
@@ -280,15 +287,15 @@ class AgentListener:
             frame = agent_protocol.decode(line)
             if frame is None or frame.body.get("do") != "hello":
                 return
-            asked = frame.body["arguments"]
-            session = self._sessions.get(asked["session"])
-            since = asked["since"]
+            arguments = frame.body["arguments"]
+            session = self._sessions.get(arguments["session"])
+            since = arguments["since"]
             if session is None:
-                session = Session(*self._from, float(asked["grace"]))
-                self._sessions[asked["session"]] = session
+                session = Session(*self._origin, float(arguments["grace"]))
+                self._sessions[arguments["session"]] = session
             await session.serve(reader, writer, self._on_request, since)
         except (OSError, asyncio.TimeoutError, KeyError, TypeError, ValueError):
-            pass  # who does not speak as agreed is not answered
+            pass  # drop connections that violate the protocol
         finally:
             writer.close()
 
@@ -314,11 +321,11 @@ async def own_pipes(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Return reader and writer for the process's standard input and output.
 
-    What is printed from then on goes to the standard error instead.
+    Later output of ``print`` goes to the standard error instead.
     """
     reader = asyncio.StreamReader(limit=agent_protocol.LARGEST)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    # A descriptor that closing really closes.
+    # A duplicate, because closing a writer on `sys.stdout` would not close descriptor 1.
     sink = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     transport, flow = await loop.connect_write_pipe(asyncio_pipes.flow_control, sink)
