@@ -79,7 +79,7 @@ def test_a_stopped_worker_is_seen_as_hung_and_recovers(cluster):
     os.kill(pid, signal.SIGSTOP)
     try:
         hung = until(lambda: (r := row(cluster, "data_worker:0")).state is TaskState.HUNG and r)
-        assert "no answer for" in hung.reason
+        assert "no reply for" in hung.reason
         assert cluster.state == "degraded"
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -405,7 +405,7 @@ def test_a_stale_module_is_told(tmp_path, monkeypatch, caplog):
         later = time.time() + 10
         os.utime(module, (later, later))
         read(cluster)
-        assert "earlier version of tfd_stale_module" in caplog.text
+        assert "old version of tfd_stale_module" in caplog.text
         cluster.restart("data_worker:0")
         assert read(cluster) == [10, 11, 12]
 

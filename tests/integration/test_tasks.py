@@ -131,7 +131,7 @@ def test_who_hangs_is_restarted(cluster: tfd.Cluster) -> None:
     after = back(cluster, before)
     assert after.address == before.address
     notices = [notice.what for notice in cluster.snapshot().notices if notice.task == "worker:0"]
-    assert any("hung, no answer for" in what for what in notices)
+    assert any("hung, no reply for" in what for what in notices)
 
 
 def test_restarted_when_asked(cluster: tfd.Cluster) -> None:
@@ -280,7 +280,7 @@ def test_inside_a_kernel_they_end_with_it() -> None:
     assert said["open_to"] == ["loopback"]
     assert said["notices"] == []
     assert "restart the kernel" in said["restart"]
-    ended = "TensorFlow cannot stop it: it keeps its port and ends with the kernel"
+    ended = "TensorFlow cannot stop it, so it keeps its port until the kernel ends"
     assert said["stopped"] == [["stopped", ended]] * 3
     assert said["after"] == ["server"] * 3
     assert said["again"] == ["server"] * 2

@@ -254,7 +254,7 @@ class TestWorkerGone:
         with caplog.at_level(logging.WARNING, "tfd_notebook"):
             stop = enough_after(10, lambda: os.kill(pid, signal.SIGSTOP), back)
             consume(kind, pair, dataset, stop)
-        assert "data_worker:1: hung, no answer for" in caplog.text
+        assert "data_worker:1: hung, no reply for" in caplog.text
 
     def test_it_leaves_with_the_cluster_scaled_down(self, pair: tfd.Cluster, kind: str) -> None:
         dataset = batches(ENDLESS).apply(pair.distribute("off"))

@@ -219,7 +219,7 @@ def test_planned_requested_and_observed_differ_while_a_task_is_down(cluster, fak
 def test_a_failure_is_said_aloud(cluster, fake, caplog):
     with caplog.at_level(logging.INFO, "tfd_notebook"):
         fake.nodes[0].tell("data_worker:1", TaskState.FAILED, "exit status 3", pid=None)
-        fake.nodes[0].tell("data_worker:0", TaskState.HUNG, "no answer for 30 s")
+        fake.nodes[0].tell("data_worker:0", TaskState.HUNG, "no reply for 30 s")
     assert "data_worker:1" in caplog.text
     assert "cluster.restart('data_worker:1')" in caplog.text
     assert "data_worker:0: hung" in caplog.text

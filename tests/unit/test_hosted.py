@@ -27,7 +27,7 @@ def test_a_task_that_cannot_be_ended_leaves_no_directory(capfd):
             ],
         )
         cluster = agent.clusters["stuck"]
-        os.close(cluster.tasks["worker:0"]._holder.fileno())  # closing it again is an error
+        os.close(cluster.tasks["worker:0"]._reserved_socket.fileno())  # closing it again is an error
         await agent.do_close(session, "stuck")
         assert not agent.clusters
         runtime_dir.remove(agent.directory)
@@ -66,4 +66,4 @@ def test_a_task_is_buried_after_a_failed_attempt(capfd):
     assert open_port.state == "refused"
     assert "FilterFailed" in capfd.readouterr().err
     assert closed.state == "foreign"
-    assert "is gone" in closed.reason
+    assert "has failed" in closed.reason

@@ -1,7 +1,7 @@
-"""What runs in a task's own process: prepare it, start its server, answer its agent.
+"""The process of a task: prepare it, start its server, and handle the agent's requests.
 
-The agent talks to the task through a socket pair, one JSON object a line. The task's main thread
-waits there with the interpreter lock released, so that it costs the server's threads nothing.
+Agent and task communicate through a socket pair, with one JSON object per line. The task's main
+thread waits there without the GIL, so that it does not slow the server's threads down.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _PR_SET_NAME = 15
 
 
 def run(request: Mapping[str, Any], control: socket.socket, log: int) -> None:
-    """Be the task that `request` describes; does not return before the process shall end."""
-    # A terminal's or notebook's Ctrl-C is not for tasks.
+    """Run the task that `request` describes; return when the process must end."""
+    # Ctrl-C in a terminal or notebook must not reach tasks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.dup2(log, 1)
@@ -40,30 +40,30 @@ def run(request: Mapping[str, Any], control: socket.socket, log: int) -> None:
     os.close(log)
     _name_process(request["name"])
     end_with(request["parent"])
-    answers = control.makefile("w")
+    replies = control.makefile("w")
     try:
         _prepare(request)
     except BaseException as error:
-        send_reply(answers, {"failed": agent_protocol.pack_error(error)})
+        send_reply(replies, {"failed": agent_protocol.pack_error(error)})
         traceback.print_exc()
         sys.exit(1)
-    task = TaskProcess(answers)
+    task = TaskProcess(replies)
     for line in control.makefile("r"):
         message = json.loads(line)
         try:
             value = getattr(task, message["do"])(**message.get("arguments", {}))
-            send_reply(answers, {"re": message["id"], "ok": True, "value": value})
+            send_reply(replies, {"re": message["id"], "ok": True, "value": value})
         except BaseException as error:
             if not isinstance(error, TfdError):
                 traceback.print_exc()
-            answer = {"re": message["id"], "ok": False, "error": agent_protocol.pack_error(error)}
-            send_reply(answers, answer)
+            reply = {"re": message["id"], "ok": False, "error": agent_protocol.pack_error(error)}
+            send_reply(replies, reply)
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel end this process with its parent, whose pid is `parent`.
+    """Make the operating system end this process with its parent, whose pid is `parent`.
 
-    Waits until the process that forked this one has gone and the parent is the one meant.
+    Wait until the intermediate process of the fork has ended and `parent` has become the parent.
     """
     if sys.platform != "linux":
         return
@@ -78,28 +78,28 @@ def end_with(parent: int) -> None:
 
 
 class TaskProcess:
-    """The requests that an agent may make of a task."""
+    """The handlers of an agent's requests to a task."""
 
-    def __init__(self, answers: Any) -> None:
-        self._answers = answers
+    def __init__(self, replies: Any) -> None:
+        self._replies = replies
         self._server: tf_servers.Server | None = None
         self._sent: ports.SentBytes | None = None
         self._samples = False
         self._modules: dict[str, float] = {}
-        self._note_modules()
+        self._record_modules()
 
     def install(self, blob: str, gone: list[str]) -> list[str]:
-        """Install Python functions and forget some; return the user's modules that are stale."""
+        """Install Python functions and remove some; return the user's modules that are stale."""
         from tfd_notebook._compat.tf_data import py_functions
 
         changed = stale(self._modules)
         py_functions.forget(gone)
         py_functions.install(base64.b64decode(blob))
-        self._note_modules()
+        self._record_modules()
         return changed
 
     def inspect(self) -> dict[str, list[str]]:
-        """Return the user's modules that are stale here, and the ops of loaded op libraries."""
+        """Return the user's stale modules, and the ops of loaded op libraries."""
         from tfd_notebook._compat.tf_data import graph
 
         return {
@@ -107,8 +107,8 @@ class TaskProcess:
             "ops": sorted(graph.loaded_ops()),
         }
 
-    def _note_modules(self) -> None:
-        """Remember how old the files of the user's modules are that are loaded now."""
+    def _record_modules(self) -> None:
+        """Record the modification times of the user's modules that are loaded now."""
         self._modules = {**loaded(), **self._modules}
 
     def start(
@@ -133,7 +133,7 @@ class TaskProcess:
 
 def _prepare(request: Mapping[str, Any]) -> None:
     os.environ.clear()
-    # What is added here would, in the environment itself, take a new fork server.
+    # `defaults` are added here, because in `environment` they would require another fork server.
     os.environ.update({**request["defaults"], **request["environment"]})
     try:
         os.chdir(request["directory"])
@@ -149,7 +149,7 @@ def _prepare(request: Mapping[str, Any]) -> None:
     with contextlib.suppress(ImportError):
         import numpy as np
 
-        # Forked processes share the state of NumPy's generator: all would augment alike.
+        # Forked processes share the state of NumPy's generator: all would augment equally.
         np.random.seed()
     for item in request["preload"]:
         try:
@@ -172,29 +172,29 @@ def _name_process(name: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, f"tfd {name}"[:15].encode(), 0, 0, 0)
 
 
-def send_reply(answers: Any, message: dict[str, Any]) -> None:
+def send_reply(replies: Any, message: dict[str, Any]) -> None:
     """Send a message to the agent, or end this process if the agent is gone."""
     try:
-        answers.write(json.dumps(message) + "\n")
-        answers.flush()
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
     except OSError:
         os._exit(0)
 
 
 def main() -> None:
-    """Be one task in a process of its own, where forking is not possible."""
+    """Run one task in a spawned process, if forking is not possible."""
     control = socket.socket(fileno=int(os.environ["TFD_TASK_FD"]))
     request = json.loads(os.environ["TFD_TASK_REQUEST"])
     run(request, control, os.dup(2))
 
 
 _INSTALLED = (sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(__file__)))
-#: TensorFlow writes these itself, for functions that it converts.
+#: Modules that TensorFlow writes for functions that it converts.
 _GENERATED = "__autograph_generated_file"
 
 
 def changed_at(module: str) -> float | None:
-    """When the file of a module of the user changed; None for modules that were installed."""
+    """Return the modification time of a user's module; None for an installed module."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if not file or file.startswith(_INSTALLED) or module.startswith(_GENERATED):
         return None
@@ -205,16 +205,16 @@ def changed_at(module: str) -> float | None:
 
 
 def loaded() -> dict[str, float]:
-    """Return when the file of each loaded module of the user changed last."""
+    """Return the modification time of each loaded module of the user."""
     return {
         name: changed for name in tuple(sys.modules) if (changed := changed_at(name)) is not None
     }
 
 
-def stale(seen: dict[str, float]) -> list[str]:
-    """Return the modules whose files have changed since `loaded` returned `seen`."""
+def stale(recorded: dict[str, float]) -> list[str]:
+    """Return the modules whose files have changed since `loaded` returned `recorded`."""
     return sorted(
         name
-        for name, then in seen.items()
+        for name, then in recorded.items()
         if (changed := changed_at(name)) is not None and changed > then
     )

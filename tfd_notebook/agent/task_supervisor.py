@@ -1,4 +1,4 @@
-"""One task's life: started, probed, restarted on its own port, and given up with a reason."""
+"""Supervision of one task: start, probe, restart on the same port, and mark as failed."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from tfd_notebook.net import ports, probe
 if TYPE_CHECKING:
     from tfd_notebook.agent.cluster import AgentCluster
 
-#: A task that has been ready for this long starts counting its restarts at zero again.
+#: A task that has been ready for this long starts counting its crashes at zero again.
 _STEADY_SECONDS = 60.0
 _BACKOFF_SECONDS = (0.0, 0.5, 2.0, 5.0, 10.0)
 _PROBE_SECONDS = 1.0
 _INSPECT_SECONDS = 2.0
-#: Seconds after which a life that goes on is cancelled again.
+#: Seconds after which the cancellation of the supervision is repeated.
 _CANCEL_SECONDS = 0.5
 _LOG_LIMIT = 8_000_000
 _LOG_KEPT = 1_000_000
 
 
 class TaskSupervisor:
-    """A task, its port, and whatever process serves it now.
+    """A task, its port, and the process that serves it now.
 
     Parameters
     ----------
-    cluster : HostedCluster
+    cluster : AgentCluster
     spec : TaskSpec
-        With ``port`` 0 a free port is taken. It is held until `close`.
+        With ``port`` 0 a free port is reserved. It stays reserved until `stop`.
 
     Raises
     ------
@@ -52,8 +52,8 @@ class TaskSupervisor:
         self.spec = spec
         self.settings: dict[str, Any] = dict(spec.settings)
         self._cluster = cluster
-        self._holder = ports.reserve_port(spec.port)
-        self.port: int = self._holder.getsockname()[1]
+        self._reserved_socket = ports.reserve_port(spec.port)
+        self.port: int = self._reserved_socket.getsockname()[1]
         host = spec.host
         self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
         self.log = cluster.directory / f"{spec.name.replace(':', '-')}.log"
@@ -64,39 +64,39 @@ class TaskSupervisor:
         self.connections = ports.PinnedConnections()
         self.silent_since: float | None = None
         self._prober = probe.Prober()
-        self._deaths = 0
-        #: Why the process was ended for what it holds; empty where it was not.
-        self._condemned = ""
-        #: The control groups that the process was last seen in.
+        self._crashes = 0
+        #: Reason for which the process was ended because of its memory; empty otherwise.
+        self._memory_violation = ""
+        #: The control groups of the process, as last sampled.
         self._groups: tuple[memory.Group, ...] = ()
-        self._asked = False
+        self._restart_requested = False
         self._wake = asyncio.Event()
         self.open_to = ""
         self.reason = ""
-        self._tombstone: ErrorServer | None = None
-        self._life: asyncio.Future[None] | None = None
+        self._error_server: ErrorServer | None = None
+        self._supervision: asyncio.Future[None] | None = None
 
-    # What the agent asks for
+    # Requests of the agent
 
     def start(self, settings: Mapping[str, Any]) -> None:
-        """Begin the task's life."""
+        """Start to supervise the task."""
         self.settings.update(settings)
-        if self._life is None:
-            self._life = asyncio.ensure_future(self._run())
+        if self._supervision is None:
+            self._supervision = asyncio.ensure_future(self._run())
 
     async def stop(self) -> None:
-        """End the task for good and let go of its port."""
+        """Stop the task and release its port."""
         await self._end()
         self._start_error_server(None)
-        self._holder.close()
+        self._reserved_socket.close()
         self._enter(TaskState.STOPPED)
 
     def release(self) -> None:
-        """Let go of the port of a task that was never started."""
-        self._holder.close()
+        """Release the port of a task that was never started."""
+        self._reserved_socket.close()
 
     async def retire(self) -> None:
-        """End the task, but keep its port: the dispatcher goes on giving work to its address."""
+        """Stop the task, but reserve its port, since the dispatcher still assigns tasks to it."""
         await self._end()
         if self.spec.role is Role.DATA_WORKER:
             self._start_error_server(
@@ -105,39 +105,39 @@ class TaskSupervisor:
             if self.open_iterations:
                 self._cluster.notice(
                     "warning",
-                    f"{self.spec.name} left while {self.open_iterations} iteration(s) were open: "
-                    "what it had prepared for them is not delivered",
+                    f"{self.spec.name} left with {self.open_iterations} open iteration(s): the "
+                    "elements that it had prepared for them are not delivered",
                     self,
-                    fix="iterate again for a whole epoch",
+                    fix="iterate again for a complete epoch",
                 )
         self._enter(TaskState.STOPPED)
 
     def reset(self, spec: TaskSpec) -> None:
-        """Make a retired task one that can be started again, on its own port, as `spec` says."""
+        """Prepare a removed task for another start on its port, with this `spec`."""
         self.spec = spec
         self._start_error_server(None)
-        self._deaths = self.restarts = 0
+        self._crashes = self.restarts = 0
         self.state = TaskState.PLANNED
 
     async def _end(self) -> None:
-        life, self._life = self._life, None
-        while life is not None and not life.done():
-            # Before Python 3.12 wait_for() loses a cancellation that comes with its result.
-            life.cancel()
-            await asyncio.wait({life}, timeout=_CANCEL_SECONDS)
+        supervision, self._supervision = self._supervision, None
+        while supervision is not None and not supervision.done():
+            # Before Python 3.12, wait_for() loses a cancellation that coincides with its result.
+            supervision.cancel()
+            await asyncio.wait({supervision}, timeout=_CANCEL_SECONDS)
         await self._end_process()
         self.connections.release()
 
     async def restart(self, settings: Mapping[str, Any]) -> None:
-        """Start a new process on the same port, also after the task has failed for good.
+        """Start a new process on the same port, also after the task has failed.
 
-        The task is restarting, not ready any more, when this returns.
+        When this returns, the state of the task is restarting.
         """
         self.settings.update(settings)
-        self._deaths = 0
-        if self._life is None:
+        self._crashes = 0
+        if self._supervision is None:
             return
-        self._asked = True
+        self._restart_requested = True
         self.restarts += 1
         if self.process is not None:
             self.process.kill()
@@ -145,23 +145,23 @@ class TaskSupervisor:
         self._wake.set()
 
     def kill(self) -> int | None:
-        """Kill the process as a crash would; return its pid."""
+        """Kill the process, as a crash would; return its pid."""
         if self.process is None or self.process.ended.done():
             return None
         self.process.kill()
         return self.process.pid
 
     def bury(self) -> None:
-        """Answer for a task that was given up, so that who waits for it hears that it is gone."""
-        if self.state is TaskState.FAILED and self._tombstone is None:
+        """Start an error server on the port of a failed task."""
+        if self.state is TaskState.FAILED and self._error_server is None:
             self._start_error_server(
-                f"[TFD302] {self.spec.name} of cluster {self._cluster.name!r} is gone"
+                f"[TFD302] {self.spec.name} of cluster {self._cluster.name!r} has failed"
             )
 
     async def install(self, blob: bytes, gone: list[str]) -> None:
-        """Send the running process Python functions, and the tokens of those to forget.
+        """Send Python functions to the running process, and the tokens of functions to remove.
 
-        Later processes get what is needed then at their start.
+        Later processes get the functions in use at their start.
         """
         if self.process is not None and self.state in (TaskState.READY, TaskState.HUNG):
             stale = await self.process.request(
@@ -170,94 +170,94 @@ class TaskSupervisor:
             if stale:
                 self._cluster.notice(
                     "warning",
-                    f"{self.spec.name} still uses the earlier version of {', '.join(stale)}, "
+                    f"{self.spec.name} still uses the old version of {', '.join(stale)}, "
                     "whose file has changed",
                     self,
                     fix=f"cluster.restart({self.spec.name!r})",
                 )
 
     async def inspect(self) -> dict[str, list[str]] | None:
-        """Ask the running process what it has loaded; return None if it does not answer."""
+        """Return the stale modules and loaded ops of the running process, or None without reply."""
         if self.process is None or self.state is not TaskState.READY:
             return None
         try:
-            found: dict[str, list[str]] = await self.process.request("inspect", _INSPECT_SECONDS)
+            reply: dict[str, list[str]] = await self.process.request("inspect", _INSPECT_SECONDS)
         except TfdError:
             return None
-        return found
+        return reply
 
     def hang(self, seconds: float, reason: str) -> None:
-        """Count the task as hung, and restart it if the policy says so."""
+        """Mark the task as hung, and restart it if the policy requires it."""
         if self.state is TaskState.READY:
-            self._enter(TaskState.HUNG, f"no answer for {seconds:.0f} s: {reason}")
+            self._enter(TaskState.HUNG, f"no reply for {seconds:.0f} s: {reason}")
             if self._cluster.policy.on_hang == "restart" and self.process is not None:
                 self.process.kill()
 
     def limit_memory(self, megabytes: float) -> None:
-        """End the process if it holds more than the administrator allows."""
-        if self.process is not None:  # it may have been moved to another group
+        """End the process if it uses more memory than the administrator allows."""
+        if self.process is not None:  # it may have moved to another control group
             self._groups = memory.groups(self.process.pid) or self._groups
-        self._condemned = self._cluster.limits.too_much_memory(megabytes)
-        if self._condemned and self.process is not None:
+        self._memory_violation = self._cluster.limits.too_much_memory(megabytes)
+        if self._memory_violation and self.process is not None:
             self.process.kill()
 
     def keep_connections(self, descriptors: Mapping[int, int]) -> None:
-        """Keep connections of the process from ending with it, where that helps its peers.
+        """Keep the process's connections open beyond its end, if its peers benefit.
 
-        Who computes with a ``tf.distribute.Server`` must see at once that it is gone.
+        Peers of a ``tf.distribute.Server`` must notice its end at once.
         """
         if self.process is not None and self.spec.role not in SERVER_ROLES:
             self.connections.keep(self.process.pid, descriptors)
 
     def recovered(self) -> None:
-        """Note a good probe."""
+        """Record a successful probe."""
         self.silent_since = None
         if self.state is TaskState.HUNG:
-            self._enter(TaskState.READY, "answers again")
+            self._enter(TaskState.READY, "responds again")
 
     @property
     def kind(self) -> probe.Kind:
-        """What a probe of the task should find."""
+        """The kind of server that a probe of the task must find."""
         if self.spec.role is Role.DISPATCHER:
             return "dispatcher"
         return "data_worker" if self.spec.role is Role.DATA_WORKER else "server"
 
     async def ask(self, address: str, expect: probe.Kind) -> probe.Probe:
-        """Ask who is at `address` (this task's, or one that it depends on)."""
+        """Probe `address`, which belongs to this task or one that it depends on."""
         return await asyncio.to_thread(
             self._prober.probe, address, timeout=_PROBE_SECONDS, expect=expect
         )
 
-    # The life
+    # Supervision
 
     async def _run(self) -> None:
         while True:
-            reason, final = await self._one_life_or_failure()
-            if not self._asked:
-                self._deaths += 1
-                if final or self._deaths > self._cluster.policy.restarts:
-                    times = f", {self._deaths} times in a row" if self._deaths > 1 else ""
+            reason, final = await self._run_once_safely()
+            if not self._restart_requested:
+                self._crashes += 1
+                if final or self._crashes > self._cluster.policy.restarts:
+                    times = f", {self._crashes} times in a row" if self._crashes > 1 else ""
                     with self._cluster.reported("reporting its end", self):
                         await self._mark_failed(f"{reason}{times}")
-                    await self._wake.wait()  # for a restart that the user asks for
+                    await self._wake.wait()  # until the user requests a restart
                 else:
-                    await self._pause(reason)
-            self._asked = False
+                    await self._back_off(reason)
+            self._restart_requested = False
             self._wake.clear()
             self._start_error_server(None)
 
-    async def _pause(self, reason: str) -> None:
+    async def _back_off(self, reason: str) -> None:
         """Wait before the next start, or until a restart is requested."""
         self.restarts += 1
         self._enter(TaskState.RESTARTING, reason)
-        pause = _BACKOFF_SECONDS[min(self._deaths, len(_BACKOFF_SECONDS)) - 1]
-        if pause:
+        delay = _BACKOFF_SECONDS[min(self._crashes, len(_BACKOFF_SECONDS)) - 1]
+        if delay:
             self._wake.clear()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause)
+                await asyncio.wait_for(self._wake.wait(), delay)
 
-    async def _one_life_or_failure(self) -> tuple[str, bool]:
-        """Run one process; an exception here ends it and is returned as the reason."""
+    async def _run_once_safely(self) -> tuple[str, bool]:
+        """Run one process; an exception in the supervision ends it and becomes the reason."""
         try:
             return await self._run_once()
         except Exception as error:
@@ -266,50 +266,50 @@ class TaskSupervisor:
                 await self._end_process()
             except Exception:
                 traceback.print_exc()
-            return f"it could not be supervised: {type(error).__name__}: {error}", False
+            return f"its supervision failed: {type(error).__name__}: {error}", False
 
     async def _run_once(self) -> tuple[str, bool]:
-        """Run one process to its end; return why it ended and whether trying again is useless."""
+        """Run one process to its end; return the reason, and True if a retry cannot succeed."""
         if self.state is TaskState.PLANNED:
             self._enter(TaskState.STARTING)
         policy = self._cluster.policy
-        self._groups = memory.groups()  # a task begins in those of its agent
+        self._groups = memory.groups()  # a task starts in the control groups of its agent
         try:
-            await asyncio.wait_for(self._bring_up(), policy.start_timeout)
+            await asyncio.wait_for(self._start_process(), policy.start_timeout)
         except asyncio.TimeoutError:
             await self._end_process()
             error = StartTimeout(f"not ready within {policy.start_timeout:g} s")
             return error.what, False
         except TfdError as error:
             died = await self._has_died()
-            said = error.what if error.fix is None else f"{error.what}; next: {error.fix}"
-            reason = self._why_ended() if died else said
+            message = error.what if error.fix is None else f"{error.what}; next: {error.fix}"
+            reason = self._why_ended() if died else message
             await self._end_process()
-            # What fails with a reason of its own (a bad preload, a bad setting) fails again.
+            # An error that the task reports (an invalid preload or setting) would occur again.
             return reason, not died
         ready = time.monotonic()
         assert self.process is not None
-        # Whoever was connected to the process before finds this one at once.
+        # Peers of the previous process then reconnect to this one at once.
         self.connections.release()
-        if not self._asked:
+        if not self._restart_requested:
             self._enter(TaskState.READY)
         await asyncio.shield(self.process.ended)
         reason = self._why_ended()
         await self._end_process()
         if time.monotonic() - ready > _STEADY_SECONDS:
-            self._deaths = 0
+            self._crashes = 0
         return reason, False
 
-    async def _bring_up(self) -> None:
+    async def _start_process(self) -> None:
         cluster = self._cluster
         dispatcher = self.settings.get("dispatcher_address")
         if dispatcher:
-            # TensorFlow's worker would wait for it for ever, in its constructor.
+            # TensorFlow's worker would wait for it in its constructor, without a timeout.
             await self._wait_until_alive(dispatcher, "dispatcher")
         self.process = await cluster.processes.start(
             {
                 "name": self.spec.name,
-                # No task takes a GPU's memory from another, or from the kernel.
+                # No task uses the memory of GPUs that belong to another task or to the kernel.
                 "environment": {**cluster.environment, **gpu_discovery.environment(self.spec.gpus)},
                 "defaults": {"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if self.spec.gpus else {},
                 "directory": cluster.working_directory,
@@ -318,8 +318,8 @@ class TaskSupervisor:
             },
             self.log,
         )
-        # A restart requested before this process existed is done: this one is new.
-        self._asked = False
+        # The new process satisfies a restart that was requested before it existed.
+        self._restart_requested = False
         self._wake.clear()
         for _, blob in cluster.functions if self.spec.role is Role.DATA_WORKER else ():
             await self.process.request(
@@ -338,14 +338,14 @@ class TaskSupervisor:
         await self._wait_until_alive(self.address, self.kind)
 
     async def _wait_until_alive(self, address: str, kind: probe.Kind) -> None:
-        """Return when `address` answers; the caller sets the limit."""
-        pause = 0.005
+        """Return when `address` responds; the caller sets the timeout."""
+        delay = 0.005
         while not (await self.ask(address, kind)).alive:
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, 0.2)
+            await asyncio.sleep(delay)
+            delay = min(delay * 1.5, 0.2)
 
     async def _mark_failed(self, reason: str) -> None:
-        """Count the task as failed and keep its consumers from waiting for it for ever."""
+        """Mark the task as failed and serve an error on its port, so that consumers fail fast."""
         self.connections.release()
         self._enter(TaskState.FAILED, reason, log=last_lines(self.log, 5))
         name = f"{self.spec.name} of cluster {self._cluster.name!r}"
@@ -353,37 +353,37 @@ class TaskSupervisor:
         if memory.is_reason(reason):
             fix = memory.FIX
         if self.spec.role is Role.DISPATCHER:
-            self._start_error_server(f"[TFD306] {name} is gone: {reason}.\nNext: {fix}")
+            self._start_error_server(f"[TFD306] {name} has failed: {reason}.\nNext: {fix}")
         elif self.spec.role is Role.DATA_WORKER:
             self._start_error_server(
-                f"[TFD302] {name} is gone: {reason}. What it held of this epoch cannot be "
+                f"[TFD302] {name} has failed: {reason}. Its share of this epoch cannot be "
                 f"delivered.\nNext: {fix}",
                 on_loss=self._cluster.policy.on_loss,
             )
 
     def _start_error_server(self, message: str | None, on_loss: str = "raise") -> None:
-        """Have a tombstone at the port that answers with `message`; None takes it away."""
-        if self._tombstone is not None:
-            self._tombstone.close()
-            self._tombstone = None
+        """Start an error server on the task's port that returns `message`; None stops it."""
+        if self._error_server is not None:
+            self._error_server.close()
+            self._error_server = None
         if message is not None:
-            at = Endpoint.parse(self.address).host
-            tombstone = ErrorServer(
+            host = Endpoint.parse(self.address).host
+            error_server = ErrorServer(
                 {self.port: message},
                 dispatcher=self.settings.get("dispatcher_address"),
                 on_loss=on_loss,
                 workers={self.port: self.address},
-                allow=None if at == "localhost" else self._cluster.allow,
+                allow=None if host == "localhost" else self._cluster.allow,
             )
             with self._cluster.reported("starting its error server", self):
-                tombstone.start()
-                self._tombstone = tombstone
+                error_server.start()
+                self._error_server = error_server
 
     async def _has_died(self) -> bool:
-        """Whether the process ended without saying why."""
+        """Return True if the process ended without reporting an error."""
         if self.process is None or self.process.failed is not None:
             return False
-        # Its channel may close a moment before its status comes.
+        # The channel may close a moment before the status arrives.
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.shield(self.process.ended), 0.5)
             return True
@@ -391,7 +391,7 @@ class TaskSupervisor:
 
     async def _end_process(self) -> None:
         process, self.process = self.process, None
-        # A connection to the old process may be among those that are kept open.
+        # One of the prober's open connections may lead to the old process.
         self._prober.close()
         if process is not None:
             process.kill()
@@ -401,8 +401,8 @@ class TaskSupervisor:
 
     def _why_ended(self) -> str:
         assert self.process is not None
-        condemned, self._condemned = self._condemned, ""
-        return condemned or why_ended(self.process.ended.result(), memory.reached(self._groups))
+        violation, self._memory_violation = self._memory_violation, ""
+        return violation or why_ended(self.process.ended.result(), memory.reached(self._groups))
 
     def _enter(self, state: TaskState, reason: str = "", log: tuple[str, ...] = ()) -> None:
         self.state, self.reason = state, reason
@@ -411,7 +411,7 @@ class TaskSupervisor:
 
 
 def why_ended(status: int, limit: str = "") -> str:
-    """Return how a process ended, from the status that ``os.waitpid`` gave.
+    """Return how a process ended, given its status from ``os.waitpid``.
 
     Parameters
     ----------
@@ -431,9 +431,9 @@ def why_ended(status: int, limit: str = "") -> str:
 
 
 def read_log(path: Path, size: int, offset: int | None = None) -> tuple[bytes, int]:
-    """Read up to `size` bytes of a log, and return them with the offset to go on from.
+    """Return up to `size` bytes of a log, and the offset to continue from.
 
-    Without `offset` these are the last ones, from the start of a line.
+    Without `offset` these are the last bytes, from the start of a line.
     """
     with contextlib.suppress(OSError), path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
@@ -448,14 +448,14 @@ def read_log(path: Path, size: int, offset: int | None = None) -> tuple[bytes, i
 
 
 def trim_log(path: Path) -> None:
-    """Keep a flood of output from filling the disk: about the last megabyte stays.
+    """Limit the size of a log: about the last megabyte stays.
 
-    What is written between the read and the truncation is lost.
+    Output written between the read and the truncation is lost.
     """
     with contextlib.suppress(OSError):
         if path.stat().st_size > _LOG_LIMIT:
             kept, _ = read_log(path, _LOG_KEPT)
-            # Whoever writes there appends (O_APPEND), and so goes on at the new end.
+            # Writers append (O_APPEND), so they continue at the new end.
             with path.open("r+b") as file:
                 file.truncate(0)
             with path.open("ab") as file:

@@ -1,4 +1,4 @@
-"""TensorFlow's servers, made from JSON settings: what a task is once it has started."""
+"""TensorFlow's servers, created from JSON settings, as they run in a task."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tfd_notebook.net.runtime_dir import variables
 
 
 class Server(ABC):
-    """A running server of TensorFlow in this process.
+    """A running TensorFlow server in this process.
 
     Attributes
     ----------
     port : int
-        Where it listens.
+        The port on which it listens.
     kept : str
-        Why it may go on after `stop`, in words.
+        The reason for which it may continue after `stop`, as a sentence.
     endless : bool
-        Whether it can only end with its process.
+        True if it ends only with its process.
     """
 
     port: int
@@ -34,7 +34,7 @@ class Server(ABC):
 
     @abstractmethod
     def stop(self, timeout: float | None) -> bool:
-        """Stop serving; False if it did not stop within `timeout` seconds. Goes on stopping."""
+        """Stop the server; return False if it still stops in the background after `timeout` s."""
 
 
 class _DataServer(Server):
@@ -46,8 +46,8 @@ class _DataServer(Server):
         self.port = compat.port_of(server)
 
     def stop(self, timeout: float | None) -> bool:
-        # It does not return while a client iterates, and TensorFlow's own method would keep the
-        # interpreter lock meanwhile.
+        # TensorFlow's method blocks while a client iterates, and holds the GIL while it blocks.
+        # `compat.stop` runs it without the GIL.
         if self._stopping is None:
             self._stopping = threading.Thread(
                 target=compat.stop, args=(self._server,), name="tfd-server-stop", daemon=True
@@ -76,7 +76,7 @@ def _data_worker(port: int, settings: Mapping[str, Any]) -> Server:
 class _TaskServer(Server):
     """A ``tf.distribute.Server``: parameter server, worker or evaluator."""
 
-    kept = "TensorFlow cannot stop it: it keeps its port and ends with the kernel"
+    kept = "TensorFlow cannot stop it, so it keeps its port until the kernel ends"
     endless = True
 
     def __init__(self, server: Any) -> None:
@@ -93,9 +93,9 @@ def _task_server(port: int, settings: Mapping[str, Any]) -> Server:
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=settings.get("threads", 0))
     if not settings.get("gpus", True):
         config.device_count["GPU"] = 0
-    # The server reads it when it is made, and listens beside the socket that holds its port. In the
-    # environment that a task is forked with, it would take a new import of TensorFlow.
-    with _one_more(), variables({"TF_GRPC_REUSE_PORT": "1"}):
+    # The server reads the variable in its constructor, to share the port with the socket that
+    # reserves it. In the environment of a fork, the variable would require another fork server.
+    with _counted(), variables({"TF_GRPC_REUSE_PORT": "1"}):
         return _TaskServer(
             tf.distribute.Server(
                 settings["cluster"], settings["job"], settings["index"], config=config
@@ -103,32 +103,32 @@ def _task_server(port: int, settings: Mapping[str, Any]) -> Server:
         )
 
 
-#: Servers of this process that end with it.
+#: The number of servers that end only with this process.
 _endless = 0
 _endless_lock = threading.Lock()
-#: Each takes about 40 MB and 85 threads.
+#: Limit of these servers. Each needs about 40 MB and 85 threads.
 MOST_ENDLESS = 32
 
 
 def endless() -> int:
-    """Return how many servers of this process can only end with it."""
+    """Return the number of servers that end only with this process."""
     return _endless
 
 
 def check_room(count: int) -> None:
-    """Raise StateError unless this process may have so many more of them."""
+    """Raise StateError if this process cannot run `count` more of these servers."""
     if _endless + count > MOST_ENDLESS:
         raise StateError(
             f"{_endless} workers and ps of this and earlier clusters run in this process, each "
-            "with 40 MB and 85 threads; TensorFlow cannot stop them before the kernel ends, and "
-            f"more than {MOST_ENDLESS} are not started",
+            "with 40 MB and 85 threads. TensorFlow cannot stop them before the kernel ends, and "
+            f"the limit is {MOST_ENDLESS}",
             fix='restart the kernel, or use launcher="local"',
         )
 
 
 @contextlib.contextmanager
-def _one_more() -> Iterator[None]:
-    """Count a server that can only end with this process, unless there are too many."""
+def _counted() -> Iterator[None]:
+    """Count a server that ends only with this process; raise StateError at the limit."""
     global _endless
     with _endless_lock:
         check_room(1)
@@ -150,29 +150,29 @@ def start(role: Role, port: int, settings: Mapping[str, Any]) -> Server:
     ----------
     role : Role
     port : int
-        TCP port to listen at, 0 for a free one; a parameter server, worker or evaluator listens
-        where its own entry in ``cluster`` says.
+        TCP port to listen on, 0 for a free one. A parameter server, worker or evaluator listens on
+        the port of its entry in ``cluster``.
     settings : mapping
-        Fields of ``tf.data.experimental.service.DispatcherConfig`` or ``WorkerConfig``; for a
-        ``tf.distribute.Server`` ``cluster`` (addresses by job), ``job`` and ``index``, and
-        ``gpus``: whether it takes the GPUs that this process sees (default true), ``threads``:
-        how many ops it runs at a time (default: TensorFlow's choice).
+        Fields of ``tf.data.experimental.service.DispatcherConfig`` or ``WorkerConfig``. For a
+        ``tf.distribute.Server``: ``cluster`` (addresses by job), ``job`` and ``index``. ``gpus`` is
+        true if it uses the visible GPUs (default true). ``threads`` is the number of ops that it
+        runs at a time (default: TensorFlow's choice).
 
     Raises
     ------
     LaunchError
-        With TensorFlow's own words.
+        With TensorFlow's message.
     StateError
-        Too many servers that cannot be stopped run in this process.
+        This process runs too many servers that cannot be stopped.
     """
     if role not in _STARTERS:
-        raise StateError(f"there is no server for the role {role}")
+        raise StateError(f"invalid role {role}: it has no server")
     try:
         return _STARTERS[role](port, settings)
     except TfdError:
         raise
     except Exception as error:
         raise LaunchError(
-            f"TensorFlow could not start the {role}: {error}",
+            f"starting TensorFlow's server for {role} failed: {error}",
             fix="see the task's log",
         ) from error

@@ -1,4 +1,4 @@
-"""Directories of the dispatcher's journal, on this host or on a file system of TensorFlow's.
+"""Directories of the dispatcher's journal: local, or on a file system that TensorFlow supports.
 
 A path with ``://`` is a URL such as ``gs://bucket/journals``, which `tf.io.gfile` reads and writes.
 """

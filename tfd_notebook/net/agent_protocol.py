@@ -1,10 +1,10 @@
-"""The words between the kernel and an agent: JSON in lines that say where they come from.
+"""The protocol between the kernel and an agent: one JSON message per line, with its origin.
 
 A frame is one line::
 
-    TFD1 <host> <agent> <sequence number> <length> <JSON of that many bytes>
+    TFD1 <host> <agent> <sequence number> <length> <JSON of this length>
 
-Lines that do not start so (a banner, a stray print) are not frames and are passed over. Bodies are
+Lines without this prefix (a banner, a stray print) are not frames and are ignored. Bodies are
 requests ``{"id", "do", ...}``, replies ``{"re", "ok", "value" | "error"}`` and events
 ``{"event", "cluster", ...}``.
 """
@@ -18,9 +18,10 @@ from typing import Any
 from tfd_notebook import errors
 from tfd_notebook.net import validation
 
-#: Grows with each change of what is said; how a frame looks stays, so that two versions can tell.
+#: Protocol version. Increment it when message bodies change. The frame format is fixed, so that
+#: mismatched versions can detect each other.
 VERSION = 3
-#: Bytes of a frame.
+#: Limit of a frame, in bytes.
 LARGEST = validation.MAX_MESSAGE_BYTES
 _MAGIC = b"TFD1 "
 
@@ -32,7 +33,7 @@ class Frame:
     Parameters
     ----------
     host : str
-        The host that the agent runs on; spaces in it become underscores on the way.
+        The host of the agent. Spaces in it are sent as underscores.
     agent : str
         Id of the agent.
     seq : int
@@ -57,8 +58,8 @@ def encode(frame: Frame) -> bytes:
     """
     body = json.dumps(frame.body, separators=(",", ":")).encode()
     host = "_".join(frame.host.split()) or "_"
-    head = f"{host} {frame.agent} {frame.seq} {len(body)} ".encode()
-    line = _MAGIC + head + body + b"\n"
+    header = f"{host} {frame.agent} {frame.seq} {len(body)} ".encode()
+    line = _MAGIC + header + body + b"\n"
     if len(line) > LARGEST:
         raise too_large(len(line))
     return line
@@ -74,7 +75,7 @@ def too_large(size: int) -> errors.UsageError:
 
 
 def decode(line: bytes) -> Frame | None:
-    """Return the frame in `line`, or None if it is not one or not whole."""
+    """Return the frame in `line`, or None if it is not a complete frame."""
     if not line.startswith(_MAGIC):
         return None
     try:
@@ -90,7 +91,7 @@ def decode(line: bytes) -> Frame | None:
 
 
 def decode_head(line: bytes) -> tuple[int, int] | None:
-    """Return sequence number and length from the start of a frame, None if it is not one."""
+    """Return sequence number and length from the start of a frame, or None if it is not one."""
     if not line.startswith(_MAGIC):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Write to pipes and sockets with a time limit, whatever the process at the other end does."""
+"""Writes to pipes and sockets with a timeout, even if the other end does not read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_all(
     fileno : int
         Descriptor to wait for when it accepts nothing.
     write : callable
-        Writes some bytes without blocking and returns how many; raises BlockingIOError where it
+        Writes some bytes without blocking and returns their number. Raises BlockingIOError if it
         would block.
     data : bytes
     stall_seconds : float
@@ -54,7 +54,7 @@ def write_all(
 def write_to_pipe(pipe: IO[bytes], data: bytes) -> None:
     """Write all of `data` to the write end of a pipe, as `write_all` does.
 
-    The file's own buffer is not used: an interrupted write would leave bytes in it.
+    The file's buffer is not used: an interrupted write would leave bytes in it.
 
     Raises
     ------
@@ -63,14 +63,14 @@ def write_to_pipe(pipe: IO[bytes], data: bytes) -> None:
     try:
         fileno = pipe.fileno()
         os.set_blocking(fileno, False)
-        # The number is looked up for each write: after close() it may belong to another file.
+        # Look the descriptor up for each write: after close() it may belong to another file.
         write_all(fileno, lambda rest: os.write(pipe.fileno(), rest), data)
     except ValueError:
         raise BrokenPipeError("the pipe is closed") from None
 
 
 def _wait_writable(fileno: int, seconds: float) -> None:
-    # PollSelector needs no descriptor of its own, and has no limit on their numbers.
+    # PollSelector needs no descriptor itself, and supports descriptors above 1023.
     selector = getattr(selectors, "PollSelector", selectors.SelectSelector)()
     with selector:
         selector.register(fileno, selectors.EVENT_WRITE)

@@ -13,16 +13,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-#: Where an administrator's files are.
+#: Directory of an administrator's files.
 SYSTEM = Path("/etc/tfd_notebook")
-#: The file there that limits what may be started; it is no profile.
+#: The file in it that limits clusters. It is not a profile.
 POLICY = "policy.toml"
 
 
 def read_toml(path: Path, what: str, fix: str) -> dict[str, Any]:
-    """Return what a file in TOML says, or raise UsageError, which names the file."""
+    """Return the values of a TOML file; raise UsageError with its path if it is invalid."""
     try:
-        said: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"the {what} {path} cannot be read: {error}", fix=fix) from None
-    return said
+    return values

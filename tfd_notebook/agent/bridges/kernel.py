@@ -1,8 +1,8 @@
-"""Joins a kernel's channels to the agent of its host, started on demand.
+"""Bridge between a kernel's comm and the agent of its host, which it starts on demand.
 
-It is what the ``jupyter`` launcher runs in a kernel elsewhere: what arrives in messages of a comm
-goes to the agent, and what the agent says into messages. It ends the kernel when the agent has no
-more to say, so that none is left behind by whoever went away.
+The ``jupyter`` launcher runs it in a kernel on another host. Comm messages go to the agent, and the
+agent's output goes into comm messages. The bridge ends the kernel when the agent's session ends, so
+that disconnected clients leave no kernel behind.
 """
 
 from __future__ import annotations
@@ -29,56 +29,57 @@ from tfd_notebook.net.host import address_towards
 
 TARGET = "tfd_notebook-agent"
 LEASE = "tfd_notebook-lease"
-#: Bytes that may be under way before the other end says what it has read.
+#: Bytes that may be sent before the other end acknowledges them.
 WINDOW_BYTES = 1_000_000
 _CHUNK_BYTES = 1 << 16
 _ACK_SECONDS = 60.0
 _LEAVE_SECONDS = 10.0
-#: What counts for the server as use of this kernel comes this often, in seconds.
+#: Interval in seconds of the messages that the server counts as activity of this kernel.
 _ALIVE_SECONDS = 5.0
 _CULL = re.compile(r"""^[^#\n]*\bcull_idle_timeout\b["']?\s*[=:]\s*(\d+)""", re.MULTILINE)
 _VARIABLES = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "JPY_INTERRUPT_EVENT")
 
-_joints: list[CommSocketBridge] = []
+_bridges: list[CommSocketBridge] = []
 _leases: list[_Lease] = []
 
 
 def main(agent: str, how: str, towards: str) -> None:
-    """Greet, then carry lines both ways from a thread.
+    """Print the handshake, then copy data in both directions in threads.
 
     Parameters
     ----------
     agent : str
-        Its id.
+        Id of the agent.
     how : {"start", "again"}
+        Whether to start the agent, or to reconnect to it.
     towards : str
-        Address of whoever asks; this host's own is chosen towards it.
+        Address of the client. It selects the address of this host.
     """
-    for name in _VARIABLES:  # they are this kernel's, and not the tasks'
+    for name in _VARIABLES:  # they belong to this kernel, and tasks must not inherit them
         os.environ.pop(name, None)
     with contextlib.suppress(OSError):
         towards = f"{towards} 0 {address_towards(towards)} 0"
-    said = {**stdio.describe(towards), "culls": cull_seconds()}
+    handshake = {**stdio.describe(towards), "culls": cull_seconds()}
     try:
         peer = stdio.reach(agent, start=how == "start")
     except TfdError as error:
-        said["error"] = agent_protocol.pack_error(error)
-        _greet(said)
+        handshake["error"] = agent_protocol.pack_error(error)
+        _print_handshake(handshake)
         return
-    # Its end is told by a message, not by this name's.
-    _joints.append(
-        CommSocketBridge(peer, max(0.5, min(_ALIVE_SECONDS, (said["culls"] or 60.0) / 4)))
+    # A reference: the bridge ends with a message, not with this function.
+    _bridges.append(
+        CommSocketBridge(peer, max(0.5, min(_ALIVE_SECONDS, (handshake["culls"] or 60.0) / 4)))
     )
-    _greet(said)
+    _print_handshake(handshake)
 
 
-def _greet(said: dict[str, Any]) -> None:
-    sys.stdout.write(stdio.GREETING + json.dumps(said) + "\n")
+def _print_handshake(handshake: dict[str, Any]) -> None:
+    sys.stdout.write(stdio.GREETING + json.dumps(handshake) + "\n")
     sys.stdout.flush()
 
 
 class CommSocketBridge:
-    """A comm and a socket, joined."""
+    """A bridge between a comm and a socket."""
 
     def __init__(self, peer: socket.socket, alive_seconds: float) -> None:
         import comm
@@ -86,16 +87,16 @@ class CommSocketBridge:
         self._peer = peer
         self._alive_seconds = alive_seconds
         self._credit = WINDOW_BYTES
-        self._more = threading.Condition()
-        self._farewell: dict[str, Any] = {}
+        self._window_changed = threading.Condition()
+        self._end_request: dict[str, Any] = {}
         self._ended = threading.Event()
         self._comm = comm.create_comm(target_name=TARGET)
-        self._comm.on_msg(self._take)
+        self._comm.on_msg(self._handle_message)
         self._comm.on_close(lambda _: self._end())
-        for work in (self._carry_out, self._stay_alive):
-            threading.Thread(target=work, name="tfd-joint", daemon=True).start()
+        for target in (self._copy_output, self._send_activity):
+            threading.Thread(target=target, name="tfd-joint", daemon=True).start()
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _handle_message(self, message: dict[str, Any]) -> None:
         data = message["content"]["data"]
         if "text" in data:
             try:
@@ -103,35 +104,35 @@ class CommSocketBridge:
             except OSError:
                 self._end()
         elif "read" in data:
-            with self._more:
+            with self._window_changed:
                 self._credit += int(data["read"])
-                self._more.notify_all()
+                self._window_changed.notify_all()
         elif "farewell" in data:
-            self._farewell = data["farewell"]
+            self._end_request = data["farewell"]
 
-    def _carry_out(self) -> None:
+    def _copy_output(self) -> None:
         rest = b""
         with contextlib.suppress(OSError):
             while data := self._peer.recv(_CHUNK_BYTES):
-                # Whole lines, each of which is JSON in ASCII.
+                # Forward complete lines only, each of which is JSON in ASCII.
                 whole, newline, rest_of = (rest + data).rpartition(b"\n")
                 rest = rest_of
-                if newline and not self._tell((whole + newline).decode()):
+                if newline and not self._send((whole + newline).decode()):
                     break
         self._end()
         self._leave()
 
-    def _tell(self, text: str) -> bool:
-        """Send text when there is room for it; return whether there was."""
-        with self._more:
-            if not self._more.wait_for(lambda: self._credit > 0, _ACK_SECONDS):
+    def _send(self, text: str) -> bool:
+        """Send text once the window has room; return False after a timeout."""
+        with self._window_changed:
+            if not self._window_changed.wait_for(lambda: self._credit > 0, _ACK_SECONDS):
                 return False
             self._credit -= len(text)
         self._comm.send({"text": text})
         return True
 
-    def _stay_alive(self) -> None:
-        """Be in use: a kernel whose tasks work is not idle, though it looks so to a server."""
+    def _send_activity(self) -> None:
+        """Send periodic activity, so that the server does not cull this kernel with its tasks."""
         while not self._ended.wait(self._alive_seconds):
             self._comm.send({"alive": time.time()})
 
@@ -143,50 +144,50 @@ class CommSocketBridge:
     def _leave(self) -> None:
         with contextlib.suppress(Exception):
             self._comm.close()
-        if self._farewell:
-            _end_this_kernel(**self._farewell)
+        if self._end_request:
+            _end_this_kernel(**self._end_request)
 
 
 class _Lease:
-    """Ends this kernel when no source runs and nobody has been here for a while."""
+    """Ends this kernel after some time without a message or running code."""
 
     def __init__(self, seconds: float) -> None:
         import comm
 
         self._seconds = seconds
-        self._heard = time.monotonic()
-        self._farewell: dict[str, Any] = {}
+        self._last_activity = time.monotonic()
+        self._end_request: dict[str, Any] = {}
         self._busy = False
         events = sys.modules["IPython"].get_ipython().events
-        events.register("pre_execute", lambda: self._run(True))
-        events.register("post_execute", lambda: self._run(False))
+        events.register("pre_execute", lambda: self._set_busy(True))
+        events.register("post_execute", lambda: self._set_busy(False))
         self._comm = comm.create_comm(target_name=LEASE)
-        self._comm.on_msg(self._take)
+        self._comm.on_msg(self._handle_message)
         threading.Thread(target=self._watch, name="tfd-lease", daemon=True).start()
 
-    def _take(self, message: dict[str, Any]) -> None:
-        self._heard = time.monotonic()
-        self._farewell = message["content"]["data"].get("farewell", self._farewell)
+    def _handle_message(self, message: dict[str, Any]) -> None:
+        self._last_activity = time.monotonic()
+        self._end_request = message["content"]["data"].get("farewell", self._end_request)
 
-    def _run(self, busy: bool) -> None:
-        self._heard, self._busy = time.monotonic(), busy
+    def _set_busy(self, busy: bool) -> None:
+        self._last_activity, self._busy = time.monotonic(), busy
 
     def _watch(self) -> None:
         while True:
             time.sleep(min(self._seconds / 4, _ALIVE_SECONDS))
-            silent = time.monotonic() - self._heard
-            if silent > self._seconds and self._farewell and not self._busy:
-                _end_this_kernel(**self._farewell)
+            silent = time.monotonic() - self._last_activity
+            if silent > self._seconds and self._end_request and not self._busy:
+                _end_this_kernel(**self._end_request)
                 return
 
 
 def lease(seconds: float) -> None:
-    """Have this kernel end when nobody has been heard for so long."""
+    """End this kernel after this number of seconds without a message or running code."""
     _leases.append(_Lease(seconds))
 
 
 def _end_this_kernel(url: str, headers: dict[str, str], ca: str | None) -> None:
-    """Have the server end this kernel: it would start one that ended itself again."""
+    """Delete this kernel at the server, which would restart a kernel that exits by itself."""
     request = urllib.request.Request(url, headers=headers, method="DELETE")
     handlers: list[Any] = [urllib.request.ProxyHandler({})]
     if url.startswith("https:"):
@@ -197,22 +198,22 @@ def _end_this_kernel(url: str, headers: dict[str, str], ca: str | None) -> None:
 
 
 def cull_seconds() -> float | None:
-    """Return after how many idle seconds this kernel's server ends a kernel; None: not known to.
+    """Return the idle seconds after which this kernel's server ends a kernel; None if unknown.
 
-    It is read from the server's command line and from its files, which are not executed.
+    The value comes from the server's command line and configuration files, which are not executed.
     """
-    found: list[float] = []
-    words: list[str] = []
+    timeouts: list[float] = []
+    arguments: list[str] = []
     with contextlib.suppress(psutil.Error):
-        words = psutil.Process(os.getppid()).cmdline()
+        arguments = psutil.Process(os.getppid()).cmdline()
     files = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        name, is_pair, value = word.partition("=")
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, is_pair, value = argument.partition("=")
         if name == "--config":
             files.append(Path(value if is_pair else following))
         elif name.endswith(".cull_idle_timeout"):
             text = value if is_pair else following
-            found += [float(text)] if text.isdecimal() else []
+            timeouts += [float(text)] if text.isdecimal() else []
     files += [
         Path(directory, f"{name}.{ending}")
         for directory in _config_directories()
@@ -221,8 +222,8 @@ def cull_seconds() -> float | None:
     ]
     for file in files:
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            found += [float(seconds) for seconds in _CULL.findall(file.read_text())]
-    timeouts = [seconds for seconds in found if seconds > 0]
+            timeouts += [float(seconds) for seconds in _CULL.findall(file.read_text())]
+    timeouts = [seconds for seconds in timeouts if seconds > 0]
     return min(timeouts) if timeouts else None
 
 

@@ -1,7 +1,7 @@
-"""What a task of Spark does to have something started beside its executor.
+"""The function of a Spark task that starts a process on the executor's host.
 
-It is sent there as it stands, and imports Python's own and pyspark only: what is missing there is
-said by what it starts.
+It is pickled by value, and imports only the standard library and pyspark. The started process
+reports missing packages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-#: How the variables begin by which Spark hands secrets to its own processes.
+#: Prefixes of variables with which Spark passes secrets to its own processes.
 SECRETS = (
     "PYTHON_WORKER_FACTORY",
     "PYSPARK_GATEWAY",
@@ -25,31 +25,31 @@ SECRETS = (
 
 
 def starter(code: str, given: dict[str, Any], seconds: float) -> Callable[..., Iterator[Any]]:
-    """Return what the tasks of a barrier stage run: one process beside each executor.
+    """Return the function of the tasks of a barrier stage: start one process per executor.
 
     Parameters
     ----------
     code : str
-        What Python is to run; it answers with a line.
+        Code for Python, which prints one line as its reply.
     given : dict
-        JSON values for its standard input; nothing of it is on a command line.
+        JSON values for its standard input. They never appear on a command line.
     seconds : float
-        For the answer.
+        Timeout for the reply.
     """
 
     def start(_: Iterable[Any]) -> Iterator[dict[str, Any]]:
         from pyspark import BarrierTaskContext
 
         context = BarrierTaskContext.get()
-        mine = executor()
-        said = [json.loads(one) for one in context.allGather(json.dumps(mine))]
-        if mine in said[: context.partitionId()]:
-            return  # another task of the same executor does it
+        local = executor()
+        executors = [json.loads(text) for text in context.allGather(json.dumps(local))]
+        if local in executors[: context.partitionId()]:
+            return  # an earlier task of the same executor starts the process
         host = context.getTaskInfos()[context.partitionId()].address.partition(":")[0]
-        yield {**mine, "host": host or mine["host"], "line": started(mine["jvm"])}
+        yield {**local, "host": host or local["host"], "line": started(local["jvm"])}
 
     def executor() -> dict[str, Any]:
-        """Return which executor this is: Java's process among those above this one."""
+        """Return the executor's id and pid: the Java process among the ancestors of this one."""
         pid = os.getpid()
         while pid > 1:
             with open(f"/proc/{pid}/stat") as file:
@@ -59,10 +59,10 @@ def starter(code: str, given: dict[str, Any], seconds: float) -> Callable[..., I
                     break
             pid = int(rest[1])
         with open(f"/proc/{pid}/cmdline") as file:
-            words = file.read().split("\0")
+            arguments = file.read().split("\0")
         name = "driver"
-        if "--executor-id" in words:
-            name = words[words.index("--executor-id") + 1]
+        if "--executor-id" in arguments:
+            name = arguments[arguments.index("--executor-id") + 1]
         return {"host": os.uname().nodename, "executor": name, "jvm": pid}
 
     def started(jvm: int) -> str:
@@ -81,7 +81,7 @@ def starter(code: str, given: dict[str, Any], seconds: float) -> Callable[..., I
             process.stdin.flush()
             line = b""
             deadline = time.monotonic() + seconds
-            # select() would fail with descriptors above 1023.
+            # select() fails with descriptors above 1023.
             with selectors.DefaultSelector() as selector:
                 selector.register(process.stdout, selectors.EVENT_READ)
                 while not line.endswith(b"\n") and (left := deadline - time.monotonic()) > 0:

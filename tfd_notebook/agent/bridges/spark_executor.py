@@ -1,8 +1,8 @@
-"""Joins the agent beside an executor of Spark to the process that has the cluster.
+"""Bridge between the agent on a Spark executor's host and the driver.
 
-It is what the ``spark`` launcher has a task start. It connects back, and keeps one connection ready
-for each session that shall come; it ends with its executor, or when nobody has been there for the
-grace time, and takes the agents that it has started along.
+The ``spark`` launcher starts it with a Spark task. It connects to the driver, and keeps one idle
+connection ready for the next session. It ends with its executor, or after the grace time without a
+connection. It then ends the agents that it has started.
 """
 
 from __future__ import annotations
@@ -26,76 +26,76 @@ from tfd_notebook.net.host import address_towards
 
 _CHUNK_BYTES = 1 << 16
 _CONNECT_SECONDS = 10.0
-#: Each end says something that often.
+#: Interval in seconds at which each end sends a message.
 PING_SECONDS = 5.0
-#: A connection over which not even a ping came for so long is lost.
+#: A connection without any message, including pings, for this number of seconds is lost.
 SILENT_SECONDS = 20.0
-_PAUSES = (0.1, 0.5, 1.0, 2.0)
+_BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0)
 _END_SECONDS = 10.0
-#: Nobody is waited for longer where no agent is.
+#: Seconds to reconnect if no agent runs.
 _IDLE_SECONDS = 5.0
 
 
 def main() -> None:
-    """Read what is asked, say what this host is like, and connect back until all is over."""
-    given = json.loads(sys.stdin.buffer.readline())
-    host = given["address"].rpartition(":")[0].strip("[]")
-    way = ""
+    """Read the arguments, print the handshake, and serve connections until the bridge ends."""
+    arguments = json.loads(sys.stdin.buffer.readline())
+    host = arguments["address"].rpartition(":")[0].strip("[]")
+    connection = ""
     with contextlib.suppress(OSError):
-        way = f"{address_towards(host)} 0"
-        way = f"{host} 0 {way}"
-    said = stdio.describe(way)
-    sys.stdout.write(stdio.GREETING + json.dumps(said) + "\n")
+        connection = f"{address_towards(host)} 0"
+        connection = f"{host} 0 {connection}"
+    handshake = stdio.describe(connection)
+    sys.stdout.write(stdio.GREETING + json.dumps(handshake) + "\n")
     sys.stdout.flush()
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1):
         os.dup2(null, descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    ExecutorBridge(given, said).run()
+    ExecutorBridge(arguments, handshake).run()
     os._exit(0)
 
 
 class ExecutorBridge:
-    """The executor's end of all connections."""
+    """The executor's end of all connections to the driver."""
 
-    def __init__(self, given: dict[str, Any], said: dict[str, Any]) -> None:
-        self._address: str = given["address"]
-        self._secret = secure_channel.Secret(bytes.fromhex(given["secret"]))
-        self._grace = float(given["grace"])
-        self._jvm = int(given["jvm"])
+    def __init__(self, arguments: dict[str, Any], handshake: dict[str, Any]) -> None:
+        self._address: str = arguments["address"]
+        self._secret = secure_channel.Secret(bytes.fromhex(arguments["secret"]))
+        self._grace = float(arguments["grace"])
+        self._jvm = int(arguments["jvm"])
         self._born = runtime_dir.process_start(self._jvm)
-        self._said = said
-        self._heard = time.monotonic()
-        self._over = threading.Event()
+        self._handshake = handshake
+        self._last_received = time.monotonic()
+        self._stopped = threading.Event()
         self._agents: set[str] = set()
         self._idle: secure_channel.AuthenticatedChannel | None = None
 
     def run(self) -> None:
-        """Serve until the executor has ended, or nobody is there any more."""
-        threading.Thread(target=self._stay, name="tfd-sparkend", daemon=True).start()
-        with runtime_dir.watched(self._jvm) as gone:
-            while not self._over.is_set():
-                if gone(1.0) or not runtime_dir.runs(self._jvm, self._born):
-                    self._farewell()
+        """Serve until the executor has ended, or the grace time has passed."""
+        threading.Thread(target=self._keep_connected, name="tfd-sparkend", daemon=True).start()
+        with runtime_dir.watched(self._jvm) as ended:
+            while not self._stopped.is_set():
+                if ended(1.0) or not runtime_dir.runs(self._jvm, self._born):
+                    self._report_end()
                     break
         self._end_agents()
 
-    def _stay(self) -> None:
-        """Keep a connection ready; a session takes it, and the next one is made."""
+    def _keep_connected(self) -> None:
+        """Keep an idle connection ready; when a session takes it, open the next one."""
         attempt = 0
-        while not self._over.is_set():
+        while not self._stopped.is_set():
             try:
                 channel = secure_channel.connect(self._address, self._secret, _CONNECT_SECONDS)
-                channel.send({"executor": self._jvm, "host": self._said["identity"]})
+                channel.send({"executor": self._jvm, "host": self._handshake["identity"]})
             except OSError:
                 limit = self._grace if self._has_agents() else min(_IDLE_SECONDS, self._grace)
-                if time.monotonic() - self._heard > limit:
-                    self._over.set()
-                self._over.wait(_PAUSES[min(attempt, len(_PAUSES) - 1)])
+                if time.monotonic() - self._last_received > limit:
+                    self._stopped.set()
+                self._stopped.wait(_BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)])
                 attempt += 1
                 continue
-            attempt, self._heard, self._idle = 0, time.monotonic(), channel
+            attempt, self._last_received, self._idle = 0, time.monotonic(), channel
             try:
                 self._await_session(channel)
             except (OSError, EOFError):
@@ -104,36 +104,38 @@ class ExecutorBridge:
     def _await_session(self, channel: secure_channel.AuthenticatedChannel) -> None:
         while True:
             header, _ = channel.receive(SILENT_SECONDS)
-            self._heard = time.monotonic()
+            self._last_received = time.monotonic()
             if "end" in header:
-                self._over.set()
+                self._stopped.set()
                 channel.close()
                 return
             if "agent" in header:
                 self._idle = None
-                joint = threading.Thread(
-                    target=self._join,
+                bridge = threading.Thread(
+                    target=self._bridge,
                     args=(channel, str(header["agent"]), header["how"] == "start"),
                     name="tfd-joint",
                     daemon=True,
                 )
-                joint.start()
+                bridge.start()
                 return
 
-    def _join(self, channel: secure_channel.AuthenticatedChannel, agent: str, start: bool) -> None:
-        """Join a connection to an agent."""
+    def _bridge(
+        self, channel: secure_channel.AuthenticatedChannel, agent: str, start: bool
+    ) -> None:
+        """Copy data between a connection and an agent."""
         with channel, contextlib.suppress(OSError, EOFError):
-            said = dict(self._said)
+            handshake = dict(self._handshake)
             peer = None
             try:
                 self._agents.add(agent)
                 peer = stdio.reach(agent, start)
             except TfdError as error:
-                said["error"] = agent_protocol.pack_error(error)
-            channel.send({"said": said})
+                handshake["error"] = agent_protocol.pack_error(error)
+            channel.send({"said": handshake})
             if peer is None:
                 return
-            inward = threading.Thread(target=self._carry_in, args=(channel, peer), daemon=True)
+            inward = threading.Thread(target=self._copy_input, args=(channel, peer), daemon=True)
             inward.start()
             threading.Thread(target=self._ping, args=(channel,), daemon=True).start()
             with peer:
@@ -141,17 +143,19 @@ class ExecutorBridge:
                     channel.send({}, data)
 
     def _ping(self, channel: secure_channel.AuthenticatedChannel) -> None:
-        """Show the other end that this one can be heard, which a broken network might hide."""
+        """Send pings, so that the driver detects a broken network."""
         with contextlib.suppress(OSError):
             while not channel.closed:
                 channel.send({})
                 time.sleep(PING_SECONDS)
 
-    def _carry_in(self, channel: secure_channel.AuthenticatedChannel, peer: socket.socket) -> None:
+    def _copy_input(
+        self, channel: secure_channel.AuthenticatedChannel, peer: socket.socket
+    ) -> None:
         with contextlib.suppress(OSError, EOFError):
             while True:
                 peer.sendall(channel.receive(SILENT_SECONDS)[1])
-                self._heard = time.monotonic()
+                self._last_received = time.monotonic()
         with contextlib.suppress(OSError):
             peer.shutdown(socket.SHUT_RDWR)
 
@@ -160,15 +164,15 @@ class ExecutorBridge:
             (runtime_dir.runtime_dir() / f"agent-{agent}").exists() for agent in self._agents
         )
 
-    def _farewell(self) -> None:
-        """Say that the executor has ended: nobody needs to try again."""
-        self._over.set()
+    def _report_end(self) -> None:
+        """Report that the executor has ended, so that the driver does not reconnect."""
+        self._stopped.set()
         if self._idle is not None:
             with contextlib.suppress(OSError):
                 self._idle.send({"gone": "its executor has ended"})
 
     def _end_agents(self) -> None:
-        """End the agents that were started from here and are still there."""
+        """End the agents that this process has started and that still run."""
         ending = []
         for agent in self._agents:
             with contextlib.suppress(OSError, ValueError, KeyError, psutil.Error):

@@ -1,7 +1,7 @@
-"""Joins this process's pipes to the agent of a host, started on demand.
+"""Bridge between this process's pipes and the agent of its host, which it starts on demand.
 
-It is what a remote launcher runs on a host. The agent outlives it: when the way to the host breaks,
-another one joins the next way to the same agent.
+A remote launcher runs it on a host. The agent outlives it. When the connection to the host breaks,
+the next bridge joins the next connection to the same agent.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tfd_notebook.errors import AgentLost, LaunchError, TfdError, WorkDirError
 from tfd_notebook.net import agent_protocol, runtime_dir, unix_socket
 from tfd_notebook.net.host import identity, tensorflow_version
 
-#: Begins the line that says what the host is like.
+#: Prefix of the line with the handshake.
 GREETING = "TFDHELLO "
 _START_SECONDS = 30.0
-_LEAST_BYTES = 50_000_000
-#: How far above this process sshd may be: shells, and what they wrap around a command.
-_PARENTS = 5
+_MIN_FREE_BYTES = 50_000_000
+#: Number of ancestors among which sshd is searched: shells may be in between.
+_MAX_PARENTS = 5
 
-#: Runs a module's `main`, or says what is missing for that; see `bootstrap`.
+#: Runs a module's `main`, or reports the missing package; see `bootstrap`.
 _BOOTSTRAP = (
     interpreter.FIRST
     + """
@@ -48,9 +48,9 @@ except ImportError as error:
         have = version("tfd-notebook")
     except Exception:
         pass
-    said = dict(missing=str(error), package=have, python=sys.version.split()[0],
-                executable=sys.executable)
-    print("TFDHELLO " + json.dumps(said), flush=True)
+    handshake = dict(missing=str(error), package=have, python=sys.version.split()[0],
+                     executable=sys.executable)
+    print("TFDHELLO " + json.dumps(handshake), flush=True)
 else:
     main({arguments})
 """
@@ -58,31 +58,31 @@ else:
 
 
 def bootstrap(module: str, *arguments: str) -> str:
-    """Return code for the host's Python that runs ``main`` of one of the modules here."""
+    """Return code for the host's Python that runs ``main`` of a module in this package."""
     return _BOOTSTRAP.format(module=module, arguments=", ".join(map(repr, arguments)))
 
 
 def main() -> None:
-    """Greet, then carry lines both ways until one side ends.
+    """Print the handshake, then copy data in both directions until one side ends.
 
-    The first argument is the agent's id, the second ``start`` or ``again``. A third one, ``ssh``,
-    says that this process is what a session of ssh is for.
+    The first argument is the agent's id, the second ``start`` or ``again``. A third argument
+    ``ssh`` means that the ssh session exists for this process only.
     """
-    agent, how, *way = sys.argv[1:]
-    by_ssh = way == ["ssh"]
-    # What others print must not come between the lines.
+    agent, how, *launcher = sys.argv[1:]
+    by_ssh = launcher == ["ssh"]
+    # Other output must not get between the lines.
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
-    # Where no session was made for this, the variable is of whoever is logged in.
-    said = describe(os.environ.get("SSH_CONNECTION", "") if by_ssh else "")
+    # In other sessions the variable belongs to the login of the user.
+    handshake = describe(os.environ.get("SSH_CONNECTION", "") if by_ssh else "")
     try:
-        peer, started = _reach(agent, start=how == "start")
+        peer, started = _connect(agent, start=how == "start")
     except TfdError as error:
-        said["error"] = agent_protocol.pack_error(error)
-        out.write(GREETING.encode() + json.dumps(said).encode() + b"\n")
+        handshake["error"] = agent_protocol.pack_error(error)
+        out.write(GREETING.encode() + json.dumps(handshake).encode() + b"\n")
         return
-    out.write(GREETING.encode() + json.dumps(said).encode() + b"\n")
-    inward = threading.Thread(target=_carry_in, args=(peer, started), daemon=True)
+    out.write(GREETING.encode() + json.dumps(handshake).encode() + b"\n")
+    inward = threading.Thread(target=_copy_input, args=(peer, started), daemon=True)
     inward.start()
     with contextlib.suppress(OSError):
         while data := peer.recv(1 << 16):
@@ -90,38 +90,38 @@ def main() -> None:
             while view:
                 view = view[out.write(view) :]
     if by_ssh:
-        _end_way()
+        _end_ssh_session()
     os._exit(0)
 
 
-def _end_way() -> None:
-    """End the session of ssh that this process runs in, with what it forwards.
+def _end_ssh_session() -> None:
+    """End the ssh session of this process, with its tunnels.
 
-    The agent has done with it, perhaps because its other end has been silent: sshd would keep it
-    for hours then, and the ports of its tunnels, which the next session needs.
+    The agent has closed the session, perhaps because the client was silent. sshd could keep the ssh
+    session for hours, with the ports of its tunnels, which the next session needs.
     """
     with contextlib.suppress(psutil.Error):
-        for parent in psutil.Process().parents()[:_PARENTS]:
-            if parent.name().startswith("sshd"):  # its own session; further up is what listens
+        for parent in psutil.Process().parents()[:_MAX_PARENTS]:
+            if parent.name().startswith("sshd"):  # of this session; its parent is the listener
                 parent.terminate()
                 return
 
 
-def _carry_in(peer: socket.socket, started: subprocess.Popen[bytes] | None) -> None:
+def _copy_input(peer: socket.socket, started: subprocess.Popen[bytes] | None) -> None:
     with contextlib.suppress(OSError):
         while data := os.read(0, 1 << 16):
             peer.sendall(data)
             started = None
     if started is not None:
-        # Not a word came after the greeting: this host is not as it should be.
+        # No data came after the handshake: the client rejected this host.
         started.terminate()
         started.wait()
-    # The way has ended; the agent counts from now on.
+    # The connection has ended. From now on the agent counts its grace time.
     os._exit(0)
 
 
 def describe(way: str) -> dict[str, Any]:
-    """Return what this host says of itself; `way` is how it is reached, as sshd writes it."""
+    """Return the handshake of this host; `way` is its connection, as in ``SSH_CONNECTION``."""
     return {
         "package": VERSION,
         "python": sys.version.split()[0],
@@ -133,15 +133,15 @@ def describe(way: str) -> dict[str, Any]:
 
 
 def reach(agent: str, start: bool) -> socket.socket:
-    """Return a connection to the agent, which is started if that is wished."""
-    peer, process = _reach(agent, start)
+    """Return a connection to the agent, which is started if `start` is true."""
+    peer, process = _connect(agent, start)
     if process is not None:
         process.returncode = 0  # it outlives this process, which never waits for it
     return peer
 
 
-def _reach(agent: str, start: bool) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
-    """Return a connection to the agent, and its process if that was wished and started here."""
+def _connect(agent: str, start: bool) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
+    """Return a connection to the agent, and the agent's process if it was started here."""
     directory = runtime_dir.runtime_dir() / f"agent-{agent}"
     process = _start(agent) if start and not directory.exists() else None
     deadline = time.monotonic() + _START_SECONDS
@@ -161,7 +161,7 @@ def _reach(agent: str, start: bool) -> tuple[socket.socket, subprocess.Popen[byt
                 raise LaunchError(
                     f"the agent on {socket.gethostname()} did not start within "
                     f"{_START_SECONDS:g} s: {error}",
-                    fix=f"see {directory / 'agent.log'} there",
+                    fix=f"see {directory / 'agent.log'} on that host",
                 ) from None
             time.sleep(0.02)
 
@@ -190,15 +190,15 @@ def _start(agent: str) -> subprocess.Popen[bytes]:
             )
     except OSError as error:
         raise WorkDirError(
-            f"{socket.gethostname()} cannot hold what runs there: {error}",
-            fix="make room there, or set TFD_RUNTIME_DIR for its sessions to another directory",
+            f"starting an agent on {socket.gethostname()} failed: {error}",
+            fix="free space there, or set TFD_RUNTIME_DIR for its sessions to another directory",
         ) from None
 
 
 def _check_space(directory: Path) -> None:
     """Raise OSError if the disk of `directory` is nearly full."""
     free = shutil.disk_usage(directory).free
-    if free < _LEAST_BYTES:
+    if free < _MIN_FREE_BYTES:
         raise OSError(f"only {free / 1e6:.0f} MB are free on the disk of {directory}")
 
 
