@@ -27,7 +27,7 @@ def test_a_task_that_cannot_be_ended_leaves_no_directory(capfd):
             ],
         )
         cluster = agent.clusters["stuck"]
-        os.close(cluster.tasks["worker:0"]._reserved_socket.fileno())  # closing it again is an error
+        os.close(cluster.tasks["worker:0"]._reserved_socket.fileno())  # closed twice: an error
         await agent.do_close(session, "stuck")
         assert not agent.clusters
         runtime_dir.remove(agent.directory)
