@@ -614,9 +614,9 @@ class TestOwnStrategy:
         assert own.coordinator(theirs).schedule(twice, args=(tf.constant(2),)).fetch() == 12
 
     def test_one_of_another_cluster(self, own: tfd.Cluster, cluster: tfd.Cluster) -> None:
-        with pytest.raises(UsageError, match="not one of cluster 'own-strategy'"):
+        with pytest.raises(UsageError, match="does not belong to cluster 'own-strategy'"):
             own.coordinator(cluster.present_coordinator().strategy)
-        with pytest.raises(UsageError, match="not one of cluster 'own-strategy'"):
+        with pytest.raises(UsageError, match="does not belong to cluster 'own-strategy'"):
             own.coordinator(tf.distribute.get_strategy())
 
     def test_a_port_that_stays_open_is_reported_until_it_is_closed(

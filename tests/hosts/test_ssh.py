@@ -177,7 +177,8 @@ class TestSSH(Conformance):
             for host in (hosts.north, hosts.east):
                 assert (host.directory / "seen").read_text() == "0,1\n"
             assert [notice.what for notice in cluster.snapshot().notices] == [
-                f"each worker gets 2 of the 4 GPUs on {labels[1]}, all alike: nobody gets 2, 3"
+                f"each worker gets 2 of the 4 GPUs on {labels[1]}, "
+                "the same for all: 2, 3 stay unused"
             ]
             until(lambda: cluster.gpus().to_frame().use_percent.notna().all())
             held = ["worker:0", "worker:0", "worker:1", "worker:1", "", ""]

@@ -278,7 +278,7 @@ def test_nothing_starts_where_they_do_not_go_round(machine: Fake) -> None:
 def test_who_gets_none_is_said(machine: Fake) -> None:
     cluster = tfd.Cluster(workers=3, ps=1, launcher=machine)
     (notice,) = cluster.snapshot().notices
-    assert notice.what == ("each worker gets 1 of the 4 GPUs, all alike: nobody gets 3")
+    assert notice.what == ("each worker gets 1 of the 4 GPUs, the same for all: 3 stay unused")
 
 
 @pytest.fixture
@@ -321,6 +321,6 @@ def test_all_gpus_of_all_hosts_are_in_one_table(machines: Fake) -> None:
 
 
 def test_inside_this_process_they_cannot_be_given() -> None:
-    with pytest.raises(Unsupported, match="one view"):
+    with pytest.raises(Unsupported, match="share its view"):
         tfd.Cluster(workers=1, launcher="inprocess", gpus=[0])
     assert not tfd.clusters()

@@ -54,6 +54,6 @@ def test_a_kernel_that_has_them_already_is_told(
     monkeypatch.setattr(tf.config, "set_visible_devices", refuse)
     cluster = tfd.Cluster(workers=2, ps=1, launcher=Fake(gpus=(0, 1)))
     (notice,) = cluster.snapshot().notices
-    assert "this kernel has begun to use TensorFlow" in notice.what
+    assert "TensorFlow in this kernel already uses the GPUs" in notice.what
     assert "restart the kernel" in notice.fix
     assert done == []

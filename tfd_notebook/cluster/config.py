@@ -8,7 +8,6 @@ from typing import Any
 from tfd_notebook import errors
 from tfd_notebook.agent.admin_policy import limits
 from tfd_notebook.cluster import gpu_allocation
-from tfd_notebook.cluster.task_manager import check_roles
 from tfd_notebook.launchers import base
 from tfd_notebook.model.spec import SERVER_ROLES, ClusterConfig, Policy, Role, Service, count_name
 
@@ -103,3 +102,14 @@ def _counts(options: Mapping[str, Any]) -> dict[Role, Any]:
     # A cluster with training tasks only needs no tf.data service.
     dispatcher = {Role.DISPATCHER: 1} if data_workers or not any(counts.values()) else {}
     return {**dispatcher, Role.DATA_WORKER: data_workers, **counts}
+
+
+def check_roles(launcher: base.Launcher, counts: Mapping[Role, int]) -> None:
+    """Raise Unsupported if the launcher cannot run one of the roles."""
+    for role, count in counts.items():
+        if count and role not in launcher.roles:
+            supported = ", ".join(str(known) for known in Role if known in launcher.roles)
+            raise errors.Unsupported(
+                f"launcher {launcher.name!r} cannot run a {role}, only {supported}",
+                fix='use launcher="local"',
+            )

@@ -1,4 +1,4 @@
-"""A cluster's tasks as a whole: brought up, scaled, restarted and asked, through its launcher."""
+"""Start, scaling, restart and requests for the tasks of a cluster, through its launcher."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from tfd_notebook import errors
 from tfd_notebook.agent import admin_policy, work_dir
 from tfd_notebook.cluster import gpu_allocation, server_config
+from tfd_notebook.cluster.config import check_roles
 from tfd_notebook.cluster.journal_mirror import JournalCopy
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.server_config import JOBS
@@ -22,12 +23,12 @@ from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
 from tfd_notebook.net import ports, proxies
 
 DISPATCHER = f"{Role.DISPATCHER}:0"
-#: TensorFlow's default of 30 s is how long a worker would take to begin, and end, a save.
+#: With TensorFlow's default of 30 s, a worker starts and ends a save up to 30 s late.
 _HEARTBEAT_MS = 1000
 _BYTES_PER_LINE = 400
 _FOLLOW_SECONDS = 0.2
 _FOLLOW_BYTES = 65_536
-#: Seconds after which it is asked whether the hosts can talk.
+#: Seconds of waiting after which the connectivity between the hosts is checked.
 _PEER_CHECK_SECONDS = 5.0
 
 
@@ -39,7 +40,7 @@ class TaskManager:
     config : ClusterConfig
     launcher : Launcher
     monitor : Monitor
-        Told what is planned and requested, asked what is.
+        Receives the planned and requested numbers, and has the current state of the tasks.
     """
 
     def __init__(self, config: ClusterConfig, launcher: base.Launcher, monitor: Monitor) -> None:
@@ -48,43 +49,43 @@ class TaskManager:
         self._monitor = monitor
         self._node: base.Node | None = None
         self._gpu_allocation = gpu_allocation.GpuAllocation()
-        #: The worker addresses that the dispatcher was given for static sharding.
+        #: The worker addresses in the dispatcher's configuration, for static sharding.
         self._static_addresses: tuple[str, ...] = ()
-        #: Addresses of the tasks that a scale-in removed.
+        #: Addresses of the tasks that `scale` removed.
         self._removed_addresses: set[str] = set()
         self._journal_copy: JournalCopy | None = None
         self.work_dir: str | None = None
 
     @property
     def in_process(self) -> bool:
-        """Whether the tasks live in this process."""
+        """True if the tasks run in this process."""
         return self._launcher.in_process
 
     @property
     def on_this_host(self) -> bool:
-        """Whether the tasks live on this host."""
+        """True if the tasks run on this host."""
         return self._node is not None and self._node.is_local
 
     @property
     def is_foreign(self) -> bool:
-        """Whether somebody else runs the tasks."""
+        """True if the tasks are external: not started by tfd."""
         return self._launcher.name == "foreign"
 
     @property
     def gives_gpus(self) -> bool:
-        """Whether tasks of this cluster see GPUs."""
+        """True if tasks of this cluster see GPUs."""
         return self._gpu_allocation.gives
 
     @property
     def journal_copy(self) -> JournalCopy:
-        """A copy on this host of the journal that a dispatcher on another one keeps."""
+        """The local copy of the journal of a dispatcher on another host."""
         assert self._journal_copy is not None
         return self._journal_copy
 
-    # As a whole
+    # All tasks
 
     def start_all(self) -> None:
-        """Start all tasks; return when they are ready."""
+        """Start all tasks and return when they are ready."""
         config = self._config
         if note := proxies.bypass():
             self._monitor.notice("info", note)
@@ -100,10 +101,10 @@ class TaskManager:
             self._journal_copy = JournalCopy(lambda have: self.ask("journal", have=have))
 
     def scale(self, counts: Mapping[Role, int]) -> None:
-        """Have so many tasks of these roles; return when new ones are ready."""
+        """Change the number of tasks of these roles. Return when new tasks are ready."""
         if self.is_foreign:
             raise errors.Unsupported(
-                f"cluster {self._config.name!r} is not ours to scale", fix="ask who runs it"
+                f"cluster {self._config.name!r} was not started by tfd and cannot be scaled"
             )
         wanted = dict(counts)
         admin_policy.limits().check_cluster(
@@ -135,7 +136,7 @@ class TaskManager:
         try:
             self._add(missing)
         except BaseException:
-            # No half-started task stays.
+            # Stop the tasks that are starting.
             self._remove([f"{role}:{index}" for role in missing for index in missing[role]])
             for role in wanted:
                 left = len(self.rows_of(role))
@@ -146,7 +147,7 @@ class TaskManager:
             self.enable_static_sharding()
 
     def close(self, timeout: float) -> None:
-        """End all tasks; never raises."""
+        """Stop all tasks. Never raises."""
         if self._journal_copy is not None:
             self._journal_copy.close()
         if self._node is not None:
@@ -155,14 +156,14 @@ class TaskManager:
             ports.shutdown_connections_to(row.address for row in rows if row.address)
 
     def leave(self) -> None:
-        """Have no more to do with the tasks, which go on; never raises."""
+        """Disconnect from the tasks, which keep running. Never raises."""
         if self._journal_copy is not None:
             self._journal_copy.close()
         if self._node is not None:
             self._node.leave()
 
     def about(self) -> dict[str, Any]:
-        """Return what `adopt` needs besides the tasks, as JSON values."""
+        """Return the state that `adopt` needs in addition to the tasks, as JSON values."""
         return {
             "counts": {str(role): count for role, count in self._monitor.planned.items()},
             "deal": self._gpu_allocation.pack(),
@@ -172,15 +173,15 @@ class TaskManager:
         }
 
     def adopt(self, node: base.Node, about: Mapping[str, Any], tasks: list[dict[str, Any]]) -> None:
-        """Take over tasks that run already.
+        """Connect to tasks that are running already.
 
         Parameters
         ----------
         node : Node
         about : mapping
-            What `about` returned where they were started.
+            The result of `about` in the process that started them.
         tasks : list of dict
-            The events that say how each of them is.
+            An event for each task, with its current state.
         """
         self._node = node
         self._copy_journal()
@@ -195,18 +196,18 @@ class TaskManager:
             self._monitor.handle_event(event)
 
     def enable_static_sharding(self) -> None:
-        """Have the dispatcher know its workers' addresses, restarting it if that is news."""
+        """Give the dispatcher the addresses of its workers. Restart it if they have changed."""
         addresses = self.worker_addresses()
         if addresses != self._static_addresses:
             self.restart(DISPATCHER, {"worker_addresses": list(addresses)})
             self._static_addresses = addresses
 
     def removed_addresses(self) -> frozenset[str]:
-        """Return the addresses of tasks that a scale-in removed and no scale-out restored."""
+        """Return the addresses of tasks that `scale` removed and did not add again."""
         return frozenset(self._removed_addresses - {row.address for row in self._monitor.rows()})
 
     def knows_workers(self) -> bool:
-        """Whether the dispatcher knows the addresses of all present workers."""
+        """Return True if the dispatcher has the addresses of exactly the current workers."""
         return self.worker_addresses() == self._static_addresses
 
     def worker_addresses(self) -> tuple[str, ...]:
@@ -219,7 +220,7 @@ class TaskManager:
         Returns
         -------
         dict of str to list of str
-            As ``tf.train.ClusterSpec`` takes it; a job without tasks is left out.
+            Argument for ``tf.train.ClusterSpec``. Jobs without tasks are left out.
         """
         spec = {str(role): list(self._addresses(role)) for role in JOBS}
         return {job: addresses for job, addresses in spec.items() if addresses}
@@ -232,7 +233,7 @@ class TaskManager:
     def _addresses(self, role: Role) -> tuple[str, ...]:
         return tuple(row.address for row in self.rows_of(role) if not row.state.ended)
 
-    # One by one
+    # Single tasks
 
     def row(self, task: str) -> TaskRow:
         """Return the row of `task`, or raise UnknownName."""
@@ -245,20 +246,20 @@ class TaskManager:
         return rows[task]
 
     def restart(self, task: str, settings: Mapping[str, Any]) -> None:
-        """Start a fresh process for `task`, and return when it is ready."""
+        """Start a new process for `task` and return when it is ready."""
         self.row(task)  # raises UnknownName
-        # The task is restarting when the answer arrives, so that ready means the fresh process.
+        # The state is `restarting` when the reply arrives, so `ready` refers to the new process.
         self.ask("restart", task=task, settings=dict(settings))
         self._await_ready([task])
 
     def restart_all(self, tasks: Sequence[str]) -> None:
-        """Start fresh processes for `tasks`, beside each other, and return when all are ready."""
+        """Start new processes for `tasks` concurrently and return when all are ready."""
         for task in tasks:
             self.ask("restart", task=task, settings={})
         self._await_ready(list(tasks))
 
     def await_servers(self) -> None:
-        """Return when all workers and parameter servers are ready, those given up started anew."""
+        """Return when all workers and parameter servers are ready. Restart those that failed."""
         rows = [row for role in JOBS for row in self.rows_of(role)]
         for row in rows:
             if row.state.ended:
@@ -266,13 +267,13 @@ class TaskManager:
         self._await_ready([row.task for row in rows])
 
     def serve_errors_for_lost_workers(self) -> None:
-        """Have the addresses of workers that were given up answer that they are gone."""
+        """Start error servers at the addresses of workers that have failed."""
         lost = [row.task for row in self.rows_of(Role.WORKER) if row.state.ended]
         if lost:
             self.ask("bury", tasks=lost)
 
     def install(self, tokens: Iterable[str], blob: bytes, gone: Iterable[str]) -> None:
-        """Send functions to present and future data workers; `gone` are not used any more."""
+        """Send functions to present and future data workers. Remove those in `gone`."""
         packed = base64.b64encode(blob).decode()
         self.ask("install", blob=packed, tokens=list(tokens), gone=list(gone), timeout=60.0)
 
@@ -281,9 +282,9 @@ class TaskManager:
         return self.log_from(task, None, lines)[0]
 
     def log_from(self, task: str, offset: int | None, lines: int = 100) -> tuple[str, int]:
-        """Return what a task's log has from `offset` on, and the offset to go on from.
+        """Return a task's log from `offset`, and the next offset.
 
-        Without `offset` these are the last `lines` lines.
+        Without `offset`, return the last `lines` lines.
         """
         if offset is None:
             text, after = self.ask("logs", task=task, size=lines * _BYTES_PER_LINE)
@@ -292,7 +293,7 @@ class TaskManager:
         return text.removesuffix("\n"), after
 
     def follow(self, task: str, lines: int) -> Iterator[str]:
-        """Yield the last `lines` lines of a task's log and then what comes, until it ends."""
+        """Yield the last `lines` lines of a task's log, then new lines until the task ends."""
         text, offset = self.log_from(task, None, lines)
         yield from text.splitlines()
         while not self.row(task).state.ended:
@@ -302,19 +303,19 @@ class TaskManager:
                 time.sleep(_FOLLOW_SECONDS)
 
     def ask(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:
-        """Have the agent do something; see `tfd_notebook.launchers.base.Node.request`."""
+        """Send a request to the agent; see `tfd_notebook.launchers.base.Node.request`."""
         if self._node is None:
             raise errors.StateError(
                 f"cluster {self._config.name!r} was not started", fix="cluster.start()"
             )
         return self._node.request(do, timeout=timeout, **arguments)
 
-    # How it is done
+    # Internals
 
     def _add(self, wanted: Mapping[Role, Iterable[int]], minimum: int | None = None) -> None:
-        """Start tasks, by role and index; return when they are ready.
+        """Start tasks by role and index. Return when they are ready.
 
-        Data workers wait for their dispatcher, all others start beside each other.
+        Data workers wait for their dispatcher. All other tasks start concurrently.
         """
         packed = [
             self._task_request(role, index) for role, some in wanted.items() for index in some
@@ -342,7 +343,7 @@ class TaskManager:
 
     def _add_data_workers(self, held: Mapping[str, str], minimum: int | None) -> None:
         if self._static_addresses:
-            # A dispatcher with a list of workers turns away those that are not in it.
+            # A dispatcher with a list of workers rejects workers that are not in it.
             addresses = (*self._static_addresses, *held.values())
             self.restart(DISPATCHER, {"worker_addresses": list(addresses)})
             self._static_addresses = addresses
@@ -378,51 +379,53 @@ class TaskManager:
         return self._node.place_of(role, index)
 
     def _allocate_gpus(self, workers: int) -> gpu_allocation.GpuAllocation:
-        """Deal out the GPUs of the tasks' hosts to so many workers."""
-        wish, evaluators = self._config.gpus, self._config.counts.get(Role.EVALUATOR, 0)
-        if wish == () or (wish == "auto" and (not workers or self.in_process)):
+        """Allocate the GPUs of the tasks' hosts to `workers`."""
+        request, evaluators = self._config.gpus, self._config.counts.get(Role.EVALUATOR, 0)
+        if request == () or (request == "auto" and (not workers or self.in_process)):
             return gpu_allocation.GpuAllocation()
         if self.in_process:
             raise errors.Unsupported(
-                "tasks inside this process cannot be given GPUs: it has one view of them",
-                fix='leave gpus out, or use launcher="local"',
+                "tasks inside this process share its view of the GPUs",
+                fix='omit gpus, or use launcher="local"',
             )
         assert self._node is not None
-        there = self._node.gpus()
-        for one in there:
-            # In the order of the hosts; who sees which, and what they do, their agents tell.
-            self._monitor.take_gpus(one["host"], one["gpus"])
-        found = [
+        reports = self._node.gpus()
+        for report in reports:
+            # This sets the display order of the hosts. Agents send tasks and utilization later.
+            self._monitor.take_gpus(report["host"], report["gpus"])
+        hosts = [
             gpu_allocation.HostGpus(
-                one["host"],
-                tuple(gpu["index"] for gpu in one["gpus"]),
-                one["why"],
-                one["hidden"],
-                tuple(gpu["uuid"] for gpu in one["gpus"]),
+                report["host"],
+                tuple(gpu["index"] for gpu in report["gpus"]),
+                report["why"],
+                report["hidden"],
+                tuple(gpu["uuid"] for gpu in report["gpus"]),
             )
-            for one in there
+            for report in reports
         ]
-        dealt = gpu_allocation.allocate_gpus(wish, workers, evaluators, found, self._host_index_of)
-        admin_policy.limits().check_gpus(dealt.count(workers, evaluators, self._host_index_of))
+        allocation = gpu_allocation.allocate_gpus(
+            request, workers, evaluators, hosts, self._host_index_of
+        )
+        admin_policy.limits().check_gpus(allocation.count(workers, evaluators, self._host_index_of))
         for host, share in zip(
-            found, dealt.shares or [gpu_allocation.HostAllocation()] * len(found), strict=True
+            hosts, allocation.shares or [gpu_allocation.HostAllocation()] * len(hosts), strict=True
         ):
-            if host.hidden and wish == "auto":
+            if host.hidden and request == "auto":
                 self._monitor.notice(
                     "warning",
-                    f"there seem to be GPUs{share.on}, but the workers get none: {host.why}",
-                    fix="mend that, or write gpus=0 if it is meant",
+                    f"the workers get no GPUs{share.on}, although some seem to exist: {host.why}",
+                    fix="fix the cause, or pass gpus=0 to use none",
                 )
             if share.left:
                 self._monitor.notice(
                     "info",
-                    f"each worker gets {dealt.each} of the {share.count} GPUs{share.on}, all "
-                    f"alike: nobody gets {', '.join(map(str, share.left))}",
+                    f"each worker gets {allocation.each} of the {share.count} GPUs{share.on}, the "
+                    f"same for all: {', '.join(map(str, share.left))} stay unused",
                 )
-        return dealt
+        return allocation
 
     def _check_gpus(self, workers: int) -> None:
-        """Raise an error unless there are GPUs for so many workers beside those that run."""
+        """Raise an error if the hosts have too few GPUs for `workers`."""
         self._gpu_allocation.check(workers, self._host_index_of)
         evaluators = self._config.counts.get(Role.EVALUATOR, 0)
         admin_policy.limits().check_gpus(
@@ -430,7 +433,7 @@ class TaskManager:
         )
 
     def _await_ready(self, tasks: list[str], minimum: int | None = None) -> None:
-        """Wait until `minimum` (default: all) of `tasks` are ready, or that is hopeless."""
+        """Wait until `minimum` (default: all) of `tasks` are ready, or too many have failed."""
         enough = len(tasks) if minimum is None else min(minimum, len(tasks))
 
         def settled(rows: dict[str, TaskRow]) -> bool:
@@ -448,17 +451,17 @@ class TaskManager:
             raise errors.StartTimeout(
                 f"{len(tasks) - len(waiting)} of {len(tasks)} tasks were ready after {limit:g} s; "
                 f"missing: {', '.join(waiting[:5])}",
-                fix="raise Policy(start_timeout=...), or see %tfd_cluster logs",
+                fix="increase Policy(start_timeout=...), or see %tfd_cluster logs",
             )
         task = next(t for t in waiting if t in rows and rows[t].state.ended)
         raise errors.LaunchError(
-            f"{task} did not come up: {rows[task].reason}{self._last_output(task)}",
+            f"start of {task} failed: {rows[task].reason}{self._last_output(task)}",
             task=task,
-            fix="mend that and start again",
+            fix="fix the cause and start again",
         )
 
     def _wait_settled(self, settled: Callable[[dict[str, TaskRow]], bool], limit: float) -> bool:
-        """Wait until tasks have settled, or it is clear that hosts cannot talk to each other."""
+        """Wait until tasks have settled. Raise LaunchError if hosts cannot reach each other."""
         assert self._node is not None
         deadline, before = time.monotonic() + limit, ""
         while not self._monitor.wait(
@@ -466,15 +469,17 @@ class TaskManager:
         ):
             if time.monotonic() >= deadline:
                 return False
-            # Once is a task that ends just now, twice the same is a fact.
-            said = "; ".join(self.unreachable_peers())
-            if said and said == before:
-                raise errors.LaunchError(said, fix="let these hosts talk, then start again")
-            before = said
+            # A single failure may be a task that is just ending, so only a repeated one counts.
+            unreachable = "; ".join(self.unreachable_peers())
+            if unreachable and unreachable == before:
+                raise errors.LaunchError(
+                    unreachable, fix="allow connections between these hosts, then start again"
+                )
+            before = unreachable
         return True
 
     def room(self) -> int | None:
-        """Return how many bytes are free for the dispatcher's journal; None if it has no limit."""
+        """Return the bytes free for the dispatcher's journal, or None if there is no limit."""
         if self.work_dir is None or work_dir.is_url(self.work_dir):
             return None
         if self.on_this_host:
@@ -482,7 +487,7 @@ class TaskManager:
         return int(self.ask("room"))
 
     def unreachable_peers(self) -> list[str]:
-        """Say which hosts cannot reach which tasks that are ready; takes some seconds."""
+        """Return a sentence for each host that cannot reach a ready task. Takes some seconds."""
         ready = {
             row.task: row.address for row in self._monitor.rows() if row.state is TaskState.READY
         }
@@ -490,17 +495,6 @@ class TaskManager:
 
     def _last_output(self, task: str) -> str:
         with contextlib.suppress(errors.TfdError):
-            if said := self.log(task, 5):
-                return "\n  It wrote:" + "".join(f"\n    {line}" for line in said.splitlines())
+            if output := self.log(task, 5):
+                return "\n  Last output:" + "".join(f"\n    {t}" for t in output.splitlines())
         return ""
-
-
-def check_roles(launcher: base.Launcher, counts: Mapping[Role, int]) -> None:
-    """Raise Unsupported if the launcher cannot run one of the roles."""
-    for role, count in counts.items():
-        if count and role not in launcher.roles:
-            able = ", ".join(str(known) for known in Role if known in launcher.roles)
-            raise errors.Unsupported(
-                f"launcher {launcher.name!r} cannot run a {role}, only {able}",
-                fix='use launcher="local"',
-            )

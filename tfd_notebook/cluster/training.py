@@ -1,4 +1,4 @@
-"""The part of `Cluster` that trains: resolver, strategy and coordinator, and their recovery."""
+"""Parameter server training on a cluster: resolver, strategy, coordinator and recovery."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ _PROBE_SECONDS = 5.0
 NO_KERAS = "Keras 3 cannot train, evaluate or predict under ParameterServerStrategy"
 KERAS_2 = (
     "use Keras 2: pip install tf-keras, and set TF_USE_LEGACY_KERAS=1 before TensorFlow is "
-    "imported; or train with functions of your own, see docs/coordinator.md"
+    "imported; or train with a custom training loop, see docs/coordinator.md"
 )
 
 
 class ParameterServerTraining(ClusterReports):
-    """The part of `Cluster` that coordinates workers and parameter servers."""
+    """Parameter server training on a `Cluster`: its resolver, strategy and coordinator."""
 
     def _initialize(self, config: ClusterConfig, launcher: Launcher) -> None:
         super()._initialize(config, launcher)
         self._strategy: Any = None
-        #: What the user gave for it.
+        #: The user's arguments for the strategy.
         self._strategy_options: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._coordinator: Coordinator | None = None
-        #: The variables of the present strategy, with their task and bytes.
+        #: The variables of the current strategy, with their task and bytes.
         self._variables: list[tuple[weakref.ref[Any], str, int]] = []
         #: Whether a coordinator has used the tasks since they were started.
         self._used = False
-        #: What builds the model, where that is known.
+        #: Builds the model again in `recover`, if set.
         self._build: Callable[[Coordinator], Any] | None = None
         self._monitor.coordinator = self._coordinator_row
 
     @property
     def resolver(self) -> OwnResolver:
-        """A ClusterResolver of the workers and parameter servers, whose answers are always fresh.
+        """A ClusterResolver of the workers and parameter servers, always up to date.
 
-        A strategy that you make with it becomes one of this cluster by `coordinator`.
+        `coordinator` accepts a strategy that you create with it.
 
         See Also
         --------
@@ -62,29 +62,30 @@ class ParameterServerTraining(ClusterReports):
         return OwnResolver(self._task_manager.cluster_spec, self._handle_connection, self.name)
 
     def strategy(self, *args: Any, **options: Any) -> Any:
-        """Return a fresh ``ParameterServerStrategy`` on this cluster.
+        """Return a new ``ParameterServerStrategy`` on this cluster.
 
-        The coordinator that was there before is stopped, and what it made is gone. Then the tasks
-        are started afresh (``Policy(recycle=False)`` keeps them), because TensorFlow keeps the
-        variables of a dead coordinator for ever.
+        This stops the previous coordinator; its variables and results are lost. Then it restarts
+        the tasks, because TensorFlow never frees the variables of a dead coordinator.
+        ``Policy(recycle=False)`` keeps the tasks running.
 
         Parameters
         ----------
         *args, **options
-            What ``tf.distribute.ParameterServerStrategy`` takes after the resolver, such as
+            Arguments of ``tf.distribute.ParameterServerStrategy`` after the resolver, such as
             ``variable_partitioner``.
 
         Returns
         -------
         tf.distribute.ParameterServerStrategy
-            Its coordinator is ours, for Keras, too.
+            Its coordinator is a `tfd_notebook.Coordinator`, also when Keras uses it.
 
         Raises
         ------
         StateError
-            There is no worker or no parameter server, or this process has connected too often.
+            The cluster has no worker or no parameter server, or this process has connected too
+            often.
         TasksMissing
-            A task does not answer; TensorFlow would wait for it for ever.
+            A task does not respond. TensorFlow would wait for it without a timeout.
 
         See Also
         --------
@@ -111,21 +112,21 @@ class ParameterServerTraining(ClusterReports):
             return strategy
 
     def coordinator(self, strategy: Any = None) -> Coordinator:
-        """Return the coordinator of a strategy: TensorFlow's, with more.
+        """Return the coordinator of a strategy, an extended ClusterCoordinator.
 
         Parameters
         ----------
         strategy : tf.distribute.ParameterServerStrategy, optional
-            From `strategy`, or made with `resolver`: then the coordinator that was there before is
-            stopped. Default: the one that this cluster has, or a fresh one.
+            A strategy from `strategy`, or one created with `resolver`. The latter stops the
+            previous coordinator. Default: the current strategy, or a new one.
 
         Raises
         ------
         StateError
-            The strategy's coordinator was stopped, or TensorFlow made it and functions that it
-            scheduled have not ended. One of TensorFlow's that is idle is adopted.
+            The strategy's coordinator was stopped, or it is a plain TensorFlow coordinator with
+            unfinished functions. An idle one is converted.
         UsageError
-            The strategy is one of another cluster.
+            The strategy belongs to another cluster.
 
         See Also
         --------
@@ -155,32 +156,32 @@ class ParameterServerTraining(ClusterReports):
     def recover(
         self, checkpoint: str | None = None, build: Callable[[Coordinator], Any] | None = None
     ) -> Coordinator:
-        """Bring everything back after a parameter server was lost: tasks, strategy, coordinator.
+        """Restore tasks, strategy and coordinator after a parameter server was lost.
 
-        The variables are gone with their server, so the model is to be built again: by `build`, or
-        by running the cell that did it; then a notice says what is to be restored.
+        The variables are lost with their server, so the model must be built again. Either `build`
+        does this, or you run the cell again that builds it; then a notice shows how to restore.
 
         Parameters
         ----------
         checkpoint : str, optional
-            A checkpoint, or a directory of them whose latest is taken, to restore into what `build`
-            returns.
+            A checkpoint, or a directory whose latest checkpoint is used. It is restored into the
+            result of `build`.
         build : callable, optional
-            Takes the new coordinator, called in its strategy's scope; returns the
-            ``tf.train.Checkpoint`` of what it built. Default: with a checkpoint the last one that
-            was given here or, as a part of `Work`, to `tfd_notebook.training_loop`, if any.
+            Called with the new coordinator, in its strategy's scope. Returns the
+            ``tf.train.Checkpoint`` of the model that it built. Default, with a checkpoint: the last
+            function passed here or to `tfd_notebook.training_loop` (in `Work`), if any.
 
         Returns
         -------
         Coordinator
-            The new one.
+            The new coordinator.
 
         Raises
         ------
         LaunchError
-            A task does not come back.
+            A task failed to start.
         UsageError
-            There is no checkpoint at that path, or `build` returned none to restore into.
+            No checkpoint exists at that path, or `build` did not return a checkpoint object.
         """
         path = _latest(checkpoint) if checkpoint is not None else None
         if build is None and path is not None:
@@ -203,54 +204,54 @@ class ParameterServerTraining(ClusterReports):
         elif path is not None:
             self._monitor.notice(
                 "warning",
-                "the cluster is back, and its variables are gone: the model is to be built again "
-                f"under the new strategy, and restored from {path}",
+                "the cluster has recovered without its variables: build the model again with the "
+                f"new strategy, and restore it from {path}",
                 fix="run the cell that builds it with cluster.coordinator(), then "
                 f"tf.train.Checkpoint(model=model, ...).restore({path!r})",
             )
         return coordinator
 
     def remember_build(self, build: Callable[[Coordinator], Any]) -> None:
-        """Have `recover` build the model again with `build`, which it describes."""
+        """Set the function that `recover` uses to build the model; see `build` there."""
         self._build = build
 
     @property
     def can_build(self) -> bool:
-        """Whether `recover` knows how to build the model again."""
+        """True if `recover` has a function to build the model."""
         return self._build is not None
 
     def check_servers(self) -> None:
-        """Ask every worker and parameter server whether it is there.
+        """Probe every worker and parameter server.
 
         Raises
         ------
         TasksMissing
-            One does not answer within 5 seconds.
+            A server does not respond within 5 seconds.
         """
         from tfd_notebook.net.probe import probe_many
 
         rows = (*self._task_manager.rows_of(Role.WORKER), *self._task_manager.rows_of(Role.PS))
-        living = [row for row in rows if not row.state.ended]
-        found = probe_many([row.address for row in living], timeout=_PROBE_SECONDS)
+        running = [row for row in rows if not row.state.ended]
+        probes = probe_many([row.address for row in running], timeout=_PROBE_SECONDS)
         ended = [f"{row.task} ({row.state}: {row.reason})" for row in rows if row.state.ended]
         silent = [
             f"{row.task} at {row.address} ({answer.state}: {answer.reason or answer.kind})"
-            for row, answer in zip(living, found, strict=True)
+            for row, answer in zip(running, probes, strict=True)
             if not answer.alive or answer.kind != "server"
         ]
         if ended or silent:
             names = [name.partition(" ")[0] for name in (*ended, *silent)]
             raise errors.TasksMissing(
-                "these do not answer, and TensorFlow would wait for them for ever: "
+                "these tasks do not respond, and TensorFlow would wait for them without a timeout: "
                 + ", ".join((*ended, *silent)),
                 task=names[0],
                 fix=f"cluster.restart({names[0]!r}), or see cluster.logs({names[0]!r})",
             )
 
-    # How it is done
+    # Internals
 
     def _hide_gpus_from_kernel(self) -> None:
-        """Leave the GPUs to the workers, where there are both workers and parameter servers."""
+        """Hide the GPUs from this kernel if the cluster has workers and parameter servers."""
         from tfd_notebook.coordinator import connection as coordinator_connection
 
         if not (self._task_manager.rows_of(Role.WORKER) and self._task_manager.rows_of(Role.PS)):
@@ -259,14 +260,14 @@ class ParameterServerTraining(ClusterReports):
         if shared and not coordinator_connection.hide_gpus_from_kernel():
             self._monitor.notice(
                 "warning",
-                "this kernel has begun to use TensorFlow, and its memory on the GPUs is not the "
-                "workers'",
-                fix="restart the kernel, and start the cluster first: it leaves the GPUs to the "
-                "workers then",
+                "TensorFlow in this kernel already uses the GPUs, so the workers have less GPU "
+                "memory",
+                fix="restart the kernel, and start the cluster first: then the kernel does not use "
+                "the GPUs",
             )
 
     def _handle_connection(self) -> None:
-        """Do what every new connection of this process to the tasks needs, whoever made it."""
+        """Set up a new connection of this process to the tasks. No-op if it is set up already."""
         from tfd_notebook._compat.tf_coordinator import connection
         from tfd_notebook.coordinator import connection as coordinator_connection
 
@@ -284,7 +285,7 @@ class ParameterServerTraining(ClusterReports):
             connection.send_functions()
 
     def _require_local(self, strategy: Any) -> None:
-        """Raise UsageError unless a strategy is one of this cluster."""
+        """Raise UsageError unless a strategy belongs to this cluster."""
         from tfd_notebook._compat.tf_coordinator import connection
 
         resolver = connection.resolver_of(strategy)
@@ -294,12 +295,12 @@ class ParameterServerTraining(ClusterReports):
         }
         if not known.intersection((*spec.get("worker", ()), *spec.get("ps", ()))):
             raise errors.UsageError(
-                f"this strategy is not one of cluster {self.name!r}",
-                fix="make it with cluster.strategy(), or with cluster.resolver",
+                f"invalid strategy: it does not belong to cluster {self.name!r}",
+                fix="create it with cluster.strategy(), or with cluster.resolver",
             )
 
     def _bind_strategy(self, strategy: Any) -> None:
-        """Make a strategy the one of this cluster, with a coordinator of ours."""
+        """Set the current strategy of this cluster, and create its coordinator."""
         from tfd_notebook._compat.tf_coordinator import connection
         from tfd_notebook.coordinator.coordinator import Coordinator
 
@@ -308,20 +309,20 @@ class ParameterServerTraining(ClusterReports):
         if coordinator.stopped:
             raise _stopped()
         self._stop_coordinator()
-        self._variables = made = []
-        connection.watch_variables(strategy, lambda one: made.append(_variable_size(one)))
+        self._variables = variables = []
+        connection.watch_variables(strategy, lambda new: variables.append(_variable_size(new)))
         connection.refuse_keras(strategy, lambda: errors.Unsupported(NO_KERAS, fix=KERAS_2))
         if not coordinator.full:
             self._monitor.notice(
                 "warning",
-                "the coordinator of this TensorFlow is none that was tried: scheduling works "
-                "as ever, but not every transition is seen, and nothing can be paused",
-                fix="TensorFlow 2.15 to 2.21 are known",
+                "the coordinator of this TensorFlow version is untested: scheduling works, but "
+                "not every transition is recorded, and pausing is not possible",
+                fix="use TensorFlow 2.15 to 2.21",
             )
         coordinator.bind_cluster(
             self._monitor.tasks,
             self._bytes_on_ps,
-            self._strategy_lost,
+            self._report_lost_strategy,
             self._monitor.notice,
             self._task_manager.serve_errors_for_lost_workers,
             self,
@@ -333,17 +334,17 @@ class ParameterServerTraining(ClusterReports):
             if not self._task_manager.rows_of(role):
                 raise errors.StateError(
                     f"cluster {self.name!r} has no {name}, and ParameterServerStrategy needs one",
-                    fix="make a cluster with both: tfd.Cluster(workers=2, ps=1)",
+                    fix="create a cluster with both: tfd.Cluster(workers=2, ps=1)",
                 )
 
     def _stop_coordinator(self) -> None:
-        """Stop the coordinator that is there; nobody waits for its results any more."""
+        """Stop the current coordinator, if any. Calls that wait for its results raise."""
         coordinator, self._coordinator, self._strategy = self._coordinator, None, None
         if coordinator is not None:
             coordinator.stop()
 
     def _scale(self, counts: Mapping[Role, int]) -> None:
-        """Scale the tasks, and the coordinator that runs with them."""
+        """Scale the tasks and the workers of the current coordinator."""
         coordinator, wanted = self._coordinator, counts.get(Role.WORKER)
         before = len(self._task_manager.rows_of(Role.WORKER))
         if coordinator is None or coordinator.stopped or wanted is None or wanted == before:
@@ -354,7 +355,8 @@ class ParameterServerTraining(ClusterReports):
 
         if wanted < 1:
             raise errors.StateError(
-                "a coordinator needs a worker", fix="coordinator.stop() first, or keep one worker"
+                "scaling to 0 workers failed: the coordinator needs one",
+                fix="coordinator.stop() first, or keep one worker",
             )
         if wanted < before:
             addresses = self._task_manager.cluster_spec()["worker"][:wanted]
@@ -364,49 +366,49 @@ class ParameterServerTraining(ClusterReports):
             self._task_manager.scale(counts)
             connection.resize(coordinator, self._task_manager.cluster_spec()["worker"])
         with coordinator_connection.new_connection_event():
-            pass  # not the connection of a strategy
+            pass  # mark the connection as handled: it is not for a new strategy
 
     def _restart_servers(self) -> None:
         rows = (*self._task_manager.rows_of(Role.PS), *self._task_manager.rows_of(Role.WORKER))
         self._task_manager.restart_all([row.task for row in rows])
 
-    def _strategy_lost(self, tasks: str) -> None:
+    def _report_lost_strategy(self, tasks: str) -> None:
         self._monitor.notice(
             "error",
-            f"{tasks} was lost, and the variables on it with it",
-            fix="cluster.recover(checkpoint, build), or make a new strategy and build the model "
+            f"{tasks} was lost with its variables",
+            fix="cluster.recover(checkpoint, build), or create a new strategy and build the model "
             "again",
         )
 
     def _bytes_on_ps(self) -> dict[str, int]:
-        """Return the bytes of the variables of the present strategy, by parameter server."""
-        found: dict[str, int] = {}
+        """Return the bytes of the current strategy's variables by parameter server."""
+        sizes: dict[str, int] = {}
         for variable, task, size in list(self._variables):
             if variable() is not None:
-                found[task] = found.get(task, 0) + size
-        return found
+                sizes[task] = sizes.get(task, 0) + size
+        return sizes
 
     @property
     def coordinator_limit(self) -> Limit:
-        """What limits the coordinator now."""
+        """The current bottleneck of the coordinator."""
         return self.present_coordinator().limit
 
     @property
     def has_coordinator(self) -> bool:
-        """Whether a coordinator was made, and not stopped since."""
+        """True if the cluster has a coordinator that is not stopped."""
         return self._coordinator is not None and not self._coordinator.stopped
 
     def present_coordinator(self) -> Coordinator:
-        """Return the coordinator that there is; unlike `coordinator` it makes none.
+        """Return the existing coordinator. Unlike `coordinator`, never create one.
 
         Raises
         ------
         StateError
-            There is none.
+            The cluster has no coordinator.
         """
         if self._coordinator is None:
             raise errors.StateError(
-                f"cluster {self.name!r} has no coordinator", fix="cluster.coordinator() makes one"
+                f"cluster {self.name!r} has no coordinator", fix="create one: cluster.coordinator()"
             )
         return self._coordinator
 
@@ -418,7 +420,7 @@ class ParameterServerTraining(ClusterReports):
 def _stopped() -> errors.StateError:
     return errors.StateError(
         "the coordinator of this strategy was stopped",
-        fix="make a new strategy: cluster.strategy()",
+        fix="create a new strategy: cluster.strategy()",
     )
 
 
@@ -426,29 +428,30 @@ def _restore(built: Any, path: str) -> None:
     restore = getattr(built, "restore", None)
     if restore is None:
         raise errors.UsageError(
-            f"build returned a {type(built).__name__}, into which nothing can be restored",
-            fix="have it return tf.train.Checkpoint(model=model, ...)",
+            f"invalid result of build: {type(built).__name__} has no restore method",
+            fix="return tf.train.Checkpoint(model=model, ...) from build",
         )
     restore(path)
 
 
 def _variable_size(variable: Any) -> tuple[weakref.ref[Any], str, int]:
-    """Return a variable with the task that holds it and its bytes.
+    """Return a variable with its task and its size in bytes.
 
-    To be asked when it is made: the device of one whose server is gone crashes the process.
+    Call this when the variable is created. After its server is lost, reading ``device`` crashes the
+    process.
     """
-    found = re.search(r"/job:(\w+).*?/task:(\d+)", variable.device)
+    match = re.search(r"/job:(\w+).*?/task:(\d+)", variable.device)
     size = (variable.shape.num_elements() or 0) * variable.dtype.size
-    return weakref.ref(variable), f"{found[1]}:{found[2]}" if found else "", size
+    return weakref.ref(variable), f"{match[1]}:{match[2]}" if match else "", size
 
 
 def _latest(checkpoint: str) -> str:
     import tensorflow as tf
 
-    found = tf.train.latest_checkpoint(checkpoint) or checkpoint
-    if not tf.io.gfile.exists(f"{found}.index"):
+    path = tf.train.latest_checkpoint(checkpoint) or checkpoint
+    if not tf.io.gfile.exists(f"{path}.index"):
         raise errors.UsageError(
-            f"there is no checkpoint at {checkpoint!r}",
-            fix="give the path that save() returned, or its directory",
+            f"no checkpoint at {checkpoint!r}",
+            fix="pass the path that save() returned, or its directory",
         )
-    return str(found)
+    return str(path)

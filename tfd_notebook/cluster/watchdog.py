@@ -1,4 +1,4 @@
-"""What a cluster watches over by itself: its time limit, its journal, those who wait long."""
+"""Periodic checks of a running cluster: time limit, journal size and stuck consumers."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _JOURNAL_WARN_BYTES = 1_000_000_000
 
 
 class Watchdog:
-    """Looks after a running cluster; called twice a second by the monitor's thread.
+    """Periodic checks of a running cluster. The monitor's thread calls it twice a second.
 
     Parameters
     ----------
-    fleet : Fleet
+    task_manager : TaskManager
     monitor : Monitor
     consumers : Consumers
     hang_seconds : float
-        A consumer that waits longer for data than this is spoken of.
+        A consumer that waits longer than this for data causes a notice.
     end : callable
-        Ends the cluster; takes the state that it shall be in then.
+        Ends the cluster. Takes its final state.
     """
 
     def __init__(
         self,
-        fleet: TaskManager,
+        task_manager: TaskManager,
         monitor: Monitor,
         consumers: Consumers,
         hang_seconds: float,
         end: Callable[[str], None],
     ) -> None:
-        self._task_manager = fleet
+        self._task_manager = task_manager
         self._monitor = monitor
         self._consumers = consumers
         self._hang_seconds = hang_seconds
@@ -52,10 +52,10 @@ class Watchdog:
         expires = self._monitor.expires
         if expires is not None and expires.over:
             self._monitor.expires = None
-            self._monitor.notice("warning", "its time limit is over: it stops now")
+            self._monitor.notice("warning", "time limit reached: stopping the cluster")
             self._end_in_thread("stopped")
         if self._monitor.state == "lost":
-            # Whoever still reads would wait for ever.
+            # Consumers that still read would wait indefinitely.
             self._end_in_thread("lost")
         elif self._monitor.over:
             self._end_in_thread("stopped")
@@ -66,7 +66,7 @@ class Watchdog:
             self._consumers.look(workers_of(self._monitor.tasks()))
 
     def _end_in_thread(self, state: str) -> None:
-        """End the cluster from a thread of its own: ending waits for this one."""
+        """End the cluster in a new thread, because ending joins the monitor's thread."""
         threading.Thread(target=self._end, args=(state,), name="tfd-end", daemon=True).start()
 
     def _check_journal(self) -> None:
@@ -101,13 +101,13 @@ class Watchdog:
             )
 
     def _report_stuck_consumers(self) -> None:
-        """Say a word when somebody waits long for data, once for each wait."""
+        """Publish a notice for each consumer that waits too long for data, once per wait."""
         stuck = set(self._consumers.stuck(self._hang_seconds))
         for name in stuck - self._stuck:
             if self._task_manager.on_this_host:
                 self._report_stuck(name)
             else:
-                # Hosts that are asked may take their time, and this thread has none.
+                # Queries to remote hosts may be slow, and this thread monitors all tasks.
                 threading.Thread(
                     target=self._report_stuck, args=(name,), name="tfd-stuck", daemon=True
                 ).start()
