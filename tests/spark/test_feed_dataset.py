@@ -147,7 +147,7 @@ def test_rows_without_a_tensor(tmp_path: Path) -> None:
         [
             ([1.0], [1.0, 2.0], "several lengths"),
             (None, 1, "None"),
-            (datetime.date(2020, 1, 1), datetime.date(2020, 1, 2), "no tensor"),
+            (datetime.date(2020, 1, 1), datetime.date(2020, 1, 2), "cannot become tensors"),
         ]
     ):
         with (
@@ -160,7 +160,7 @@ def test_rows_without_a_tensor(tmp_path: Path) -> None:
 def test_rows_that_stop_fitting_are_an_error(tmp_path: Path) -> None:
     with fed(tmp_path, [1, 2], ["a"]) as inbox:
         dataset = DataFeed(inbox).as_dataset(2)
-        with pytest.raises(tf.errors.OpError, match="rows are of type str, and the signature"):
+        with pytest.raises(tf.errors.OpError, match="rows are of type str, but the signature"):
             list(dataset)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 def test_memory_of_large_rows_is_reused() -> None:
     code = """
 import resource, sys
-from tfd_notebook.spark.feed import memory
+from tfd_notebook.spark.feed import decode
 if sys.argv[1] == "keep":
-    assert memory.keep()
+    assert decode.reuse_large_buffers()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(100):
     rows = [bytes([1]) * 150_000 for _ in range(50)]

@@ -84,9 +84,9 @@ def test_what_cannot_be_meant(spark: Any, sc: Any, cluster: Any) -> None:
 
     with pytest.raises(errors.UsageError, match="schema= requires a DataFrame"):
         cluster.inference(sc.parallelize([1]), schema="twice long")
-    with pytest.raises(errors.UsageError, match="is no schema"):
+    with pytest.raises(errors.UsageError, match="invalid schema"):
         cluster.inference(spark.range(3), schema="twice wise")
-    with pytest.raises(errors.UsageError, match="is no schema"):
+    with pytest.raises(errors.UsageError, match="invalid schema"):
         cluster.inference(spark.range(3), schema=["twice"])
     frame = spark.createDataFrame([(1, Vectors.dense([1.0]))], ["label", "features"])
     with pytest.raises(errors.UsageError, match="columns features of"):

@@ -66,14 +66,14 @@ for _ in range(2):
 def test_a_listener_that_is_closed_before_its_filter_ends_no_node() -> None:
     said = in_node(
         """
-close_to_strangers = sockets.close_to_strangers
+restrict_port = sockets.restrict_port
 
 def close_later(*args):
-    sockets.close_to_strangers = close_to_strangers
+    sockets.restrict_port = restrict_port
     probe.close()
-    return close_to_strangers(*args)
+    return restrict_port(*args)
 
-sockets.close_to_strangers = close_later
+sockets.restrict_port = close_later
 heard = driver.makefile()
 probe = listen()
 while probe.fileno() >= 0:

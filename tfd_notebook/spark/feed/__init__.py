@@ -1,13 +1,13 @@
-"""Feeding: rows go from Spark's tasks to the nodes, and results come back.
+"""Feeding: rows travel from Spark tasks to the nodes, and results travel back.
 
 ::
 
-    Spark's task (on the executor)                      the node (a process of its own)
-    rows ─► packing ─► chunks ── a unix socket ──► Inbox ─► queue ─► DataFeed ─► the user's function
-                                  ◄── consumed, results, errors ──
+    Spark task (on the executor)                        node (a separate process)
+    rows ─► packing ─► chunks ── Unix socket ─────► Inbox ─► queue ─► DataFeed ─► user's function
+                                  ◄── acknowledgements, results, errors ──
 
-A chunk is about a mebibyte of rows as columns. A task may have as many chunks on the way as the
-node grants it, and is told when the user's function has taken one.
+A chunk is about 1 MiB of rows in columns. The node grants each task a window of chunks. It
+acknowledges a chunk when the user's function has consumed it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Feeding from DataFrames by Arrow: columns stay columns, and no row is pickled on the way.
+"""Feeding from DataFrames with Arrow: columns stay columns, and no row is pickled.
 
-Spark gives a task its partition as Arrow's record batches (`DataFrame.mapInArrow`); their buffers
-go to the node as they are. What the user's function gets are the Rows, or the arrays, that it would
-get from ``df.rdd``. The node needs no Arrow.
+Spark passes a task its partition as Arrow record batches (`DataFrame.mapInArrow`). Their buffers
+are sent to the node unchanged. The user's function receives the same Rows or arrays as from
+``df.rdd``. The node does not need Arrow.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tfd_notebook._compat import pyspark as private
+from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.errors import UsageError
 from tfd_notebook.spark.feed import encode
 from tfd_notebook.spark.feed.chunks import TARGET, Chunk, Packed, packed_columns
 from tfd_notebook.spark.feed.sender import FeedResult, Where, feed_chunks, infer_chunks
 
-#: What Spark is told how many rows go into one of its batches; four chunks' worth.
+#: Spark's setting for the number of rows per record batch. A batch is about four chunks.
 _RECORDS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BATCH_BYTES = 4 * TARGET
-#: For each session that feeds now what the setting was before, and what each of its feeds needs.
+#: Previous setting of each session that feeds, and the values that its feeds request.
 _limited: dict[Any, tuple[str, list[int]]] = {}
 _lock = threading.Lock()
 
@@ -36,7 +36,7 @@ def feed_batches(
     qname: str = "input",
     feed_timeout: float = 600.0,
 ) -> FeedResult:
-    """Feed record batches to the node of this executor; as `feed_partition` does with rows.
+    """Feed record batches to the node of this executor; see `feed_partition` for rows.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def infer_batches(
     qname: str = "input",
     feed_timeout: float = 600.0,
 ) -> Iterator[pa.RecordBatch]:
-    """Feed record batches, and yield the results as record batches; as `infer_partition` does.
+    """Feed record batches, and yield the results as record batches; see `infer_partition`.
 
     Parameters
     ----------
@@ -62,15 +62,15 @@ def infer_batches(
     places, qname, feed_timeout
         As for `feed_partition`.
     schema : pyarrow.Schema
-        Of the results. With one field a result is its value; with more it is a tuple or list in
-        their order, a dict or a Row.
+        Schema of the results. For one field a result is its value. For several it is a tuple or
+        list in their order, a dict or a Row.
     """
     for chunk in infer_chunks(_chunks(batches), places, qname, feed_timeout):
         yield _record_batch(chunk, schema)
 
 
 def schemas(schema: Any) -> tuple[Any, pa.Schema]:
-    """Return the schema of results as Spark has it, and as Arrow has it.
+    """Return the schema of results for Spark and for Arrow.
 
     Parameters
     ----------
@@ -79,22 +79,22 @@ def schemas(schema: Any) -> tuple[Any, pa.Schema]:
     Raises
     ------
     UsageError
-        It is none, or has a type that Arrow lacks.
+        The schema is invalid, or has a type that Arrow does not support.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql.types import StructType
 
     try:
-        wanted = StructType.fromDDL(schema) if isinstance(schema, str) else schema
-        if not isinstance(wanted, StructType):
-            raise TypeError("neither text nor a StructType")
+        spark_schema = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+        if not isinstance(spark_schema, StructType):
+            raise TypeError("expected a string or a StructType")
     except (PySparkException, TypeError) as error:
         raise UsageError(
-            f"schema={schema!r} is no schema: {str(error).strip().partition(chr(10))[0]}",
-            fix='columns and their types, such as "guess long, scores array<float>"',
+            f"invalid schema {schema!r}: {str(error).strip().partition(chr(10))[0]}",
+            fix='pass columns and their types, such as "guess long, scores array<float>"',
         ) from error
-    columns = [pa.field(field.name, _arrow_type(field.dataType)) for field in wanted.fields]
-    return wanted, pa.schema(columns)
+    columns = [pa.field(field.name, _arrow_type(field.dataType)) for field in spark_schema.fields]
+    return spark_schema, pa.schema(columns)
 
 
 def one_value(name: str, value: Any) -> pa.RecordBatch:
@@ -103,9 +103,9 @@ def one_value(name: str, value: Any) -> pa.RecordBatch:
 
 
 def unsupported_columns(frame: Any) -> list[str]:
-    """Return the names of a DataFrame's columns that cannot be fed by Arrow.
+    """Return the names of a DataFrame's columns that cannot be fed with Arrow.
 
-    Those are columns of a type that Arrow lacks, and those that share a name.
+    These are columns of a type that Arrow does not support, and columns with the same name.
     """
     from pyspark.sql import types
 
@@ -138,38 +138,38 @@ def unsupported_columns(frame: Any) -> list[str]:
 
 @contextlib.contextmanager
 def small_batches(frame: Any) -> Iterator[None]:
-    """Have Spark make record batches of a few mebibytes of this DataFrame's rows meanwhile.
+    """Limit Spark's record batches of this DataFrame to a few MiB within the block.
 
-    The setting is the session's: of several at a time the smallest counts, and the last one puts
-    back what was there.
+    The setting belongs to the session. Concurrent feeds use their smallest value, and the last one
+    restores the previous value.
     """
     session, rows = frame.sparkSession, records_per_batch(frame)
-    key = private.session_key(session)
+    key = compat_pyspark.session_key(session)
 
-    def set_fewest() -> None:
-        # Zero and less is Spark's word for no limit.
-        session.conf.set(_RECORDS, str(min(n for n in (int(before), *wished) if n > 0)))
+    def set_minimum() -> None:
+        # Spark interprets values of zero and less as no limit.
+        session.conf.set(_RECORDS, str(min(n for n in (int(previous), *requested) if n > 0)))
 
     with _lock:
-        before, wished = _limited.setdefault(key, (session.conf.get(_RECORDS), []))
-        wished.append(rows)
-        set_fewest()
+        previous, requested = _limited.setdefault(key, (session.conf.get(_RECORDS), []))
+        requested.append(rows)
+        set_minimum()
     try:
         yield
     finally:
         with _lock:
-            wished.remove(rows)
-            if wished:
-                set_fewest()
+            requested.remove(rows)
+            if requested:
+                set_minimum()
             else:
                 del _limited[key]
-                session.conf.set(_RECORDS, before)
+                session.conf.set(_RECORDS, previous)
 
 
 def records_per_batch(frame: Any) -> int:
-    """Return how many rows of a DataFrame Spark should put into a record batch.
+    """Return the number of rows of a DataFrame per record batch.
 
-    Looks at a few of its rows, which takes a small job where they are of no fixed size.
+    If the columns have no fixed size, a small job inspects a few rows.
     """
     from pyspark.sql import types
 
@@ -202,7 +202,7 @@ def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[Packed]:
 
 
 def _column(values: pa.Array, out: list[encode.Fragments]) -> encode.Layout:
-    """Append the buffers of a column, and return its layout; see `columns`."""
+    """Append the buffers of a column, and return its layout; see `encode.encode`."""
     kind = values.type
     if values.null_count == 0 and len(values):
         if pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind):
@@ -243,7 +243,7 @@ def _of_bytes(kind: pa.DataType) -> bool:
 
 
 def _spans(values: pa.Array) -> tuple[np.ndarray[Any, Any], memoryview]:
-    """Return where each value ends, and the bytes of all of them, without a copy."""
+    """Return the end of each value, and the bytes of all values, without a copy."""
     large = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
     _, offsets, data = values.buffers()
     kind = np.int64 if large else np.int32
@@ -254,7 +254,7 @@ def _spans(values: pa.Array) -> tuple[np.ndarray[Any, Any], memoryview]:
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
-    """Return a value of Arrow's as ``df.rdd`` has it."""
+    """Return an Arrow value as ``df.rdd`` has it."""
     if value is None:
         return None
     if pa.types.is_timestamp(kind) and kind.tz is not None:
@@ -265,7 +265,7 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
         return {_plain(k, kind.key_type): _plain(v, kind.item_type) for k, v in value}
     if pa.types.is_struct(kind):
         fields = [kind.field(at) for at in range(kind.num_fields)]
-        return private.named_row(
+        return compat_pyspark.named_row(
             [_plain(value[field.name], field.type) for field in fields],
             [field.name for field in fields],
         )
@@ -273,7 +273,7 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
 
 
 def _arrow_type(kind: Any) -> pa.DataType:
-    """Return the type that Arrow has for one of Spark's."""
+    """Return the Arrow type for a Spark type."""
     from pyspark.sql import types
 
     simple = {
@@ -300,11 +300,11 @@ def _arrow_type(kind: Any) -> pa.DataType:
         return pa.map_(_arrow_type(kind.keyType), _arrow_type(kind.valueType))
     if isinstance(kind, types.StructType):
         return pa.struct([pa.field(f.name, _arrow_type(f.dataType)) for f in kind.fields])
-    raise UsageError(f"results of the type {kind.simpleString()} cannot go by Arrow")
+    raise UsageError(f"Arrow does not support results of type {kind.simpleString()}")
 
 
 def _storable(value: Any, kind: pa.DataType) -> Any:
-    """Return a value as Arrow takes it: the inverse of `_plain`."""
+    """Return a value in the form that Arrow accepts: the inverse of `_plain`."""
     if value is None:
         return None
     if pa.types.is_timestamp(kind) and kind.tz is not None:
@@ -342,5 +342,5 @@ def _record_batch(chunk: Chunk, schema: pa.Schema) -> pa.RecordBatch:
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise UsageError(
             f"the results do not fit the schema ({', '.join(map(str, schema))}): {error}",
-            fix="give batch_results() values of the schema's types, in its order",
+            fix="pass batch_results() values of the schema's types, in its order",
         ) from error

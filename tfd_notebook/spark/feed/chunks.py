@@ -1,8 +1,8 @@
-"""Chunks: some rows of a partition, as columns, and how they travel.
+"""Chunks: columns of some rows of a partition, and their transport.
 
-A message has a header of JSON values, which holds the layout of the columns and the size of each
-buffer, and a body: the buffers, each beginning at a multiple of 64 bytes, where TensorFlow can use
-numbers without copying them.
+A message has a header and a body. The header is JSON values with the layout of the columns and the
+size of each buffer. The body has the buffers, each aligned to 64 bytes, so that TensorFlow can use
+numbers without a copy.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _PADDING = bytes(_ALIGNED)
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Rows that are ready to be sent.
+    """Rows in the form in which they are sent.
 
     Parameters
     ----------
     count : int
-        How many rows.
+        Number of rows.
     header : dict
-        What the receiver needs to know, JSON values.
+        JSON values that the receiver needs for decoding.
     body : list of memoryview
-        The buffers with the padding between them; those of large values are the values' own.
+        Buffers and padding. Large values are not copied.
     size : int
         Bytes of the body.
     """
@@ -45,12 +45,12 @@ class Packed:
 
 
 def pack(rows: Sequence[Any]) -> Packed:
-    """Return `rows` as columns.
+    """Return `rows` encoded as columns.
 
     Raises
     ------
     UsageError
-        A row cannot be sent at all.
+        A row cannot be pickled.
     """
     buffers: list[encode.Fragments] = []
     layout = encode.encode(rows, buffers)
@@ -60,7 +60,7 @@ def pack(rows: Sequence[Any]) -> Packed:
 def packed_columns(
     count: int, layout: encode.Layout, buffers: Sequence[encode.Fragments]
 ) -> Packed:
-    """Return `count` rows that are a column already."""
+    """Return `count` encoded rows."""
     body: list[memoryview] = []
     sizes = []
     total = 0
@@ -83,13 +83,13 @@ def _bytes(fragment: Any) -> memoryview:
 
 
 class Chunk:
-    """Rows that were received.
+    """Received rows.
 
     Parameters
     ----------
     header : dict
     body : memoryview
-        What `Packed` has under these names.
+        See `Packed`.
 
     Attributes
     ----------
@@ -102,16 +102,16 @@ class Chunk:
 
     @cached_property
     def column(self) -> decode.Column:
-        """The rows as a column, read when they are needed: what cannot be read fails there."""
+        """The rows as a column, decoded on first use: errors occur in the user's function."""
         buffers = _buffers(self._header["sizes"], self._body)
         return decode.decode(self._header["layout"], self.count, buffers)
 
     def rows(self, start: int, stop: int) -> list[Any]:
-        """Return the rows from `start` up to `stop`, as they were before."""
+        """Return the rows from `start` up to `stop` as Python values."""
         return self.column.rows(start, stop)
 
     def arrays(self, start: int, stop: int) -> Any:
-        """Return these rows as arrays: one, or a tuple or dict of them."""
+        """Return these rows as an array, or as a tuple or dict of arrays."""
         return self.column.arrays(start, stop)
 
 
@@ -122,21 +122,21 @@ def _buffers(sizes: list[int], body: memoryview) -> Iterator[memoryview]:
         at += size + -size % _ALIGNED
 
 
-#: Bytes that a chunk should have.
+#: Target size of a chunk in bytes.
 TARGET = 1 << 20
-#: Seconds that a row may wait for others to fill its chunk.
+#: Maximum time in seconds that a row waits for others to fill its chunk.
 LINGER = 0.2
-#: Rows that are taken at a time: few enough that they fit into memory if they are suddenly large.
-_MOST = 1024
-_FEWEST = 16
-#: Rows from this size on are measured one by one.
+#: Maximum number of rows read at a time. It bounds memory if rows suddenly become large.
+_MAX_ROWS = 1024
+_MIN_ROWS = 16
+#: Rows of at least this size in bytes are measured one by one.
 _LARGE = 4096
 
 
 def packed(rows: Iterable[Any], target: int = TARGET, linger: float = LINGER) -> Iterator[Packed]:
-    """Yield all of `rows` in chunks of about `target` bytes, in their order.
+    """Yield all `rows` in chunks of about `target` bytes, in order.
 
-    A chunk is closed early where the rows come slowly.
+    A chunk is smaller if the rows arrive slowly.
 
     Parameters
     ----------
@@ -153,15 +153,15 @@ def packed(rows: Iterable[Any], target: int = TARGET, linger: float = LINGER) ->
 def _groups(rows: Iterator[Any], target: int, linger: float) -> Iterator[list[Any]]:
     waiting: list[Any] = []
     size = 0.0
-    pull = _FEWEST
-    began = time.monotonic()
+    pull = _MIN_ROWS
+    started_at = time.monotonic()
     while True:
-        asked = time.monotonic()
+        requested_at = time.monotonic()
         piece = list(islice(rows, pull))
         ended = len(piece) < pull
         now = time.monotonic()
         if not waiting:
-            began = asked
+            started_at = requested_at
         for part, part_size in _measured(piece, target):
             if waiting and size + part_size > 1.5 * target:
                 yield waiting
@@ -176,22 +176,22 @@ def _groups(rows: Iterator[Any], target: int, linger: float) -> Iterator[list[An
                 waiting, size = [], 0.0
         if ended:
             break
-        if waiting and time.monotonic() - began > linger:
+        if waiting and time.monotonic() - started_at > linger:
             yield waiting
             waiting, size = [], 0.0
-        slow = now - asked > linger / 4
-        pull = max(1, pull // 2) if slow else min(_MOST, pull * 2)
+        slow = now - requested_at > linger / 4
+        pull = max(1, pull // 2) if slow else min(_MAX_ROWS, pull * 2)
     if waiting:
         yield waiting
 
 
 def _measured(piece: list[Any], target: int) -> Iterator[tuple[list[Any], float]]:
-    """Yield parts of `piece` that fit into a chunk, each with its size in bytes."""
+    """Yield parts of `piece` that fit into a chunk, with their sizes in bytes."""
     if not piece:
         return
     samples = piece[:: max(1, len(piece) // 4)]
     if any(isinstance(row, (bytes, str, bytearray)) for row in samples):
-        samples = piece  # these vary, and are measured quickly
+        samples = piece  # sizes vary, and are cheap to get
     sizes = list(map(size_of, samples))
     if max(sizes) < _LARGE and max(sizes) * len(piece) <= target:
         yield piece, sum(sizes) / len(sizes) * len(piece)
@@ -199,17 +199,17 @@ def _measured(piece: list[Any], target: int) -> Iterator[tuple[list[Any], float]
     part: list[Any] = []
     size = 0
     for row in piece:
-        more = size_of(row)
-        if part and size + more > target:
+        row_size = size_of(row)
+        if part and size + row_size > target:
             yield part, size
             part, size = [], 0
         part.append(row)
-        size += more
+        size += row_size
     yield part, size
 
 
 def size_of(row: Any) -> int:
-    """Return about how many bytes `row` takes in a chunk."""
+    """Return the approximate size of `row` in a chunk, in bytes."""
     if isinstance(row, (bytes, str, bytearray)):
         return len(row) + 8
     if isinstance(row, np.ndarray):

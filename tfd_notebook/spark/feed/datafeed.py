@@ -1,10 +1,10 @@
-"""What the user's function reads its rows from."""
+"""Reader of the rows for the user's function."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from tfd_notebook.errors import UsageError
 from tfd_notebook.spark.feed import dataset
 from tfd_notebook.spark.feed.chunks import Chunk, pack
 from tfd_notebook.spark.feed.inbox import Inbox, Source
-
-if TYPE_CHECKING:
-    pass
 
 
 class DataFeed:
@@ -25,19 +22,20 @@ class DataFeed:
     mgr : Inbox
         ``ctx.mgr``.
     train_mode : bool
-        False: results are expected, and a partition's end ends a batch. Default True.
+        True (default) for training. False if results are returned with `batch_results`; the end of
+        a partition then ends a batch.
     qname_in : str
-        Queue that is read. Default ``"input"``.
+        Queue to read. Default ``"input"``.
     qname_out : str
-        Kept for programs that name it: results go to who fed the rows. Default ``"output"``.
+        Not used: results go to the task that fed the rows. Default ``"output"``.
     input_mapping : mapping of str to str, optional
-        From names of columns to names of tensors. A row is then a sequence of values in the order
-        of the sorted columns, and a batch a dict of lists by tensor.
+        From names of columns to names of tensors. A row is then a sequence of values, in the order
+        of the sorted column names. A batch is a dict of lists by tensor.
 
     Attributes
     ----------
     done_feeding : bool
-        The end of the feed was reached.
+        True after the end of the feed.
     """
 
     def __init__(
@@ -60,15 +58,15 @@ class DataFeed:
         )
         self._source: Source | None = None
         self._chunk: Chunk | None = None
-        self._at = 0
-        #: Whose rows have no results yet, and how many, in the order in which they were taken.
-        self._owed: deque[list[Any]] = deque()
+        self._position = 0
+        #: Sources of consumed rows without results and the number of these rows, in their order.
+        self._unanswered: deque[list[Any]] = deque()
 
     def next_batch(self, batch_size: int) -> list[Any] | dict[str, list[Any]]:
-        """Return the next rows, as Spark had them.
+        """Wait for the next rows, and return them as Python values.
 
-        Waits for them. Fewer come at the end of the feed, and at a partition's end where results
-        are expected.
+        The list is shorter at the end of the feed. With ``train_mode=False`` it is also shorter at
+        the end of a partition.
 
         Parameters
         ----------
@@ -76,7 +74,7 @@ class DataFeed:
 
         Returns
         -------
-        list, or dict of lists where there is an `input_mapping`
+        list, or dict of lists with an `input_mapping`
         """
         rows: list[Any] = []
         for chunk, start, stop in self._spans(batch_size):
@@ -87,11 +85,11 @@ class DataFeed:
         return dict(zip(self.input_tensors, map(list, columns), strict=False))
 
     def next_numpy(self, batch_size: int) -> Any:
-        """Return the next rows as arrays, with the first dimension of the batch.
+        """Return the next rows as arrays, with the batch as first dimension.
 
-        Rows that are lists or tuples of numbers, or arrays of one shape, give one array; other
-        tuples and lists a tuple of arrays, dicts and Rows a dict of them; what has no better array
-        gives one of objects. They may be views of what was received.
+        Rows that are lists or tuples of numbers, or arrays of one shape, become one array. Other
+        tuples and lists become a tuple of arrays, dicts and Rows a dict of arrays. Other values
+        become an array of objects. The arrays may be views of received buffers.
 
         Parameters
         ----------
@@ -100,7 +98,7 @@ class DataFeed:
         Returns
         -------
         numpy.ndarray, or tuple or dict of them
-            By tensor where there is an `input_mapping`. An empty array at the end of the feed.
+            By tensor with an `input_mapping`. An empty array at the end of the feed.
         """
         import numpy as np
 
@@ -108,12 +106,8 @@ class DataFeed:
 
         spans = list(self._spans(batch_size))
         if not spans:
-            nothing = np.empty(0, object)
-            return (
-                nothing
-                if self.input_tensors is None
-                else dict.fromkeys(self.input_tensors, nothing)
-            )
+            empty = np.empty(0, object)
+            return empty if self.input_tensors is None else dict.fromkeys(self.input_tensors, empty)
         arrays = dataset.joined(
             [chunk.arrays(start, stop) for chunk, start, stop in spans],
             lambda: [row for chunk, start, stop in spans for row in chunk.rows(start, stop)],
@@ -125,19 +119,19 @@ class DataFeed:
     ) -> Any:
         """Return a dataset of batches of the rows.
 
-        It can be iterated once, and ends where the feed ends. Where results are expected
-        (``train_mode=False``) a partition's end ends a batch.
+        The dataset can be iterated once, and ends with the feed. With ``train_mode=False`` the end
+        of a partition ends a batch.
 
         Parameters
         ----------
         batch_size : int
-            Rows in a batch.
+            Number of rows in a batch.
         output_signature : nested structure of tf.TypeSpec, optional
-            Of *one row*, as `tf.data.Dataset.from_generator` takes it; numbers are cast to its
-            types. Default: that of the first rows, which are waited for; Python's floats are then
-            float32, its ints int64.
+            Signature of *one row*, as for `tf.data.Dataset.from_generator`. Numbers are cast to its
+            types. Default: inferred from the first rows, which the call waits for. Python's floats
+            then become float32, its ints int64.
         drop_remainder : bool
-            Leave out a last batch that is smaller. Default False.
+            Whether to drop a smaller last batch. Default False.
 
         Returns
         -------
@@ -146,8 +140,8 @@ class DataFeed:
         Raises
         ------
         UsageError
-            The rows have no tensors: several lengths, or None among numbers. Within the dataset
-            TensorFlow raises it as an error of its generator.
+            The rows cannot become tensors: their lengths differ, or they have None among numbers.
+            Within the dataset TensorFlow raises it as an error of its generator.
         """
         from tfd_notebook.spark.feed import dataset
 
@@ -156,165 +150,165 @@ class DataFeed:
     def together(
         self, strategy: Any, batch_size: int, output_signature: Any
     ) -> Iterator[tuple[Any, int]]:
-        """Yield a batch for each step that all workers of `strategy` take together.
+        """Yield a batch for each step that all workers of `strategy` run together.
 
-        All of them have to call it, and take as many steps: a worker that has no rows at the
-        moment gets an empty batch, so that nobody waits in a collective for one that waits for
-        rows. It ends for all at the same step, when the feed of all has ended.
+        All workers must call it, and run all of its steps. A worker without rows gets an empty
+        batch, so that no worker blocks a collective while it waits for rows. It ends at the same
+        step for all workers, when the feeds of all have ended.
 
         Parameters
         ----------
         strategy : tf.distribute.MultiWorkerMirroredStrategy
         batch_size : int
-            Most rows of this worker in a step.
+            Maximum number of rows of this worker per step.
         output_signature : nested structure of tf.TypeSpec
-            Of one row, with a known shape.
+            Signature of one row, with a known shape.
 
         Yields
         ------
         batch : nested structure of tf.Tensor
-            From 0 to `batch_size` rows. Have the step, a `tf.function`, reduce its retracing.
+            0 to `batch_size` rows. Use ``reduce_retracing=True`` in the `tf.function` of the step.
         total : int
-            Rows of all workers in this step, at least 1: divide sums over rows by it.
+            Number of rows of all workers in this step, at least 1. Divide sums over rows by it.
 
         Raises
         ------
         UsageError
-            The rows do not fit the signature.
+            The rows do not match the signature.
         """
         return together(self, strategy, batch_size, output_signature)
 
-    def first(self) -> Chunk | None:
-        """Wait for rows, and return the chunk that the next batch begins in; None at the end."""
+    def first_chunk(self) -> Chunk | None:
+        """Wait for rows; return the chunk with the next row, or None at the end."""
         while self._chunk is None and not self.done_feeding:
             self._receive()
         return self._chunk
 
-    def rows_in_hand(self) -> int:
-        """Wait for rows, and return how many are left of their chunk; 0 at the end."""
-        chunk = self.first()
-        return 0 if chunk is None else chunk.count - self._at
+    def rows_left(self) -> int:
+        """Wait for rows; return the number of rows left in their chunk, 0 at the end."""
+        chunk = self.first_chunk()
+        return 0 if chunk is None else chunk.count - self._position
 
     def parts(self, count: int, wait: float | None = None) -> Iterator[Any]:
-        """Yield the next rows, up to a batch, as arrays: in as many parts as they came.
+        """Yield the next `count` rows as arrays, one per received chunk.
 
-        Fewer where none come for `wait` seconds. Default: they are waited for.
+        Yield fewer rows if none arrive for `wait` seconds. Default: wait without a timeout.
         """
         for chunk, start, stop in self._spans(count, wait):
             yield chunk.arrays(start, stop)
 
     def should_stop(self) -> bool:
-        """Whether the end of the feed was reached."""
+        """Return True after the end of the feed."""
         return self.done_feeding
 
     def batch_results(self, results: Sequence[Any]) -> None:
-        """Give the results of the rows that were taken, one for each row, in their order.
+        """Return the results of consumed rows, one per row, in their order.
 
         Parameters
         ----------
         results : sequence
-            For all rows of a batch, or for some: the next call goes on behind them.
+            Results for all rows of a batch or for a part. The next call continues after them.
 
         Raises
         ------
         UsageError
-            More results than rows.
+            There are more results than consumed rows.
         """
         at, count = 0, len(results)
         while at < count:
-            if not self._owed:
+            if not self._unanswered:
                 raise UsageError(
-                    f"{count - at} results more than rows were taken",
+                    f"batch_results() got {count - at} results more than rows were consumed",
                     task=self.mgr.node,
-                    fix="give exactly one result for each row of a batch",
+                    fix="return exactly one result for each row of a batch",
                 )
-            owed = self._owed[0]
-            source, rows = owed
-            some = min(rows, count - at)
-            if not source.gone:
-                part = results[at : at + some]
-                self.mgr.give(source, pack(part if isinstance(part, list) else list(part)))
-            at += some
-            owed[1] -= some
-            if not owed[1]:
-                self._owed.popleft()
+            unanswered = self._unanswered[0]
+            source, rows = unanswered
+            part_count = min(rows, count - at)
+            if not source.disconnected:
+                part = results[at : at + part_count]
+                self.mgr.send_results(source, pack(part if isinstance(part, list) else list(part)))
+            at += part_count
+            unanswered[1] -= part_count
+            if not unanswered[1]:
+                self._unanswered.popleft()
 
     def terminate(self) -> None:
-        """Take no more rows: what waits is dropped, and who feeds now or later ends at once."""
+        """Stop the feed: drop waiting rows, and stop tasks that feed now or later."""
         self.mgr.terminate()
-        self._release()
+        self._finish_chunk()
         self.done_feeding = True
 
     def _spans(self, count: int, wait: float | None = None) -> Iterator[tuple[Chunk, int, int]]:
-        """Yield parts of chunks, until there are `count` rows or the batch ends."""
-        found = 0
-        while found < count and not self.done_feeding:
+        """Yield spans of chunks, up to `count` rows or the end of the batch."""
+        spanned = 0
+        while spanned < count and not self.done_feeding:
             if self._chunk is None:
-                if wait is not None and not self.mgr.arrived(self.qname_in, wait):
+                if wait is not None and not self.mgr.wait_for_chunk(self.qname_in, wait):
                     return
                 ended_partition = self._receive()
-                if ended_partition and found and not self.train_mode:
+                if ended_partition and spanned and not self.train_mode:
                     return
                 continue
             source, chunk = self._source, self._chunk
             assert source is not None
-            start, stop = self._at, min(self._at + count - found, chunk.count)
-            found += stop - start
-            self._at = stop
-            self.mgr.took(source, stop - start)
+            start, stop = self._position, min(self._position + count - spanned, chunk.count)
+            spanned += stop - start
+            self._position = stop
+            self.mgr.count_rows(source, stop - start)
             if source.infer:
-                self._owed.append([source, stop - start])
+                self._unanswered.append([source, stop - start])
             yield chunk, start, stop
             if stop == chunk.count:
-                self._release()
+                self._finish_chunk()
 
     def _receive(self) -> bool:
-        """Wait for the next chunk; True where a partition's end came instead."""
-        item = self.mgr.take(self.qname_in)
-        self._at = 0
+        """Wait for the next chunk; return True if the end of a partition arrived instead."""
+        item = self.mgr.next_chunk(self.qname_in)
+        self._position = 0
         if item is None:
             self.done_feeding = True
             return False
         self._source, self._chunk = item
         return self._chunk is None
 
-    def _release(self) -> None:
+    def _finish_chunk(self) -> None:
         if self._chunk is not None and self._source is not None:
-            self.mgr.consumed(self._source)
+            self.mgr.acknowledge(self._source)
         self._chunk = None
 
 
-#: Seconds to wait for a first row, after a batch that had some and after one that had none.
-_WAIT, _WAIT_AGAIN = 0.1, 0.01
+#: Timeouts in seconds for the first row of a step, after a step with rows and after one without.
+_FIRST_WAIT, _NEXT_WAIT = 0.1, 0.01
 
 
 def together(
     feed: DataFeed, strategy: Any, batch_size: int, output_signature: Any
 ) -> Iterator[tuple[Any, int]]:
-    """Yield what `DataFeed.together` documents."""
+    """Yield batches; see `DataFeed.together`."""
     import tensorflow as tf
 
-    def voted(said: Any) -> Any:
-        def replica(said: Any) -> Any:
-            # An argument has no device, and all_reduce wants to know one.
-            return tf.distribute.get_replica_context().all_reduce("sum", tf.identity(said))
+    def summed(counts: Any) -> Any:
+        def replica(counts: Any) -> Any:
+            # An argument has no device, which all_reduce requires.
+            return tf.distribute.get_replica_context().all_reduce("sum", tf.identity(counts))
 
-        return strategy.run(replica, (said,))
+        return strategy.run(replica, (counts,))
 
-    vote = tf.function(voted)
-    nothing = tf.nest.map_structure(
+    vote = tf.function(summed)
+    empty = tf.nest.map_structure(
         lambda spec: np.zeros([0, *spec.shape], spec.dtype.as_numpy_dtype), output_signature
     )
     rows = batch_size
     while True:
-        wait = _WAIT if rows else _WAIT_AGAIN
+        wait = _FIRST_WAIT if rows else _NEXT_WAIT
         arrays = dataset.taken(feed, batch_size, output_signature, wait)
         if arrays is None:
-            arrays = nothing
+            arrays = empty
         rows = len(tf.nest.flatten(arrays)[0])
-        said = tf.constant([rows, not feed.done_feeding], tf.int64)
-        counted = strategy.experimental_local_results(vote(said))
-        total, going = (int(number) // len(counted) for number in counted[0])
+        counts = tf.constant([rows, not feed.done_feeding], tf.int64)
+        counted = strategy.experimental_local_results(vote(counts))
+        total, feeding = (int(number) // len(counted) for number in counted[0])
         if total:
             yield (
                 tf.nest.map_structure(
@@ -324,5 +318,5 @@ def together(
                 ),
                 total,
             )
-        elif not going:
+        elif not feeding:
             return

@@ -1,6 +1,6 @@
-"""Rows as a tf.data.Dataset: Python hands over whole chunks, and TensorFlow cuts them into batches.
+"""Rows as a tf.data.Dataset: Python yields whole chunks, and TensorFlow splits them into batches.
 
-A step of Python for each row, or for each batch, would cost more than all the rest.
+A Python step per row or per batch would dominate the total time.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from tfd_notebook.spark.feed.datafeed import DataFeed
     from tfd_notebook.spark.feed.encode import Layout
 
-_FIX = "map the rows to numbers, arrays of one shape, bytes or text, or use next_batch()"
+_FIX = "convert the rows to numbers, arrays of one shape, bytes or text, or use next_batch()"
 
 
 def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_remainder: bool) -> Any:
-    """Return what `DataFeed.as_dataset` documents."""
+    """Return a dataset; see `DataFeed.as_dataset`."""
     import tensorflow as tf
 
     if output_signature is None:
-        chunk = feed.first()
+        chunk = feed.first_chunk()
         if chunk is None:
             raise UsageError(
-                "no row arrived, so that nobody knows what the dataset's elements are",
+                "no row arrived: the element type of the dataset is unknown",
                 task=feed.mgr.node,
-                fix="give as_dataset() an output_signature",
+                fix="pass output_signature= to as_dataset()",
             )
         output_signature = named(feed.input_tensors, signature(chunk.column.layout))
     batches = tf.nest.map_structure(
@@ -38,8 +38,8 @@ def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_rema
 
     def chunks() -> Iterator[Any]:
         while not feed.done_feeding:
-            rows = feed.rows_in_hand() if feed.train_mode else 0
-            # Large rows in batches already: then nothing has to be copied to make one.
+            rows = feed.rows_left() if feed.train_mode else 0
+            # Yield chunks of large rows as batches, so that `rebatch` does not copy them.
             batch = taken(feed, max(rows, batch_size), output_signature)
             if batch is not None:
                 yield batch
@@ -51,9 +51,9 @@ def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_rema
 
 
 def taken(feed: DataFeed, count: int, signature: Any, wait: float | None = None) -> Any:
-    """Return up to `count` rows as arrays that fit a specification; None where none came.
+    """Return up to `count` rows as arrays that match a signature, or None without rows.
 
-    They are waited for, or for `wait` seconds.
+    Wait for the rows, by default without a timeout, else for `wait` seconds.
     """
     parts = [
         fitted(named(feed.input_tensors, arrays), signature) for arrays in feed.parts(count, wait)
@@ -62,14 +62,14 @@ def taken(feed: DataFeed, count: int, signature: Any, wait: float | None = None)
 
 
 def signature(layout: Layout) -> Any:
-    """Return the specification of one row with that layout.
+    """Return the signature of one row with this layout.
 
-    Python's floats become float32 and its ints int64; arrays stay what they are.
+    Python's floats become float32 and its ints int64; arrays keep their dtype.
 
     Raises
     ------
     UsageError
-        Such rows have no tensor.
+        Such rows cannot become tensors.
     """
     import tensorflow as tf
 
@@ -103,32 +103,32 @@ def signature(layout: Layout) -> Any:
         return dict(zip(layout[1], map(signature, layout[2]), strict=True))
     if kind == "none" or kind == "union":
         raise UsageError(
-            "some rows have None, or values of several types, at the same place", fix=_FIX
+            "some rows have None, or values of several types, at the same position", fix=_FIX
         )
     if kind in ("var", "map", "arrays"):
-        raise UsageError("the rows are of several lengths or shapes", fix=_FIX)
-    raise UsageError(f"rows of this kind ({kind}) have no tensor", fix=_FIX)
+        raise UsageError("the rows have several lengths or shapes", fix=_FIX)
+    raise UsageError(f"rows of this kind ({kind}) cannot become tensors", fix=_FIX)
 
 
 def named(tensors: Sequence[str] | None, parts: Any) -> Any:
-    """Return the columns by the names of tensors, where an ``input_mapping`` gives them."""
+    """Return the columns by the names of tensors, if there is an ``input_mapping``."""
     if tensors is None:
         return parts
     if isinstance(parts, np.ndarray):
         parts = [parts[:, at] for at in range(parts.shape[1])]
-    elif not isinstance(parts, (tuple, list, dict)):  # one specification for all columns
+    elif not isinstance(parts, (tuple, list, dict)):  # one signature for all columns
         parts = [type(parts)(parts.shape[1:], parts.dtype)] * len(tensors)
     values = parts.values() if isinstance(parts, dict) else parts
     return dict(zip(tensors, values, strict=True))
 
 
 def fitted(arrays: Any, signature: Any) -> Any:
-    """Return the arrays of a chunk in the structure, and with the types, of a specification.
+    """Return the arrays of a chunk in the structure and with the types of a signature.
 
     Raises
     ------
     UsageError
-        They do not fit.
+        The arrays do not match.
     """
     if isinstance(signature, dict):
         if isinstance(arrays, dict) and set(signature) <= set(arrays):
@@ -146,22 +146,22 @@ def fitted(arrays: Any, signature: Any) -> Any:
         if isinstance(arrays, np.ndarray):
             return _typed(arrays, signature)
     raise UsageError(
-        f"the rows are {_described(arrays)}, and the signature is {signature}",
-        fix="give as_dataset() the output_signature of one row",
+        f"the rows are {_described(arrays)}, but the signature is {signature}",
+        fix="pass the output_signature of one row to as_dataset()",
     )
 
 
 def _typed(array: np.ndarray[Any, Any], spec: Any) -> np.ndarray[Any, Any]:
     if not spec.shape.is_compatible_with(array.shape[1:]):
         raise UsageError(
-            f"rows of the shape {array.shape[1:]} came, and the signature is {spec}", fix=_FIX
+            f"the rows have shape {array.shape[1:]}, but the signature is {spec}", fix=_FIX
         )
     if spec.dtype.name == "string":
         if array.dtype.kind in "OSU":
             return array
     elif array.dtype.kind != "O":
         return array.astype(spec.dtype.as_numpy_dtype, copy=False)
-    raise UsageError(f"rows are {_described(array)}, and the signature is {spec}", fix=_FIX)
+    raise UsageError(f"rows are {_described(array)}, but the signature is {spec}", fix=_FIX)
 
 
 def _described(arrays: Any) -> str:
@@ -175,35 +175,35 @@ def _described(arrays: Any) -> str:
 
 
 def joined(parts: list[Any], rows: Callable[[], list[Any]]) -> Any:
-    """Return arrays of several chunks as one; an array of objects where they are not alike."""
+    """Concatenate arrays of several chunks; return an array of objects if they are not alike."""
     if len(parts) == 1:
         return parts[0]
     try:
         return concatenated(parts)
     except (KeyError, TypeError, ValueError):
-        found = rows()
-        objects = np.empty(len(found), object)
-        objects[:] = found
+        items = rows()
+        objects = np.empty(len(items), object)
+        objects[:] = items
         return objects
 
 
 def concatenated(parts: list[Any]) -> Any:
-    """Return arrays, or tuples or dicts of them, as one.
+    """Concatenate arrays, or tuples or dicts of arrays.
 
     Raises
     ------
     KeyError, TypeError, ValueError
-        They are not alike.
+        The structures or types differ.
     """
-    first = parts[0]
+    first_part = parts[0]
     if len(parts) == 1:
-        return first
+        return first_part
     if len({type(part) for part in parts}) > 1:
         raise TypeError
-    if isinstance(first, tuple):
+    if isinstance(first_part, tuple):
         return tuple(concatenated(list(column)) for column in zip(*parts, strict=True))
-    if isinstance(first, dict):
-        return {name: concatenated([part[name] for part in parts]) for name in first}
+    if isinstance(first_part, dict):
+        return {name: concatenated([part[name] for part in parts]) for name in first_part}
     if len({part.dtype.kind for part in parts}) > 1:
         raise TypeError
     return np.concatenate(parts)

@@ -1,4 +1,4 @@
-"""Columns that were received, and the rows in them."""
+"""Decoding of received columns to rows and arrays."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tfd_notebook._compat import pyspark as private
+from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.spark.feed.encode import EPOCH, Layout
 
 
 class Column(abc.ABC):
-    """A column that was received: values by position.
+    """A received column: values by position.
 
     Parameters
     ----------
     layout : list
     count : int
-        How many values.
+        Number of values.
     buffers : iterator of memoryview
-        Those of the chunk, in the order in which they were appended.
+        Buffers of the chunk, in the order in which they were appended.
     """
 
     def __init__(self, layout: Layout, count: int, buffers: Iterator[memoryview]) -> None:
@@ -36,13 +36,13 @@ class Column(abc.ABC):
 
     @abc.abstractmethod
     def rows(self, start: int, stop: int) -> list[Any]:
-        """Return those values as they were before."""
+        """Return these values as Python values."""
 
     def arrays(self, start: int, stop: int) -> Any:
-        """Return those values as a numpy array, or as a tuple or dict of arrays."""
-        found = np.empty(stop - start, object)
-        found[:] = self.rows(start, stop)
-        return found
+        """Return these values as a NumPy array, or as a tuple or dict of arrays."""
+        objects = np.empty(stop - start, object)
+        objects[:] = self.rows(start, stop)
+        return objects
 
 
 class _Nothing(Column):
@@ -51,7 +51,7 @@ class _Nothing(Column):
 
 
 class _Numbers(Column):
-    """Python's own numbers."""
+    """Python numbers."""
 
     _DTYPES: ClassVar[dict[str, Any]] = {
         "bool": np.bool_,
@@ -78,7 +78,7 @@ class _Numbers(Column):
 
 
 class _Typed(_Numbers):
-    """Python's own numbers, which are of some type in arrays."""
+    """Python numbers with a dtype for arrays."""
 
     def __init__(self, layout: Layout, count: int, buffers: Iterator[memoryview]) -> None:
         Column.__init__(self, layout, count, buffers)
@@ -124,7 +124,7 @@ class _Text(_Bytes):
 
 
 class _Parsed(Column):
-    """What travels as text."""
+    """Values sent as text."""
 
     def __init__(self, layout: Layout, count: int, buffers: Iterator[memoryview]) -> None:
         super().__init__(layout, count, buffers)
@@ -136,7 +136,7 @@ class _Parsed(Column):
 
 
 class _Fixed(Column):
-    """Lists or tuples of one length, whose parts are one column."""
+    """Lists or tuples of one length, with one column for all parts."""
 
     def __init__(self, layout: Layout, count: int, buffers: Iterator[memoryview]) -> None:
         super().__init__(layout, count, buffers)
@@ -163,7 +163,7 @@ class _Fixed(Column):
 
 
 class _Columns(Column):
-    """Lists, tuples, dicts or Rows with a column for each part."""
+    """Lists, tuples, dicts or Rows with one column per part."""
 
     def __init__(self, layout: Layout, count: int, buffers: Iterator[memoryview]) -> None:
         super().__init__(layout, count, buffers)
@@ -173,7 +173,7 @@ class _Columns(Column):
     def rows(self, start: int, stop: int) -> list[Any]:
         rows = zip(*(column.rows(start, stop) for column in self._columns), strict=True)
         if self._kind == "row":
-            return [private.named_row(row, self._names) for row in rows]
+            return [compat_pyspark.named_row(row, self._names) for row in rows]
         if self._kind == "dict":
             names = self._names
             if not names:
@@ -182,14 +182,14 @@ class _Columns(Column):
         return list(map(list, rows)) if self._names == "list" else list(rows)
 
     def arrays(self, start: int, stop: int) -> Any:
-        found = [column.arrays(start, stop) for column in self._columns]
+        arrays = [column.arrays(start, stop) for column in self._columns]
         if self._kind == "seq":
-            return tuple(found)
-        return dict(zip(self._names, found, strict=True))
+            return tuple(arrays)
+        return dict(zip(self._names, arrays, strict=True))
 
 
 class _Varying(Column):
-    """Lists or tuples of several lengths, or dicts of several sets of keys."""
+    """Lists or tuples of several lengths, or dicts with several sets of keys."""
 
     def __init__(self, layout: Layout, count: int, buffers: Iterator[memoryview]) -> None:
         super().__init__(layout, count, buffers)
@@ -217,7 +217,7 @@ class _Varying(Column):
 
 
 class _Array(Column):
-    """Numpy arrays of one shape, or numpy's scalars."""
+    """NumPy arrays of one shape, or NumPy scalars."""
 
     def __init__(self, layout: Layout, count: int, buffers: Iterator[memoryview]) -> None:
         super().__init__(layout, count, buffers)
@@ -227,7 +227,7 @@ class _Array(Column):
     def rows(self, start: int, stop: int) -> list[Any]:
         values = self._values
         if self.layout[0] == "array" and values.ndim == 1:
-            # Iterating gives scalars, but these were arrays without dimensions.
+            # The values are arrays without dimensions; iteration would return scalars.
             return [values[at, ...] for at in range(start, stop)]
         return list(values[start:stop])
 
@@ -236,7 +236,7 @@ class _Array(Column):
 
 
 class _Arrays(Column):
-    """Numpy arrays of several shapes."""
+    """NumPy arrays of several shapes."""
 
     def __init__(self, layout: Layout, count: int, buffers: Iterator[memoryview]) -> None:
         super().__init__(layout, count, buffers)
@@ -256,7 +256,7 @@ class _Arrays(Column):
 
 def _typed(buffer: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
     kind = np.dtype(dtype)
-    if not kind.itemsize:  # text without a character
+    if not kind.itemsize:  # a string dtype of length 0
         return np.zeros(shape, kind)
     return np.frombuffer(buffer, kind).reshape(shape)
 
@@ -271,19 +271,19 @@ class _Union(Column):
 
     def rows(self, start: int, stop: int) -> list[Any]:
         before, turns = self._turns[:start], self._turns[start:stop]
-        found = []
+        following = []
         for turn, column in enumerate(self._columns):
             first = int(np.count_nonzero(before == turn))
-            found.append(
+            following.append(
                 iter(column.rows(first, first + int(np.count_nonzero(turns == turn)))).__next__
             )
-        return [found[turn]() for turn in turns.tolist()]
+        return [following[turn]() for turn in turns.tolist()]
 
 
 class _Pickled(Column):
     def __init__(self, layout: Layout, count: int, buffers: Iterator[memoryview]) -> None:
         super().__init__(layout, count, buffers)
-        # From a proven channel only, see above.
+        # The channel is authenticated; see `encode`.
         self._values: list[Any] = pickle.loads(next(buffers))  # noqa: S301
 
     def rows(self, start: int, stop: int) -> list[Any]:
@@ -324,28 +324,32 @@ def decode(layout: Layout, count: int, buffers: Iterator[memoryview]) -> Column:
 
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
-#: Up to here a piece comes from memory that is reused; the library allows no more.
-_PIECE = 32 << 20
-#: Bytes that are free at the end of the heap and stay there, and that it grows by.
-_KEPT = 256 << 20
-_GROWTH = 16 << 20
+#: Allocations up to this size use the heap, which is reused. 32 MiB is the maximum in glibc.
+_HEAP_LIMIT = 32 << 20
+#: Bytes of free memory that stay at the end of the heap, and bytes by which it grows.
+_HEAP_FREE = 256 << 20
+_HEAP_GROWTH = 16 << 20
 
 
-def aligned(size: int) -> np.ndarray[Any, Any]:
-    """Return so many bytes, not cleared, that begin where TensorFlow can use numbers in place."""
-    made = np.empty(size + 64, np.uint8)
-    begin = -made.__array_interface__["data"][0] % 64
-    return made[begin : begin + size]
+def aligned_buffer(size: int) -> np.ndarray[Any, Any]:
+    """Return `size` bytes, not initialized, aligned to 64 bytes for use by TensorFlow."""
+    buffer = np.empty(size + 64, np.uint8)
+    begin = -buffer.__array_interface__["data"][0] % 64
+    return buffer[begin : begin + size]
 
 
 @functools.cache
-def keep() -> bool:
-    """Let this process reuse the memory of large rows; True where the C library can do that."""
+def reuse_large_buffers() -> bool:
+    """Keep the memory of large rows in this process; return True if the C library supports it."""
     if sys.platform != "linux":
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):  # another C library
+    except (AttributeError, OSError):  # not glibc
         return False
-    settings = ((_MMAP_THRESHOLD, _PIECE), (_TRIM_THRESHOLD, _KEPT), (_TOP_PAD, _GROWTH))
+    settings = (
+        (_MMAP_THRESHOLD, _HEAP_LIMIT),
+        (_TRIM_THRESHOLD, _HEAP_FREE),
+        (_TOP_PAD, _HEAP_GROWTH),
+    )
     return all(mallopt(name, value) for name, value in settings)

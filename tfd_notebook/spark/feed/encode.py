@@ -1,13 +1,13 @@
-"""Rows as columns: what a chunk is made of.
+"""Encoding of rows as columns, the content of a chunk.
 
-A column is a *layout*, JSON values that say what it holds, and buffers. Values of one type give one
-numpy array, or one buffer and where each value ends in it; lists, tuples, dicts and Rows give a
-column for each of their parts; values of several types give a column for each type and one that
-says whose turn it is. What comes out is equal to what went in, and of the same types.
+A column is a *layout* and buffers. The layout is JSON values that describe the content. Values of
+one type become a NumPy array, or one buffer and the end of each value in it. Lists, tuples, dicts
+and Rows become a column for each of their parts. Values of several types become a column for each
+type and a column of type numbers. Decoded values equal the encoded values and have their types.
 
-Only what none of this fits is pickled (objects of classes of one's own, aware datetimes, arrays of
-objects). Columns are read from channels whose other end has proven that it is of the same cluster,
-and from nowhere else; Spark itself unpickled the same rows before they came here.
+Other values are pickled: objects of other classes, aware datetimes and arrays of objects. Columns
+are only read from channels whose peer has authenticated as part of the same cluster. Spark has also
+unpickled the same rows before.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tfd_notebook._compat import pyspark as private
+from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.errors import UsageError
 from tfd_notebook.spark.feed import uniform
 
-#: JSON values: the name of a kind, and what it needs to know.
+#: JSON values: the name of a kind, and its parameters.
 Layout: TypeAlias = "list[Any]"
-#: What is sent as one buffer: fragments, one after the other.
+#: Content of one buffer: fragments that are sent one after another.
 Fragments: TypeAlias = "list[Any]"
 
 EPOCH = datetime.datetime(1970, 1, 1)
 MICROSECOND = datetime.timedelta(microseconds=1)
-#: From so many bytes on a value is sent from where it is, and not copied beside its neighbours.
+#: Values of at least this size in bytes are sent without a copy into a common buffer.
 _LARGE = 16_384
-#: Parts of a tuple that get columns of their own.
-_MOST_COLUMNS = 64
-_MOST_TYPES = 250
+#: Maximum number of parts of a tuple that get separate columns.
+_MAX_COLUMNS = 64
+_MAX_TYPES = 250
 _PLAIN = (int, float, bool, str, bytes, type(None))
 
 
@@ -48,7 +48,7 @@ def encode(values: Sequence[Any], out: list[Fragments]) -> Layout:
     Raises
     ------
     UsageError
-        A value cannot be pickled, where nothing else fits.
+        A value cannot be pickled, and has no other encoding.
     """
     kinds = set(map(type, values))
     if len(kinds) == 1:
@@ -141,7 +141,7 @@ def _sequence(kind: str, values: Sequence[Any], out: list[Fragments]) -> Layout:
         out.append([numbers])
         return ["fix", kind, length, ["float" if numbers.dtype.kind == "f" else "int"]]
     flat = _flat(values)
-    if length > _MOST_COLUMNS or _alike(flat):
+    if length > _MAX_COLUMNS or _alike(flat):
         return ["fix", kind, length, encode(flat, out)]
     return ["seq", kind, [encode(column, out) for column in zip(*values, strict=True)]]
 
@@ -151,7 +151,7 @@ def _flat(values: Iterable[Iterable[Any]]) -> list[Any]:
 
 
 def _alike(values: list[Any]) -> bool:
-    """Whether the parts of all rows make one column, rather than one for each part."""
+    """Return True if the parts of all rows fit one column, instead of a column per part."""
     kinds = set(map(type, values))
     if len(kinds) > 1:
         return False
@@ -181,7 +181,7 @@ def _dict(values: Sequence[Any], out: list[Fragments]) -> Layout:
 
 
 def _row(values: Sequence[Any], out: list[Fragments]) -> Layout | None:
-    fields = private.row_fields(values)
+    fields = compat_pyspark.row_fields(values)
     if fields is None or len(set(map(len, values)) | {len(fields)}) > 1:
         return None
     columns = [encode(column, out) for column in zip(*values, strict=True)]
@@ -223,7 +223,7 @@ def _special(kind: type) -> Callable[[Sequence[Any], list[Fragments]], Layout | 
 
 
 def _union(values: Sequence[Any], kinds: set[type], out: list[Fragments]) -> Layout:
-    if len(kinds) > _MOST_TYPES:
+    if len(kinds) > _MAX_TYPES:
         return _pickled(values, out)
     groups: dict[type, list[Any]] = {}
     for value in values:

@@ -1,9 +1,9 @@
-"""The node's end of feeding: who feeds, what waits, what was taken, and how it all ends."""
+"""Node's end of a feed: receives rows, queues them, and reports progress to the tasks."""
 
 from __future__ import annotations
 
 import contextlib
-import queue as plain
+import queue as queue_module
 import threading
 import time
 from collections import deque
@@ -16,37 +16,38 @@ from tfd_notebook.net import secure_channel
 from tfd_notebook.spark.feed import decode
 from tfd_notebook.spark.feed.chunks import Chunk, Packed
 
-#: Seconds between two messages about how far the node is.
-_TICK = 1.0
-#: Seconds for a feeder's first message, and until one that was refused has left.
-_IDLE_SECONDS = 10.0
-#: Chunks on the way or waiting, over all feeders, and those that each may have at least.
+#: Interval in seconds between progress messages to the feeding tasks.
+_REPORT_SECONDS = 1.0
+#: Timeout in seconds for a task's first message, and for a rejected task to disconnect.
+_MESSAGE_SECONDS = 10.0
+#: Maximum number of chunks in flight or waiting, over all tasks, and minimum window of a task.
 _CAPACITY = 8
-_FEWEST = 2
+_MIN_WINDOW = 2
 
 
 class Inbox:
-    """Takes rows from the tasks of this node's executor, for the user's function in this process.
+    """A server that receives rows from the tasks of this node's executor.
 
-    It listens in `directory`, at a socket that only this user can reach, and to those only who know
-    the secret. A ``with`` statement closes it.
+    It listens in `directory` on a Unix socket that only this user can access, and only accepts
+    clients that have the secret. The user's function runs in the same process. A ``with`` statement
+    closes the inbox.
 
     Parameters
     ----------
     directory : Path or str
-        Made if it is missing, for this user only.
+        Created with access for this user only, if it is missing.
     secret : bytes
-        The cluster's.
+        The secret of the cluster.
     role : str
     index : int
-        Who this node is, for the errors of those who feed it. Default ``worker`` 0.
+        Role and index of this node, for error messages of the tasks. Default ``worker`` 0.
     queues : sequence of str
         Names of queues. Default ``("input", "output", "error")``.
 
     Attributes
     ----------
     address : str
-        The path of the socket.
+        Path of the socket.
     """
 
     def __init__(
@@ -58,15 +59,15 @@ class Inbox:
         index: int = 0,
         queues: Sequence[str] = ("input", "output", "error"),
     ) -> None:
-        decode.keep()
+        decode.reuse_large_buffers()
         self.node = f"{role}:{index}"
         self._lock = threading.Condition()
         self._queues = {name: Queue(name) for name in queues}
-        self._facades: dict[str, Facade] = {}
+        self._value_queues: dict[str, ValueQueue] = {}
         self._values: dict[str, Any] = {}
         self._sources: set[Source] = set()
         self._state = "running"
-        self._last: dict[str, Any] = {}
+        self._final_message: dict[str, Any] = {}
         self._taken_at: float | None = None
         self._results = 0
         directory = Path(directory)
@@ -75,13 +76,15 @@ class Inbox:
         self._closing = threading.Event()
         self._server = secure_channel.serve(secret, self._serve, path=path)
         self.address = str(path)
-        self._ticker = threading.Thread(target=self._tick, name="tfd-feed-ticks", daemon=True)
-        self._ticker.start()
+        self._reporter = threading.Thread(
+            target=self._report_progress, name="tfd-feed-ticks", daemon=True
+        )
+        self._reporter.start()
 
-    # What whoever runs the node calls.
+    # Called by the node's process
 
     def numbers(self) -> dict[str, Any]:
-        """Return rows, results and what waits, by the names of `NodeRow`, and some more."""
+        """Return counters of rows, results and waiting chunks; most keys are those of `NodeRow`."""
         with self._lock:
             age = None if self._taken_at is None else time.monotonic() - self._taken_at
             return {
@@ -99,41 +102,41 @@ class Inbox:
             }
 
     def end_of_feed(self) -> None:
-        """Let the user's function see the end, after what is there now and who is still feeding."""
+        """End the feed for the user's function, after waiting rows and tasks that still feed."""
         with self._lock:
             for queue in self._queues.values():
                 queue.ended = True
             self._lock.notify_all()
 
     def terminate(self, reason: str = "the function called terminate()") -> None:
-        """Drop what waits; who feeds now or later is told to stop."""
-        self._end("terminating", {"op": "stop", "reason": reason})
+        """Drop waiting rows, and stop tasks that feed now or later."""
+        self._stop_feeders("terminating", {"op": "stop", "reason": reason})
 
     def finish(self, reason: str = "the function returned") -> None:
-        """Tell everybody who feeds that the user's function takes no more rows."""
-        self._end("finished", {"op": "stop", "reason": reason})
+        """Stop tasks that feed now or later, because the user's function consumes no more rows."""
+        self._stop_feeders("finished", {"op": "stop", "reason": reason})
 
     def fail(self, error: dict[str, Any]) -> None:
-        """Raise `NodeFailed` in everybody who feeds, now or later.
+        """Raise `NodeFailed` in all tasks that feed now or later.
 
         Parameters
         ----------
         error : dict
-            ``what``: the error in a sentence; ``traceback``: text.
+            ``what`` is the error in one sentence, and ``traceback`` a text.
         """
-        said = {name: str(error.get(name, "")) for name in ("what", "traceback")}
-        self._end("failed", {"op": "failed", **said})
+        fields = {name: str(error.get(name, "")) for name in ("what", "traceback")}
+        self._stop_feeders("failed", {"op": "failed", **fields})
 
     def close(self) -> None:
-        """Listen no more. Who still feeds gets an error."""
+        """Close the server. Tasks that still feed get an error."""
         self._closing.set()
         with self._lock:
             if self._state == "running":
                 self._state = "closed"
-                self._last = {"op": "closed"}
+                self._final_message = {"op": "closed"}
             self._lock.notify_all()
         self._server.close()
-        self._ticker.join(5)
+        self._reporter.join(5)
 
     def __enter__(self) -> Inbox:
         return self
@@ -141,36 +144,36 @@ class Inbox:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What programs written for TensorFlowOnSpark call on `ctx.mgr`.
+    # Called on `ctx.mgr` by programs written for TensorFlowOnSpark
 
     def get(self, key: str) -> Any:
-        """Return a value that was set; ``"state"`` is ``running``, ``terminating`` or another."""
+        """Return a stored value; ``"state"`` is ``running``, ``terminating`` or another state."""
         return self._state if key == "state" else self._values.get(key)
 
     def set(self, key: str, value: Any) -> None:
-        """Keep a value; ``set("state", "terminating")`` terminates."""
+        """Store a value; ``set("state", "terminating")`` calls `terminate`."""
         if key == "state" and value == "terminating":
             self.terminate()
         else:
             self._values[key] = value
 
-    def get_queue(self, name: str) -> Facade:
-        """Return a queue of plain values, within this process.
+    def get_queue(self, name: str) -> ValueQueue:
+        """Return a queue of Python values, for use within this process.
 
-        Rows that are fed are not in it: they are in a `DataFeed`.
+        It does not contain rows, which `DataFeed` reads.
         """
         self._queue(name)
-        return self._facades.setdefault(name, Facade())
+        return self._value_queues.setdefault(name, ValueQueue())
 
-    # What a DataFeed calls.
+    # Called by DataFeed
 
-    def take(self, name: str) -> tuple[Source, Chunk | None] | None:
+    def next_chunk(self, name: str) -> tuple[Source, Chunk | None] | None:
         """Wait for the next chunk.
 
         Returns
         -------
         tuple of Source and Chunk, or None
-            None for the chunk: the end of that source's partition. None alone: nothing more comes.
+            The chunk is None at the end of the source's partition. Returns None after the last one.
         """
         with self._lock:
             queue = self._queue(name)
@@ -180,67 +183,67 @@ class Inbox:
                 item = queue.pop()
                 if item is not None:
                     return item
-                if self._is_through(queue):
+                if self._is_exhausted(queue):
                     return None
-                # A signal's handler runs between two waits.
+                # Use a timeout: Python runs signal handlers between two waits.
                 self._lock.wait(1.0)
 
-    def arrived(self, name: str, timeout: float) -> bool:
-        """Whether `take` has something to return, or will within `timeout` seconds."""
+    def wait_for_chunk(self, name: str, timeout: float) -> bool:
+        """Return True if `take` has an item, now or within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         with self._lock:
             queue = self._queue(name)
             while self._state == "running" and queue.is_empty:
-                if self._is_through(queue):
+                if self._is_exhausted(queue):
                     break
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
                     return False
-                self._lock.wait(left)
+                self._lock.wait(remaining)
         return True
 
-    def _is_through(self, queue: Queue) -> bool:
-        """Whether nothing will come any more."""
+    def _is_exhausted(self, queue: Queue) -> bool:
+        """Return True if no more rows can arrive."""
         return queue.ended and not any(source.queue is queue for source in self._sources)
 
-    def took(self, source: Source, rows: int) -> None:
-        """Count rows that the user's function got."""
+    def count_rows(self, source: Source, rows: int) -> None:
+        """Count rows that the user's function received."""
         with self._lock:
             source.queue.taken += rows
             self._taken_at = time.monotonic()
 
-    def consumed(self, source: Source) -> None:
-        """Tell the feeder that a chunk was consumed, which lets it send another."""
-        self._tell(source, {"op": "ack"})
+    def acknowledge(self, source: Source) -> None:
+        """Acknowledge a consumed chunk, so that the task can send another."""
+        self._send(source, {"op": "ack"})
 
-    def give(self, source: Source, packed: Packed) -> None:
-        """Send results to who fed the rows."""
+    def send_results(self, source: Source, packed: Packed) -> None:
+        """Send results to the task that fed the rows."""
         with self._lock:
             self._results += packed.count
             self._taken_at = time.monotonic()
-        self._tell(source, {"op": "results", **packed.header}, packed.body)
+        self._send(source, {"op": "results", **packed.header}, packed.body)
 
-    # Threads of feeders.
+    # Threads of the channels
 
     def _serve(self, channel: secure_channel.AuthenticatedChannel) -> None:
-        said, _ = channel.receive(_IDLE_SECONDS)
-        if said.get("op") == "load":
+        request, _ = channel.receive(_MESSAGE_SECONDS)
+        if request.get("op") == "load":
             numbers = self.numbers()
             channel.send({"depth": numbers["queue_depth"], "feeders": numbers["feeders"]})
             return
-        if said.get("op") == "end_of_feed":
+        if request.get("op") == "end_of_feed":
             self.end_of_feed()
             channel.send({"op": "ended"})
             return
-        source = self._welcome(channel, said)
+        source = self._register(channel, request)
         if source is None:
-            # Until who connected has read it and gone.
+            # Wait until the task has read the answer and closed the channel.
             with contextlib.suppress(TimeoutError):
-                channel.receive(_IDLE_SECONDS)
+                channel.receive(_MESSAGE_SECONDS)
             return
         try:
             while True:
-                header, body = channel.receive(allocate=decode.aligned)
+                header, body = channel.receive(allocate=decode.aligned_buffer)
                 chunk = Chunk(header, body) if header.get("op") == "rows" else None
                 with self._lock:
                     if self._state == "running":
@@ -248,17 +251,17 @@ class Inbox:
                         self._lock.notify_all()
         finally:
             with self._lock:
-                source.gone = True
+                source.disconnected = True
                 self._sources.discard(source)
-                source.queue.forget(source)
+                source.queue.drop_source(source)
                 self._lock.notify_all()
 
-    def _welcome(
-        self, channel: secure_channel.AuthenticatedChannel, said: dict[str, Any]
+    def _register(
+        self, channel: secure_channel.AuthenticatedChannel, request: dict[str, Any]
     ) -> Source | None:
         with self._lock:
-            queue = self._queues.get(str(said.get("queue")))
-            answer = self._last
+            queue = self._queues.get(str(request.get("queue")))
+            answer = self._final_message
             if self._state == "running":
                 if queue is None:
                     answer = {"op": "unknown", "queues": sorted(self._queues)}
@@ -266,44 +269,44 @@ class Inbox:
                     answer = {"op": "stop", "reason": "the end of the feed was announced"}
             if not answer:
                 assert queue is not None
-                source = Source(queue, channel, bool(said.get("infer")))
+                source = Source(queue, channel, bool(request.get("infer")))
                 self._sources.add(source)
-                window = max(_FEWEST, _CAPACITY // len(self._sources))
+                window = max(_MIN_WINDOW, _CAPACITY // len(self._sources))
                 answer = {"op": "go", "window": window}
             else:
                 source = None
         channel.send(answer)
         return source
 
-    def _end(self, state: str, message: dict[str, Any]) -> None:
+    def _stop_feeders(self, state: str, message: dict[str, Any]) -> None:
         with self._lock:
             if self._state not in ("running", "terminating"):
                 return
-            self._state, self._last = state, message
+            self._state, self._final_message = state, message
             for queue in self._queues.values():
                 queue.clear()
             sources = list(self._sources)
             self._lock.notify_all()
         for source in sources:
-            self._tell(source, message)
+            self._send(source, message)
 
-    def _tell(
+    def _send(
         self, source: Source, message: dict[str, Any], body: Iterable[memoryview] = ()
     ) -> None:
         try:
             source.channel.send(message, list(body))
         except OSError:
-            # Its own thread notices as well.
-            source.gone = True
+            # The channel's own thread detects the error, too.
+            source.disconnected = True
 
-    def _tick(self) -> None:
-        while not self._closing.wait(_TICK):
+    def _report_progress(self) -> None:
+        while not self._closing.wait(_REPORT_SECONDS):
             with self._lock:
                 if self._state != "running":
                     continue
                 now = time.monotonic()
                 age = None if self._taken_at is None else now - self._taken_at
-                told = [
+                reports = [
                     (
                         source,
                         {
@@ -315,8 +318,8 @@ class Inbox:
                     )
                     for source in self._sources
                 ]
-            for source, message in told:
-                self._tell(source, message)
+            for source, message in reports:
+                self._send(source, message)
 
     def _queue(self, name: str) -> Queue:
         try:
@@ -324,24 +327,24 @@ class Inbox:
         except KeyError:
             raise UnknownName(
                 f"{self.node} has no queue {name!r}",
-                fix=f"queues here: {', '.join(self._queues)}",
+                fix=f"use one of the queues {', '.join(self._queues)}",
             ) from None
 
 
 class Source:
-    """A task of Spark that feeds one partition.
+    """A Spark task that feeds one partition.
 
     Parameters
     ----------
     queue : Queue
-    channel : Channel
+    channel : AuthenticatedChannel
     infer : bool
-        It waits for a result for each row.
+        Whether the task waits for one result per row.
 
     Attributes
     ----------
     gone : bool
-        It has disconnected.
+        True after the task has disconnected.
     """
 
     def __init__(
@@ -350,23 +353,23 @@ class Source:
         self.queue = queue
         self.channel = channel
         self.infer = infer
-        self.gone = False
+        self.disconnected = False
 
 
 class Queue:
-    """Chunks that wait for the user's function. Its owner's lock guards it.
+    """Chunks that wait for the user's function. The owner's lock protects it.
 
-    Rows for training are taken in the order in which their chunks came. Of partitions whose results
-    are awaited one is taken after the other, so that a batch never holds rows of two of them.
+    Rows for training are returned in the order of arrival. Partitions for inference are returned
+    one after another, so that a batch never contains rows of two of them.
 
     Attributes
     ----------
     depth : int
-        Chunks that wait.
+        Number of waiting chunks.
     taken : int
-        Rows that the user's function got.
+        Number of rows that the user's function received.
     ended : bool
-        Nobody will feed any more.
+        True after the end of the feed was announced.
     """
 
     def __init__(self, name: str) -> None:
@@ -380,13 +383,13 @@ class Queue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing that `pop` could return now."""
+        """True if `pop` would return None."""
         if self._current is not None:
             return not self._lanes[self._current]
         return not self._common and not any(self._lanes.values())
 
     def put(self, source: Source, chunk: Chunk | None) -> None:
-        """Append a chunk, or the end of the source's partition."""
+        """Append a chunk, or None for the end of the source's partition."""
         self.depth += chunk is not None
         if source.infer:
             self._lanes.setdefault(source, deque()).append((source, chunk))
@@ -394,7 +397,7 @@ class Queue:
             self._common.append((source, chunk))
 
     def pop(self) -> tuple[Source, Chunk | None] | None:
-        """Return the next one, or None where there is none yet."""
+        """Remove and return the next item, or return None if there is none."""
         item = None
         if self._current is None:
             if self._common:
@@ -412,8 +415,8 @@ class Queue:
             self.depth -= item[1] is not None
         return item
 
-    def forget(self, source: Source) -> None:
-        """Drop what a source that is gone has sent, and nobody has taken."""
+    def drop_source(self, source: Source) -> None:
+        """Drop the waiting chunks of a disconnected source."""
         lane = self._lanes.pop(source, ())
         kept = deque(item for item in self._common if item[0] is not source)
         dropped = [*lane, *(item for item in self._common if item[0] is source)]
@@ -423,12 +426,12 @@ class Queue:
             self._current = None
 
     def clear(self) -> None:
-        """Drop everything."""
+        """Drop all chunks."""
         self._common.clear()
         self._lanes.clear()
         self._current = None
         self.depth = 0
 
 
-class Facade(plain.Queue[Any]):
-    """A queue of plain values between the threads of a node."""
+class ValueQueue(queue_module.Queue[Any]):
+    """A queue of Python values between the threads of a node."""

@@ -1,4 +1,4 @@
-"""The task's end of feeding: a partition goes to a node, and its results come back."""
+"""Task's end of a feed: sends a partition to a node, and receives its results."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from tfd_notebook.net import secure_channel
 from tfd_notebook.spark.feed import decode
 from tfd_notebook.spark.feed.chunks import Chunk, Packed, packed
 
-#: Bytes on the way, beyond which one chunk at a time is sent.
-_MOST_BYTES = 64 << 20
+#: Maximum bytes in flight. A larger chunk is sent alone.
+_MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class FeedResult:
-    """What became of a partition.
+    """Result of feeding a partition.
 
     Parameters
     ----------
     rows, chunks, bytes : int
-        What was sent.
+        Amounts that were sent.
     stopped : str, optional
-        Why the node took no more; None where it took all.
+        Reason why the node stopped the feed; None if it consumed all rows.
     node : str
-        Which node; empty for a partition without rows.
+        Name of the node; empty for a partition without rows.
     """
 
     rows: int = 0
@@ -60,28 +60,28 @@ def feed_partition(
 ) -> FeedResult:
     """Feed `rows` to the node of this executor, and wait until it has consumed them.
 
-    Returns at once where the node wants no more: its function called ``terminate()``, or returned.
+    Return early if the node stops the feed: its function called ``terminate()``, or returned.
 
     Parameters
     ----------
     rows : iterable
-        The partition.
-    places : Place, sequence of Place or callable
-        The node, or all of them, of which `choose` takes one, or what returns them.
+        The rows of the partition.
+    places : InboxAddress, sequence of InboxAddress or callable
+        A node, nodes from which `choose` selects one, or a function that returns such nodes.
     qname : str
         Name of the queue. Default ``"input"``.
     feed_timeout : float
-        Seconds *without any progress* of the node. Default 600.
+        Seconds *without any progress* of the node until the feed fails. Default 600.
 
     Raises
     ------
     NodeFailed
-        The user's function raised; with the traceback from there.
+        The user's function raised. The error has its traceback.
     NodeLost
-        The node's process is gone.
+        The node's process has ended.
     FeedTimeout
     UsageError
-        A row cannot be sent; or a queue of that name does not exist.
+        A row cannot be sent, or the queue does not exist.
     """
     return feed_chunks(packed(rows), places, qname, feed_timeout)
 
@@ -89,7 +89,7 @@ def feed_partition(
 def feed_chunks(
     chunks: Iterator[Packed], places: Where, qname: str, feed_timeout: float
 ) -> FeedResult:
-    """Do what `feed_partition` does, with rows that are packed."""
+    """Feed packed rows; see `feed_partition`."""
     first = next(chunks, None)
     if first is None:
         return FeedResult()
@@ -100,7 +100,7 @@ def feed_chunks(
         else:
             feeder.end()
             feeder.wait_consumed()
-        return feeder.fed()
+        return feeder.result()
 
 
 def infer_partition(
@@ -109,7 +109,7 @@ def infer_partition(
     qname: str = "input",
     feed_timeout: float = 600.0,
 ) -> Iterator[Any]:
-    """Feed `rows` to the node of this executor, and yield a result for each, in their order.
+    """Feed `rows` to the node of this executor, and yield one result per row, in order.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def infer_partition(
     NodeFailed, NodeLost, FeedTimeout, UsageError
         As for `feed_partition`.
     SparkError
-        The node's function ended and did not give all results.
+        The node's function ended without returning all results.
     """
     for chunk in infer_chunks(packed(rows), places, qname, feed_timeout):
         yield from chunk.rows(0, chunk.count)
@@ -130,7 +130,7 @@ def infer_partition(
 def infer_chunks(
     chunks: Iterator[Packed], places: Where, qname: str, feed_timeout: float
 ) -> Iterator[Chunk]:
-    """Do what `infer_partition` does, with rows that are packed, and yield results in chunks."""
+    """Feed packed rows, and yield the results in chunks; see `infer_partition`."""
     first = next(chunks, None)
     if first is None:
         return
@@ -145,43 +145,43 @@ def infer_chunks(
 
 
 class _Feeder:
-    """A connection to an inbox: this thread sends, one of its own receives."""
+    """A connection to an inbox: the task's thread sends, and a second thread receives."""
 
     def __init__(self, places: Where, qname: str, feed_timeout: float, *, infer: bool) -> None:
-        decode.keep()
+        decode.reuse_large_buffers()
         if callable(places):
             places = places()
-        self._place = place = places if isinstance(places, InboxAddress) else choose(places)
-        self._qname, self._limit = qname, feed_timeout
+        self._address = address = places if isinstance(places, InboxAddress) else choose(places)
+        self._qname, self._timeout_s = qname, feed_timeout
         self._changed = threading.Condition()
         self._rows = self._chunks = self._bytes = 0
-        self._waiting: deque[int] = deque()  # sizes of the chunks that were not consumed yet
-        self._arrived: deque[Chunk] = deque()
-        self._given = 0
+        self._unconsumed: deque[int] = deque()  # sizes of the chunks that are not consumed yet
+        self._results: deque[Chunk] = deque()
+        self._result_count = 0
         self._error: TfdError | None = None
         self._stopped: str | None = None
         self._progress = time.monotonic()
-        self._seen: dict[str, Any] = {}
+        self._last_report: dict[str, Any] = {}
         try:
-            self._channel = secure_channel.connect(f"unix:{place.path}", place.secret)
+            self._channel = secure_channel.connect(f"unix:{address.path}", address.secret)
         except (OSError, EOFError) as error:
-            raise self._lost(f"its inbox does not answer ({error})") from error
+            raise self._node_lost(f"its inbox does not answer ({error})") from error
         try:
             self._channel.send({"op": "feed", "queue": qname, "infer": infer})
-            said, _ = self._channel.receive(max(30.0, min(feed_timeout, 600.0)))
+            answer, _ = self._channel.receive(max(30.0, min(feed_timeout, 600.0)))
         except (OSError, EOFError) as error:
             self._channel.close()
-            raise self._lost(f"it closed the connection ({error})") from error
-        self._window = int(said.get("window", 0))
-        if said["op"] == "unknown":
+            raise self._node_lost(f"it closed the connection ({error})") from error
+        self._window = int(answer.get("window", 0))
+        if answer["op"] == "unknown":
             self._channel.close()
             raise UnknownName(
-                f"{place.node} has no queue {qname!r}",
-                task=place.node,
-                fix=f"queues there: {', '.join(said['queues'])}",
+                f"{address.node} has no queue {qname!r}",
+                task=address.node,
+                fix=f"use one of the queues {', '.join(answer['queues'])}",
             )
-        self._hear(said, memoryview(b""))
-        self._thread = threading.Thread(target=self._listen, name="tfd-feeder", daemon=True)
+        self._handle_message(answer, memoryview(b""))
+        self._thread = threading.Thread(target=self._receive_loop, name="tfd-feeder", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> _Feeder:
@@ -191,168 +191,168 @@ class _Feeder:
         self._channel.close()
         self._thread.join(10)
 
-    def fed(self) -> FeedResult:
-        """Return what became of it."""
-        return FeedResult(self._rows, self._chunks, self._bytes, self._stopped, self._place.node)
+    def result(self) -> FeedResult:
+        """Return the result of the feed."""
+        return FeedResult(self._rows, self._chunks, self._bytes, self._stopped, self._address.node)
 
     def send(self, chunk: Packed) -> bool:
-        """Send a chunk as soon as the node grants it; False where the node wants no more."""
+        """Send a chunk when the window allows it; return False if the node stopped the feed."""
         with self._changed:
             self._wait_until(
                 lambda: (
-                    not self._waiting
+                    not self._unconsumed
                     or (
-                        len(self._waiting) < self._window
-                        and sum(self._waiting) + chunk.size <= _MOST_BYTES
+                        len(self._unconsumed) < self._window
+                        and sum(self._unconsumed) + chunk.size <= _MAX_BYTES
                     )
                 )
             )
             if self._stopped is not None:
                 return False
-            self._waiting.append(chunk.size)
+            self._unconsumed.append(chunk.size)
         try:
             self._channel.send({"op": "rows", **chunk.header}, chunk.body)
         except ValueError as error:
             raise UsageError(
-                f"a row is too large to be sent to {self._place.node}: {error}",
-                fix="a row may have up to 2 GiB; feed names of files instead",
+                f"a row is too large to be sent to {self._address.node}: {error}",
+                fix="a row can have up to 2 GiB; feed names of files instead",
             ) from error
         except OSError as error:
-            return self._after(error)
+            return self._on_broken_channel(error)
         self._rows += chunk.count
         self._chunks += 1
         self._bytes += chunk.size
         return True
 
     def end(self) -> None:
-        """Say that this was the partition."""
+        """Report the end of the partition."""
         try:
             self._channel.send({"op": "end"})
         except OSError as error:
-            self._after(error)
+            self._on_broken_channel(error)
 
     def wait_consumed(self) -> None:
-        """Wait until the node has consumed everything, or wants no more."""
+        """Wait until the node has consumed all chunks, or stops the feed."""
         with self._changed:
-            self._wait_until(lambda: not self._waiting)
+            self._wait_until(lambda: not self._unconsumed)
 
     def results(self) -> Iterator[Chunk]:
-        """Yield the results that are there."""
-        while self._arrived:
-            yield self._arrived.popleft()
+        """Yield the results that have arrived."""
+        while self._results:
+            yield self._results.popleft()
 
     def remaining_results(self) -> Iterator[Chunk]:
-        """Yield the results as they come, until there is one for each row."""
+        """Yield results as they arrive, until there is one per row."""
         while True:
             yield from self.results()
             with self._changed:
-                self._wait_until(lambda: self._arrived or self._given >= self._rows)
-                if self._arrived:
+                self._wait_until(lambda: self._results or self._result_count >= self._rows)
+                if self._results:
                     continue
-            if self._given == self._rows and self._stopped is None:
+            if self._result_count == self._rows and self._stopped is None:
                 return
             if self._stopped is not None:
                 raise SparkError(
-                    f"{self._stopped} when {self._rows - self._given} results of a partition were "
-                    f"missing",
-                    task=self._place.node,
-                    fix="the function has to give a result for each row until should_stop()",
+                    f"{self._stopped}, but {self._rows - self._result_count} results of a "
+                    "partition are missing",
+                    task=self._address.node,
+                    fix="return a result for each row until should_stop() is true",
                 )
             raise SparkError(
-                f"{self._given} results came for the {self._rows} rows of a partition",
-                task=self._place.node,
-                fix="give exactly one result for each row to batch_results()",
+                f"{self._result_count} results arrived for the {self._rows} rows of a partition",
+                task=self._address.node,
+                fix="pass exactly one result per row to batch_results()",
             )
 
     def _wait_until(self, reached: Any) -> None:
         began = time.monotonic()
         while self._error is None and self._stopped is None and not reached():
-            left = max(self._progress, began) + self._limit - time.monotonic()
-            if left <= 0:
+            remaining = max(self._progress, began) + self._timeout_s - time.monotonic()
+            if remaining <= 0:
                 raise self._timeout()
-            self._changed.wait(min(left, 1.0))
+            self._changed.wait(min(remaining, 1.0))
         if self._error is not None:
             raise self._error
 
-    def _after(self, error: OSError) -> bool:
-        """Say what it means that the channel broke: the listener knows, or will at once."""
+    def _on_broken_channel(self, error: OSError) -> bool:
+        """Handle a broken channel: return False if the node stopped the feed, else raise."""
         self._thread.join(10)
         with self._changed:
             if self._stopped is not None:
                 return False
-            raise self._error or self._lost(f"the connection broke ({error})")
+            raise self._error or self._node_lost(f"the connection broke ({error})")
 
-    def _listen(self) -> None:
+    def _receive_loop(self) -> None:
         try:
             while True:
-                said, body = self._channel.receive()
+                message, body = self._channel.receive()
                 with self._changed:
-                    self._hear(said, body)
+                    self._handle_message(message, body)
                     self._changed.notify_all()
                     if self._error is not None or self._stopped is not None:
                         break
         except (OSError, EOFError) as error:
             with self._changed:
                 if self._error is None and self._stopped is None:
-                    self._error = self._lost(f"the connection ended ({error})")
+                    self._error = self._node_lost(f"the connection ended ({error})")
                 self._changed.notify_all()
-        # Whoever is sending is woken.
+        # Interrupts a `send` in the task's thread.
         self._channel.close()
 
-    def _hear(self, said: dict[str, Any], body: memoryview) -> None:
-        op, place = said["op"], self._place
+    def _handle_message(self, message: dict[str, Any], body: memoryview) -> None:
+        op, address = message["op"], self._address
         if op == "ack":
-            self._waiting.popleft()
+            self._unconsumed.popleft()
             self._progress = time.monotonic()
         elif op == "results":
-            chunk = Chunk(said, body)
-            self._arrived.append(chunk)
-            self._given += chunk.count
+            chunk = Chunk(message, body)
+            self._results.append(chunk)
+            self._result_count += chunk.count
             self._progress = time.monotonic()
         elif op == "tick":
-            if said["taken"] != self._seen.get("taken"):
+            if message["taken"] != self._last_report.get("taken"):
                 self._progress = time.monotonic()
-            self._seen = said
+            self._last_report = message
         elif op == "stop":
-            self._stopped = str(said["reason"])
+            self._stopped = str(message["reason"])
         elif op == "failed":
-            text = str(said["traceback"]).rstrip()
+            text = str(message["traceback"]).rstrip()
             self._error = NodeFailed(
-                f"the function of {place.node} on {place.host} raised {said['what']}"
+                f"the function of {address.node} on {address.host} raised {message['what']}"
                 + (f"\n\n{text}\n" if text else ""),
-                task=place.node,
-                fix="mend the function and run the cluster again",
+                task=address.node,
+                fix="fix the function and run the cluster again",
             )
         elif op == "closed":
-            self._error = self._lost("it is being stopped")
+            self._error = self._node_lost("the node is stopping")
 
-    def _lost(self, why: str) -> NodeLost:
-        place = self._place
+    def _node_lost(self, why: str) -> NodeLost:
+        address = self._address
         return NodeLost(
-            f"{place.node} on {place.host} is gone while a partition is fed: {why}",
-            task=place.node,
-            fix="look at its log, and run the cluster again",
+            f"lost {address.node} on {address.host} while a partition was fed: {why}",
+            task=address.node,
+            fix="see its log, and run the cluster again",
         )
 
     def _timeout(self) -> FeedTimeout:
-        place, seen = self._place, self._seen
-        age = seen.get("age")
-        batch = "it never took a batch" if age is None else f"its last batch was {age:.0f} s ago"
-        if not seen:
-            batch = "it does not say how far it is"
+        address, report = self._address, self._last_report
+        age = report.get("age")
+        batch = "no batch was taken yet" if age is None else f"the last batch was {age:.0f} s ago"
+        if not report:
+            batch = "the node does not report its progress"
         return FeedTimeout(
-            f"{place.node} on {place.host} took no rows of the queue {self._qname!r} for "
-            f"{self._limit:g} s; {len(self._waiting)} chunks of this partition and "
-            f"{seen.get('depth', 'an unknown number')} in its queue wait, {batch}",
-            task=place.node,
-            fix="see what its function is doing, call terminate() where it needs no more rows, "
-            "or raise feed_timeout",
+            f"{address.node} on {address.host} consumed no rows of the queue {self._qname!r} for "
+            f"{self._timeout_s:g} s; {len(self._unconsumed)} chunks of this partition and "
+            f"{report.get('depth', 'an unknown number')} in its queue wait, {batch}",
+            task=address.node,
+            fix="check what its function does, call terminate() if it needs no more rows, or use a "
+            "larger feed_timeout",
         )
 
 
 @dataclass(frozen=True)
 class InboxAddress:
-    """Where the rows for one node go. It travels in the closures of tasks, and nowhere else.
+    """Address of a node's inbox. Only the closures of Spark tasks contain it.
 
     Parameters
     ----------
@@ -362,15 +362,15 @@ class InboxAddress:
     index : int
         The node's index in its role.
     host : str
-        Name of the node's host, as `socket.gethostname` gives it there.
+        Name of the node's host, from `socket.gethostname`.
     executor : str
         Spark's id of its executor; may be empty.
     jvm : int
         Process id of its executor's JVM on that host; 0 if unknown.
     path : str
-        The inbox's address: the path of its socket.
+        Path of the inbox's socket.
     secret : bytes
-        Who does not know it cannot feed.
+        Authenticates the tasks to the inbox.
     """
 
     cluster: str
@@ -384,24 +384,25 @@ class InboxAddress:
 
     @property
     def node(self) -> str:
-        """The node's name, such as ``worker:0``."""
+        """Name of the node, such as ``worker:0``."""
         return f"{self.role}:{self.index}"
 
 
-#: Where rows may go: a node, those of which `choose` takes one, or what tells a task of them.
+#: Destination of rows: a node, nodes from which `choose` selects one, or a function that returns
+#: such nodes.
 Where: TypeAlias = "InboxAddress | Sequence[InboxAddress] | Callable[[], Sequence[InboxAddress]]"
 
 
 def choose(places: Sequence[InboxAddress]) -> InboxAddress:
-    """Return the node that a task in this process feeds.
+    """Return the address of the node that a task in this process feeds.
 
-    That is the node of its own executor; where that has none, one of this host. Of several, the
-    one with the fewest chunks waiting, and tasks that ask at the same time begin with different
-    ones. Rows do not leave the host.
+    A node of the task's executor is preferred to other nodes of this host. Of several, the one with
+    the fewest waiting chunks is selected. Tasks that start at the same time begin the search with
+    different nodes. Rows do not leave the host.
 
     Parameters
     ----------
-    places : sequence of Place
+    places : sequence of InboxAddress
 
     Raises
     ------
@@ -409,23 +410,23 @@ def choose(places: Sequence[InboxAddress]) -> InboxAddress:
         No node of the cluster is on this host.
     """
     host = socket.gethostname()
-    here = [place for place in places if place.host == host and os.path.exists(place.path)]
+    local = [address for address in places if address.host == host and os.path.exists(address.path)]
     above = {os.getpid(), *_ancestors()}
-    here = [place for place in here if place.jvm in above] or here
-    if len(here) > 1:
-        first = _partition() % len(here)
-        return min([*here[first:], *here[:first]], key=_load)
-    if here:
-        return here[0]
-    nodes = ", ".join(f"{place.node} on {place.host}" for place in places) or "none"
+    local = [address for address in local if address.jvm in above] or local
+    if len(local) > 1:
+        first = _partition() % len(local)
+        return min([*local[first:], *local[:first]], key=_load)
+    if local:
+        return local[0]
+    nodes = ", ".join(f"{address.node} on {address.host}" for address in places) or "none"
     raise SparkError(
-        f"no node of this cluster that takes rows is on the host {host}; there are: {nodes}",
-        fix="give the cluster as many nodes as there are executors, or keep other executors away",
+        f"no node of this cluster that receives rows is on host {host}; the nodes are: {nodes}",
+        fix="use one node per executor, or remove the other executors",
     )
 
 
 def _partition() -> int:
-    """Return the number of the partition that this process feeds; 0 outside of Spark's tasks."""
+    """Return the number of this task's partition; 0 outside of Spark tasks."""
     if "pyspark" not in sys.modules:
         return 0
     from pyspark import TaskContext
@@ -434,12 +435,12 @@ def _partition() -> int:
     return context.partitionId() if context is not None else 0
 
 
-def _load(place: InboxAddress) -> tuple[int, int]:
+def _load(address: InboxAddress) -> tuple[int, int]:
     try:
-        with secure_channel.connect(f"unix:{place.path}", place.secret) as channel:
+        with secure_channel.connect(f"unix:{address.path}", address.secret) as channel:
             channel.send({"op": "load"})
-            said, _ = channel.receive(10)
-            return int(said["depth"]), int(said["feeders"])
+            counters, _ = channel.receive(10)
+            return int(counters["depth"]), int(counters["feeders"])
     except (OSError, EOFError, KeyError, TypeError, ValueError):
         return 1 << 30, 1 << 30
 

@@ -1,9 +1,9 @@
-"""Python's numbers and numpy's arrays as one array: the paths that nearly all rows take.
+"""Fast conversion of Python numbers and NumPy arrays to one array, for the most common rows.
 
-Going over a million numbers one by one to see that each is a float costs more than all the rest.
-The interpreter's own format, `marshal`, writes them in one pass of C with a letter for the type of
-each: what it wrote is read as an array of letters and numbers, and the letters tell whether all are
-alike. Where a single one is not, or the format is another, the caller takes the slow path.
+A Python loop that checks the type of every number would dominate the total time. `marshal` writes
+numbers in C, each with a letter for its type. Its output is read as an array of letters and
+numbers, and the letters show whether all types are equal. If one differs, or the format is
+different, the caller uses the slow path.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Any
 
 import numpy as np
 
-#: The version of the format in which numbers are binary, and nothing refers to anything before it.
+#: Version of the marshal format with binary numbers and without back references.
 _VERSION = 2
 _FLOAT = np.dtype([("letter", "S1"), ("number", "<f8")])
 _INT = np.dtype([("letter", "S1"), ("number", "<i4")])
 
 
 @lru_cache(maxsize=64)
-def _row(tuples: bool, length: int, whole: bool) -> np.dtype[Any]:
-    """How a list, or a tuple, of so many numbers is written."""
+def _row(tuples: bool, length: int, integral: bool) -> np.dtype[Any]:
+    """Return the dtype of a marshalled list or tuple with `length` numbers."""
     head = [("kind", "S1"), ("length", "<i4")]
-    return np.dtype([*head, ("numbers", _INT if whole else _FLOAT, (length,))])
+    return np.dtype([*head, ("numbers", _INT if integral else _FLOAT, (length,))])
 
 
 def matrix(rows: Sequence[Any], length: int) -> np.ndarray[Any, Any] | None:
-    """Return rows of `length` floats, or of small ints, as an array; None if they are not.
+    """Return rows of `length` floats or of `length` small ints as an array, else None.
 
     Parameters
     ----------
     rows : sequence of list or of tuple
-        All of one of the two types, each with `length` > 0 items.
+        All lists or all tuples, each with `length` > 0 items.
 
     Returns
     -------
@@ -44,30 +44,30 @@ def matrix(rows: Sequence[Any], length: int) -> np.ndarray[Any, Any] | None:
     first = type(rows[0][0])
     if first not in (float, int) or type(rows[0][-1]) is not first:
         return None
-    tuples, whole = type(rows[0]) is tuple, first is int
+    tuples, integral = type(rows[0]) is tuple, first is int
     written = marshal.dumps(rows, _VERSION)  # type: ignore[arg-type]
-    kind = _row(tuples, length, whole)
+    kind = _row(tuples, length, integral)
     if len(written) != 5 + kind.itemsize * len(rows):
         return None
     read = np.frombuffer(written, kind, offset=5)
     numbers = read["numbers"]
-    letter = b"i" if whole else b"g"
+    letter = b"i" if integral else b"g"
     if (
         (numbers["letter"] != letter).any()
         or (read["kind"] != (b"(" if tuples else b"[")).any()
         or (read["length"] != length).any()
     ):
         return None
-    return np.ascontiguousarray(numbers["number"], np.int64 if whole else np.float64)
+    return np.ascontiguousarray(numbers["number"], np.int64 if integral else np.float64)
 
 
 def floats(values: Sequence[float]) -> np.ndarray[Any, Any]:
-    """Return floats as an array of float64."""
+    """Return floats as a float64 array."""
     return np.frombuffer(array.array("d", values), np.float64)
 
 
 def integers(values: Sequence[int]) -> np.ndarray[Any, Any] | None:
-    """Return ints as an array of int64; None where one does not fit."""
+    """Return ints as an int64 array, or None if one does not fit."""
     try:
         return np.frombuffer(array.array("q", values), np.int64)
     except OverflowError:
@@ -75,9 +75,9 @@ def integers(values: Sequence[int]) -> np.ndarray[Any, Any] | None:
 
 
 def raw(values: Sequence[np.ndarray[Any, Any]], large: int) -> list[Any]:
-    """Return the bytes of arrays as buffers to be sent one after the other.
+    """Return the bytes of arrays as fragments of a buffer.
 
-    Arrays of `large` bytes and more are not copied.
+    Arrays of at least `large` bytes are not copied.
     """
     first = values[0]
     if not first.nbytes:

