@@ -198,7 +198,7 @@ def test_a_data_worker_on_another_network_is_named() -> None:
     diagnosis.load()
     assert f"{at} is unreachable from here: timed out" in found("")
     assert "another network" in found("")
-    assert "its packet filter lets in this host, 10.0.0.0/8" in found("this host, 10.0.0.0/8")
+    assert "its packet filter allows this host, 10.0.0.0/8" in found("this host, 10.0.0.0/8")
 
 
 @contextlib.contextmanager
@@ -248,7 +248,7 @@ def dispatcher_of(*workers: str) -> Server:
         known.workers.add(address=worker)
     return Server(
         {
-            probe._QUESTIONS["dispatcher"]: tf_messages.GetVersionResponse(
+            probe._METHODS["dispatcher"]: tf_messages.GetVersionResponse(
                 version=9
             ).SerializeToString(),
             probe._WORKERS: known.SerializeToString(),
@@ -268,7 +268,7 @@ def test_an_unreachable_data_worker_takes_one_probe(waits: dict[str, list[float]
 
 def test_a_data_worker_that_is_reachable_again_is_not_named(waits: dict[str, list[float]]) -> None:
     diagnosis.load()
-    answer = {probe._QUESTIONS["data_worker"]: b""}
+    answer = {probe._METHODS["data_worker"]: b""}
     with Server(answer) as worker, dispatcher_of(worker.address) as dispatcher:
         assert not list(diagnostics.look("service", Service.asked(dispatcher.address)))
         assert all(timeout <= data_service_checks._ASK_SECONDS for timeout in waits[worker.address])

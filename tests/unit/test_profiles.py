@@ -10,13 +10,15 @@ import tfd_notebook as tfd
 from tfd_notebook import errors
 from tfd_notebook.agent import admin_policy
 from tfd_notebook.launchers import base, profiles
+from tfd_notebook.net import config_files
 from tfd_notebook.ui.argparsing import launchers_table
 
 
 @pytest.fixture(autouse=True)
 def _own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(profiles, "SYSTEM", tmp_path / "etc")
+    for module in (profiles, config_files):
+        monkeypatch.setattr(module, "SYSTEM", tmp_path / "etc")
     for directory in (tmp_path / "home/tfd_notebook", tmp_path / "etc"):
         directory.mkdir(parents=True)
 

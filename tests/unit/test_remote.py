@@ -28,8 +28,9 @@ ctypes.CDLL(None).prctl(15, b"sshd-session", 0, 0, 0)  # PR_SET_NAME
 sys.path.insert(0, sys.argv[1])
 from tfd_by_command import ByCommand
 host, = ByCommand("nice -n 1").hosts()
-from tfd_notebook.launchers.client.session import Link
-made = Link("abcdefabcdef", host.label, lambda: host.connect("abcdefabcdef", True), grace=1.0)
+from tfd_notebook.launchers.client.session import AgentSession
+agent = "abcdefabcdef"
+made = AgentSession(agent, host.label, lambda: host.connect(agent, True), grace=1.0)
 print("way:", repr(host.greeting.way))
 made.close()
 host.close()
@@ -78,7 +79,7 @@ def test_who_gives_up_while_hosts_are_asked_leaves_nothing(monkeypatch, reached)
         def close(self):
             ended.append(self)
 
-    monkeypatch.setattr(remote, "Link", Session)
+    monkeypatch.setattr(remote, "AgentSession", Session)
     host = Host()
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()

@@ -1,4 +1,4 @@
-"""The start of a sealed channel: mutual proof of a shared secret, and options of the socket."""
+"""Handshake of an authenticated channel: mutual proof of a shared secret, and socket options."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ CODE = 32
 
 
 def prove_to_client(connected: socket.socket, secret: bytes, timeout: float) -> tuple[bytes, bytes]:
-    """Demand the client's proof, then send the server's; return keys to send and receive."""
+    """Require the client's proof, then send the server's; return keys to send and receive."""
     deadline = time.monotonic() + timeout
-    mine = secrets.token_bytes(NONCE)
+    nonce = secrets.token_bytes(NONCE)
     connected.settimeout(timeout)
-    connected.sendall(MAGIC + mine)
-    said = receive_exactly(connected, len(MAGIC) + NONCE + CODE, deadline=deadline)
-    client_nonce = bytes(said[len(MAGIC) : len(MAGIC) + NONCE])
-    both = mine + client_nonce
-    proof = bytes(said[len(MAGIC) + NONCE :])
-    if said[: len(MAGIC)] != MAGIC or not hmac.compare_digest(proof, _key(secret, b"1", both)):
+    connected.sendall(MAGIC + nonce)
+    received = receive_exactly(connected, len(MAGIC) + NONCE + CODE, deadline=deadline)
+    client_nonce = bytes(received[len(MAGIC) : len(MAGIC) + NONCE])
+    nonces = nonce + client_nonce
+    proof = bytes(received[len(MAGIC) + NONCE :])
+    if received[: len(MAGIC)] != MAGIC or not hmac.compare_digest(
+        proof, _key(secret, b"1", nonces)
+    ):
         raise PermissionError("authentication failed: the client does not have the secret")
-    connected.sendall(_key(secret, b"2", both))
-    return _key(secret, b"3", both), _key(secret, b"4", both)
+    connected.sendall(_key(secret, b"2", nonces))
+    return _key(secret, b"3", nonces), _key(secret, b"4", nonces)
 
 
 def prove_to_server(connected: socket.socket, secret: bytes, timeout: float) -> tuple[bytes, bytes]:
-    """Send the client's proof, then demand the server's; return keys to send and receive."""
+    """Send the client's proof, then require the server's; return keys to send and receive."""
     deadline = time.monotonic() + timeout
     connected.settimeout(timeout)
-    said = receive_exactly(connected, len(MAGIC) + NONCE, deadline=deadline)
-    if said[: len(MAGIC)] != MAGIC:
+    received = receive_exactly(connected, len(MAGIC) + NONCE, deadline=deadline)
+    if received[: len(MAGIC)] != MAGIC:
         raise PermissionError("another program listens there")
-    mine = secrets.token_bytes(NONCE)
-    both = bytes(said[len(MAGIC) :]) + mine
-    connected.sendall(MAGIC + mine + _key(secret, b"1", both))
+    nonce = secrets.token_bytes(NONCE)
+    nonces = bytes(received[len(MAGIC) :]) + nonce
+    connected.sendall(MAGIC + nonce + _key(secret, b"1", nonces))
     proof = bytes(receive_exactly(connected, CODE, deadline=deadline))
-    if not hmac.compare_digest(proof, _key(secret, b"2", both)):
+    if not hmac.compare_digest(proof, _key(secret, b"2", nonces)):
         raise PermissionError("authentication failed: the server does not have the secret")
-    return _key(secret, b"4", both), _key(secret, b"3", both)
+    return _key(secret, b"4", nonces), _key(secret, b"3", nonces)
 
 
 def notice_vanished_peers(connected: socket.socket, seconds: int) -> None:
@@ -72,13 +74,13 @@ def receive_exactly(
     allocate: Callable[[int], Any] = bytearray,
 ) -> Any:
     """Return exactly `size` bytes; raise EOFError if the stream ends before the first of them."""
-    taken = allocate(size)
-    view = memoryview(taken)
+    received = allocate(size)
+    view = memoryview(received)
     while view:
         if deadline is not None:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError("the other end did not prove itself in time")
+                raise TimeoutError("the other end did not send its proof in time")
             connected.settimeout(left)
         count = connected.recv_into(view)
         if not count:
@@ -86,7 +88,7 @@ def receive_exactly(
                 raise EOFError("the other end closed the channel")
             raise ConnectionResetError("the connection ended in the middle of a message")
         view = view[count:]
-    return taken
+    return received
 
 
 def _key(secret: bytes, purpose: bytes, nonces: bytes) -> bytes:

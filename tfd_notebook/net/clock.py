@@ -1,4 +1,4 @@
-"""Deadlines by a clock that no step of the wall clock moves and that counts a suspended host."""
+"""Deadlines by a clock that ignores steps of the wall clock and counts time in suspend."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import time
 
 __all__ = ["Deadline", "now"]
 
-#: Seconds by which the wall clock has to differ before the time that is shown follows it.
+#: Seconds by which the wall clock must differ before the displayed time follows it.
 _STEP_SECONDS = 1.0
-#: The monotonic clock of other systems than Linux runs on while the host is suspended.
+#: On systems other than Linux the monotonic clock also counts time in suspend.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -37,7 +37,7 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds until then, negative afterwards."""
+        """Seconds until the moment, negative afterwards."""
         return self.moment - now()
 
     @property

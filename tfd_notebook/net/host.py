@@ -1,4 +1,4 @@
-"""What can be said of this host, without importing TensorFlow."""
+"""Facts about this host, determined without importing TensorFlow."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tfd_notebook.net.probe import Probe, probe_many
 
 
 def identity() -> str:
-    """Return a word that is the same for two processes only if they share ports.
+    """Return an identifier that two processes share only if they share their ports.
 
-    Two containers, or two network namespaces, of one machine do not.
+    Two containers, or two network namespaces, of one machine have different identifiers.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -26,7 +26,7 @@ def identity() -> str:
 
 
 def tensorflow_version() -> str | None:
-    """Return the version of the TensorFlow that would be imported, None where there is none."""
+    """Return the version of the TensorFlow that would be imported, or None without TensorFlow."""
     for name in ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-macos"):
         try:
             return version(name)
@@ -40,29 +40,30 @@ def tensorflow_version() -> str | None:
 
 
 def reach(addresses: Mapping[str, str], timeout: float = 5.0) -> dict[str, tuple[str, str]]:
-    """Ask which of these tasks answer here.
+    """Probe tasks, and return which of them this host can reach.
 
     Parameters
     ----------
     addresses : mapping of str to str
-        By name.
+        Addresses of the tasks, by name.
     timeout : float
-        Seconds for all of them. Default 5.
+        Seconds for all probes together. Default 5.
 
     Returns
     -------
     dict of str to (str, str)
-        Why it does not answer, empty where it does, and this host's address on the way to it.
+        For each task the reason if it cannot be reached, else an empty string. Then the source
+        address of this host in connections to the task.
     """
-    found = probe_many(list(addresses.values()), timeout=timeout)
+    results = probe_many(list(addresses.values()), timeout=timeout)
     return {
-        name: ("" if seen.alive else seen.reason or seen.state, _source(address))
-        for (name, address), seen in zip(addresses.items(), found, strict=True)
+        name: ("" if result.alive else result.reason or result.state, _source(address))
+        for (name, address), result in zip(addresses.items(), results, strict=True)
     }
 
 
-def why_unreached(address: str, found: Probe, open_to: str = "") -> tuple[str, str]:
-    """Return why this host gets no answer from a task, and the fix, as two texts.
+def why_unreached(address: str, result: Probe, open_to: str = "") -> tuple[str, str]:
+    """Return why this host cannot reach a task, and the fix, as two texts.
 
     Parameters
     ----------
@@ -72,18 +73,18 @@ def why_unreached(address: str, found: Probe, open_to: str = "") -> tuple[str, s
     open_to : str
         Peers that can connect to the task, if known.
     """
-    if found.state != "unreachable":
-        why = found.reason or (f"a {found.kind} answers" if found.alive else found.state)
-        return f"{address}: {found.state}, {why}", "see its log, then start it again"
+    if result.state != "unreachable":
+        why = result.reason or (f"a {result.kind} answers" if result.alive else result.state)
+        return f"{address}: {result.state}, {why}", "check the log of the task, then restart it"
     source = _source(address)
     here = f"this host ({source})" if source else "this host"
     if open_to in ("", "everyone") or open_to.startswith("unknown"):
-        cause = f"the packet filter of the task, a firewall or another network keeps {here} out"
+        cause = f"the packet filter of the task, a firewall or the network blocks {here}"
     else:
-        cause = f"its packet filter lets in {open_to}, and not {here}"
+        cause = f"its packet filter allows {open_to}, but not {here}"
     return (
-        f"{address} is unreachable from here: {found.reason or 'no connection'}; {cause}",
-        (f"open the task to this host where it was started, allow={source!r}, " if source else "")
+        f"{address} is unreachable from here: {result.reason or 'no connection'}; {cause}",
+        (f"open the task to this host with allow={source!r} when it is started, " if source else "")
         + "or read on a host of its network",
     )
 
@@ -96,9 +97,9 @@ def _source(address: str) -> str:
 
 
 def address_towards(peer: str) -> str:
-    """Return this host's address on the way to `peer`, to which nothing is sent."""
-    family, _, _, _, where = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as way:
-        way.connect(where)
-        found: str = way.getsockname()[0]
-        return found
+    """Return this host's source address for connections to `peer`. Nothing is sent."""
+    family, _, _, _, destination = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as unconnected:
+        unconnected.connect(destination)
+        address: str = unconnected.getsockname()[0]
+        return address

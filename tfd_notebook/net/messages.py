@@ -1,4 +1,4 @@
-"""The messages that come from other hosts: each field has one check, and no other is accepted."""
+"""Schemas of the messages from other hosts. Each field has one check; others are rejected."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _task_event = {
     "log": listing(text, 100),
 }
 _gpu = {"index": integer(0, 1023), "name": text, "memory": _memory}
-#: The names of the errors that an agent may raise are those of `tfd_notebook.errors`.
+#: An error that an agent raises. Its kind is a class of `tfd_notebook.errors`.
 error = record({"kind": text, "what": text}, task=optional(text), fix=optional(text))
 
 #: The events of an agent, by name.
@@ -115,9 +115,9 @@ _server_fields = mapping(_field_name, either(boolean, number, listing(text), opt
 
 def _server_config(value: Any, path: str) -> dict[str, Any]:
     """Return the fields of a ``DispatcherConfig`` or ``WorkerConfig``."""
-    made: dict[str, Any] = _server_fields(value, path)
-    one_of(spec.PROTOCOL)(made.get("protocol"), f"{path}.protocol")
-    return made
+    config: dict[str, Any] = _server_fields(value, path)
+    one_of(spec.PROTOCOL)(config.get("protocol"), f"{path}.protocol")
+    return config
 
 
 _config_fields = record(
@@ -151,12 +151,12 @@ _config_fields = record(
 def _config(value: Any, path: str) -> dict[str, Any]:
     """Return a cluster's packed specification, which `spec.unpack` accepts."""
     try:
-        made: dict[str, Any] = _config_fields(value, path)
-        spec.unpack(made)
+        config: dict[str, Any] = _config_fields(value, path)
+        spec.unpack(config)
     except (UsageError, ValueError) as error:
-        # A value out of its range, or a keyword of Python as the name of a field.
+        # A value out of its range, or a Python keyword as the name of a field.
         raise invalid(path, str(error), "the specification of a cluster") from None
-    return made
+    return config
 
 
 _task_address = either(one_of(""), address)
@@ -195,8 +195,8 @@ _description = record(
 
 def description(value: Any, path: str) -> dict[str, Any]:
     """Return the description of a detached cluster; it is empty before the cluster is detached."""
-    made: dict[str, Any] = {} if value == {} else _description(value, path)
-    return made
+    about: dict[str, Any] = {} if value == {} else _description(value, path)
+    return about
 
 
 _listed_fields = record(
@@ -212,14 +212,14 @@ _listed_fields = record(
 
 def _listed(value: Any, path: str) -> dict[str, Any]:
     """Return a cluster as an agent lists it."""
-    made: dict[str, Any] = _listed_fields(value, path)
-    if made["about"]:
-        one_of(made["name"])(made["about"]["config"]["name"], f"{path}.about.config.name")
-    return made
+    summary: dict[str, Any] = _listed_fields(value, path)
+    if summary["about"]:
+        one_of(summary["name"])(summary["about"]["config"]["name"], f"{path}.about.config.name")
+    return summary
 
 
 _tunnels = record({"port": port, "name": tunnel_name, "trust": listing(output, 100)})
-#: The value of each reply of an agent, or of the process of ssh, by the request's name.
+#: The value of each reply of an agent, or of the ssh connection process, by the request's name.
 REPLIES: dict[str, Check] = {
     **dict.fromkeys(
         (
@@ -270,7 +270,7 @@ REPLIES: dict[str, Check] = {
     "room": integer(),
 }
 
-#: What a host reports before anything else; see `tfd_notebook.agent.bridges.stdio`.
+#: The handshake of a host; see `tfd_notebook.agent.bridges.stdio`.
 _greeting = record(
     {"package": optional(text), "python": text, "executable": text},
     tensorflow=optional(text),
@@ -282,29 +282,29 @@ _greeting = record(
 )
 
 
-def greeting(said: Any) -> dict[str, Any]:
-    """Return the greeting of a host, or raise InvalidMessage."""
-    made: dict[str, Any] = _greeting(said, "greeting")
-    if "missing" not in made and "error" not in made:
+def greeting(handshake: Any) -> dict[str, Any]:
+    """Return the handshake of a host, or raise InvalidMessage."""
+    fields: dict[str, Any] = _greeting(handshake, "greeting")
+    if "missing" not in fields and "error" not in fields:
         for name in ("package", "tensorflow", "identity", "way"):
-            if name not in made or (made[name] is None and name != "tensorflow"):
+            if name not in fields or (fields[name] is None and name != "tensorflow"):
                 raise invalid(f"greeting.{name}", None, "a value")
-    return made
+    return fields
 
 
 def _connection(value: Any, path: str) -> str:
-    """Return the two ends of a connection as sshd writes them, or an empty string."""
-    words = text(value, path).split()
-    if not words:
+    """Return the two ends of a connection in the format of sshd, or an empty string."""
+    parts = text(value, path).split()
+    if not parts:
         return ""
-    if len(words) != 4:
+    if len(parts) != 4:
         raise invalid(path, value, "two addresses and ports")
-    for name in words[::2]:
+    for name in parts[::2]:
         ip_address(name, path)
-    for number_ in words[1::2]:
-        if not re.fullmatch(r"\d{1,5}", number_, re.ASCII):
+    for port_number in parts[1::2]:
+        if not re.fullmatch(r"\d{1,5}", port_number, re.ASCII):
             raise invalid(path, value, "two addresses and ports")
-    return " ".join(words)
+    return " ".join(parts)
 
 
 _kernel_message = record_with(
@@ -315,7 +315,7 @@ _kernel_message = record_with(
     }
 )
 _display = record_with({"data": record_with({})})
-#: The contents of a Jupyter kernel's messages that are used, by the type of the message.
+#: The contents of used messages of a Jupyter kernel, by the type of the message.
 _KERNEL_CONTENTS: dict[str, Check] = {
     "stream": record_with({"name": one_of("stdout", "stderr"), "text": output}),
     "status": record_with({"execution_state": text}),
@@ -341,10 +341,10 @@ def kernel_id(model: Any) -> str:
 
 def kernel_message(message: Any) -> dict[str, Any]:
     """Return a message of a Jupyter kernel, or raise InvalidMessage."""
-    made: dict[str, Any] = _kernel_message(message, "message")
-    kind = made["header"]["msg_type"]
-    _KERNEL_CONTENTS.get(kind, record_with({}))(made["content"], kind)
-    return made
+    fields: dict[str, Any] = _kernel_message(message, "message")
+    kind = fields["header"]["msg_type"]
+    _KERNEL_CONTENTS.get(kind, record_with({}))(fields["content"], kind)
+    return fields
 
 
 def event(body: Any) -> dict[str, Any]:
@@ -352,8 +352,8 @@ def event(body: Any) -> dict[str, Any]:
     name = body.get("event")
     if not isinstance(name, str) or name not in EVENTS:
         raise invalid("event", name, "the name of an event")
-    made: dict[str, Any] = EVENTS[name](body, name)
-    return made
+    fields: dict[str, Any] = EVENTS[name](body, name)
+    return fields
 
 
 _sequence = {"seq": integer(), "whole": boolean}
@@ -376,16 +376,16 @@ _BUS: dict[str, Check] = {
 
 def bus_message(message: Any) -> dict[str, Any]:
     """Return a message of the bus of another kernel, or raise InvalidMessage."""
-    made: dict[str, Any] = record_with({"kind": text})(message, "message")
-    kind = made["kind"]
-    _BUS.get(kind, record_with({}))(made, kind)
-    return made
+    fields: dict[str, Any] = record_with({"kind": text})(message, "message")
+    kind = fields["kind"]
+    _BUS.get(kind, record_with({}))(fields, kind)
+    return fields
 
 
 def clusters(tree: Any) -> dict[str, Any]:
     """Return the clusters of a bus's tree, by name, or raise InvalidMessage."""
-    made: dict[str, Any] = mapping(cluster_name, record_with({}), 256)(tree, "clusters")
-    return made
+    by_name: dict[str, Any] = mapping(cluster_name, record_with({}), 256)(tree, "clusters")
+    return by_name
 
 
 _rows = optional(mapping(text, record_with({})))
@@ -423,18 +423,18 @@ _snapshot = record_with(
 
 def snapshot_tree(tree: Any) -> dict[str, Any]:
     """Return the description of a cluster of another kernel, or raise InvalidMessage."""
-    made = _given(_snapshot(tree, "cluster"))
+    fields = _without_nulls(_snapshot(tree, "cluster"))
     for name in ("coordinator", "spark"):
-        if name in made:
-            made[name] = _given(made[name])
+        if name in fields:
+            fields[name] = _without_nulls(fields[name])
     for name in ("name", "launcher", "state"):
-        if name in made:
-            made[name] = text(made[name], name)
-    return made
+        if name in fields:
+            fields[name] = text(fields[name], name)
+    return fields
 
 
-def _given(values: dict[str, Any]) -> dict[str, Any]:
-    """Return an object without its fields that are null, which is as if they were not there."""
+def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
+    """Return an object without its null fields, which count as missing."""
     return {name: value for name, value in values.items() if value is not None}
 
 

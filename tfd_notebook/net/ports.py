@@ -1,8 +1,8 @@
-"""Ports and listening sockets of this process: held, named, closed to other hosts, counted.
+"""Ports and listening sockets of this process: reserve, identify, restrict to hosts, count bytes.
 
-TensorFlow opens its servers on every interface, shares a port with any server of the same user
-that asks for it, and says little when it cannot. What is here works from outside of it, on the
-process's own file descriptors, and only on Linux; elsewhere each function says so.
+TensorFlow's servers listen on all interfaces, share a port with any server of the same user that
+requests it, and report errors poorly. This module works on the file descriptors of the process. The
+functions document their behaviour on systems other than Linux.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LISTEN = "0A"  # state of a socket in /proc/net/tcp
 _EVERYTHING = 0xFFFFFFFF
 _SYS_PIDFD_GETFD = 438
 _TCP_INFO_BYTES_ACKED = 120  # offset in struct tcp_info; u64, Linux 4.1
-_TCP_INFO_UNACKED = 24  # on a listening socket: connections that wait for accept()
+_TCP_INFO_UNACKED = 24  # of a listening socket: the number of connections before accept()
 
 # Classic BPF, linux/filter.h
 _LD_WORD, _LD_HALF, _AND, _JEQ, _RET = 0x20, 0x28, 0x54, 0x15, 0x06
@@ -44,40 +44,40 @@ _ETHERTYPES = {4: 0x0800, 6: 0x86DD}
 
 
 def reserve_port(port: int = 0) -> socket.socket:
-    """Take `port` on all addresses, without listening, until the socket is closed.
+    """Bind `port` on all addresses, without listening, until the socket is closed.
 
     A server of the same user that sets ``SO_REUSEPORT``, as those of the tf.data service do, can
-    listen there meanwhile; everybody else gets EADDRINUSE, a ``tf.distribute.Server`` too.
+    listen on it in the meantime. All others get EADDRINUSE, even a ``tf.distribute.Server``.
 
     Parameters
     ----------
     port : int
-        The port, 0 (default) for a free one: ``hold_port().getsockname()[1]``.
+        The port, or 0 (default) for a free one: ``reserve_port().getsockname()[1]``.
 
     Raises
     ------
     PortInUse
-        Somebody has it; the error names who.
+        Another socket uses the port. The error names its process.
     """
     try:
         return _reserve(port)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise PortInUse(
-                f"port {port} cannot be taken: {error.strerror}",
+                f"reserving port {port} failed: {error.strerror}",
                 fix="choose another port, or 0 for a free one",
             ) from None
     raise PortInUse(
-        f"port {port} is taken by {port_owner(port)}",
-        fix="stop that, or choose another port (0 takes a free one)",
+        f"port {port} is in use by {port_owner(port)}",
+        fix="stop that process, or choose another port (0 for a free one)",
     )
 
 
 def port_owner(port: int) -> str:
-    """Say who has `port`: its process, command line, and what a probe finds there."""
-    found = probe(f"localhost:{port}", timeout=0.5)
+    """Return a description of the owner of `port`: server type, process and command line."""
+    result = probe(f"localhost:{port}", timeout=0.5)
     what = {"dispatcher": "a tf.data dispatcher", "data_worker": "a tf.data worker"}.get(
-        found.kind or "", "a TensorFlow server" if found.alive else ""
+        result.kind or "", "a TensorFlow server" if result.alive else ""
     )
     try:
         connections = psutil.net_connections("tcp")
@@ -89,25 +89,25 @@ def port_owner(port: int) -> str:
         return f"{what or 'another socket'} in this process (pid {pid})"
     if pid:
         return f"{what + ', ' if what else ''}pid {pid}{_command(pid)}"
-    if listening or found.state != "refused":
-        return what or "a process that this user may not see"
-    return "a process that holds it without listening"
+    if listening or result.state != "refused":
+        return what or "a process that this user cannot inspect"
+    return "a process that has reserved it without listening"
 
 
 def listening_addresses(port: int) -> list[str]:
-    """Return the addresses at which any process of this host listens at TCP `port` (Linux)."""
-    found = set()
+    """Return the addresses on which any process of this host listens at TCP `port` (Linux)."""
+    addresses = set()
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in Path("/proc/self/net", name).read_text().splitlines()[1:]:
                 local, state = line.split()[1], line.split()[3]
                 address, _, number = local.partition(":")
                 if state == _LISTEN and int(number, 16) == port:
-                    # Words of 4 bytes, each in the order of this host.
+                    # 32-bit words, each in the byte order of this host.
                     words = struct.unpack(f"!{len(address) // 8}I", bytes.fromhex(address))
                     packed = struct.pack(f"={len(words)}I", *words)
-                    found.add(str(ipaddress.ip_address(packed)))
-    return sorted(found)
+                    addresses.add(str(ipaddress.ip_address(packed)))
+    return sorted(addresses)
 
 
 def listening_fds(port: int) -> list[int]:
@@ -121,40 +121,40 @@ def listening_inodes(port: int) -> set[int]:
 
 
 def restrict_port(port: int, allow: Iterable[str] = (), host: str | None = None) -> str:
-    """Accept only peers of this host and of the networks in `allow` at `port` of this process.
+    """Accept only peers on this host and in the networks of `allow` at `port` of this process.
 
-    A packet filter is put on every listening socket of this process at `port`, and connections
-    that others made before are shut down. Peers that are not let in time out. The addresses of
-    this host are those of the moment: after a change of network call it again.
+    A packet filter is attached to every listening socket of this process at `port`. Existing
+    connections of other peers are shut down. Other peers time out. The addresses of this host are
+    those at the time of the call, so call it again after a change of the network.
 
     Parameters
     ----------
     port : int
     allow : iterable of str
-        Networks in CIDR form; ``0.0.0.0/0`` or ``::/0`` open the port to everyone.
+        Networks in CIDR form. ``0.0.0.0/0`` or ``::/0`` open the port to all.
     host : str, optional
-        The name or address that peers use. For ``localhost`` only loopback is let in. Default:
-        all addresses of this host are let in, except for link-local ones.
+        The name or address that peers use. For ``localhost`` only loopback is allowed. Default:
+        all addresses of this host are allowed, except link-local ones.
 
     Returns
     -------
     str
         Peers that can connect, for the column ``open_to``: ``"loopback"``, ``"this host"``,
-        ``"this host, 10.0.0.0/8"``, ``"everyone"``, or ``"unknown: why"`` on a system that has no
+        ``"this host, 10.0.0.0/8"``, ``"everyone"``, or ``"unknown: why"`` on a system without
         socket filters.
 
     Raises
     ------
     FilterFailed
-        The filter cannot be attached: the port is open to other hosts.
+        Attaching the filter failed, and the port is open to other hosts.
     """
     allowed = [ipaddress.ip_network(network, strict=False) for network in allow]
     if any(network.prefixlen == 0 for network in allowed):
         return "everyone"
     if not sys.platform.startswith("linux"):
-        return f"unknown: {sys.platform} has no socket filters, other hosts may connect"
+        return f"unknown: {sys.platform} has no socket filters, so other hosts can connect"
     error: OSError | None = None
-    for words, own in _own_networks(host):
+    for scope, own in _own_networks(host):
         let_in = merged([*own, *allowed])
         try:
             _filter(port, let_in)
@@ -162,55 +162,54 @@ def restrict_port(port: int, allow: Iterable[str] = (), host: str | None = None)
             error = failure
             continue
         _restrict(port, let_in)
-        return ", ".join([words, *map(str, allowed)])
+        return ", ".join([scope, *map(str, allowed)])
     assert error is not None
     raise FilterFailed(
-        f"port {port} cannot be closed to other hosts: the packet filter was not attached "
+        f"restricting port {port} failed: the packet filter could not be attached "
         f"({error.strerror or error}; {len(let_in)} networks, net.core.optmem_max is "
         f"{_optmem_max()})",
-        fix="raise it as root: sysctl -w net.core.optmem_max=131072, or use fewer networks in "
-        "allow=",
+        fix="as root, run sysctl -w net.core.optmem_max=131072, or use fewer networks in allow=",
     )
 
 
 def merged(networks: Iterable[Network]) -> list[Network]:
-    """Return the same addresses in as few networks as possible."""
-    found = list(networks)
-    made: list[Network] = []
-    made += ipaddress.collapse_addresses(n for n in found if isinstance(n, ipaddress.IPv4Network))
-    made += ipaddress.collapse_addresses(n for n in found if isinstance(n, ipaddress.IPv6Network))
-    return made
+    """Return the same addresses as the smallest list of networks."""
+    every = list(networks)
+    result: list[Network] = []
+    result += ipaddress.collapse_addresses(n for n in every if isinstance(n, ipaddress.IPv4Network))
+    result += ipaddress.collapse_addresses(n for n in every if isinstance(n, ipaddress.IPv6Network))
+    return result
 
 
 def _own_networks(host: str | None) -> Iterator[tuple[str, list[Network]]]:
-    """Yield what to let in of this host and its name, the widest first."""
+    """Yield a description and the networks of this host to allow, from the widest to the least."""
     loopback: list[Network] = [ipaddress.ip_network(network) for network in _LOOPBACK]
-    if host is not None and (found := _addresses_of(host)) <= set(loopback):
+    if host is not None and (addresses := _addresses_of(host)) <= set(loopback):
         yield "loopback", loopback
         return
     own = _this_host()
     yield "this host", own
-    # Peers of this host that connect to an address have the same one as their source.
-    named = [] if host is None else [network for network in own if network in found]
-    yield ", ".join(["loopback", *map(str, named)]), [*loopback, *named]
+    # A connection to an address of this host has the same address as its source.
+    selected = [] if host is None else [network for network in own if network in addresses]
+    yield ", ".join(["loopback", *map(str, selected)]), [*loopback, *selected]
 
 
 def _addresses_of(host: str) -> set[Network]:
-    """Return the networks of one address each that a name stands for; loopback's as a whole."""
-    found: set[Network] = set()
+    """Return a network for each address of a name; a loopback address stands for its network."""
+    networks: set[Network] = set()
     try:
-        listed = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
-        return {ipaddress.ip_network("0.0.0.0/32")}  # none of this host
-    for entry in listed:
+        return {ipaddress.ip_network("0.0.0.0/32")}  # not an address of this host
+    for entry in entries:
         address = ipaddress.ip_address(str(entry[4][0]).partition("%")[0])
         own = _LOOPBACK[address.version == 6] if address.is_loopback else str(address)
-        found.add(ipaddress.ip_network(own))
-    return found
+        networks.add(ipaddress.ip_network(own))
+    return networks
 
 
 def _filter(port: int, let_in: Iterable[Network]) -> None:
-    """Put a filter on the listening sockets at `port`, or raise OSError or FilterFailed."""
+    """Attach a filter to the listening sockets at `port`; raise OSError or FilterFailed."""
     program = _program(let_in)
     closed = 0
     for _, sock in _listeners(port):
@@ -219,8 +218,8 @@ def _filter(port: int, let_in: Iterable[Network]) -> None:
         closed += 1
     if not closed:
         raise FilterFailed(
-            f"port {port} cannot be closed to other hosts: this process does not listen there",
-            fix="cluster.logs(task) may show why the server has stopped",
+            f"restricting port {port} failed: this process does not listen on it",
+            fix="cluster.logs(task) may show why the server stopped",
         )
 
 
@@ -232,10 +231,10 @@ def _optmem_max() -> str:
 
 
 def shutdown_connections_to(addresses: Iterable[str]) -> int:
-    """End this process's connections to addresses where nobody will answer any more.
+    """Shut down this process's connections to addresses of lost hosts.
 
-    Where a host vanished, TCP waits for it for a quarter of an hour, and with it closures, and the
-    destructors of functions, in whatever thread they run.
+    TCP waits a quarter of an hour for a host that vanished. Closures, and the destructors of
+    functions in any thread, would wait with it.
 
     Parameters
     ----------
@@ -245,29 +244,29 @@ def shutdown_connections_to(addresses: Iterable[str]) -> int:
     Returns
     -------
     int
-        How many were ended.
+        The number of connections that were shut down.
     """
-    gone = set()
+    lost = set()
     for address in addresses:
         host, _, port = address.rpartition(":")
         with contextlib.suppress(OSError):
-            for found in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
-                gone.add(found[4][:2])
+            for info in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM):
+                lost.add(info[4][:2])
     ended = 0
     for _, sock in _own_sockets():
-        with contextlib.suppress(OSError):  # it is not connected, or not any more
+        with contextlib.suppress(OSError):  # not connected, or no longer
             host, port = sock.getpeername()[:2]
-            if (host.removeprefix("::ffff:"), port) in gone:  # IPv4 through a socket of IPv6
+            if (host.removeprefix("::ffff:"), port) in lost:  # IPv4 over an IPv6 socket
                 sock.shutdown(socket.SHUT_RDWR)
                 ended += 1
     return ended
 
 
 class SentBytes:
-    """Counts the bytes that this process has sent over the connections accepted at a port.
+    """Counts the bytes that this process has sent over connections accepted at a port.
 
-    Bytes count when the peer's TCP has acknowledged them; what a connection sent after the last
-    `read` before it was closed is not seen. On systems other than Linux the count stays 0.
+    Bytes count when the peer's TCP has acknowledged them. Bytes that a connection sent between the
+    last `read` and its end are not counted. The count stays 0 on systems other than Linux.
 
     Parameters
     ----------
@@ -281,7 +280,7 @@ class SentBytes:
         self.descriptors: dict[int, int] = {}
 
     def read(self) -> int:
-        """Return the bytes sent so far; never less than the time before."""
+        """Return the bytes sent so far; the number never decreases."""
         now: dict[int, int] = {}
         fds: dict[int, int] = {}
         for fd, sock in _own_sockets():
@@ -296,18 +295,18 @@ class SentBytes:
 
 
 class PinnedConnections:
-    """Connections of another process, kept from ending when that process dies.
+    """Connections of another process that stay open when that process dies.
 
-    A peer whose server dies tries at once to connect again, is refused, and then pauses, longer
-    each time (gRPC: a second at first). With its connection kept open it waits instead, and
-    `release`, called when the server is back, lets it connect to a server that is there.
+    A peer whose server dies reconnects at once, is refused, and then backs off with increasing
+    delays (gRPC: one second at first). If its connection stays open, the peer waits instead. Call
+    `release` when the server is ready again, and the peer reconnects successfully.
     """
 
     def __init__(self) -> None:
         self._duplicates: dict[int, int] = {}
 
     def keep(self, pid: int, descriptors: Mapping[int, int]) -> None:
-        """Keep exactly these connections of the process: descriptors there, by inode."""
+        """Keep exactly these connections of the process: its descriptors, by inode."""
         for inode in self._duplicates.keys() - descriptors.keys():
             os.close(self._duplicates.pop(inode))
         missing = descriptors.keys() - self._duplicates.keys()
@@ -320,13 +319,13 @@ class PinnedConnections:
                     duplicate = _duplicate_of(handle, descriptors[inode])
                     if os.fstat(duplicate).st_ino == inode:
                         self._duplicates[inode] = duplicate
-                    else:  # the descriptor was closed and used again meanwhile
+                    else:  # the descriptor was closed and reused in the meantime
                         os.close(duplicate)
             finally:
                 os.close(handle)
 
     def release(self) -> None:
-        """Let go of all of them."""
+        """Close all kept connections."""
         while self._duplicates:
             os.close(self._duplicates.popitem()[1])
 
@@ -346,18 +345,18 @@ def bytes_sent(port: int) -> int:
 
 
 def _reserve(port: int) -> socket.socket:
-    family, everywhere = socket.AF_INET6, "::"
+    family, any_address = socket.AF_INET6, "::"
     if not socket.has_dualstack_ipv6():
-        family, everywhere = socket.AF_INET, "0.0.0.0"
+        family, any_address = socket.AF_INET, "0.0.0.0"
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        # Bound without SO_REUSEPORT, so that another server's port is refused, not shared; with
-        # SO_REUSEADDR, so that a predecessor's closed connections (TIME_WAIT) do no harm. Both
-        # are turned round afterwards, for the server that shall listen here.
+        # Bind without SO_REUSEPORT, so that the port of another server is refused, not shared. Bind
+        # with SO_REUSEADDR, so that closed connections of a predecessor (TIME_WAIT) do not matter.
+        # Then invert both options, for the server that is going to listen on the port.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1 if port else 0)
-        sock.bind((everywhere, port))
+        sock.bind((any_address, port))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     except BaseException:
@@ -375,7 +374,7 @@ def _command(pid: int) -> str:
 
 
 def _own_sockets() -> Iterator[tuple[int, socket.socket]]:
-    """Yield the TCP sockets of this process, each as a duplicate that lives until the next."""
+    """Yield the TCP sockets of this process, each as a duplicate that is closed after its use."""
     try:
         fds = [int(name) for name in os.listdir("/proc/self/fd")]
     except FileNotFoundError:
@@ -385,7 +384,7 @@ def _own_sockets() -> Iterator[tuple[int, socket.socket]]:
             if not os.readlink(f"/proc/self/fd/{fd}").startswith("socket:"):
                 continue
             sock = socket.socket(fileno=os.dup(fd))
-        except OSError:  # closed meanwhile
+        except OSError:  # closed in the meantime
             continue
         with sock:
             if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
@@ -421,21 +420,21 @@ def _this_host() -> list[Network]:
         for address in addresses:
             if address.family in (socket.AF_INET, socket.AF_INET6):
                 network = ipaddress.ip_network(address.address.partition("%")[0])
-                # A bridge to each container has one, and no task is reached by it.
+                # A container bridge has a link-local address, which no task uses.
                 if not network.is_link_local:
                     networks.append(network)
     return networks
 
 
 def _program(let_in: Iterable[Network]) -> bytes:
-    """Compile a classic BPF program that passes packets whose source is in one of `let_in`."""
+    """Compile a classic BPF program that passes packets with a source in one of `let_in`."""
     networks = set(let_in)
     halves: dict[int, list[bytes]] = {4: [], 6: []}
     for version, code in halves.items():
         for network in sorted((n for n in networks if n.version == version), key=str):
             code.extend(_match(network))
         code.append(_instruction(_RET, 0))
-    # The jump over the first half may be long, hence a chain of two: IPv4, or else IPv6.
+    # The jump over the IPv4 part may be long, so a second check follows it for IPv6.
     load = _instruction(_LD_HALF, _ETHERTYPE)
     return b"".join(
         [
@@ -452,18 +451,18 @@ def _program(let_in: Iterable[Network]) -> bytes:
 
 
 def _match(network: Network) -> list[bytes]:
-    """Return instructions that accept a packet from `network` and else fall through."""
+    """Return instructions that accept a packet from `network` and otherwise fall through."""
     address, mask = network.network_address.packed, network.netmask.packed
     count = len(mask) // 4
     words = zip(
         struct.unpack(f"!{count}I", address), struct.unpack(f"!{count}I", mask), strict=True
     )
     code: list[bytes] = []
-    for index, (wanted, bits) in reversed(list(enumerate(words))):
+    for index, (expected, bits) in reversed(list(enumerate(words))):
         if not bits:
             continue
-        # Built from the end: a word that differs jumps behind all that follows.
-        test = [_instruction(_JEQ, wanted, 0, max(len(code), 1))]
+        # Built backwards: a mismatch jumps behind all later instructions.
+        test = [_instruction(_JEQ, expected, 0, max(len(code), 1))]
         if bits != _EVERYTHING:
             test.insert(0, _instruction(_AND, bits))
         test.insert(0, _instruction(_LD_WORD, _SOURCE[network.version] + 4 * index))
@@ -482,7 +481,7 @@ def _attach(sock: socket.socket, program: bytes) -> None:
 
 
 def _await_accepts(sock: socket.socket, limit: float = 0.1) -> None:
-    """Wait until the connections made before the filter have been accepted, and so have an fd."""
+    """Wait until connections made before the filter are accepted and have a descriptor."""
     end = time.monotonic() + limit
     while _tcp_info(sock, _TCP_INFO_UNACKED, "I") and time.monotonic() < end:
         time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Who is at this address, and is it alive: asked by plain gRPC, without TensorFlow."""
+"""Probes of an address by plain gRPC, without TensorFlow: kind of server and state."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
 _UPDATE = "/tensorflow.data.DispatcherService/WorkerUpdate"
 _TASKS = "/tensorflow.data.WorkerService/GetWorkerTasks"
 
-_QUESTIONS: dict[Kind, str] = {
+_METHODS: dict[Kind, str] = {
     "server": _STATUS,
     "dispatcher": _VERSION,
     "data_worker": _TASKS,
 }
 
 _FOREIGN = ("parsing HTTP/2", "http1.x", "Socket closed", "Connection reset")
-#: What grpcio says to calls over a channel that another thread closes: CANCELLED or ValueError.
-_CLOSED = "the prober was closed meanwhile"
+#: The error of a call over a channel that another thread closes (CANCELLED or ValueError).
+_CLOSED = "the prober was closed in the meantime"
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device of a tf.distribute server; ``memory_bytes`` is the limit TensorFlow set itself."""
+    """A device of a tf.distribute server; ``memory_bytes`` is TensorFlow's own limit."""
 
     name: str
     type: str
@@ -49,7 +49,7 @@ class Device:
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """A task of the tf.data service: what one data worker does for one iteration."""
+    """A task of the tf.data service: the work of one data worker for one iteration."""
 
     task_id: int
     iteration_id: int
@@ -57,28 +57,28 @@ class WorkerTask:
 
 @dataclass(frozen=True)
 class Probe:
-    """What one address answered.
+    """The result of probing one address.
 
     Parameters
     ----------
     address : str
         ``"host:port"``.
     state : {"alive", "hung", "refused", "unreachable", "foreign"}
-        ``alive`` is a TensorFlow server that answered; ``hung`` accepts connections but does not
-        answer in time; ``refused`` has no listener; ``unreachable`` gives no connection at all;
-        ``foreign`` is something else than a TensorFlow server.
+        ``alive``: a TensorFlow server replied. ``hung``: it accepts connections, but does not reply
+        in time. ``refused``: no process listens. ``unreachable``: no connection is possible.
+        ``foreign``: it is not a TensorFlow server.
     kind : {"dispatcher", "data_worker", "server", "grpc"}, optional
         ``server`` is a tf.distribute server (ps, worker, chief), ``grpc`` another gRPC server.
     latency_ms : float
-        Milliseconds from the first question to the verdict.
+        Milliseconds from the first request to the result.
     reason : str
-        Why it is not alive, in words; empty for a live one.
+        The reason if it is not alive; empty otherwise.
     version : int, optional
         The dispatcher's protocol version.
     devices : tuple of Device
-        The devices of a tf.distribute server; their names carry its job and task.
+        The devices of a tf.distribute server. Their names contain its job and task.
     tasks : tuple of WorkerTask
-        What a data worker works on.
+        The current tasks of a data worker.
     """
 
     address: str
@@ -92,12 +92,12 @@ class Probe:
 
     @property
     def alive(self) -> bool:
-        """Whether a TensorFlow server answered."""
+        """True if a TensorFlow server replied."""
         return self.state == "alive"
 
     @property
     def task(self) -> str | None:
-        """The name that a tf.distribute server gives itself, such as ``"worker:0"``."""
+        """The task name that a tf.distribute server reports, such as ``"worker:0"``."""
         for device in self.devices:
             parts = dict(part.split(":", 1) for part in device.name.split("/") if ":" in part)
             if "job" in parts and "task" in parts:
@@ -106,15 +106,15 @@ class Probe:
 
 
 class Prober:
-    """Asks the same addresses again and again, over connections that it keeps.
+    """Probes the same addresses repeatedly, over connections that it keeps open.
 
-    Safe to use from several threads. An address that does not answer is connected to afresh the
-    next time, so a task that came back on its port is seen at once.
+    It is thread-safe. It reconnects to an address that did not answer, so that it detects a
+    restarted task at once.
 
     Parameters
     ----------
     via_proxy : bool
-        Whether to obey ``http_proxy`` and ``https_proxy``, as TensorFlow does. Default false.
+        True to use ``http_proxy`` and ``https_proxy``, as TensorFlow does. Default false.
     """
 
     def __init__(self, via_proxy: bool = False) -> None:
@@ -122,24 +122,24 @@ class Prober:
         self._channels: dict[str, Any] = {}
 
     def probe(self, address: str, timeout: float = 1.0, expect: Kind | None = None) -> Probe:
-        """Ask who is at `address`.
+        """Probe `address`.
 
         Parameters
         ----------
         address : str
             ``"host:port"`` or ``"grpc://host:port"``.
         timeout : float
-            Seconds for the whole answer. Default 1.
+            Seconds for the whole probe. Default 1.
         expect : str, optional
-            The kind that should be there; asked for first, which makes it one call.
+            The expected kind. It is tried first, so that one call suffices.
         """
         address = str(Endpoint.parse(address))
         start = time.monotonic()
-        kept = address in self._channels
-        found = self._ask(address, start, timeout, expect)
-        if kept and found.state in ("refused", "unreachable", "foreign"):
-            found = self._ask(address, start, timeout, expect)
-        return found
+        reused = address in self._channels
+        result = self._probe_once(address, start, timeout, expect)
+        if reused and result.state in ("refused", "unreachable", "foreign"):
+            result = self._probe_once(address, start, timeout, expect)
+        return result
 
     def close(self) -> None:
         """Close all connections; the next `probe` opens new ones."""
@@ -152,16 +152,16 @@ class Prober:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, address: str, start: float, timeout: float, expect: Kind | None) -> Probe:
+    def _probe_once(self, address: str, start: float, timeout: float, expect: Kind | None) -> Probe:
         channel: Any = self._channels.get(address)
-        fresh = channel is None
-        if fresh:
+        is_new = channel is None
+        if is_new:
             channel = self._channels.setdefault(address, _channel(address, self._via_proxy))
-        # A fresh connection that hangs is looked at once more by plain TCP, within the limit.
-        reserve = min(0.1, timeout / 5) if fresh else 0.0
+        # If a new connection hangs, a plain TCP connection is tried, too, within the timeout.
+        reserve = min(0.1, timeout / 5) if is_new else 0.0
         limit = start + timeout - reserve
 
-        def verdict(state: State, reason: str = "", **more: Any) -> Probe:
+        def result(state: State, reason: str = "", **more: Any) -> Probe:
             if state not in ("alive", "hung"):
                 if self._channels.get(address) is channel:
                     self._channels.pop(address, None)
@@ -169,32 +169,32 @@ class Prober:
             milliseconds = (time.monotonic() - start) * 1000
             return Probe(address, state, latency_ms=milliseconds, reason=reason, **more)
 
-        for kind in sorted(_QUESTIONS, key=lambda kind: kind != expect):
+        for kind in sorted(_METHODS, key=lambda kind: kind != expect):
             try:
-                answer = _call(channel, _QUESTIONS[kind], limit - time.monotonic())
+                reply = _call(channel, _METHODS[kind], limit - time.monotonic())
             except ValueError:
-                return verdict("unreachable", _CLOSED)
+                return result("unreachable", _CLOSED)
             except grpc.RpcError as error:
                 code, text = error.code(), error.details() or ""
                 if code is grpc.StatusCode.CANCELLED:
-                    return verdict("unreachable", _CLOSED)
+                    return result("unreachable", _CLOSED)
                 if code is grpc.StatusCode.UNIMPLEMENTED:
                     if "http2 header" in text:
-                        return verdict("foreign", f"an HTTP server or proxy answers: {text}")
+                        return result("foreign", f"an HTTP server or proxy answers: {text}")
                     continue
                 if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    if fresh and not _connects(address, max(reserve, 0.02)):
-                        return verdict("unreachable", f"no connection within {timeout:g} s")
-                    return verdict("hung", f"accepts connections, no answer within {timeout:g} s")
+                    if is_new and not _connects(address, max(reserve, 0.02)):
+                        return result("unreachable", f"no connection within {timeout:g} s")
+                    return result("hung", f"accepts connections, no answer within {timeout:g} s")
                 if code is grpc.StatusCode.UNAVAILABLE:
-                    return verdict(*_unavailable(text))
-                return verdict("foreign", text or str(code), kind="grpc")
+                    return result(*_unavailable(text))
+                return result("foreign", text or str(code), kind="grpc")
             try:
-                details = _details(kind, answer)
+                details = _details(kind, reply)
             except DecodeError:
-                return verdict("foreign", f"its answer is not that of a {kind}", kind="grpc")
-            return verdict("alive", kind=kind, **details)
-        return verdict("foreign", "a gRPC server that is not TensorFlow's", kind="grpc")
+                return result("foreign", f"its reply is not that of a {kind}", kind="grpc")
+            return result("alive", kind=kind, **details)
+        return result("foreign", "a gRPC server that is not TensorFlow's", kind="grpc")
 
 
 def probe(
@@ -203,18 +203,18 @@ def probe(
     via_proxy: bool = False,
     expect: Kind | None = None,
 ) -> Probe:
-    """Ask once who is at `address`; see `Prober.probe`.
+    """Probe `address` once; see `Prober.probe`.
 
     Parameters
     ----------
     address : str
         ``"host:port"`` or ``"grpc://host:port"``.
     timeout : float
-        Seconds for the whole answer. Default 1.
+        Seconds for the whole probe. Default 1.
     via_proxy : bool
-        Whether to obey ``http_proxy``, as TensorFlow does. Default false.
+        True to use ``http_proxy``, as TensorFlow does. Default false.
     expect : {"dispatcher", "data_worker", "server"}, optional
-        What should be there; asked for first.
+        The expected kind, which is tried first.
     """
     with Prober(via_proxy) as prober:
         return prober.probe(address, timeout, expect)
@@ -223,63 +223,63 @@ def probe(
 def probe_many(
     addresses: Iterable[str], timeout: float = 1.0, parallel: int = 32
 ) -> tuple[Probe, ...]:
-    """Ask all `addresses`, at most `parallel` at a time; the answers come in the same order."""
-    wanted = tuple(addresses)
-    if not wanted:
+    """Probe all `addresses`, at most `parallel` at a time; return the results in the same order."""
+    all_addresses = tuple(addresses)
+    if not all_addresses:
         return ()
-    with ThreadPoolExecutor(min(parallel, len(wanted)), "tfd-probe") as pool:
-        return tuple(pool.map(lambda address: probe(address, timeout), wanted))
+    with ThreadPoolExecutor(min(parallel, len(all_addresses)), "tfd-probe") as pool:
+        return tuple(pool.map(lambda address: probe(address, timeout), all_addresses))
 
 
 def dispatcher_workers(address: str, timeout: float = 1.0) -> tuple[str, ...]:
-    """Return the addresses of all workers a dispatcher ever registered, dead ones included.
+    """Return the addresses of all workers that a dispatcher ever registered, even failed ones.
 
     Raises
     ------
     DispatcherLost
-        Nobody, or no dispatcher, answers at `address`.
+        No dispatcher answers at `address`.
     TimeLimit
-        No answer within `timeout` seconds.
+        No reply within `timeout` seconds.
     """
-    answer = _request(address, _WORKERS, tf_messages.Empty(), timeout, "dispatcher", DispatcherLost)
+    reply = _request(address, _WORKERS, tf_messages.Empty(), timeout, "dispatcher", DispatcherLost)
     try:
-        workers = tf_messages.GetWorkersResponse.FromString(answer).workers
+        workers = tf_messages.GetWorkersResponse.FromString(reply).workers
     except DecodeError:
-        raise _not_understood(address, "dispatcher", DispatcherLost) from None
+        raise _wrong_server(address, "dispatcher", DispatcherLost) from None
     return tuple(worker.address for worker in workers)
 
 
 def worker_tasks(address: str, timeout: float = 1.0) -> tuple[WorkerTask, ...]:
-    """Return what the data worker at `address` works on.
+    """Return the current tasks of the data worker at `address`.
 
     Raises
     ------
     NoWorkers
-        Nobody, or no data worker, answers at `address`.
+        No data worker answers at `address`.
     TimeLimit
-        No answer within `timeout` seconds.
+        No reply within `timeout` seconds.
     """
-    answer = _request(address, _TASKS, tf_messages.Empty(), timeout, "data worker", NoWorkers)
+    reply = _request(address, _TASKS, tf_messages.Empty(), timeout, "data worker", NoWorkers)
     try:
-        return _worker_tasks(answer)
+        return _worker_tasks(reply)
     except DecodeError:
-        raise _not_understood(address, "data worker", NoWorkers) from None
+        raise _wrong_server(address, "data worker", NoWorkers) from None
 
 
 def complete_tasks(
     dispatcher: str, worker_address: str, task_ids: Iterable[int], timeout: float = 1.0
 ) -> None:
-    """Tell the dispatcher that tasks of a worker which is gone are complete.
+    """Report tasks of a failed worker to the dispatcher as complete.
 
-    Tasks that the dispatcher has forgotten count as complete. Consumers that wait for those
-    tasks then end as if all data had come: whoever calls this must tell them what is missing.
+    Tasks that the dispatcher no longer has count as complete. Consumers that wait for the tasks
+    then end as if they had received all data. The caller must report the missing data.
 
     Parameters
     ----------
     dispatcher : str
-        Its ``"host:port"``.
+        Address as ``"host:port"``.
     worker_address : str
-        The worker's address as the dispatcher knows it.
+        The worker's address as registered with the dispatcher.
     task_ids : iterable of int
     timeout : float
         Seconds. Default 1.
@@ -287,17 +287,17 @@ def complete_tasks(
     Raises
     ------
     DispatcherLost
-        Nobody, or no dispatcher, answers at `dispatcher`.
+        No dispatcher answers at `dispatcher`.
     TimeLimit
-        No answer within `timeout` seconds.
+        No reply within `timeout` seconds.
     """
     limit = time.monotonic() + timeout
-    # The dispatcher stops at the first task that it has forgotten: one request for each.
+    # The dispatcher stops at the first unknown task, so send one request for each.
     for task_id in task_ids:
         request = tf_messages.WorkerUpdateRequest(worker_address=worker_address)
         request.updates.add(task_id=task_id, completed=True)
         left = limit - time.monotonic()
-        _request(dispatcher, _UPDATE, request, left, "dispatcher", DispatcherLost, forgotten=True)
+        _request(dispatcher, _UPDATE, request, left, "dispatcher", DispatcherLost, unknown_ok=True)
 
 
 def _channel(address: str, via_proxy: bool = False) -> Any:
@@ -310,8 +310,8 @@ def _channel(address: str, via_proxy: bool = False) -> Any:
 
 
 def _call(channel: Any, method: str, timeout: float, request: bytes = b"") -> bytes:
-    answer: bytes = channel.unary_unary(method)(request, timeout=max(timeout, 0.001))
-    return answer
+    reply: bytes = channel.unary_unary(method)(request, timeout=max(timeout, 0.001))
+    return reply
 
 
 def _request(
@@ -319,9 +319,9 @@ def _request(
     method: str,
     request: Any,
     timeout: float,
-    who: str,
+    server: str,
     lost: Callable[..., TfdError],
-    forgotten: bool = False,
+    unknown_ok: bool = False,
 ) -> bytes:
     address = str(Endpoint.parse(address))
     with _channel(address) as channel:
@@ -329,40 +329,40 @@ def _request(
             return _call(channel, method, timeout, request.SerializeToString())
         except grpc.RpcError as error:
             code, text = error.code(), error.details() or ""
-    if code is grpc.StatusCode.NOT_FOUND and forgotten:
+    if code is grpc.StatusCode.NOT_FOUND and unknown_ok:
         return b""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         raise TimeLimit(
-            f"the {who} at {address} did not answer within {timeout:g} s",
-            fix="it may be hung or unreachable: look at its state and log",
+            f"the {server} at {address} did not reply within {timeout:g} s",
+            fix="it may be hung or unreachable: check its state and log",
         )
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED):
-        why = (
-            "something else answers there" if code is grpc.StatusCode.UNIMPLEMENTED else _last(text)
+        cause = (
+            "another server answers" if code is grpc.StatusCode.UNIMPLEMENTED else _last_error(text)
         )
-        raise lost(f"no {who} answers at {address}: {why}", fix="look at its state and log")
-    raise DataError(f"the {who} at {address} answered {code.name}: {text}")
+        raise lost(f"no {server} answers at {address}: {cause}", fix="check its state and log")
+    raise DataError(f"the {server} at {address} returned {code.name}: {text}")
 
 
-def _not_understood(address: str, expected: str, lost: Callable[..., TfdError]) -> TfdError:
+def _wrong_server(address: str, expected: str, lost: Callable[..., TfdError]) -> TfdError:
     return lost(
-        f"no {expected} answers at {address}: something else answers there",
-        fix="look at its state and log",
+        f"no {expected} answers at {address}: another server answers",
+        fix="check its state and log",
     )
 
 
 def _unavailable(text: str) -> tuple[State, str]:
     if any(sign in text for sign in _FOREIGN):
-        return "foreign", f"something that is no gRPC server answers: {_last(text)}"
+        return "foreign", f"the server does not use gRPC: {_last_error(text)}"
     if "Connection refused" in text:
         return "refused", "connection refused: nothing listens there"
     if "lookup failed" in text:
         why = text.rpartition(": ")[2].rstrip("]")
-        return "unreachable", f"the address of the host is not known: {why}"
-    return "unreachable", _last(text)
+        return "unreachable", f"the address of the host is unknown: {why}"
+    return "unreachable", _last_error(text)
 
 
-def _last(text: str) -> str:
+def _last_error(text: str) -> str:
     return text.rpartition("last error: ")[2]
 
 
@@ -375,20 +375,20 @@ def _connects(address: str, timeout: float) -> bool:
     return True
 
 
-def _details(kind: Kind, answer: bytes) -> dict[str, Any]:
+def _details(kind: Kind, reply: bytes) -> dict[str, Any]:
     if kind == "dispatcher":
-        return {"version": tf_messages.GetVersionResponse.FromString(answer).version}
+        return {"version": tf_messages.GetVersionResponse.FromString(reply).version}
     if kind == "server":
-        found = tf_messages.GetStatusResponse.FromString(answer).device_attributes
+        attributes = tf_messages.GetStatusResponse.FromString(reply).device_attributes
         return {
             "devices": tuple(
                 Device(d.name, d.device_type, d.memory_limit, d.incarnation, d.physical_device_desc)
-                for d in found
+                for d in attributes
             )
         }
-    return {"tasks": _worker_tasks(answer)}
+    return {"tasks": _worker_tasks(reply)}
 
 
-def _worker_tasks(answer: bytes) -> tuple[WorkerTask, ...]:
-    tasks = tf_messages.GetWorkerTasksResponse.FromString(answer).tasks
+def _worker_tasks(reply: bytes) -> tuple[WorkerTask, ...]:
+    tasks = tf_messages.GetWorkerTasksResponse.FromString(reply).tasks
     return tuple(WorkerTask(task.task_id, task.iteration_id) for task in tasks)

@@ -1,4 +1,4 @@
-"""Proxy variables: TensorFlow's gRPC obeys them even for ``localhost``, and then waits for ever."""
+"""Proxy variables, which TensorFlow's gRPC applies even to ``localhost``, where it then hangs."""
 
 from __future__ import annotations
 
@@ -12,37 +12,36 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 def bypass(
     hosts: Iterable[str] = (), environment: MutableMapping[str, str] = os.environ
 ) -> str | None:
-    """Let connections to this host, and to others, past the proxy that `environment` names.
+    """Exclude this host and others from the proxy that `environment` sets.
 
-    Extends ``no_grpc_proxy``, which only gRPC reads, and which for gRPC takes the place of
-    ``no_proxy``.
+    Extends ``no_grpc_proxy``, which only gRPC reads, and which replaces ``no_proxy`` for gRPC.
 
     Parameters
     ----------
     hosts : iterable of str
-        Names or addresses of the others.
+        Names or addresses of the other hosts.
     environment : mapping
-        Default: this process's own; gRPC reads it when a connection is made.
+        Default: that of this process. gRPC reads it when a connection is made.
 
     Returns
     -------
     str or None
-        A sentence for the user, None where nothing had to be done.
+        A sentence for the user, or None if no change was needed.
     """
-    if (found := in_the_way(hosts, environment)) is None:
+    if (obstacle := in_the_way(hosts, environment)) is None:
         return None
-    proxy, missing = found
+    proxy, missing = obstacle
     environment["no_grpc_proxy"] = ",".join([*_exceptions(environment), *missing])
     return (
-        f"{proxy} is set, and TensorFlow would go through it even to the cluster's own hosts: "
-        f"no_grpc_proxy now excepts {', '.join(missing)}"
+        f"{proxy} is set, and TensorFlow would use it even for the cluster's own hosts: "
+        f"no_grpc_proxy now excludes {', '.join(missing)}"
     )
 
 
 def in_the_way(
     hosts: Iterable[str] = (), environment: Mapping[str, str] = os.environ
 ) -> tuple[str, list[str]] | None:
-    """Return the variable of a proxy and the hosts without an exception; None if all have one."""
+    """Return the proxy's variable and the hosts without an exception, or None if all have one."""
     proxy = next((name for name in _PROXIES if environment.get(name)), None)
     if proxy is None:
         return None

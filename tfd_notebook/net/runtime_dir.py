@@ -1,4 +1,4 @@
-"""The user's runtime directory: sockets, logs and the state files by which leftovers are found."""
+"""The user's runtime directory: sockets, logs, and state files that identify orphans."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ import psutil
 from tfd_notebook.errors import WorkDirError
 
 STATE_FILE = "state.json"
-#: Marks every process of an agent in its environment; the value is the agent's id.
+#: Set in the environment of every process of an agent, to the agent's id.
 AGENT_VARIABLE = "TFD_AGENT"
 _LOCK_FILE = "agent.lock"
 _HAS_PROC = os.path.exists("/proc/self/stat")
-#: Seconds between looks at a process of which the system cannot tell us.
-_LOOK_SECONDS = 0.05
+#: Interval in seconds of the checks of a process on systems without pidfd.
+_POLL_SECONDS = 0.05
 
 
 def runtime_dir() -> Path:
-    """Return the directory (0700, this user's own) for everything that lives while tasks run.
+    """Return the private directory (0700) for all files that exist while tasks run.
 
-    ``TFD_RUNTIME_DIR``, else a folder in ``XDG_RUNTIME_DIR``, else one in the temporary
+    It is ``TFD_RUNTIME_DIR``, else a folder in ``XDG_RUNTIME_DIR``, else one in the temporary
     directory.
 
     Raises
     ------
     WorkDirError
-        If it belongs to somebody else or cannot be made.
+        It belongs to another user, or cannot be created.
     """
     explicit = os.environ.get("TFD_RUNTIME_DIR")
     base = os.environ.get("XDG_RUNTIME_DIR")
@@ -49,36 +49,38 @@ def runtime_dir() -> Path:
         path = Path(base) / "tfd_notebook"
     else:
         path = Path(tempfile.gettempdir()) / f"tfd_notebook-{os.getuid()}"
-    fix = "set TFD_RUNTIME_DIR to a directory of your own"
+    fix = "set TFD_RUNTIME_DIR to a directory that belongs to you"
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = path.lstat()
         if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-            raise WorkDirError(f"the runtime directory {path} is not this user's own", fix=fix)
+            raise WorkDirError(f"the runtime directory {path} belongs to another user", fix=fix)
         if info.st_mode & 0o077:
             path.chmod(0o700)
     except OSError as error:
-        raise WorkDirError(f"cannot make the runtime directory {path}: {error}", fix=fix) from None
+        raise WorkDirError(
+            f"creating the runtime directory {path} failed: {error}", fix=fix
+        ) from None
     return path
 
 
 def new_agent_dir(agent_id: str) -> tuple[Path, IO[bytes]]:
-    """Make the directory of the agent `agent_id`; return it and the open file that locks it.
+    """Create the directory of the agent `agent_id`; return it and the open file that locks it.
 
-    The agent inherits the file and never closes it. So a directory whose
-    agent runs is locked from the moment it exists, and one whose agent has ended is not.
+    The agent inherits the file and never closes it. The directory of a running agent is therefore
+    locked from its creation on, and that of an agent that has ended is not.
     """
     path = runtime_dir() / f"agent-{agent_id}"
-    unnamed = Path(tempfile.mkdtemp(prefix=".agent-", dir=path.parent))
-    lock = (unnamed / _LOCK_FILE).open("wb")
+    temporary = Path(tempfile.mkdtemp(prefix=".agent-", dir=path.parent))
+    lock = (temporary / _LOCK_FILE).open("wb")
     try:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        write_state(unnamed, {"starter": process_identity(os.getpid())})
-        unnamed.rename(path)
+        write_state(temporary, {"starter": process_identity(os.getpid())})
+        temporary.rename(path)
     except BaseException:
         lock.close()
-        remove(unnamed)
+        remove(temporary)
         raise
     return path, lock
 
@@ -101,20 +103,20 @@ def own_file(pid: int, suffix: str) -> Path:
     The name contains the boot and the pid namespace of the process, because several hosts or
     containers can share the runtime directory.
     """
-    return runtime_dir() / f"{pid}.{'-'.join(_place())}.{suffix}"
+    return runtime_dir() / f"{pid}.{'-'.join(_host_boot_namespace())}.{suffix}"
 
 
 def own_files(suffix: str = "*") -> Iterator[tuple[int, Path]]:
-    """Yield what `own_file` named for processes of this boot and pid namespace, with their pids."""
-    for path in sorted(runtime_dir().glob(f"*.{'-'.join(_place())}.{suffix}")):
+    """Yield the paths of `own_file` for processes of this boot and pid namespace, with the pids."""
+    for path in sorted(runtime_dir().glob(f"*.{'-'.join(_host_boot_namespace())}.{suffix}")):
         pid = path.name.partition(".")[0]
         if pid.isdecimal():
             yield int(pid), path
 
 
 def orphaned_files() -> Iterator[Path]:
-    """Yield what `own_file` named for processes that have ended, if this host can check."""
-    host, boot, _ = _place()
+    """Yield the paths of `own_file` for processes that have ended, if this host can check."""
+    host, boot, _ = _host_boot_namespace()
     for pid, path in own_files():
         if process_start(pid) is None:
             yield path
@@ -124,20 +126,20 @@ def orphaned_files() -> Iterator[Path]:
 
 
 def control_socket(pid: int) -> Path:
-    """Return where the process `pid` listens for this user's other processes."""
+    """Return the path of the socket on which the process `pid` listens for the same user."""
     return own_file(pid, "sock")
 
 
 def process_start(pid: int) -> float | None:
-    """Return when the process started, None if none runs: a number that no clock step changes.
+    """Return the start time of a process, which no clock step changes; None if it has ended.
 
-    On Linux it is in clock ticks since the boot. Compare it for equality. A pid together with it
-    names a process of this boot and pid namespace for good; a pid alone may be used again.
+    On Linux it is in clock ticks since the boot. Compare it for equality. Together with the pid it
+    identifies a process of this boot and pid namespace. A pid alone may be reused.
     """
     try:
         if _HAS_PROC:
             stat_file = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-            # The name of the command, in parentheses, may hold any character.
+            # The name of the command, in parentheses, may contain any character.
             fields = stat_file.rpartition(")")[2].split()
             # A killed kernel stays a zombie until its parent waits for it.
             return None if fields[0] in "ZX" else float(fields[19])
@@ -149,35 +151,35 @@ def process_start(pid: int) -> float | None:
 
 
 def process_identity(pid: int) -> dict[str, Any] | None:
-    """Return what names a process for good, in JSON values; None if none runs."""
+    """Return the identity of a process as JSON values; None if it has ended."""
     start = process_start(pid)
     if start is None:
         return None
-    host, boot, namespace = _place()
+    host, boot, namespace = _host_boot_namespace()
     return {"host": host, "boot": boot, "pid_namespace": namespace, "pid": pid, "start": start}
 
 
 def is_running(identity: object) -> bool:
-    """Return True if the process of that `process_identity` runs on this host."""
+    """Return True if the process with this `process_identity` runs on this host."""
     pid = identity.get("pid") if isinstance(identity, dict) else None
     return isinstance(pid, int) and process_identity(pid) == identity
 
 
 def is_over(identity: object) -> bool:
-    """Return True if the process of that `process_identity` has ended; False where unknown.
+    """Return True if the process with this `process_identity` has ended; False if unknown.
 
-    A process of another host, or of another container of this one, cannot be seen from here.
+    Processes of other hosts, or of other containers on this host, are not visible.
     """
     if not isinstance(identity, dict):
         return False
-    host, boot, namespace = _place()
+    host, boot, namespace = _host_boot_namespace()
     if identity.get("boot") == boot:
         return identity.get("pid_namespace") == namespace and not is_running(identity)
     return identity.get("host") == host
 
 
 def runs(pid: object, started: object) -> bool:
-    """Return True if the process `pid` of this boot runs and started then; see `process_start`."""
+    """Return True if the process `pid` of this boot runs, with this result of `process_start`."""
     return isinstance(pid, int) and started is not None and process_start(pid) == started
 
 
@@ -186,7 +188,7 @@ def boot_id() -> str:
     return _digest("/proc/sys/kernel/random/boot_id")
 
 
-def _place() -> tuple[str, str, str]:
+def _host_boot_namespace() -> tuple[str, str, str]:
     """Return identifiers of the host, the boot and the pid namespace."""
     namespace = "0"
     with contextlib.suppress(OSError):
@@ -203,24 +205,24 @@ def _digest(file: str, more: str = "") -> str:
 
 @contextlib.contextmanager
 def watched(pid: int) -> Iterator[Callable[[float], bool]]:
-    """Yield a function that waits so many seconds, and says whether the process has ended.
+    """Yield a function that waits up to a number of seconds and returns True if a process ended.
 
-    It has when all of its threads have, and not only the first, as whoever asks for its state is
-    told. Its exit status stays for whoever started it.
+    The process has ended when all its threads have, unlike its state in ``/proc``, which follows
+    the first thread. Its parent still gets its exit status.
     """
     try:
         descriptor = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # not on this system, or it is gone
+    except (AttributeError, OSError):  # no pidfd on this system, or the process has ended
 
-        def ask(seconds: float) -> bool:
+        def poll_state(seconds: float) -> bool:
             deadline = time.monotonic() + seconds
             while process_start(pid) is not None:
                 if time.monotonic() > deadline:
                     return False
-                time.sleep(min(_LOOK_SECONDS, seconds))
+                time.sleep(min(_POLL_SECONDS, seconds))
             return True
 
-        yield ask
+        yield poll_state
         return
     try:
         poll = select.poll()
@@ -231,12 +233,12 @@ def watched(pid: int) -> Iterator[Callable[[float], bool]]:
 
 
 def write_state(directory: Path, state: dict[str, Any]) -> None:
-    """Write the agent's state file, atomically and readable by its user only."""
+    """Write the agent's state file, atomically and readable by this user only."""
     write_private(directory / STATE_FILE, state)
 
 
 def write_private(target: Path, state: dict[str, Any]) -> None:
-    """Write a file of JSON, atomically and readable by this user only."""
+    """Write a JSON file, atomically and readable by this user only."""
     temporary = target.with_suffix(".new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -245,7 +247,7 @@ def write_private(target: Path, state: dict[str, Any]) -> None:
 
 
 def agent_states() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield directory and state of each agent that this user has or had."""
+    """Yield directory and state of each agent of this user, running or not."""
     for directory in sorted(runtime_dir().glob("agent-*")):
         state: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError):
@@ -254,13 +256,13 @@ def agent_states() -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def remove(directory: Path) -> None:
-    """Remove `directory` and all in it."""
+    """Remove `directory` and its contents."""
     shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Have these set, and put back afterwards what was there."""
+    """Set these variables, and restore their previous values afterwards."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,9 +1,9 @@
-"""Channels that only who knows a secret can open: proofs on both sides, then framed messages.
+"""Mutually authenticated message channels, with a shared secret, over TCP or Unix sockets.
 
-A message is a header of JSON values and a body of bytes; nothing that arrives is ever unpickled or
-run. A client has two seconds to prove that it has the secret, in a message of fixed length; without
-that it is disconnected silently. The secret itself is never sent. Over TCP each
-message carries a code that nobody without the secret can make; what is sent can be read on the way.
+A message is a header of JSON values and a body of bytes. Received data is never unpickled or
+executed. A client has two seconds to prove that it has the secret, in a message of fixed length.
+Without a proof it is disconnected silently. The secret itself is never sent. Over TCP each message
+has an authentication code. Messages are not encrypted.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from tfd_notebook.net import channel_handshake, unix_socket
 
 log = logging.getLogger("tfd_notebook")
 
-#: Bytes, or whatever shows its contiguous memory as such: arrays, Arrow's buffers.
+#: Bytes, or an object with contiguous memory that supports the buffer protocol.
 Buffer: TypeAlias = Any
 
 #: Seconds that a server waits for a client's proof.
 PROOF_SECONDS = 2.0
-#: Seconds after which a TCP connection breaks whose peer does not respond.
+#: Seconds after which a TCP connection to an unresponsive peer breaks.
 VANISHED_SECONDS = 60
-#: Seconds without any progress in the middle of a message.
+#: Seconds without progress in the middle of a message.
 STALL_SECONDS = 60.0
-#: Bytes of a header, and of a body.
+#: Limits of a header and of a body, in bytes.
 MOST_HEADER = 1 << 20
 MOST_BODY = 1 << 31
-#: Connections without a proof at a time, in all and of one address. The oldest makes room.
-_MOST_UNPROVEN, _MOST_OF_ADDRESS = 64, 16
+#: Limits of concurrent connections without a proof, in all and per address. The oldest is closed.
+_MAX_UNPROVEN, _MAX_UNPROVEN_PER_ADDRESS = 64, 16
 
 _LENGTHS = struct.Struct("!IQ")
 _SEQUENCE = struct.Struct("!Q")
 
 
 class Secret(bytes):
-    """A secret that does not show itself where it is printed; it is bytes for everything else."""
+    """A secret whose value is never printed. It is bytes in all other respects."""
 
     __slots__ = ()
 
@@ -59,19 +59,19 @@ class Secret(bytes):
 
     @classmethod
     def new(cls) -> Secret:
-        """Return one that nobody can guess, of 32 bytes."""
+        """Return a random secret of 32 bytes."""
         return cls(secrets.token_bytes(32))
 
 
 class AuthenticatedChannel:
-    """A connection whose other end is proven. Any thread may send, one at a time may receive.
+    """A connection to an authenticated peer. Any thread may send, one at a time may receive.
 
     Parameters
     ----------
     connected : socket.socket
-        It becomes the channel's.
+        The channel takes ownership of it.
     keys : tuple of bytes
-        Those that make the codes of what is sent and received; none where the system carries it.
+        Keys of the codes of sent and received messages. A Unix socket does not use them.
 
     Attributes
     ----------
@@ -95,12 +95,12 @@ class AuthenticatedChannel:
         self._closed = False
 
     def fileno(self) -> int:
-        """Return the descriptor, for `select`; -1 once it is closed."""
+        """Return the descriptor for `select`; -1 once the channel is closed."""
         return self._socket.fileno()
 
     @property
     def closed(self) -> bool:
-        """Whether this end is closed."""
+        """True if this end is closed."""
         return self._closed
 
     def send(
@@ -111,32 +111,32 @@ class AuthenticatedChannel:
         Parameters
         ----------
         header : dict
-            JSON values, up to 1 MiB of them.
+            JSON values, up to 1 MiB.
         body : bytes-like, or list or tuple of bytes-like
-            Contiguous buffers of any kind, one after the other; up to 2 GiB in all.
+            Contiguous buffers of any kind, which are concatenated; up to 2 GiB in all.
 
         Raises
         ------
         ValueError
-            It is too large.
+            The message is too large.
         OSError
-            The other end is gone, or took nothing for a minute.
+            The other end is lost, or read nothing for a minute.
         """
-        head = json.dumps(header, separators=(",", ":")).encode()
+        encoded_header = json.dumps(header, separators=(",", ":")).encode()
         buffers = body if isinstance(body, (list, tuple)) else [body]
         views: list[memoryview] = [memoryview(buffer) for buffer in buffers]
         parts = [view.cast("B") for view in views if view.nbytes]
         size = sum(map(len, parts))
-        if len(head) > MOST_HEADER or size > MOST_BODY:
-            raise ValueError(f"a message of {len(head)} and {size} bytes is too large")
-        lengths = _LENGTHS.pack(len(head), size)
+        if len(encoded_header) > MOST_HEADER or size > MOST_BODY:
+            raise ValueError(f"a message of {len(encoded_header)} and {size} bytes is too large")
+        lengths = _LENGTHS.pack(len(encoded_header), size)
         with self._sending:
             code = b""
             if self._keys:
-                code = _code(self._keys[0], self._sent, lengths, head, parts)
+                code = _code(self._keys[0], self._sent, lengths, encoded_header, parts)
                 self._sent += 1
             with self._broken_by_any_error():
-                self._send_all([memoryview(lengths + code + head), *parts])
+                self._send_all([memoryview(lengths + code + encoded_header), *parts])
 
     def receive(
         self, timeout: float | None = None, allocate: Callable[[int], Any] = bytearray
@@ -146,36 +146,36 @@ class AuthenticatedChannel:
         Parameters
         ----------
         timeout : float, optional
-            Seconds until it has to begin. Default: no limit.
+            Seconds to wait for the start of a message. Default: no timeout.
         allocate : callable
-            Returns a writable buffer of that many bytes for the body. Default `bytearray`.
+            Takes a size and returns a writable buffer for the body. Default `bytearray`.
 
         Returns
         -------
         header : dict
         body : memoryview
-            Writable, of its own memory.
+            Writable, in memory that no other message uses.
 
         Raises
         ------
         TimeoutError
-            None began; the channel can be used further.
+            No message started. The channel remains usable.
         EOFError
             The other end closed the channel.
         OSError
-            The connection broke, or what arrived is no message; the channel is closed.
+            The connection broke or the message is invalid. The channel is closed.
         """
         with self._receiving:
-            self._await(timeout)
+            self._wait_for_message(timeout)
             with self._broken_by_any_error():
                 return self._receive(allocate)
 
     def close(self) -> None:
-        """Close it; whoever sends or receives gets an error at once. Never raises."""
+        """Close the channel; pending calls in other threads raise at once. Never raises."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        # Nobody may be waiting in the descriptor whose number is given away.
+        # Keep the descriptor while another thread waits on it: its number could be reused.
         if self._receiving.acquire(blocking=False):
             self._socket.close()
             self._receiving.release()
@@ -194,34 +194,34 @@ class AuthenticatedChannel:
         first = channel_handshake.receive_exactly(self._socket, _LENGTHS.size, first=True)
         head_size, size = _LENGTHS.unpack(first)
         if head_size > MOST_HEADER or size > MOST_BODY:
-            raise ConnectionAbortedError("what arrived is no message")
+            raise ConnectionAbortedError("invalid message: too long")
         code = (
             channel_handshake.receive_exactly(self._socket, channel_handshake.CODE)
             if self._keys
             else b""
         )
-        head = channel_handshake.receive_exactly(self._socket, head_size)
+        encoded_header = channel_handshake.receive_exactly(self._socket, head_size)
         body = memoryview(channel_handshake.receive_exactly(self._socket, size, allocate=allocate))
         if self._keys:
-            expected = _code(self._keys[1], self._received, bytes(first), head, [body])
+            expected = _code(self._keys[1], self._received, bytes(first), encoded_header, [body])
             self._received += 1
             if not hmac.compare_digest(code, expected):
-                raise ConnectionAbortedError("a message is not from who opened the channel")
+                raise ConnectionAbortedError("invalid message: authentication failed")
         try:
-            header = json.loads(bytes(head))
+            header = json.loads(bytes(encoded_header))
         except (ValueError, RecursionError):
             header = None
         if not isinstance(header, dict):
-            raise ConnectionAbortedError("what arrived is no message")
+            raise ConnectionAbortedError("invalid message: expected a JSON object")
         return header, body
 
-    def _await(self, timeout: float | None) -> None:
+    def _wait_for_message(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._closed:
             left = 1.0 if deadline is None else min(1.0, max(0.0, deadline - time.monotonic()))
             try:
                 ready = _wait(self._socket, left)
-            except (OSError, ValueError):  # closed meanwhile
+            except (OSError, ValueError):  # closed in the meantime
                 break
             if ready:
                 return
@@ -232,7 +232,7 @@ class AuthenticatedChannel:
 
     def _send_all(self, parts: list[memoryview]) -> None:
         while parts:
-            # A kernel takes so many buffers at a time.
+            # IOV_MAX limits the number of buffers per call.
             sent = self._socket.sendmsg(parts[:512])
             while parts and sent >= len(parts[0]):
                 sent -= len(parts.pop(0))
@@ -241,7 +241,7 @@ class AuthenticatedChannel:
 
     @contextlib.contextmanager
     def _broken_by_any_error(self) -> Any:
-        """Close the channel where a message ends in the middle: by an error, or by Ctrl-C."""
+        """Close the channel if a message stays incomplete, because of an error or Ctrl-C."""
         try:
             yield
         except BaseException:
@@ -252,7 +252,7 @@ class AuthenticatedChannel:
 
 
 class Server:
-    """Listens, and gives each channel that is opened to a function, in a thread of its own.
+    """Listens, and passes each authenticated channel to a function in a separate thread.
 
     Parameters
     ----------
@@ -261,16 +261,16 @@ class Server:
         Takes an `AuthenticatedChannel`, which is closed when it returns. May raise
         InvalidMessage.
     host : str
-        Name or address to listen at. Default ``"127.0.0.1"``: this host only.
+        Name or address to listen on. Default ``"127.0.0.1"``: this host only.
     port : int
-        Default 0: any free one.
+        Default 0: a free port.
     path : Path, optional
-        A socket in the file system instead, which only this user can reach.
+        Listen on a Unix socket instead, which only this user can access.
 
     Attributes
     ----------
     address : str
-        What `connect` takes: ``"host:port"``, or ``"unix:"`` and a path.
+        The argument of `connect`: ``"host:port"``, or ``"unix:"`` and a path.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class Server:
         self._thread.start()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Listen no more, and close all channels; threads get `timeout` seconds to end."""
+        """Stop listening and close all channels; threads get `timeout` seconds to end."""
         with self._lock:
             self._closed = True
             open_now = list(self._open.items())
@@ -340,7 +340,7 @@ class Server:
             except OSError:
                 if self._closed:
                     return
-                time.sleep(0.05)  # out of descriptors, perhaps
+                time.sleep(0.05)  # such as EMFILE: no descriptor is free
                 continue
             with self._lock:
                 if self._closed:
@@ -354,7 +354,7 @@ class Server:
                 self._open[thread] = connected
             try:
                 thread.start()
-            except RuntimeError:  # the limit of threads is reached
+            except RuntimeError:  # the limit of threads
                 with self._lock:
                     self._unproven.pop(connected, None)
                     del self._open[thread]
@@ -362,20 +362,20 @@ class Server:
                 time.sleep(0.05)
 
     def _close_excess(self, address: str) -> None:
-        """Close the oldest connection without a proof if `address`, or all, have too many.
+        """Close the oldest connection without a proof if `address`, or the server, has too many.
 
-        Refusing the newest one instead would let idle connections lock out clients.
+        If the newest were refused instead, idle connections could lock clients out.
         """
         counts = collections.Counter(self._unproven.values())
-        if address and counts[address] > _MOST_OF_ADDRESS:
+        if address and counts[address] > _MAX_UNPROVEN_PER_ADDRESS:
             excess = address
-        elif len(self._unproven) > _MOST_UNPROVEN:
+        elif len(self._unproven) > _MAX_UNPROVEN:
             excess, _ = counts.most_common(1)[0]
         else:
             return
-        oldest = next(one for one, of in self._unproven.items() if of == excess)
+        oldest = next(c for c, origin in self._unproven.items() if origin == excess)
         del self._unproven[oldest]
-        # Its thread closes it.
+        # The thread of the connection closes the socket.
         with contextlib.suppress(OSError):
             oldest.shutdown(socket.SHUT_RDWR)
 
@@ -398,7 +398,7 @@ class Server:
                 if not closed:
                     self._on_channel(channel)
         except (EOFError, OSError):
-            pass  # the other end is gone
+            pass  # the connection to the client is lost
         except InvalidMessage as error:
             log.warning("a connection to %s was closed: %s", self.address, error)
         finally:
@@ -414,7 +414,7 @@ def serve(
     port: int = 0,
     path: Path | None = None,
 ) -> Server:
-    """Return a `Server` that listens; the arguments are its own."""
+    """Return a listening `Server` with these arguments."""
     return Server(secret, on_channel, host=host, port=port, path=path)
 
 
@@ -427,14 +427,14 @@ def connect(address: str, secret: bytes, timeout: float = 10.0) -> Authenticated
         ``"host:port"``, or ``"unix:"`` and a path.
     secret : bytes
     timeout : float
-        Seconds for the connection; as many again for the proofs. Default 10.
+        Seconds to connect, and the same again for the proofs. Default 10.
 
     Raises
     ------
     OSError
-        Nobody is there: ConnectionError, TimeoutError.
+        No server is reachable: ConnectionError, TimeoutError.
     PermissionError
-        Somebody else is there, or has another secret.
+        Another program listens, or the secret differs.
     """
     if address.startswith("unix:"):
         connected = unix_socket.connect(Path(address.removeprefix("unix:")), timeout)
@@ -448,7 +448,7 @@ def connect(address: str, secret: bytes, timeout: float = 10.0) -> Authenticated
     except EOFError:
         connected.close()
         raise PermissionError(
-            f"{address} closed the connection: it has another secret, or is ending"
+            f"{address} closed the connection: its secret differs, or it is shutting down"
         ) from None
     except BaseException:
         connected.close()
@@ -456,18 +456,18 @@ def connect(address: str, secret: bytes, timeout: float = 10.0) -> Authenticated
 
 
 def _code(
-    key: bytes, sequence: int, lengths: bytes, head: Buffer, parts: Sequence[Buffer]
+    key: bytes, sequence: int, lengths: bytes, encoded_header: Buffer, parts: Sequence[Buffer]
 ) -> bytes:
-    made = hmac.new(key, _SEQUENCE.pack(sequence), "sha256")
-    made.update(lengths)
-    made.update(head)
+    code = hmac.new(key, _SEQUENCE.pack(sequence), "sha256")
+    code.update(lengths)
+    code.update(encoded_header)
     for part in parts:
-        made.update(part)
-    return made.digest()
+        code.update(part)
+    return code.digest()
 
 
 def _wait(connected: socket.socket, seconds: float) -> bool:
-    """Whether something has arrived, or the end, within that time."""
+    """Return True if data, or the end of the stream, arrives within `seconds`."""
     if not hasattr(select, "poll"):
         return bool(select.select([connected], [], [], seconds)[0])
     poll = select.poll()

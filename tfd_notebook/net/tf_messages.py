@@ -1,8 +1,8 @@
-"""The few messages of TensorFlow's services that are read here, without TensorFlow.
+"""The messages of TensorFlow's services that this package reads, without TensorFlow.
 
-They live in a descriptor pool of their own, so they never clash with the ones that TensorFlow
-registers under the same names. Fields that nobody here reads are left out; protobuf keeps them
-as unknown fields.
+They are in a separate descriptor pool, so they never clash with the types that TensorFlow registers
+under the same names. Fields that this package does not read are omitted; protobuf keeps them as
+unknown fields.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _PACKAGE = "tensorflow.data"
 
-#: message -> "[*]type name = number", a star for a repeated field, as in the .proto files.
+#: Message -> "[*]type name = number", as in the .proto files, with a star for a repeated field.
 _SCHEMA: dict[str, tuple[str, ...]] = {
     # tensorflow/core/protobuf/worker.proto, tensorflow/core/framework/device_attributes.proto
     "DeviceAttributes": (
@@ -108,10 +108,10 @@ def _messages() -> dict[str, Any]:
         name="tfd_notebook/wire.proto", package=_PACKAGE, syntax="proto3"
     )
     for message, lines in _SCHEMA.items():
-        described = file.message_type.add(name=message)
+        descriptor = file.message_type.add(name=message)
         for line in lines:
             kind, name, _, number = line.split()
-            field = described.field.add(name=name, number=int(number))
+            field = descriptor.field.add(name=name, number=int(number))
             repeated, kind = kind.startswith("*"), kind.lstrip("*")
             field.label = field_type.LABEL_REPEATED if repeated else field_type.LABEL_OPTIONAL
             if kind in _SCHEMA:

@@ -1,4 +1,4 @@
-"""Sockets in the file system, by which this user's processes talk to each other."""
+"""Unix sockets for communication between processes of one user."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def listen(path: Path, backlog: int) -> socket.socket:
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Under its own name only when it listens: before, others would take it for dead.
-        unborn = path.with_suffix(".new")
-        unborn.unlink(missing_ok=True)
-        with _short(unborn) as address:
+        # Renamed when it listens: until then, other processes would take the owner for dead.
+        temporary = path.with_suffix(".new")
+        temporary.unlink(missing_ok=True)
+        with _short(temporary) as address:
             listener.bind(address)
-        unborn.chmod(0o600)
+        temporary.chmod(0o600)
         listener.listen(backlog)
-        unborn.replace(path)
+        temporary.replace(path)
     except BaseException:
         listener.close()
         raise
@@ -55,7 +55,10 @@ def connect(path: Path, timeout: float) -> socket.socket:
 
 
 def is_this_user(peer: socket.socket) -> bool:
-    """Whether the system says so; where it cannot, the directory's mode is the guard."""
+    """Return True if the peer belongs to this user; always without SO_PEERCRED (macOS).
+
+    The mode of the directory then protects the socket.
+    """
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     packed = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -65,7 +68,7 @@ def is_this_user(peer: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """Yield a name for `path` that fits into a socket address, which takes about 100 bytes."""
+    """Yield a name for `path` that fits into a socket address of about 100 bytes."""
     if len(os.fsencode(path)) < 100:
         yield str(path)
         return

@@ -1,7 +1,7 @@
-"""Checks of JSON values that come from another host: types, ranges, names, addresses and sizes.
+"""Checks of JSON values from other hosts: types, ranges, names, addresses and sizes.
 
-A check takes a value and the path at which it stands in its message. It returns the value to use,
-or raises `InvalidMessage`. Fields that a message does not have by its definition are rejected.
+A check takes a value and its path in the message. It returns the value to use, or raises
+`InvalidMessage`. Fields that a message's definition does not contain are rejected.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tfd_notebook.model.spec import MAX_TASKS_PER_ROLE, Role
 Check = Callable[[Any, str], Any]
 T = TypeVar("T")
 
-#: Bytes of a message. Its reader holds all of it in memory.
+#: Limit of a message, in bytes. Its reader holds all of it in memory.
 MAX_MESSAGE_BYTES = 1 << 28
-#: Characters of a free text that are kept, and entries that a list or mapping may have.
+#: Characters that are kept of a free text, and the maximum number of entries in a list or mapping.
 _MAX_TEXT = 20_000
 _MAX_LONG_TEXT = 200_000
 _MAX_ENTRIES = 10_000
@@ -40,12 +40,12 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9_.])?", re
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]{1,32}", re.ASCII)
 _TUNNEL_NAME = re.compile(r"[0-9a-f]{12}\.tfd", re.ASCII)
 _JOURNAL_FILE = re.compile(r"tf_data_dispatcher_journal/journal_\d{1,18}", re.ASCII)
-#: Everything that can move a terminal's cursor or break out of a line, but for tab and newline.
+#: All characters that move a terminal's cursor or break a line, except tab and newline.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def invalid(path: str, value: Any, expected: str) -> InvalidMessage:
-    """Return the error of a value that is not valid; the value is quoted up to 60 characters."""
+    """Return the error of an invalid value, which is quoted up to 60 characters."""
     shown = ascii(value if not isinstance(value, (str, bytes)) else value[:60])
     return InvalidMessage(f"invalid {path} {shown[:60]}: expected {expected}")
 
@@ -54,7 +54,7 @@ def invalid(path: str, value: Any, expected: str) -> InvalidMessage:
 
 
 def text(value: Any, path: str) -> str:
-    """Return a text for people: cut to 20,000 characters, without control characters."""
+    """Return a text for users: cut to 20,000 characters, without control characters."""
     return _printable(value, path, _MAX_TEXT)
 
 
@@ -71,7 +71,7 @@ def _printable(value: Any, path: str, most: int) -> str:
 
 
 def output(value: Any, path: str) -> str:
-    """Return the output of a process, which may have the length of a message."""
+    """Return the output of a process, whose length is limited only by that of a message."""
     if not isinstance(value, str):
         raise invalid(path, value, "a string")
     return value.encode("utf-8", "replace").decode()
@@ -85,7 +85,7 @@ def boolean(value: Any, path: str) -> bool:
 
 
 def integer(least: int = 0, most: int = _MAX_INTEGER) -> Check:
-    """Return the check of a whole number between two others."""
+    """Return the check of an integer in a range."""
 
     def check(value: Any, path: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -96,7 +96,7 @@ def integer(least: int = 0, most: int = _MAX_INTEGER) -> Check:
 
 
 def number(value: Any, path: str) -> float:
-    """Return a finite number; a whole one stays one."""
+    """Return a finite number; an integer stays an integer."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise invalid(path, value, "a number")
     if (isinstance(value, int) and abs(value) > _MAX_INTEGER) or not math.isfinite(value):
@@ -105,7 +105,7 @@ def number(value: Any, path: str) -> float:
 
 
 def nothing(value: Any, path: str) -> None:
-    """Return None, which is the value of a request that is only acknowledged."""
+    """Return None, the value of a reply that only acknowledges a request."""
     if value is not None:
         raise invalid(path, value, "null")
 
@@ -115,7 +115,7 @@ pid = integer(1, _MAX_PID)
 
 
 def matching(pattern: re.Pattern[str], expected: str) -> Check:
-    """Return the check of a string that matches a pattern as a whole."""
+    """Return the check of a string that matches a pattern completely."""
 
     def check(value: Any, path: str) -> str:
         if not isinstance(value, str) or not pattern.fullmatch(value):
@@ -131,16 +131,16 @@ journal_file = matching(_JOURNAL_FILE, "a file of the dispatcher's journal")
 
 
 def is_journal_file(name: str) -> bool:
-    """Return True if a dispatcher's journal has files of this name."""
+    """Return True if the files of a dispatcher's journal can have this name."""
     return _JOURNAL_FILE.fullmatch(name) is not None
 
 
 def task_name(value: Any, path: str) -> str:
     """Return the name of a task, such as ``worker:0``."""
-    found = _TASK.fullmatch(value) if isinstance(value, str) else None
-    if found is None or found[1] not in set(Role) or int(found[2]) >= MAX_TASKS_PER_ROLE:
+    match = _TASK.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[1] not in set(Role) or int(match[2]) >= MAX_TASKS_PER_ROLE:
         raise invalid(path, value, "the name of a task")
-    return found[0]
+    return match[0]
 
 
 def ip_address(value: Any, path: str) -> str:
@@ -148,17 +148,17 @@ def ip_address(value: Any, path: str) -> str:
     try:
         if not isinstance(value, str):
             raise ValueError
-        found = ipaddress.ip_address(value)
+        parsed = ipaddress.ip_address(value)
     except ValueError:
         raise invalid(path, value, "an IP address") from None
-    mapped = getattr(found, "ipv4_mapped", None) or found
-    # The scope of an IPv6 address may hold anything, also a line break.
-    scope = getattr(found, "scope_id", None)
+    mapped = getattr(parsed, "ipv4_mapped", None) or parsed
+    # The scope of an IPv6 address may contain any character, such as a line break.
+    scope = getattr(parsed, "scope_id", None)
     if scope is not None and not _SCOPE.fullmatch(scope):
         raise invalid(path, value, "an IP address")
     if mapped.is_unspecified or mapped.is_multicast or str(mapped) == "255.255.255.255":
         raise invalid(path, value, "the address of one host")
-    return str(found)
+    return str(parsed)
 
 
 def host(value: Any, path: str) -> str:
@@ -172,8 +172,8 @@ def address(value: Any, path: str) -> str:
     """Return ``"host:port"``, with brackets around an IPv6 address."""
     if not isinstance(value, str):
         raise invalid(path, value, "host:port")
-    name, _, number_ = value.rpartition(":")
-    if not re.fullmatch(r"[1-9]\d{0,4}", number_, re.ASCII) or int(number_) > 65535:
+    name, _, port_number = value.rpartition(":")
+    if not re.fullmatch(r"[1-9]\d{0,4}", port_number, re.ASCII) or int(port_number) > 65535:
         raise invalid(path, value, "host:port")
     bracketed = name.startswith("[") and name.endswith("]")
     host(name[1:-1] if bracketed else name, path)
@@ -183,7 +183,7 @@ def address(value: Any, path: str) -> str:
 
 
 def file_path(value: Any, path: str) -> str:
-    """Return an absolute path of the other host."""
+    """Return an absolute path on the other host."""
     if not isinstance(value, str) or not value.startswith("/") or len(value) > 4096:
         raise invalid(path, value, "an absolute path")
     if _CONTROL.search(value):
@@ -192,19 +192,19 @@ def file_path(value: Any, path: str) -> str:
 
 
 def json_value(value: Any, path: str, depth: int = 0) -> Any:
-    """Return any JSON value whose numbers are finite and that is not nested too deeply."""
+    """Return any JSON value with finite numbers and limited nesting."""
     if depth > _MAX_DEPTH:
         raise invalid(path, "...", f"at most {_MAX_DEPTH} levels")
     if isinstance(value, dict):
         return {output(k, path): json_value(v, f"{path}.{k}", depth + 1) for k, v in value.items()}
     if isinstance(value, list):
-        return [json_value(one, f"{path}[]", depth + 1) for one in value]
+        return [json_value(item, f"{path}[]", depth + 1) for item in value]
     if isinstance(value, str):
         return output(value, path)
     return value if value is None or isinstance(value, bool) else number(value, path)
 
 
-# Values made of others
+# Composite values
 
 
 def optional(check: Check) -> Check:
@@ -213,12 +213,12 @@ def optional(check: Check) -> Check:
 
 
 def either(*checks: Check) -> Check:
-    """Return the check of a value that one of several accepts; the last one's error is raised."""
+    """Return the check of a value that passes one of several checks; the last error is raised."""
 
     def check(value: Any, path: str) -> Any:
-        for one in checks[:-1]:
+        for alternative in checks[:-1]:
             try:
-                return one(value, path)
+                return alternative(value, path)
             except InvalidMessage:
                 continue
         return checks[-1](value, path)
@@ -243,13 +243,13 @@ def listing(check: Check, most: int = _MAX_ENTRIES) -> Check:
     def whole(value: Any, path: str) -> list[Any]:
         if not isinstance(value, list) or len(value) > most:
             raise invalid(path, value, f"a list of at most {most} entries")
-        return [check(one, f"{path}[{position}]") for position, one in enumerate(value)]
+        return [check(item, f"{path}[{position}]") for position, item in enumerate(value)]
 
     return whole
 
 
 def pair(first: Check, second: Check) -> Check:
-    """Return the check of a list of two."""
+    """Return the check of a list with two entries."""
 
     def check(value: Any, path: str) -> list[Any]:
         if not isinstance(value, list) or len(value) != 2:
@@ -260,7 +260,7 @@ def pair(first: Check, second: Check) -> Check:
 
 
 def mapping(key: Check, check: Check, most: int = _MAX_ENTRIES) -> Check:
-    """Return the check of an object whose keys are no fixed names."""
+    """Return the check of an object with arbitrary keys."""
 
     def whole(value: Any, path: str) -> dict[Any, Any]:
         if not isinstance(value, dict) or len(value) > most:
@@ -271,7 +271,7 @@ def mapping(key: Check, check: Check, most: int = _MAX_ENTRIES) -> Check:
 
 
 def record(checks: Mapping[str, Check], **optional_: Check) -> Check:
-    """Return the check of an object with these fields, and perhaps the optional ones."""
+    """Return the check of an object with these fields, and optional ones."""
 
     def whole(value: Any, path: str) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -279,21 +279,21 @@ def record(checks: Mapping[str, Check], **optional_: Check) -> Check:
         for name in value:
             if name not in checks and name not in optional_:
                 raise invalid(f"{path}.{name!r:.60}", value[name], "no such field")
-        made = {}
+        result = {}
         for name, check in checks.items():
             if name not in value:
                 raise invalid(f"{path}.{name}", None, "a value")
-            made[name] = check(value[name], f"{path}.{name}")
+            result[name] = check(value[name], f"{path}.{name}")
         for name, check in optional_.items():
             if name in value:
-                made[name] = check(value[name], f"{path}.{name}")
-        return made
+                result[name] = check(value[name], f"{path}.{name}")
+        return result
 
     return whole
 
 
 def record_with(checks: Mapping[str, Check]) -> Check:
-    """Return the check of an object that has these fields; other fields are not checked."""
+    """Return the check of an object that has these fields; others are not checked."""
 
     def whole(value: Any, path: str) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -305,21 +305,21 @@ def record_with(checks: Mapping[str, Check]) -> Check:
     return whole
 
 
-# Dataclasses, from their annotations
+# Dataclasses, by their annotations
 
 
 def from_json(kind: type[T], values: Any, path: str) -> T:
-    """Return an instance of a dataclass made of JSON values; other fields are rejected.
+    """Return an instance of a dataclass from JSON values; unknown fields are rejected.
 
-    Fields that are not there have their default. Texts are for people, unless the dataclass
-    itself checks them.
+    Missing fields have their default. Strings are texts for users, unless the dataclass checks
+    them.
     """
     key: Any = kind
     checks, needed = _checks_of(key)
-    made = record({}, **checks)(values, path)
-    for name in needed - made.keys():
+    values_by_name = record({}, **checks)(values, path)
+    for name in needed - values_by_name.keys():
         raise invalid(f"{path}.{name}", None, "a value")
-    return kind(**made)
+    return kind(**values_by_name)
 
 
 @functools.cache
@@ -337,7 +337,7 @@ def _checks_of(kind: Any) -> tuple[dict[str, Check], frozenset[str]]:
 def _check_of(hint: Any) -> Check:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        (inner,) = (one for one in arguments if one is not type(None))
+        (inner,) = (argument for argument in arguments if argument is not type(None))
         return optional(_check_of(inner))
     if origin is tuple:
         inner = _check_of(arguments[0])
@@ -355,19 +355,19 @@ def _check_of(hint: Any) -> Check:
 
 
 def _tuple_of(inner: Check, size: int | None, value: Any, path: str) -> tuple[Any, ...]:
-    made = tuple(listing(inner)(value, path))
-    if size is not None and len(made) != size:
+    items = tuple(listing(inner)(value, path))
+    if size is not None and len(items) != size:
         raise invalid(path, value, f"a list of {size}")
-    return made
+    return items
 
 
 def members(values: Any) -> dict[str, Any]:
     """Return an object, or raise InvalidMessage."""
-    made: dict[str, Any] = record_with({})(values, "row")
-    return made
+    fields_by_name: dict[str, Any] = record_with({})(values, "row")
+    return fields_by_name
 
 
 def check_size(size: int) -> None:
-    """Raise InvalidMessage if a message has more bytes than one may have."""
+    """Raise InvalidMessage if a message exceeds `MAX_MESSAGE_BYTES`."""
     if size > MAX_MESSAGE_BYTES:
         raise InvalidMessage(f"invalid message: longer than {MAX_MESSAGE_BYTES} bytes")
