@@ -144,7 +144,7 @@ def test_time_without_progress_is_limited(tmp_path: Path) -> None:
             feed_partition(range(10), running.place, feed_timeout=3)
         said = str(caught.value)
         assert "worker:0" in said
-        assert "its last batch was" in said
+        assert "the last batch was" in said
         assert "1 chunks of this partition and 0 in its queue wait" in said
         running.kill()
 

@@ -61,7 +61,9 @@ def test_threads_are_not_a_tensorflow_that_is_missing(tensorflow: Path) -> None:
     tensorflow.write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )
-    with pytest.raises(LaunchError, match="has left 1 threads, which a fork would lose") as caught:
+    with pytest.raises(
+        LaunchError, match="has started 1 threads, which a fork would lose"
+    ) as caught:
         forked()
     assert type(caught.value) is LaunchError
 

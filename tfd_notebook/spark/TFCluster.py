@@ -131,7 +131,7 @@ class TFCluster(CoordinatedSparkCluster):
         job = Job(self._application, f"{self.name}: feeding", work)
         self._jobs.add(job)
         self._phases.feed_began()
-        if self.phase.is_end:  # failed after the check in `_must_feed`
+        if self.phase.is_end:  # failed after the check in `_require_feeding`
             job.cancel()
 
         def follow() -> None:

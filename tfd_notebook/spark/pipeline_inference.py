@@ -124,12 +124,12 @@ def run(
 
     Parameters
     ----------
-    wanted : Signature
+    signature : Signature
     inputs : mapping of str to Input
     schema : object
         JSON value of the ``StructType`` of the results.
     batches : iterable of pyarrow.RecordBatch
-        Columns in the order of ``wanted.inputs``.
+        Columns in the order of ``signature.inputs``.
     """
     import pyarrow as pa
     from pyspark.sql.types import StructType

@@ -72,7 +72,7 @@ class Plan:
 
 
 def node_environment(extra: Mapping[str, str], gpus: tuple[str, ...] | None) -> dict[str, str]:
-    """Return a node's environment: that of this process, with `more` and its GPUs.
+    """Return a node's environment: that of this process, with `extra` and its GPUs.
 
     Secrets that Spark gave to this process are removed.
     """
@@ -112,11 +112,11 @@ def launch(
     ----------
     plan : Plan
     node : Assignment
-    place : Executor
+    owner : Executor
         The node ends with this process.
-    zygote : ForkServerClient
+    fork_server : ForkServerClient
     environment : mapping
-    held : socket.socket
+    reserved_port : socket.socket
         Reserves the node's port.
     addresses : mapping of int to str
         ``"host:port"`` of every node.

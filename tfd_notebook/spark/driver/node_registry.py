@@ -275,7 +275,7 @@ class NodeServer:
                     if is_new:
                         node.last_seq = message["word"]
                         self._apply(node, message)
-                # Acknowledge after `_note`: the node ends when its last message is acknowledged.
+                # Acknowledge after `_apply`: the node ends when its last message is acknowledged.
                 with contextlib.suppress(OSError):  # the node then repeats the message
                     channel.send({"order": "heard", "word": message["word"]})
                 if is_new:

@@ -40,7 +40,7 @@ def run(
     ----------
     request : mapping
         See `launch_plan.launch`.
-    held : int
+    reserved_port : int
         Descriptor of the socket that reserves the node's port.
     control : socket.socket
         Socket to the supervisor: one JSON object per line.

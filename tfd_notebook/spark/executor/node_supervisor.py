@@ -57,7 +57,7 @@ def run(request: Mapping[str, Any], reserved_port: int, log: int) -> None:
     ----------
     request : mapping
         See `launch_plan.launch`.
-    held, log : int
+    reserved_port, log : int
         Descriptors: the socket that reserves the node's port, and a copy of the output.
     """
     NodeSupervisor(request, reserved_port, log).run()

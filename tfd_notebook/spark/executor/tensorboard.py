@@ -25,7 +25,7 @@ Report = Callable[[dict[str, Any]], None]
 
 
 def start(request: Mapping[str, Any], temporary: Path, report: Report) -> Board | None:
-    """Start TensorBoard if `request` has a directory for it; `Board` describes `say`."""
+    """Start TensorBoard if `request` has a directory for it; `Board` describes `report`."""
     directory = str(request.get("tensorboard") or "")
     if not directory:
         return None

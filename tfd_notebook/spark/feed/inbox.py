@@ -189,7 +189,7 @@ class Inbox:
                 self._lock.wait(1.0)
 
     def wait_for_chunk(self, name: str, timeout: float) -> bool:
-        """Return True if `take` has an item, now or within `timeout` seconds."""
+        """Return True if `next_chunk` has an item, now or within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         with self._lock:
             queue = self._queue(name)
