@@ -424,9 +424,9 @@ class TestConnecting:
                 take = tf.function(lambda iterator: next(iterator))
                 first = tf.function(lambda parts: next(parts["a"][0]))
                 for foreign in iterators:
-                    with pytest.raises(UsageError, match="made by another coordinator"):
+                    with pytest.raises(UsageError, match="belongs to another coordinator"):
                         coordinator.schedule(take, args=(foreign,))
-                    with pytest.raises(UsageError, match="made by another coordinator"):
+                    with pytest.raises(UsageError, match="belongs to another coordinator"):
                         coordinator.schedule(first, args=({"a": [foreign]},))
                 dataset = coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(3))
                 iterators.append(iter(dataset))

@@ -178,12 +178,12 @@ def test_code_for_a_dataset_names_its_variable(
     main = sys.modules["__main__"]
     numbers = Range(3)
     read, endless = numbers.apply(cluster.distribute("off")), Range(3).repeat()
-    assert fixes(read) == ["send more at a time: batch() before distribute"]
+    assert fixes(read) == ["call batch() before distribute"]
     assert fixes(endless)[0].startswith("use take(n), ")
     monkeypatch.setattr(main, "numbers", numbers, raising=False)
     monkeypatch.setattr(main, "endless", endless, raising=False)
-    assert fixes(read) == ["send more at a time: batch() before distribute: numbers.batch(64)"]
-    assert fixes(endless)[0].startswith("endless.take(n), ")
+    assert fixes(read) == ["call batch() before distribute: numbers.batch(64)"]
+    assert fixes(endless)[0].startswith("use endless.take(n), ")
 
 
 def test_compression_within_one_host(cluster: tfd.Cluster) -> None:

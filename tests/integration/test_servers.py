@@ -269,7 +269,7 @@ def test_a_worker_without_a_dispatcher_is_refused_at_once(dispatcher: tfd.Dispat
         tfd.DataWorker(service.WorkerConfig("localhost:1"))
     worker = worker_of(dispatcher)
     try:
-        with pytest.raises(LaunchError, match="a data worker answers there"):
+        with pytest.raises(LaunchError, match="a data worker answers"):
             tfd.DataWorker(service.WorkerConfig(worker.address))
     finally:
         worker.stop()
@@ -328,7 +328,7 @@ def test_stop_lets_a_python_function_end(dispatcher: tfd.Dispatcher) -> None:
     iterator = iter(dataset.apply(service.distribute("distributed_epoch", dispatcher.target)))
     assert next(iterator) == 0
     assert entered.wait(10)
-    with pytest.raises(TimeLimit, match="still working on an element"):
+    with pytest.raises(TimeLimit, match="still processing an element"):
         worker.stop(timeout=0.2)
     assert worker.state == "stopped"
     leave.set()

@@ -71,11 +71,11 @@ def test_a_condition_knows_its_waiters() -> None:
 
 def test_references_to_what_one_list_holds() -> None:
     only = [object()]
-    assert iterator_cleanup._references(only) == iterator_cleanup._OURS
+    assert iterator_cleanup._references(only) == iterator_cleanup._SINGLE_REFERENCE
     another = only[0]
-    assert iterator_cleanup._references(only) > iterator_cleanup._OURS
+    assert iterator_cleanup._references(only) > iterator_cleanup._SINGLE_REFERENCE
     del another
-    assert iterator_cleanup._references(only) == iterator_cleanup._OURS
+    assert iterator_cleanup._references(only) == iterator_cleanup._SINGLE_REFERENCE
 
 
 def test_a_server_is_read_in_a_known_layout_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_operations_pass_the_entry_points() -> None:
     assert "TFE_Py_FastPathExecute" in gen_dataset_ops.iterator_get_next.__code__.co_names, VERSION
     assert iterator_ops.OwnedIterator._next_internal.__name__ == thread_parking._READ
     assert script_ops.EagerFunc.__call__.__code__.co_filename == thread_parking._CALLBACKS, VERSION
-    assert context.Context.set_server_def is thread_parking._setting
+    assert context.Context.set_server_def is thread_parking._set_server_def_parked
 
 
 #: Deletes an internal of TensorFlow before tfd_notebook uses it, as if this version lacked it.

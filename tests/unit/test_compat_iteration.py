@@ -159,9 +159,9 @@ def test_an_unknown_tensorflow_gives_plain_iteration_and_one_warning(monkeypatch
 
     monkeypatch.delitem(sys.modules, "tfd_notebook._compat.tf_data.iterator")
     monkeypatch.delattr(execute, "execute_with_cancellation")
-    import tfd_notebook._compat as package
+    import tfd_notebook._compat.tf_data as package
 
-    monkeypatch.delattr(package, "tensorflow")
+    monkeypatch.delattr(package, "iterator")
     dataset = tf.data.Dataset.range(3)
     with pytest.warns(UserWarning, match=f"TensorFlow {tf.__version__} is not supported"):
         assert observe.watch(dataset, Consumers()) is dataset

@@ -1,5 +1,5 @@
-"""The only door to private names of TensorFlow and of other packages.
+"""The only package that uses private names of TensorFlow and of other packages.
 
-Each module reads the names it needs when it is imported, so an unknown version shows up there and
-nowhere else; one contract test per name says which version changed.
+Each module reads the names that it needs when it is imported. An unsupported version therefore
+fails at that import. One contract test per name shows which version changed.
 """

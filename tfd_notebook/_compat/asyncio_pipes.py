@@ -6,7 +6,7 @@ import asyncio
 
 
 def flow_control() -> asyncio.BaseProtocol:
-    """Return a protocol with which a ``StreamWriter`` of a pipe can wait until it is drained."""
+    """Return a protocol with which the ``StreamWriter`` of a pipe can wait in ``drain``."""
     mixin = getattr(asyncio.streams, "FlowControlMixin", None)
-    # The protocol of streams has the same, next to a reader that is not used.
+    # StreamReaderProtocol also implements it, with a reader that is not used.
     return mixin() if mixin is not None else asyncio.StreamReaderProtocol(asyncio.StreamReader())

@@ -1,4 +1,4 @@
-"""Changes to modules of other packages, made when somebody imports these."""
+"""Patches of other packages' modules, applied when these are imported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Change = Callable[[types.ModuleType], None]
 
 
 def when_imported(name: str, change: Change) -> None:
-    """Call `change` with the module `name`: now, or when it has been imported."""
+    """Call `change` with the module `name`, now or after its import."""
     if name in sys.modules:
         change(sys.modules[name])
         return
@@ -26,12 +26,12 @@ def when_imported(name: str, change: Change) -> None:
 
 
 def forget_all() -> None:
-    """Make no change any more to what is not imported yet."""
+    """Cancel the patches of modules that are not imported yet."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
 
 
 class _Finder(MetaPathFinder):
-    """Sees modules come, and changes them when they have been run."""
+    """Meta path finder that patches modules after their execution."""
 
     def __init__(self) -> None:
         self.changes: dict[str, list[Change]] = {}

@@ -1,4 +1,4 @@
-"""Internals of ipykernel and IPython: their sockets, comms and the names they define."""
+"""Internals of ipykernel and IPython: sockets, comms and hidden names."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from typing import Any
 
 
 def handle_messages_during_execution(comm: Any) -> bool:
-    """Have messages from the browser to `comm` handled while a cell runs.
+    """Handle messages from the browser to `comm` while a cell runs.
 
-    ipykernel 7.4 routes them to the shell that last sent on the comm, which for a widget is the
-    one that is busy with the cell. Without its hook (other versions) nothing is changed.
+    ipykernel 7.4 routes them to the shell that last sent on the comm. For a widget, this is the
+    shell that runs the cell. No-op in versions without this hook.
 
     Parameters
     ----------
     comm : Comm
-        Of a widget; None where there is no front end.
+        The comm of a widget. None without a front end.
 
     Returns
     -------
     bool
-        Whether there was something to change.
+        Whether the comm has the hook.
     """
     if not hasattr(comm, "_reply_subshell_for"):
         return False
@@ -28,7 +28,7 @@ def handle_messages_during_execution(comm: Any) -> bool:
 
 
 def handles_messages_during_execution() -> bool:
-    """Whether this ipykernel can take messages from a browser while a cell runs."""
+    """Return True if this ipykernel can handle messages from a browser while a cell runs."""
     try:
         from importlib.metadata import version
 
@@ -38,12 +38,12 @@ def handles_messages_during_execution() -> bool:
 
 
 def comm_manager_of(shell: Any) -> Any:
-    """Return the comm manager of a shell's kernel; None if it has none that can be used."""
+    """Return the comm manager of a shell's kernel, or None if it has no usable one."""
     kernel = getattr(shell, "kernel", None)
     manager = getattr(kernel, "comm_manager", None)
     usable = hasattr(manager, "register_comm") and hasattr(manager, "unregister_comm")
-    reached = getattr(kernel, "iopub_socket", None) is not None and hasattr(kernel, "session")
-    return manager if usable and reached else None
+    connected = getattr(kernel, "iopub_socket", None) is not None and hasattr(kernel, "session")
+    return manager if usable and connected else None
 
 
 def send_comm_message(kernel: Any, comm_id: str, data: Any, buffers: list[bytes]) -> None:
@@ -58,5 +58,5 @@ def send_comm_message(kernel: Any, comm_id: str, data: Any, buffers: list[bytes]
 
 
 def hidden_names(shell: Any) -> Any:
-    """Return the names that IPython itself has put into the user's namespace, with their values."""
+    """Return the names and values that IPython has added to the user's namespace."""
     return getattr(shell, "user_ns_hidden", {})

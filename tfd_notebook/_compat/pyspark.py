@@ -1,6 +1,6 @@
 """Private names of pyspark: its Java process, executors, task slots, Arrow schemas and rows.
 
-If this version of Spark lacks a name, `Unsupported` is raised and names it.
+`Unsupported` is raised if this version of Spark lacks a name.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tfd_notebook.errors import Unsupported
 
 @contextlib.contextmanager
 def private_name(name: str) -> Iterator[None]:
-    """Raise `Unsupported` in place of the error of Python or Py4J for a name that is missing.
+    """Raise `Unsupported` instead of the error of Python or Py4J for a missing name.
 
-    Errors of methods that exist pass, as does the AttributeError of a context that was stopped.
+    Errors of existing methods propagate, as does the AttributeError of a stopped context.
     """
     try:
         yield
@@ -28,7 +28,7 @@ def private_name(name: str) -> Iterator[None]:
             raise
         raise _unsupported(name) from error
     except Exception as error:
-        # Py4J's subclasses are exceptions of Java code, and a lost connection to Java.
+        # Subclasses of Py4JError are exceptions of Java code, or a lost connection to Java.
         if type(error).__name__ == "Py4JError" and "does not exist" in str(error):
             raise _unsupported(name) from error
         raise
@@ -38,13 +38,13 @@ def _unsupported(name: str) -> Unsupported:
     import pyspark
 
     return Unsupported(
-        f"pyspark {pyspark.__version__} has no {name}, which tfd-notebook needs",
+        f"pyspark {pyspark.__version__} has no {name}, which tfd_notebook needs",
         fix="pip install 'pyspark>=4.0,<5', or a newer tfd-notebook",
     )
 
 
 def active_context() -> Any | None:
-    """Return the SparkContext that lives in this process; None where none does."""
+    """Return the SparkContext of this process, or None."""
     if "pyspark" not in sys.modules:
         return None
     from pyspark import SparkContext
@@ -53,9 +53,9 @@ def active_context() -> Any | None:
 
 
 def active_session() -> Any | None:
-    """Return the SparkSession that lives in this process, whichever thread asks; None: none does.
+    """Return the SparkSession of this process from any thread, or None.
 
-    What Spark itself calls active is so for one thread alone.
+    Spark's own active session is specific to one thread.
     """
     context = active_context()
     if context is None or is_stopped(context):
@@ -66,7 +66,7 @@ def active_session() -> Any | None:
 
 
 def java_process() -> subprocess.Popen[bytes] | None:
-    """Return the process of Spark's Java that this process started; None where there is none."""
+    """Return the Java process of Spark if this process started it, else None."""
     if "pyspark" not in sys.modules:
         return None
     from pyspark import SparkContext
@@ -78,7 +78,7 @@ def java_process() -> subprocess.Popen[bytes] | None:
 
 
 def forget_java() -> None:
-    """Let go of the Java process: it ends, and the next context starts another one."""
+    """Shut down the Java process. The next context starts another one."""
     from pyspark import SparkContext
 
     with private_name("SparkContext._gateway"):
@@ -89,31 +89,33 @@ def forget_java() -> None:
         gateway.shutdown()
     if gateway.proc is not None and gateway.proc.stdin is not None:
         with contextlib.suppress(OSError):
-            gateway.proc.stdin.close()  # it ends with its pipe
+            gateway.proc.stdin.close()  # the process ends with its standard input
     SparkContext._gateway = SparkContext._jvm = None
 
 
 def executors(context: Any) -> list[str]:
-    """Return the ids of the executors that have registered; none where the driver runs tasks."""
+    """Return the ids of the registered executors. Empty if the driver runs the tasks."""
     with private_name("SparkContext.getExecutorIds"):
-        found, ids = [], context._jsc.sc().getExecutorIds().iterator()
-        while ids.hasNext():
-            found.append(str(ids.next()))
-    return sorted(found)
+        ids, iterator = [], context._jsc.sc().getExecutorIds().iterator()
+        while iterator.hasNext():
+            ids.append(str(iterator.next()))
+    return sorted(ids)
 
 
 def executor_slots(context: Any) -> dict[str, tuple[str, int]]:
-    """Return the host of each executor, and how many tasks it runs at once, by its id."""
+    """Return the host and the number of concurrent tasks of each executor by its id."""
     with private_name("SparkContext.statusStore().executorList"):
-        found, every = {}, context._jsc.sc().statusStore().executorList(True).iterator()
-        while every.hasNext():
-            one = every.next()
-            found[str(one.id())] = str(one.hostPort()).rpartition(":")[0], int(one.maxTasks())
-    return found
+        slots_by_id = {}
+        iterator = context._jsc.sc().statusStore().executorList(True).iterator()
+        while iterator.hasNext():
+            info = iterator.next()
+            host = str(info.hostPort()).rpartition(":")[0]
+            slots_by_id[str(info.id())] = host, int(info.maxTasks())
+    return slots_by_id
 
 
 def slots(context: Any) -> int:
-    """Return how many tasks can run at once now: what a barrier stage is compared with."""
+    """Return the number of tasks that can run at once, which limits a barrier stage."""
     with private_name("SparkContext.maxNumConcurrentTasks"):
         scala = context._jsc.sc()
         profile = scala.resourceProfileManager().defaultResourceProfile()
@@ -122,18 +124,18 @@ def slots(context: Any) -> int:
 
 
 def is_stopped(context: Any) -> bool:
-    """Whether a SparkContext was stopped, by us or by Spark itself."""
+    """Return True if a SparkContext was stopped, by tfd or by Spark."""
     java = getattr(context, "_jsc", None)
     return java is None or bool(java.sc().isStopped())
 
 
 def session_key(session: Any) -> Any:
-    """Return what is equal for all of Python's objects of one session."""
+    """Return a key that is equal for all Python objects of one session."""
     return getattr(session, "_jsparkSession", session)
 
 
 def spark_home() -> str:
-    """Return the directory of the Spark that pyspark starts."""
+    """Return the directory of the Spark installation that pyspark starts."""
     with private_name("pyspark.find_spark_home._find_spark_home"):
         from pyspark.find_spark_home import _find_spark_home
     return str(_find_spark_home())
@@ -147,7 +149,7 @@ def arrow_schema(struct: Any) -> Any:
 
 
 def row_fields(values: Sequence[Any]) -> list[str] | None:
-    """Return the names of the fields of Rows; None if these differ, or if not all are Rows."""
+    """Return the field names of Rows, or None if they differ or a value is not a Row."""
     names = getattr(values[0], "__fields__", None)
     if names is None or any(getattr(value, "__fields__", None) != names for value in values):
         return None
@@ -155,10 +157,10 @@ def row_fields(values: Sequence[Any]) -> list[str] | None:
 
 
 def named_row(values: Sequence[Any], names: list[str]) -> Any:
-    """Return a Row; its fields may have any names, also the same one twice."""
-    made = _row_type()(*values)
-    made.__fields__ = names
-    return made
+    """Return a Row. Field names may be arbitrary and occur twice."""
+    row = _row_type()(*values)
+    row.__fields__ = names
+    return row
 
 
 @functools.cache
@@ -171,20 +173,20 @@ def _row_type() -> Any:
 
 
 def default_fs(sc: Any) -> str:
-    """Return the file system of paths without a scheme, such as ``hdfs://namenode:8020``."""
+    """Return the default file system of paths, such as ``hdfs://namenode:8020``."""
     with private_name("SparkContext.hadoopConfiguration"):
-        found = str(sc._jsc.hadoopConfiguration().get("fs.defaultFS") or "")
+        url = str(sc._jsc.hadoopConfiguration().get("fs.defaultFS") or "")
     # The slash belongs to the path.
-    return found[:-1] if found.startswith("file:") and found.endswith("///") else found
+    return url[:-1] if url.startswith("file:") and url.endswith("///") else url
 
 
 def cancel_stage(sc: Any, stage: int, reason: str) -> None:
-    """End the jobs that need a stage; who waits for them gets an error with `reason`."""
+    """Cancel the jobs that need a stage. Callers that wait for them get an error with `reason`."""
     with private_name("SparkContext.cancelStage"):
         sc._jsc.sc().cancelStage(stage, reason)
 
 
 def cancel_group(sc: Any, group: str) -> None:
-    """End the jobs of a group, those that are still to come among them."""
+    """Cancel the present and future jobs of a group."""
     with private_name("SparkContext.cancelJobGroupAndFutureJobs"):
         sc._jsc.sc().cancelJobGroupAndFutureJobs(group)

@@ -1,8 +1,8 @@
-"""Ctrl-C for a main thread that sits in C++ code, where Python's signal handlers do not run.
+"""Ctrl-C for a main thread in C++ code, in which Python's signal handlers do not run.
 
 Python's C-level handler writes the signal's number to a file descriptor at once
-(`signal.set_wakeup_fd`), so a thread of ours learns of it and cancels what the main thread waits
-for; then Python's own handler runs and raises KeyboardInterrupt.
+(`signal.set_wakeup_fd`). A thread of this module reads it and cancels the blocking call of the
+main thread. Python's own handler then runs and raises KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import weakref
 
 from tfd_notebook._compat.tf_data.meter import IteratorMetrics
 
-#: Seconds that a call may go on after Ctrl-C before it is cancelled: most end by themselves, and
-#: an iterator that was not cancelled can be used further.
+#: Seconds from Ctrl-C to the cancellation. Most calls end earlier, and an iterator that was not
+#: cancelled remains usable.
 GRACE = 0.1
 
-#: Seconds after which the wakeup descriptor is looked at again: an event loop may have taken it.
+#: Seconds after which the wakeup descriptor is set again, because an event loop may replace it.
 REARM = 1.0
 
-#: Handlers of these packages interrupt what runs; any other handler of the user's is left alone.
+#: Packages whose handlers interrupt the running code. Other handlers are left alone.
 _INTERRUPTING = ("asyncio", "ipykernel")
 
 MAIN_THREAD = threading.main_thread().ident
 
 
 class _Watch:
-    """The descriptor pair, the thread that reads it, and the meters that it may cancel."""
+    """The socket pair, the thread that reads it, and the meters that it can cancel."""
 
     def __init__(self) -> None:
         self.meters: weakref.WeakSet[IteratorMetrics] = weakref.WeakSet()
@@ -42,16 +42,16 @@ class _Watch:
         self.thread.start()
 
     def arm(self) -> None:
-        found = signal.set_wakeup_fd(self.write.fileno(), warn_on_full_buffer=False)
-        if found != self.write.fileno():
-            self.previous = found
+        descriptor = signal.set_wakeup_fd(self.write.fileno(), warn_on_full_buffer=False)
+        if descriptor != self.write.fileno():
+            self.previous = descriptor
 
     def disarm(self) -> None:
-        found = signal.set_wakeup_fd(-1)
-        ours = found == self.write.fileno()
-        # An event loop may have closed its descriptor meanwhile.
+        descriptor = signal.set_wakeup_fd(-1)
+        was_armed = descriptor == self.write.fileno()
+        # An event loop may have closed its descriptor in the meantime.
         with contextlib.suppress(OSError, ValueError):
-            signal.set_wakeup_fd(self.previous if ours else found)
+            signal.set_wakeup_fd(self.previous if was_armed else descriptor)
         self.write.close()  # end of file ends the thread
         self.thread.join(1.0)
 
@@ -80,7 +80,7 @@ class _Watch:
                 os.write(self.previous, data)
 
     def _cancel(self, pressed: float, force: bool) -> bool:
-        """Cancel what the main thread waits for; return whether a call has yet to be decided."""
+        """Cancel the blocking call of the main thread. Return True if the decision is pending."""
         assert MAIN_THREAD is not None
         undecided = False
         for meter in list(self.meters):
@@ -108,7 +108,7 @@ _watch: _Watch | None = None
 
 
 def arm(meter: IteratorMetrics) -> None:
-    """Let Ctrl-C cancel `meter`; to be called in the main thread, which is about to block."""
+    """Make Ctrl-C cancel `meter`. The main thread calls this before it blocks."""
     global _watch
     if _watch is None:
         _watch = _Watch()
@@ -117,25 +117,25 @@ def arm(meter: IteratorMetrics) -> None:
 
 
 def release(meter: IteratorMetrics) -> None:
-    """Forget `meter`; with the last one, all that `arm` did is undone (in the main thread)."""
+    """Remove `meter`. After the last one, undo `arm` if this is the main thread."""
     global _watch
     if _watch is None:
         return
     _watch.meters.discard(meter)
-    # set_wakeup_fd belongs to the main thread; elsewhere the watch stays until the next iterator.
+    # Only the main thread may call set_wakeup_fd. Otherwise the next iterator reuses the watch.
     if not _watch.meters and threading.get_ident() == MAIN_THREAD:
         undo()
 
 
 def undo() -> None:
-    """Undo what `arm` did until somebody blocks again; to be called in the main thread."""
+    """Undo `arm` until the main thread blocks again. The main thread calls this."""
     global _watch
     watch, _watch = _watch, None
     if watch is not None:
         watch.disarm()
 
 
-def _forget_in_child() -> None:
+def _reset_in_child() -> None:
     global _watch
     if _watch is not None:
         signal.set_wakeup_fd(-1)
@@ -143,4 +143,4 @@ def _forget_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+    os.register_at_fork(after_in_child=_reset_in_child)

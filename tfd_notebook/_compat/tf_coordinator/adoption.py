@@ -1,4 +1,4 @@
-"""Replace the closure queue of a coordinator that TensorFlow made by the observed one."""
+"""Replaces the closure queue of a coordinator that TensorFlow created by the observed one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tfd_notebook.errors import StateError, TimeLimit
 
 _serve = cluster_coordinator.Worker._process_queue
-#: Seconds for the threads of idle workers to end.
+#: Seconds to wait for the threads of idle workers to end.
 _SECONDS = 10.0
 _POLL = 0.005
 
 
 def made_by_tensorflow(strategy: Any) -> Any:
-    """Return the coordinator that a strategy has, if TensorFlow made it; None otherwise."""
-    found = getattr(strategy, "_cluster_coordinator", None)
-    return found if type(found) is cluster_coordinator.ClusterCoordinator else None
+    """Return the coordinator of a strategy if TensorFlow created it, else None."""
+    coordinator = getattr(strategy, "_cluster_coordinator", None)
+    return coordinator if type(coordinator) is cluster_coordinator.ClusterCoordinator else None
 
 
 def is_supported(strategy: Any) -> bool:
@@ -29,12 +29,12 @@ def is_supported(strategy: Any) -> bool:
 
 
 def replace_queue(cluster: Any, queue: Any) -> None:
-    """Replace the queue from which the workers of an idle cluster take their closures.
+    """Replace the queue from which the workers of an idle cluster take closures.
 
     Raises
     ------
     StateError
-        Functions are scheduled that have not ended.
+        Scheduled functions have not ended.
     """
     before = cluster.closure_queue
     with before._queue_lock:
@@ -46,7 +46,7 @@ def replace_queue(cluster: Any, queue: Any) -> None:
             "scheduled have not ended",
             fix="call its join() first, then cluster.coordinator(strategy) again",
         )
-    # Each thread ends wherever it is: it sees the flag, or gets nothing from the queue.
+    # A thread ends at any point: it checks the flag, or gets None from the stopped queue.
     for worker in cluster.workers:
         worker._should_worker_thread_run = False
     before.stop()
@@ -55,7 +55,7 @@ def replace_queue(cluster: Any, queue: Any) -> None:
         if time.monotonic() >= deadline:
             raise TimeLimit(
                 f"the threads of TensorFlow's coordinator did not end within {_SECONDS:g} s",
-                fix="make a new strategy: cluster.strategy()",
+                fix="create a new strategy: cluster.strategy()",
             )
         time.sleep(_POLL)
     cluster.closure_queue = queue

@@ -1,4 +1,4 @@
-"""Cancelling what one thread calls: TensorFlow's own context of it is one for all threads."""
+"""Cancellation of the calls of one thread. TensorFlow's own context applies to all threads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import tensorflow as tf
 from tensorflow.python.eager import cancellation, executor
 
 CancellationManager = cancellation.CancellationManager
-_everybodys = cancellation.context
+_global_context = cancellation.context
 _local = threading.local()
 
 
 @contextlib.contextmanager
 def by(manager: Any) -> Iterator[None]:
-    """Have the functions that this thread calls be cancelled by `manager`."""
+    """Make `manager` cancel the functions that this thread calls."""
     before = getattr(_local, "manager", None)
     _local.manager = manager
     try:
@@ -28,12 +28,12 @@ def by(manager: Any) -> Iterator[None]:
 
 
 def current() -> Any:
-    """Return what would cancel a function that this thread calls, None where nothing would."""
-    return getattr(_local, "manager", None) or _everybodys()
+    """Return the manager that would cancel a function called by this thread, or None."""
+    return getattr(_local, "manager", None) or _global_context()
 
 
 class Cancelable:
-    """A function that can be cancelled on its own."""
+    """A function that can be cancelled separately."""
 
     __slots__ = ("_function", "manager")
 
@@ -51,14 +51,14 @@ class Cancelable:
 
 
 def cancel(closure: Any) -> None:
-    """Cancel what a closure runs, if it can be."""
+    """Cancel the function of a closure, if it is cancellable."""
     manager = getattr(closure._function, "manager", None)
     if manager is not None:  # a plain Python function has none
         manager.start_cancel()
 
 
 class Managers:
-    """Stands for the one cancellation manager that TensorFlow's queue has for all closures."""
+    """Replacement of the one cancellation manager that TensorFlow's queue has for all closures."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = weakref.proxy(queue)
@@ -77,19 +77,19 @@ cancellation.context = current
 
 
 class _Executor(executor.Executor):
-    """An executor that does not print, when it is collected, what its last operation met."""
+    """An executor that does not print the error of its last operation when it is deleted."""
 
     __slots__ = ()
 
     def __del__(self) -> None:
         try:
             super().__del__()
-        except tf.errors.OpError:  # what TensorFlow's wait() raises, and again until it is cleared
+        except tf.errors.OpError:  # TensorFlow's wait() raises it until it is cleared
             self.clear_error()
             super().__del__()
 
 
 def quieten(workers: Iterable[Any]) -> None:
-    """Have workers not tell, when they are collected, what failed last: their queue has told."""
+    """Suppress the last error that workers print when they are deleted. Their queue reported it."""
     for worker in workers:
         worker.executor.__class__ = _Executor

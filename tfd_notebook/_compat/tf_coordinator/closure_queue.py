@@ -1,7 +1,6 @@
-"""TensorFlow's queue of closures, with a gate in front of it and every transition told.
+"""TensorFlow's queue of closures, with a gate and a record of every transition.
 
-Whether TensorFlow's is what this file was written for is told by
-`tfd_notebook._compat.tf_coordinator.fallback`.
+`tfd_notebook._compat.tf_coordinator.fallback` checks the version of TensorFlow's queue.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from tfd_notebook.model.closure_store import CANCELLED, FAILED, READY, Store, fu
 
 ClusterCoordinator = tf_coordinator.ClusterCoordinator
 
-#: Seconds in which a worker that is called has begun with it.
+#: Seconds within which a worker begins a call.
 _BEGIN_SECONDS = 0.25
 _construction = threading.RLock()
 
 
 def with_queue(queue: Any, make: Callable[[], Any]) -> Any:
-    """Return what `make` returns, having given `queue` to the coordinator that it makes."""
+    """Return the result of `make`, which creates a coordinator with `queue` as its queue."""
     with _construction:
         tf_coordinator._CoordinatedClosureQueue = lambda: queue
         try:
@@ -42,9 +41,9 @@ def with_queue(queue: Any, make: Callable[[], Any]) -> Any:
 
 
 def with_defaults(fn: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Return the arguments of a scheduled function with the defaults of the others.
+    """Return the arguments of a scheduled function, completed with its defaults.
 
-    TensorFlow traces the function with its defaults, and calls it without them where a plain value
+    TensorFlow traces the function with its defaults, and calls it without them if a plain value
     was passed.
     """
     python: Any = getattr(fn, "python_function", None)
@@ -60,24 +59,24 @@ def with_defaults(fn: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def is_tracing_left(strategy: Any) -> bool:
-    """Whether an error while a function was traced left the strategy in the state of tracing."""
+    """Return True if a strategy is still in tracing state after an error during tracing."""
     return bool(getattr(strategy.extended, "_being_scheduled", False))
 
 
 def end_tracing(strategy: Any) -> None:
-    """Take the strategy out of the state of tracing."""
+    """Reset the tracing state of a strategy."""
     strategy.extended._being_scheduled = False
 
 
 class WatchedQueue(Waiting):
-    """TensorFlow's queue of closures, observed, and with a gate.
+    """TensorFlow's queue of closures, with a gate and a record of every transition.
 
     Parameters
     ----------
     store : Store
-        Told of every transition.
+        Records every transition.
     explain : callable, optional
-        Takes an error that a caller gets, to add what it means.
+        Adds an explanation to an error that a caller gets.
     """
 
     def __init__(
@@ -87,21 +86,21 @@ class WatchedQueue(Waiting):
         self.in_flight: dict[int, WatchedClosure] = {}
         self._store = store
         self.gate = Gate()
-        self._here = threading.local()
+        self._local = threading.local()
         self._stopped = False
-        #: The threads that serve a worker, by its index, and those whose worker has left.
+        #: The threads that serve a worker by its index, and those of removed workers.
         self._serving: dict[int, threading.Thread] = {}
         self._leaving: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        #: The functions of which a closure reads from a dataset on its worker.
+        #: Names of functions with a closure that reads a dataset on its worker.
         self.reads_input: set[str] = set()
         self.fetch_waits = 0
         self.fetch_seconds = 0.0
         self._held = 0
-        self._looked_at = False
+        self._inspected = False
         super().__init__()
         self._progress = threading.Condition(self._queue_lock)
 
-    # TensorFlow puts a new manager in its place after each cancellation.
+    # TensorFlow assigns a new manager after each cancellation.
 
     @property
     def _cancellation_mgr(self) -> cancellation.Managers:
@@ -111,7 +110,7 @@ class WatchedQueue(Waiting):
     def _cancellation_mgr(self, _: Any) -> None:
         self._managers = cancellation.Managers(self)
 
-    # What TensorFlow calls
+    # Called by TensorFlow
 
     def put(self, closure: Any, tag: int | None = None) -> None:
         if tag is not None:
@@ -129,15 +128,15 @@ class WatchedQueue(Waiting):
             raise
         if self.gate.armed or self._stopped:
             with self._queue_lock:
-                if self._stopped:  # in the meantime: nobody takes it any more
+                if self._stopped:  # stopped in the meantime: no worker takes the closure
                     self._drain()
-                # Whom TensorFlow woke may be one that the gate lets not pass.
+                # The gate may block the worker that TensorFlow woke, so wake all.
                 self._closures_queued_condition.notify_all()
 
     def _raise_if_stopped(self) -> None:
         if self._stopped:
             raise StateError(
-                "this coordinator is stopped", fix="make a new one: cluster.coordinator()"
+                "this coordinator is stopped", fix="create a new one: cluster.coordinator()"
             )
 
     def _await_room(self) -> None:
@@ -160,8 +159,8 @@ class WatchedQueue(Waiting):
             self.reads_input.add(closure.name)
             if closures.is_foreign(each, self._store):
                 raise UsageError(
-                    "an argument of this closure was made by another coordinator",
-                    fix="make it again: iter(coordinator.create_per_worker_dataset(...))",
+                    "an argument of this closure belongs to another coordinator",
+                    fix="create it again: iter(coordinator.create_per_worker_dataset(...))",
                 )
         reference = closure._output_remote_value_ref
         closure.key = self._store.add(closure.name, trace, reference)
@@ -172,7 +171,7 @@ class WatchedQueue(Waiting):
             value._tfd_queue = self
 
     def get(self, timeout: float | None = None, tag: int | None = None) -> Any:
-        self._here.closure = None
+        self._local.closure = None
         thread = threading.current_thread()
         with self._queue_lock:
             if tag is not None and thread not in self._leaving:
@@ -193,8 +192,8 @@ class WatchedQueue(Waiting):
             self._queue_free_slot_condition.notify()
             self.inflight_closure_count += 1
             self.in_flight[tag if tag is not None else -1] = closure
-        self._here.closure, self._here.worker = closure, tag if tag is not None else -1
-        self._store.dispatched(closure.key, self._here.worker)
+        self._local.closure, self._local.worker = closure, tag if tag is not None else -1
+        self._store.dispatched(closure.key, self._local.worker)
         return closure
 
     def _admits(self, worker: int | None) -> bool:
@@ -208,17 +207,17 @@ class WatchedQueue(Waiting):
         return admitted
 
     def mark_finished(self) -> None:
-        closure = self._here.closure
-        self._leave()
-        self._store.end(closure.key, READY, self._here.worker)
+        closure = self._local.closure
+        self._take_current()
+        self._store.end(closure.key, READY, self._local.worker)
         super().mark_finished()
-        self._tell_progress()
+        self._notify_progress()
 
     def mark_failed(self, e: BaseException) -> None:
-        closure, worker = self._leave(), self._here.worker
+        closure, worker = self._take_current(), self._local.worker
         if closure is None:
-            # It was put back, and then its worker could not be brought back. TensorFlow would count
-            # it down again, or end the worker's thread over a failed assertion.
+            # The closure was put back, and then its worker was not restored. TensorFlow would count
+            # it again, or end the worker's thread with a failed assertion.
             with self._queue_lock:
                 if self._error is None:
                     self._error = e
@@ -234,20 +233,20 @@ class WatchedQueue(Waiting):
             with self._queue_lock:
                 where = f"closure {closure.key} ({closure.name}) failed on worker:{worker}"
                 self.gate.close(where, by_failure=True)
-                self._looked_at = False
+                self._inspected = False
         super().mark_failed(e)
-        self._tell_progress()
+        self._notify_progress()
 
     def put_back(self, closure: Any) -> None:
-        worker = self._here.worker
-        self._leave()
-        if self._stopped:  # nobody takes it again
+        worker = self._local.worker
+        self._take_current()
+        if self._stopped:  # no worker takes it again
             closure.cancelled_by = closure.cancelled_by or "The coordinator was stopped."
         if closure.cancelled_by:
             self._end_cancelled(closure, worker)
             return
         if self._error is not None or self._stopped:
-            self._store.end(closure.key, CANCELLED, worker)  # as TensorFlow is about to
+            self._store.end(closure.key, CANCELLED, worker)  # TensorFlow cancels it next
         else:
             self._store.retry(closure.key, worker, f"put back from worker:{worker}")
             with self._queue_lock:
@@ -256,80 +255,80 @@ class WatchedQueue(Waiting):
         if self.gate.armed:
             with self._queue_lock:
                 self._closures_queued_condition.notify_all()
-        self._tell_progress()
+        self._notify_progress()
 
-    def _leave(self) -> WatchedClosure | None:
-        """Return the closure of this thread, which has none from now on."""
-        closure: WatchedClosure | None = self._here.closure
-        self._here.closure = None
-        self.in_flight.pop(self._here.worker, None)
+    def _take_current(self) -> WatchedClosure | None:
+        """Return the closure of this thread, and clear it."""
+        closure: WatchedClosure | None = self._local.closure
+        self._local.closure = None
+        self.in_flight.pop(self._local.worker, None)
         return closure
 
     def _end_cancelled(self, closure: WatchedClosure, worker: int) -> None:
-        """End a closure that the user cancelled: that is nobody's error."""
+        """End a closure that the user cancelled, without an error for other callers."""
         error = tf.errors.CancelledError(None, None, closure.cancelled_by)
         closure.maybe_call_with_output_remote_value(lambda value: value._set_error(error))
         self._store.end(closure.key, CANCELLED, worker, closure.cancelled_by)
         super().mark_finished()
-        self._tell_progress()
+        self._notify_progress()
 
-    def _tell_progress(self) -> None:
-        if getattr(self._progress, "_waiters", True):  # a Python without it may have some
+    def _notify_progress(self) -> None:
+        if getattr(self._progress, "_waiters", True):  # private, other Pythons may lack it
             with self._queue_lock:
                 self._progress.notify_all()
 
     def _cancel_all_closures(self) -> None:
         super()._cancel_all_closures()
         self.gate.permits = 0
-        self._looked_at = False
+        self._inspected = False
         if self.gate.by_failure:
-            self.gate.open()  # what could be looked at is cancelled now
+            self.gate.open()  # the failed closures to inspect are cancelled now
 
-    # What is added
+    # Additional methods
 
     def pause(self, reason: str = "by request") -> None:
-        """Give no closure to any worker until `resume`; what runs goes on."""
+        """Block all closures until `resume`. Running closures continue."""
         with self._queue_lock:
             self.gate.close(reason)
 
     def resume(self) -> None:
-        """Go on; does nothing where nothing is paused."""
+        """Resume. No-op if the coordinator is not paused."""
         with self._queue_lock:
             if self._held:
-                # Who waits raises now, and has the others cancelled: none of them begins before.
-                self._looked_at = True
+                # The waiting callers raise now and cancel the other closures before one starts.
+                self._inspected = True
                 self._stop_waiting_condition.notify_all()
                 return
             self.gate.open()
             self._closures_queued_condition.notify_all()
 
     def step(self, count: int, timeout: float | None) -> int:
-        """Let `count` closures pass and wait until they have ended; return how many did."""
+        """Admit `count` closures, wait until they have ended, and return their number."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._queue_lock:
             gate, error = self.gate, self._error
             free = self._queue.qsize() - gate.permits
-            wanted = min(count, max(free, 0)) if isinstance(count, int) else count
-            gate.permit(count)  # with its checks
-            gate.permits -= count - wanted
+            expected = min(count, max(free, 0)) if isinstance(count, int) else count
+            gate.permit(count)  # validates the count and the state
+            gate.permits -= count - expected
             known = frozenset(gate.stepped)
             self._closures_queued_condition.notify_all()
-            done: set[int] = set()
+            ended: set[int] = set()
             while gate.closed and not self._stopped and self._error is error:
-                done = {key for key in gate.stepped - known if self._has_ended(key)}
+                ended = {key for key in gate.stepped - known if self._has_ended(key)}
                 left = None if deadline is None else deadline - time.monotonic()
-                # Some may have been cancelled meanwhile, with the permit that they had.
-                over = not gate.permits and len(done) == len(gate.stepped - known)
-                if len(done) >= wanted or over or (left is not None and left <= 0):
+                # Some may have been cancelled in the meantime, together with their permits.
+                over = not gate.permits and len(ended) == len(gate.stepped - known)
+                if len(ended) >= expected or over or (left is not None and left <= 0):
                     break
                 self._progress.wait(POLL_SECONDS if left is None else min(left, POLL_SECONDS))
-            return len({key for key in gate.stepped - known if self._has_ended(key)} | done)
+            return len({key for key in gate.stepped - known if self._has_ended(key)} | ended)
 
     def _has_ended(self, key: int) -> bool:
         return self._store.state_of(key) in (READY, FAILED, CANCELLED, None)
 
     def hold(self, worker: int, held: bool) -> None:
-        """Give a worker nothing more, or again."""
+        """Block closures for a worker, or admit them again."""
         with self._queue_lock:
             (self.gate.hold if held else self.gate.release)(worker)
             self._closures_queued_condition.notify_all()
@@ -340,15 +339,15 @@ class WatchedQueue(Waiting):
             self.gate.break_on(failure, workers, functions)
 
     def control(self, attached: bool) -> None:
-        """Note that somebody who can resume came or went."""
+        """Record that a local controller was attached or detached."""
         with self._queue_lock:
             self.gate.controls += 1 if attached else -1
             self._stop_waiting_condition.notify_all()
 
     def retire(self, worker: int) -> None:
-        """Give the thread of a worker that leaves nothing more.
+        """Block closures for the thread of a removed worker.
 
-        TensorFlow's would take one more closure, cancel it, and leave it counted as running.
+        TensorFlow's thread would take one more closure, cancel it, and count it as running.
         """
         with self._queue_lock:
             thread = self._serving.pop(worker, None)
@@ -358,7 +357,7 @@ class WatchedQueue(Waiting):
             self._closures_queued_condition.notify_all()
 
     def cancel(self, key: int, why: str) -> bool:
-        """Cancel a closure that is queued or runs; False if it has ended."""
+        """Cancel a closure that is queued or runs. Return False if it has ended."""
         with self._queue_lock:
             for closure in self._queue.queue:
                 if closure.key == key:
@@ -374,7 +373,7 @@ class WatchedQueue(Waiting):
             if running is None:
                 return False
             running.cancelled_by = why
-            # A call that is cancelled before its worker has begun with it runs on there for ever.
+            # A call that is cancelled before its worker begins would run there indefinitely.
             began = running.began or time.monotonic()
             left = max(0.0, began + _BEGIN_SECONDS - time.monotonic())
             if self._progress.wait_for(lambda: running not in self.in_flight.values(), left):
@@ -383,7 +382,7 @@ class WatchedQueue(Waiting):
         return True
 
     def stop(self) -> None:
-        """Stop, and leave nobody waiting for a result."""
+        """Stop, and cancel all closures, so that no caller waits for a result."""
         self._stopped = True
         super().stop()
         with self._queue_lock:
@@ -399,15 +398,15 @@ class WatchedQueue(Waiting):
                 condition.notify_all()
 
     def _drain(self) -> None:
-        for waiting in (self._queue, *self._tagged_queue.values()):
+        for queue in (self._queue, *self._tagged_queue.values()):
             while True:
                 try:
-                    waiting.get(block=False).mark_cancelled()
+                    queue.get(block=False).mark_cancelled()
                 except queues.Empty:
                     break
 
     def await_idle(self, timeout: float) -> None:
-        """Wait until nothing is in flight any more; raises TimeLimit."""
+        """Wait until no closure is in flight, or raise TimeLimit."""
         with self._queue_lock:
             if not self._no_inflight_closure_condition.wait_for(
                 lambda: self._inflight_closure_count == 0, timeout

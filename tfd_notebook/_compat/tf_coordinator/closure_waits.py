@@ -1,4 +1,4 @@
-"""Waiting for closures, one or all: it ends, can be interrupted, and leaves time to look."""
+"""Waiting for one or all closures, with a timeout and without blocking Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ POLL_SECONDS = 0.5
 
 
 class Waiting(closures.Queue):
-    """The part of the queue of closures that waits; the other part says for what."""
+    """The waiting methods of the closure queue. `WatchedQueue` provides the state."""
 
     gate: Gate
-    #: Adds to an error what it means.
+    #: Adds an explanation to an error.
     explain: Callable[[BaseException], object]
-    #: Seconds that callers spent waiting for single results, and how often they did.
+    #: Number of waits of callers for single results, and the total of their seconds.
     fetch_waits: int
     fetch_seconds: float
     _error: BaseException | None
@@ -28,22 +28,23 @@ class Waiting(closures.Queue):
     _stopped: bool
     _serving: dict[int, threading.Thread]
     _managers: cancellation.Managers
-    #: How many wait for whoever looks at a failure.
+    #: Number of callers whose error is delayed until a controller has inspected a failure.
     _held: int
-    #: Whether that one has seen enough.
-    _looked_at: bool
+    #: Whether the controller has finished the inspection.
+    _inspected: bool
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is queued or runs, as TensorFlow does; False when time is up.
+        """Wait until no closure is queued or runs. Return False after `timeout` seconds.
 
-        Unlike TensorFlow's, others can schedule meanwhile, and then it waits for that, too.
+        Unlike with TensorFlow, other threads can schedule closures during the wait, which then
+        includes them.
 
         Raises
         ------
         PausedError
-            It is paused, nothing runs, and there is neither a limit nor anybody to resume it.
+            The coordinator is paused and idle, `timeout` is None, and no controller can resume it.
         StateError
-            It is stopped meanwhile.
+            The coordinator was stopped during the wait.
         Exception
             The error of a closure.
         """
@@ -68,9 +69,9 @@ class Waiting(closures.Queue):
                     if self._stopped and not stopped:
                         raise StateError(
                             "this coordinator was stopped before its closures ended",
-                            fix="make a new one: cluster.coordinator()",
+                            fix="create a new one: cluster.coordinator()",
                         )
-            # Whoever raises has all closures cancelled: nobody may add some meanwhile.
+            # Raising cancels all closures, so no thread may add closures at the same time.
             with self._put_wait_lock, self._queue_lock:
                 if self._error and deadline is not None:
                     self._end_by(deadline)
@@ -79,22 +80,22 @@ class Waiting(closures.Queue):
                     return True
 
     def _is_held(self) -> bool:
-        """Whether somebody looks at a failure, who resumes when that is done."""
+        """Return True while an attached controller inspects a failure. `resume` ends this."""
         gate = self.gate
-        looks = gate.closed and gate.by_failure and gate.controlled
-        return bool(self._error and looks and not self._looked_at)
+        inspects = gate.closed and gate.by_failure and gate.controlled
+        return bool(self._error and inspects and not self._inspected)
 
     def _end_by(self, deadline: float) -> None:
-        """Have what runs beside a closure that failed end, as TensorFlow does without a limit."""
+        """Cancel the other running closures after a failure, as TensorFlow does, until a time."""
         self._cancellation_mgr.start_cancel()
         while self._inflight_closure_count and (left := deadline - time.monotonic()) > 0:
             self._no_inflight_closure_condition.wait(min(left, POLL_SECONDS))
         if self._inflight_closure_count:
             raise TimeLimit(
-                f"a closure failed ({self._error}), and {self._inflight_closure_count} that was "
-                "cancelled therefore still runs",
-                fix="join() again waits for it and raises the error; cluster.restart() ends the "
-                "task that runs it, see coordinator.values",
+                f"a closure failed ({self._error}). It cancelled {self._inflight_closure_count} "
+                "closure(s), which still run",
+                fix="call join() again to wait for them and to raise the error. cluster.restart() "
+                "ends the task that runs them, see coordinator.values",
             )
 
     def _idle(self) -> bool:
@@ -116,7 +117,7 @@ class Waiting(closures.Queue):
             )
 
     def await_value(self, event: threading.Event, key: int) -> None:
-        """Wait for a result; raises PausedError where it cannot come."""
+        """Wait for a result. Raises PausedError if it cannot arrive."""
         began = time.perf_counter()
         while not event.wait(POLL_SECONDS):
             with self._queue_lock:

@@ -1,4 +1,4 @@
-"""TensorFlow's closures, and the values that come of them, telling what becomes of them."""
+"""TensorFlow's closures and their values, which record their state in a `Store`."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from tensorflow.python.distribute.coordinator import values as tf_values
 from tfd_notebook._compat.tf_coordinator import cancellation
 from tfd_notebook.model.closure_store import CANCELLED, Store
 
-#: The private names that this TensorFlow does not have: then nothing here may be used.
+#: Private names that this TensorFlow lacks. If any is missing, this module cannot be used.
 missing: list[str] = []
 
 
-def _named(module: Any, name: str) -> Any:
-    found = getattr(module, name, None)
-    if found is None:
+def _private_class(module: Any, name: str) -> Any:
+    value = getattr(module, name, None)
+    if value is None:
         missing.append(name)
         return type(name, (), {})
-    return found
+    return value
 
 
-Queue: Any = _named(tf_coordinator, "_CoordinatedClosureQueue")
-_Closure: Any = _named(tf_coordinator, "Closure")
-_Value: Any = _named(tf_values, "RemoteValueImpl")
-_PerWorkerValues: Any = _named(tf_values, "PerWorkerValues")
+Queue: Any = _private_class(tf_coordinator, "_CoordinatedClosureQueue")
+_Closure: Any = _private_class(tf_coordinator, "Closure")
+_Value: Any = _private_class(tf_values, "RemoteValueImpl")
+_PerWorkerValues: Any = _private_class(tf_values, "PerWorkerValues")
 
 
 class Waits(Protocol):
-    """Whoever waits for a value in a way that ends."""
+    """Interface of a queue that waits for a value with a timeout."""
 
     def await_value(self, event: Any, key: int) -> None:
-        """Wait for it."""
+        """Wait for a value."""
 
     def explain(self, error: BaseException) -> object:
-        """Add to an error what it means."""
+        """Add an explanation to an error."""
 
 
 class WatchedClosure(_Closure):
-    """A scheduled function that tells where it is; made of TensorFlow's by its class."""
+    """A scheduled function that records its state. Created by changing a closure's class."""
 
     key: int
     name: str
     store: Store
     cancelled_by: str = ""
-    #: `time.monotonic` when its worker was called; 0 before.
+    #: `time.monotonic` of the call of its worker. 0 before.
     began: float = 0.0
 
     def execute_on(self, worker: Any) -> None:
@@ -63,7 +63,7 @@ class WatchedClosure(_Closure):
 
 
 class WatchedValue(_Value):
-    """The result of a scheduled function; waiting for it does not last longer than it can come."""
+    """The result of a scheduled function. Waiting for it ends if the result cannot arrive."""
 
     _tfd_key: int
     _tfd_queue: Waits
@@ -79,27 +79,27 @@ class WatchedValue(_Value):
 
 
 def per_worker(closure: Any) -> Iterator[Any]:
-    """Return those arguments of a closure of which each worker has its own."""
+    """Yield the arguments of a closure that have a separate value for each worker."""
     for argument in (*closure._args, *closure._kwargs.values()):
-        # To flatten takes longer than all the rest, and most arguments are no containers.
+        # Flattening is the slowest part, and most arguments are not containers.
         parts = tf.nest.flatten(argument) if isinstance(argument, (list, tuple, dict)) else ()
         for part in parts or (argument,):
             if isinstance(part, _PerWorkerValues):
                 yield part
 
 
-_watched: dict[type, type] = {}
+_counted_classes: dict[type, type] = {}
 
 
 class _Counted:
-    """What a class of TensorFlow's resource closures gets in front of it."""
+    """Mixin for the classes of TensorFlow's resource closures that counts their runs."""
 
     _tfd_store: Store
 
     def execute_on(self, worker: Any) -> None:
         built = False
         try:
-            # TensorFlow's own covers concrete functions only, and this is mostly a Python function.
+            # TensorFlow only cancels concrete functions, and this is usually a Python function.
             with cancellation.by(worker._cluster.resource_cancellation_mgr):
                 super().execute_on(worker)  # type: ignore[misc]
             built = True
@@ -108,16 +108,16 @@ class _Counted:
 
 
 def watch(closure: Any, store: Store) -> None:
-    """Have `store` told whenever `closure` builds its resource; doing it again changes nothing."""
+    """Record in `store` whenever `closure` builds its resource. Repeated calls are no-ops."""
     kind = type(closure)
     if not issubclass(kind, _Counted):
-        if kind not in _watched:
-            _watched[kind] = type(f"Counted{kind.__name__}", (_Counted, kind), {})
-        closure.__class__ = _watched[kind]
+        if kind not in _counted_classes:
+            _counted_classes[kind] = type(f"Counted{kind.__name__}", (_Counted, kind), {})
+        closure.__class__ = _counted_classes[kind]
         closure._tfd_store = store
 
 
 def is_foreign(values: Any, store: Store) -> bool:
-    """Whether ``PerWorkerValues`` were made by a coordinator that tells another store."""
+    """Return True if ``PerWorkerValues`` belong to a coordinator with another store."""
     closure = next((value._closure for value in values._values), None)
     return getattr(closure, "_tfd_store", store) is not store

@@ -1,4 +1,4 @@
-"""The eager context of this process, and the server in it, as the coordinator of a cluster."""
+"""The eager context and the server of this process, as the coordinator of a cluster."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tensorflow.python.training import server_lib
 from tfd_notebook._compat.tf_coordinator import cancellation, thread_parking
 from tfd_notebook.errors import StateError
 
-#: Functions that TensorFlow makes of single operations, for the devices of this process only.
+#: Prefix of functions that TensorFlow creates for single operations of this process's devices.
 _WRAPPED = "__wrapped__"
-#: Seconds for a failure handler to come to its end.
+#: Seconds to wait for a failure handler to end.
 _STOP_SECONDS = 1.0
-#: Seconds for it to be through with a worker that was lost.
+#: Seconds to wait for it to finish with a lost worker.
 _UPDATE_SECONDS = 20.0
 _stopping: list[threading.Thread] = []
 
 
 def connection() -> Any:
-    """Return what stands for the present connection: another object for each that is made."""
+    """Return an object that identifies the present connection. Each connection has its own."""
     return context.get_server_def()
 
 
 def server_port() -> int | None:
-    """Return the port of the server that TensorFlow opened here; None where it has none."""
+    """Return the port of TensorFlow's server in this process, or None."""
     definition = context.get_server_def()
     if definition is None:
         return None
@@ -44,10 +44,10 @@ def server_port() -> int | None:
 
 
 def address_in(spec: Mapping[str, Sequence[str]]) -> str | None:
-    """Return this process's address in the cluster that it is connected to, if that is `spec`.
+    """Return this process's address if it is connected to the cluster `spec`, else None.
 
-    TensorFlow would choose a new address for it and then not listen there: it starts a server only
-    for another cluster. Whoever connects to the same one again has to name the old address.
+    TensorFlow would choose a new address and not listen on it, because it starts a server only
+    for a different cluster. A new connection to the same cluster must use the old address.
     """
     definition = context.get_server_def()
     if definition is None:
@@ -56,18 +56,18 @@ def address_in(spec: Mapping[str, Sequence[str]]) -> str | None:
         job.name: [job.tasks[index] for index in sorted(job.tasks)]
         for job in definition.cluster.job
     }
-    # TensorFlow compares the lists of jobs as they are, and its own are sorted in the one only.
+    # TensorFlow compares the job lists without sorting, and only one of its lists is sorted.
     definition.cluster.job.sort(key=lambda job: job.name)
-    own = known.pop(definition.job_name, None)
-    if own is None or known != {job: list(tasks) for job, tasks in spec.items()}:
+    own_tasks = known.pop(definition.job_name, None)
+    if own_tasks is None or known != {job: list(tasks) for job, tasks in spec.items()}:
         return None
-    return str(own[definition.task_index])
+    return str(own_tasks[definition.task_index])
 
 
 class _Renamed:
     """A resolver in which the coordinator's job has another name.
 
-    It has what ``ParameterServerStrategy`` uses to connect.
+    Implements the part of the interface that ``ParameterServerStrategy`` uses to connect.
     """
 
     def __init__(self, resolver: Any, names: Mapping[str, str]) -> None:
@@ -81,10 +81,10 @@ class _Renamed:
 
 
 def _connect(self: Any, coordinator_name: str) -> None:
-    """Connect like TensorFlow, but under the job name that the devices of this process have.
+    """Connect like TensorFlow, but under the job name of this process's devices.
 
-    TensorFlow connects as ``chief``. That replaces the devices of a process that has not been
-    ``chief`` before, and every variable, dataset, iterator and traced function is lost with them.
+    TensorFlow connects as ``chief``. This replaces the devices of a process with another job name,
+    and all its variables, datasets, iterators and traced functions are lost.
     """
     present = context.get_server_def()
     job = thread_parking.LOCAL_JOB if present is None else present.job_name
@@ -102,82 +102,82 @@ _Strategy._connect_to_cluster = _connect
 
 
 def send_functions() -> None:
-    """Have the tasks that this process has just connected to know the functions it has traced.
+    """Send the traced functions of this process to the tasks that it has just connected to.
 
-    TensorFlow sends a function when it is traced, and never again. Without it a worker answers that
-    there is no such function, which TensorFlow takes for a worker that was restarted: it tries for
-    ever.
+    TensorFlow sends a function only when it is traced. A worker without it answers that the
+    function does not exist. TensorFlow interprets this as a restarted worker and retries
+    indefinitely.
     """
     here = context.context()
-    with thread_parking.parked():  # another thread may call one of them
+    with thread_parking.parked():  # another thread can call one of the functions
         for name in here.list_function_names():
             if name.startswith(_WRAPPED):
-                continue  # no other task calls these, and sending them causes log messages
+                continue  # no other task calls these, and sending them writes log messages
             definition = here.get_function_def(name)
-            # add_function_def() sends only functions that the context does not have yet.
+            # add_function_def() only sends functions that the context does not have yet.
             here.remove_function(name)
             here.add_function_def(definition)
 
 
 def resolver_of(strategy: Any) -> Any:
-    """Return the resolver that a strategy was made with; None where it needed none."""
+    """Return the resolver of a strategy, or None without one."""
     return getattr(strategy, "_cluster_resolver", None)
 
 
 def options_of(strategy: Any) -> dict[str, Any]:
-    """Return what a strategy was made with, besides its resolver."""
+    """Return the constructor arguments of a strategy except its resolver."""
     return {"variable_partitioner": getattr(strategy.extended, "_variable_partitioner", None)}
 
 
 def cluster_of(coordinator: Any) -> Any:
-    """Return TensorFlow's cluster of a coordinator, None while it has none."""
+    """Return TensorFlow's cluster of a coordinator, or None before it has one."""
     return getattr(coordinator, "_cluster", None)
 
 
 def is_made(coordinator: Any) -> bool:
-    """Whether TensorFlow's part of a coordinator is there already: there is one per strategy."""
+    """Return True if TensorFlow's part of a coordinator exists. A strategy has one coordinator."""
     return bool(getattr(coordinator, "_has_initialized", False))
 
 
-def watch_variables(strategy: Any, made: Callable[[Any], None]) -> None:
-    """Have `made` called with each variable that `strategy` creates from now on."""
+def watch_variables(strategy: Any, on_created: Callable[[Any], None]) -> None:
+    """Call `on_created` with each variable that `strategy` creates from now on."""
     extended = strategy.extended
     create = extended._create_variable
 
-    def creating(*args: Any, **kwargs: Any) -> Any:
+    def create_and_notify(*args: Any, **kwargs: Any) -> Any:
         variable = create(*args, **kwargs)
         for part in getattr(variable, "variables", None) or (variable,):
-            made(part)
+            on_created(part)
         return variable
 
-    extended._create_variable = creating
+    extended._create_variable = create_and_notify
 
 
 def refuse_keras(strategy: Any, error: Callable[[], Exception]) -> None:
-    """Have Keras 3, which cannot train under `strategy`, get `error` instead of TensorFlow's.
+    """Raise `error` if Keras 3 trains under `strategy`, which it does not support.
 
-    What it would do is iterate over a dataset for all workers, in this process.
+    Keras 3 would iterate over a dataset of all workers in this process.
     """
     distribute = strategy.experimental_distribute_dataset
 
-    def distributing(dataset: Any, options: Any = None) -> Any:
+    def checked_distribute(dataset: Any, options: Any = None) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        # Keras 2.15 has modules of the same names, and can.
-        old = getattr(sys.modules.get("keras"), "__version__", "").startswith("2.")
-        if caller.startswith("keras.src.") and not old:
+        # Modules of Keras 2.15 have the same names, and support the strategy.
+        is_keras_2 = getattr(sys.modules.get("keras"), "__version__", "").startswith("2.")
+        if caller.startswith("keras.src.") and not is_keras_2:
             raise error()
         return distribute(dataset, options)
 
-    strategy.experimental_distribute_dataset = distributing
+    strategy.experimental_distribute_dataset = checked_distribute
 
 
 def stop(cluster: Any) -> bool:
-    """Stop a coordinator's cluster, as its own ``stop`` does, in an order that leaves no trace.
+    """Stop a coordinator's cluster like its own ``stop``, in an order that avoids errors.
 
-    Its failure handler cannot be stopped while it waits for a worker that was lost, which may be
-    for ever: then this is False, and it goes on in a thread, see `await_stopped`.
+    Its failure handler cannot be stopped while it waits for a lost worker, possibly indefinitely.
+    The result is False then, and the handler keeps running in a thread, see `await_stopped`.
     """
-    # First, lest a worker's thread begin a closure without a failure handler, and fail.
+    # Stop the queue first, so that no worker starts a closure without a failure handler.
     cluster.closure_queue.stop()
     for worker in cluster.workers:
         worker.stop()
@@ -194,9 +194,9 @@ def stop(cluster: Any) -> bool:
 
 
 def await_stopped(seconds: float) -> bool:
-    """Wait for coordinators that wait for a lost worker; return whether none is left.
+    """Wait for coordinators that wait for a lost worker. Return True if all have stopped.
 
-    A connection that is made meanwhile would crash the process.
+    A new connection before that would crash the process.
     """
     deadline = time.monotonic() + seconds
     for thread in list(_stopping):
@@ -207,10 +207,10 @@ def await_stopped(seconds: float) -> bool:
 
 
 def resize(coordinator: Any, workers: Sequence[str]) -> None:
-    """Have a coordinator's cluster consist of the workers at these addresses from now on.
+    """Replace the workers of a coordinator's cluster by the workers at these addresses.
 
-    Workers that are new get closures at once; the threads of those that went end with what they
-    are doing. Values that were made for each worker before have no part for the new ones.
+    New workers get closures at once. Threads of removed workers end after their present closure.
+    Existing per-worker values have no part for the new workers.
     """
     cluster = cluster_of(coordinator)
     definition = copy.deepcopy(context.get_server_def())
@@ -220,11 +220,11 @@ def resize(coordinator: Any, workers: Sequence[str]) -> None:
     _filter_devices(definition)
     present = len(cluster.workers)
     handler = cluster.failure_handler
-    # Two updates at a time, this one and one that brings a lost worker back, crash the process.
+    # Concurrent updates, by this function and by the recovery of a worker, crash the process.
     if not handler._cluster_update_lock.acquire(timeout=_UPDATE_SECONDS):
         raise StateError(
-            "TensorFlow waits for a worker that was lost, and takes no other meanwhile",
-            fix="see the table of tasks for the one that is not ready, and cluster.restart() it",
+            "TensorFlow waits for a lost worker and accepts no other update until then",
+            fix="find the task that is not ready in the table of tasks, and cluster.restart() it",
         )
     try:
         _retire(cluster, cluster.workers[len(workers) :])
@@ -244,7 +244,7 @@ def resize(coordinator: Any, workers: Sequence[str]) -> None:
 
 
 def _retire(cluster: Any, workers: Sequence[Any]) -> None:
-    """Have the last `workers` of a cluster end with what they are doing."""
+    """Remove the last `workers` of a cluster. They end after their present closure."""
     for worker in workers:
         if hasattr(cluster.closure_queue, "retire"):
             cluster.closure_queue.retire(worker.worker_index)
@@ -253,7 +253,7 @@ def _retire(cluster: Any, workers: Sequence[Any]) -> None:
 
 
 def _filter_devices(definition: Any) -> None:
-    """Have each worker see the parameter servers and the coordinator only, as TensorFlow does."""
+    """Restrict each worker to the parameter servers and the coordinator, as TensorFlow does."""
     count: Mapping[str, int] = {job.name: len(job.tasks) for job in definition.cluster.job}
     filters = server_lib.ClusterDeviceFilters()
     for job, others in (("worker", "ps"), ("ps", "worker")):

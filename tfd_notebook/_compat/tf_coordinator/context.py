@@ -1,4 +1,4 @@
-"""How far TensorFlow's runtime in this process has come."""
+"""State of TensorFlow's runtime in this process."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import sys
 
 
 def runs_alone() -> bool:
-    """Whether TensorFlow has set up its devices here without any other task.
+    """Return True if TensorFlow initialised its devices without any other task.
 
-    What is true once stays so until a strategy connects, which TensorFlow may refuse then.
+    The result stays true until a strategy connects. TensorFlow can reject that connection.
     """
     module = sys.modules.get("tensorflow.python.eager.context")
-    # Without that name (another version) it is not known, and nothing is said.
-    found = getattr(module, "context_safe", lambda: None)()
+    # Other versions may lack this name. The result is False then, so that no warning appears.
+    current = getattr(module, "context_safe", lambda: None)()
     return (
-        found is not None
-        and bool(getattr(found, "_initialized", False))
-        and found.get_server_def() is None
-        and getattr(found, "_collective_ops_server_def", None) is None
+        current is not None
+        and bool(getattr(current, "_initialized", False))
+        and current.get_server_def() is None
+        and getattr(current, "_collective_ops_server_def", None) is None
     )

@@ -1,4 +1,4 @@
-"""What can be told of closures without TensorFlow's queue: scheduled, ready, failed."""
+"""States of closures without TensorFlow's queue: scheduled, ready, failed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STOPPED = "The coordinator was stopped."
 
 
 def wait(done: Callable[[], bool], timeout: float) -> bool:
-    """Wait until all is done; False after `timeout` seconds."""
+    """Wait until `done` returns True. Return False after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not done():
         if time.monotonic() >= deadline:
@@ -31,12 +31,12 @@ def wait(done: Callable[[], bool], timeout: float) -> bool:
 
 
 class RemoteValueFollower:
-    """Follows RemoteValues from a thread of its own, for a TensorFlow that is not known.
+    """Follows RemoteValues in a separate thread, for an unsupported version of TensorFlow.
 
     Parameters
     ----------
     store : Store
-        Told of each closure when it was scheduled and when it has ended.
+        Records each closure when it is scheduled and when it has ended.
     """
 
     def __init__(self, store: Store) -> None:
@@ -46,19 +46,19 @@ class RemoteValueFollower:
         self._running = False
 
     def watch(self, function: Any, value: Any) -> None:
-        """Take in a closure of `function` whose result will be `value`."""
+        """Follow a closure of `function` with the result `value`."""
         name = getattr(getattr(function, "python_function", function), "__name__", "function")
         key = self._store.add(name, name, weakref.ref(value))
         value._tfd_key = key
         with self._lock:
-            # The event is held, not the value: that would keep its result.
+            # Refer to the event instead of the value, which would keep the result alive.
             self._open.append((key, value._status_available_event, weakref.ref(value)))
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._follow, name="tfd-values", daemon=True).start()
 
     def close(self) -> None:
-        """Follow nothing any more, and leave nobody waiting for a result that cannot come."""
+        """Stop following, and cancel the values that have no result yet."""
         with self._lock:
             left, self._open = self._open, []
         for key, event, reference in left:
@@ -82,7 +82,7 @@ class RemoteValueFollower:
                 return
 
 
-#: What `fingerprint` says of the files that this was written for and tried with.
+#: Result of `fingerprint` for the supported versions.
 KNOWN = {
     "a0abdf1a959acd06d92fe1c6e517872e057bc7d453d21753a65226c34375823c": "2.15 to 2.21",
 }
@@ -97,5 +97,5 @@ def fingerprint() -> str:
 
 
 def recognised() -> bool:
-    """Whether this TensorFlow's coordinator is a known one, and all that it needs is there."""
+    """Return True if this TensorFlow's coordinator is supported and has all private names."""
     return not closures.missing and fingerprint() in KNOWN

@@ -1,7 +1,7 @@
-"""Park threads that run TensorFlow operations while the eager context is replaced.
+"""Blocks threads that run TensorFlow operations while the eager context is replaced.
 
-`Context.set_server_def` aborts the functions that run at that moment and clears what running
-operations use. Threads that are about to run an operation wait here until it has returned.
+`Context.set_server_def` aborts the functions that run at that time and clears data that running
+operations use. Threads that start an operation wait here until it has returned.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from tensorflow.python.ops import script_ops
 
 from tfd_notebook.errors import StateError
 
-#: Every eager operation and every call of a ``tf.function`` passes one of these.
+#: Every eager operation and every call of a ``tf.function`` uses one of these.
 _ENTRY_POINTS = ("TFE_Py_Execute", "TFE_Py_ExecuteCancelable", "TFE_Py_FastPathExecute")
 _originals = {name: getattr(pywrap_tfe, name) for name in _ENTRY_POINTS}
 _set_server_def = context.Context.set_server_def
-#: The name of the method with which Python reads an iterator.
+#: Name of the method with which Python reads an iterator.
 _READ = iterator_ops.OwnedIterator._next_internal.__name__
 _CALLBACKS = script_ops.__file__
 _INTERNAL = (str(Path(tf.__file__).parent), str(Path(__file__).parents[2]))
 
-#: Seconds that an operation which runs already may take.
+#: Seconds to wait for running operations.
 SECONDS = 30.0
-#: Seconds of one attempt. Between two, parked threads run on, because an operation may need them.
+#: Seconds of one attempt. Parked threads continue between attempts, because an operation may need
+#: them.
 _ATTEMPT = 1.0
-#: Seconds in which a reader that computes between two elements comes back to its iterator.
+#: Seconds within which a reader that computes between two elements returns to its iterator.
 _READER_SECONDS = 2.0
 _PAUSE = 0.05
 _POLL = 0.002
@@ -49,15 +50,15 @@ _owner: int | None = None
 
 @contextlib.contextmanager
 def parked() -> Iterator[None]:
-    """Keep all other threads out of TensorFlow's operations; those that run are awaited.
+    """Block all other threads from TensorFlow's operations, and wait for the running ones.
 
-    Functions that a pipeline calls in Python are let through: a thread that is awaited may need
-    the element that they make.
+    Functions that a pipeline calls in Python are not blocked, because a running thread may wait
+    for their element.
 
     Raises
     ------
     StateError
-        An operation runs for longer than `SECONDS`; the error names its thread.
+        An operation runs for longer than `SECONDS`. The error names its thread.
     """
     global _owner
     deadline = time.monotonic() + SECONDS
@@ -94,8 +95,8 @@ def _close(deadline: float) -> None:
         _release()
         if time.monotonic() >= deadline:
             raise StateError(
-                "this process cannot connect while other threads run TensorFlow operations; "
-                f"after {SECONDS:g} s these still run: {_described(busy)}",
+                "connecting failed because other threads run TensorFlow operations. "
+                f"After {SECONDS:g} s these still run: {_description(busy)}",
                 fix="stop them, or wait until they have their next element, then try again",
             )
         time.sleep(_PAUSE)
@@ -136,23 +137,23 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 def _busy() -> dict[int, FrameType]:
     """Return the threads that run an operation now, with their innermost frames."""
     own = threading.get_ident()
-    found = {}
+    busy = {}
     for thread, top in sys._current_frames().items():
         runs = waits = False
         for frame in _frames(top):
             code = frame.f_code
             if code.co_filename == _CALLBACKS:
-                runs = False  # what is further in runs on behalf of a pipeline
+                runs = False  # inner frames run on behalf of a pipeline
             elif not waits and any(name in code.co_names for name in _ENTRY_POINTS):
                 runs = True
-            # The caller of a gate is not in the operation yet.
+            # The caller of a gate has not entered the operation.
             waits = code is _GATED
         if runs and thread != own:
-            found[thread] = top
-    return found
+            busy[thread] = top
+    return busy
 
 
-def _described(threads: dict[int, FrameType]) -> str:
+def _description(threads: dict[int, FrameType]) -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, top in threads.items():
@@ -160,28 +161,28 @@ def _described(threads: dict[int, FrameType]) -> str:
         reads = any(frame.f_code.co_name == _READ for frame in frames)
         user = [f for f in frames if not f.f_code.co_filename.startswith(_INTERNAL)]
         place = f" at {user[0].f_code.co_filename}:{user[0].f_lineno}" if user else ""
-        does = "reads a dataset" if reads else "runs an operation"
-        parts.append(f"thread {names.get(ident, ident)!r} {does}{place}")
+        activity = "reads a dataset" if reads else "runs an operation"
+        parts.append(f"thread {names.get(ident, ident)!r} {activity}{place}")
     return ", ".join(sorted(parts))
 
 
 def _readers() -> dict[int, FrameType]:
-    """Return the threads that wait to read an iterator, or come to that within a moment."""
+    """Return the threads that read an iterator now or within `_READER_SECONDS`."""
     own = threading.get_ident()
     end = time.monotonic() + _READER_SECONDS
     while True:
-        found = {
+        readers = {
             thread: top
             for thread, top in sys._current_frames().items()
             if thread != own and any(frame.f_code.co_name == _READ for frame in _frames(top))
         }
-        if found or time.monotonic() >= end:
-            return found
+        if readers or time.monotonic() >= end:
+            return readers
         time.sleep(_POLL)
 
 
-def _setting(self: Any, server_def: Any, *args: Any, **kwargs: Any) -> Any:
-    """Replace the definition of the cluster, with no operation running."""
+def _set_server_def_parked(self: Any, server_def: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace the definition of the cluster while no operation runs."""
     if not self._context_handle or not server_def:
         return _set_server_def(self, server_def, *args, **kwargs)
     with parked():
@@ -190,12 +191,12 @@ def _setting(self: Any, server_def: Any, *args: Any, **kwargs: Any) -> Any:
         if server_def.job_name != job and (readers := _readers()):
             raise StateError(
                 f"connecting as job {server_def.job_name!r} replaces the devices of this process, "
-                f"and these read from them: {_described(readers)}",
+                f"and these threads read from them: {_description(readers)}",
                 fix="stop them first, or connect with cluster.strategy(), which keeps the devices",
             )
         return _set_server_def(self, server_def, *args, **kwargs)
 
 
-#: The job whose devices a process has until it connects to a cluster.
+#: The job name of a process's devices before it connects to a cluster.
 LOCAL_JOB = "localhost"
-context.Context.set_server_def = _setting
+context.Context.set_server_def = _set_server_def_parked

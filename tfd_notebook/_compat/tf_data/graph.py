@@ -9,11 +9,11 @@ from typing import Any
 
 
 def serialized(dataset: Any) -> bytes:
-    """Return the ``GraphDef`` of a ``tf.data.Dataset``; empty if it is larger than 2 GB."""
+    """Return the ``GraphDef`` of a ``tf.data.Dataset``. Empty if it is larger than 2 GB."""
     import tensorflow as tf
 
-    # Registration applies the user's policy and warns; here nothing is to be said yet. TensorFlow
-    # remembers the policy in a dataset's options for every later call: so it is set there, too.
+    # Registration later applies the user's policy and warns. Until then, no warning is wanted.
+    # TensorFlow stores the policy in a dataset's options for every later call, so set it in both.
     policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     options = tf.data.Options()
     options.experimental_external_state_policy = policy
@@ -34,30 +34,30 @@ def is_traced(dataset: Any) -> bool:
 
 
 def traced_definitions(dataset: Any) -> Iterator[Any]:
-    """Yield the ``GraphDef`` of each function that makes a part of a traced dataset.
+    """Yield the ``GraphDef`` of each function that creates a part of a traced dataset.
 
-    Each has the nodes and functions that the dataset needs. Datasets that were made outside of all
-    functions are yielded as the graphs that they are sent as.
+    Each contains the nodes and functions that the dataset needs. Datasets that were created
+    outside of all functions are yielded as their own graphs.
     """
     import tensorflow as tf
 
     todo = [dataset._variant_tensor]
-    seen: set[int] = set()
+    visited: set[int] = set()
     while todo:
         tensor = todo.pop()
-        if id(tensor) in seen:
+        if id(tensor) in visited:
             continue
-        seen.add(id(tensor))
+        visited.add(id(tensor))
         if not hasattr(tensor, "graph") or hasattr(tensor, "numpy"):
             if tensor.dtype == tf.variant:
                 policy = tf.data.experimental.ExternalStatePolicy.IGNORE
                 with tf.init_scope():
-                    made = tf.raw_ops.DatasetToGraphV2(
+                    serialized_graph = tf.raw_ops.DatasetToGraphV2(
                         input_dataset=tensor, external_state_policy=policy.value
                     ).numpy()
-                yield tf.compat.v1.GraphDef.FromString(made)
+                yield tf.compat.v1.GraphDef.FromString(serialized_graph)
             continue
-        definition = _needed(tensor.graph.as_graph_def(), tensor.op.name)
+        definition = _subgraph(tensor.graph.as_graph_def(), tensor.op.name)
         yield definition
         used = {node.name for node in definition.node}
         for outer, inner in getattr(tensor.graph, "captures", ()):
@@ -65,14 +65,14 @@ def traced_definitions(dataset: Any) -> Iterator[Any]:
                 todo.append(outer)
 
 
-def _needed(definition: Any, name: str) -> Any:
-    """Return the part of a ``GraphDef`` that the node `name` needs."""
+def _subgraph(definition: Any, name: str) -> Any:
+    """Return the subgraph of a ``GraphDef`` that the node `name` needs."""
     import tensorflow as tf
 
     nodes = {node.name: node for node in definition.node}
     functions = {function.signature.name: function for function in definition.library.function}
     needed = tf.compat.v1.GraphDef()
-    todo, seen = [name], {name}
+    todo, visited = [name], {name}
     called: list[Any] = []
 
     def follow(node: Any) -> None:
@@ -86,8 +86,8 @@ def _needed(definition: Any, name: str) -> Any:
         follow(node)
         for source in node.input:
             source = source.lstrip("^").partition(":")[0]
-            if source not in seen:
-                seen.add(source)
+            if source not in visited:
+                visited.add(source)
                 todo.append(source)
     while called:
         function = functions.pop(called.pop(), None)
@@ -99,10 +99,10 @@ def _needed(definition: Any, name: str) -> Any:
 
 
 def constant_bytes(dataset: Any) -> int:
-    """Return the bytes of the tensors that the graph of a dataset holds, without making the graph.
+    """Return the bytes of the tensors in the graph of a dataset, without creating the graph.
 
-    Counts the tensors that the dataset refers to, and those of the functions of its stages and of
-    the functions that these call.
+    This counts the tensors that the dataset refers to, those of its stages' functions, and those
+    of the functions that these call.
     """
     import tensorflow as tf
 
@@ -135,20 +135,20 @@ def constant_bytes(dataset: Any) -> int:
             if op.type == "Const" and op.name not in copies:
                 add(op.outputs[0])
         for called in function_graph._functions.values():
-            if hasattr(called, "graph"):  # those of TensorFlow 1 have none
+            if hasattr(called, "graph"):  # functions of TensorFlow 1 have none
                 add_constants(called.graph)
 
-    todo, known = [dataset], set()
+    todo, visited = [dataset], set()
     while todo:
-        one = todo.pop()
-        if id(one) in known:
+        stage = todo.pop()
+        if id(stage) in visited:
             continue
-        known.add(id(one))
-        todo += one._inputs()
-        for tensor in tf.nest.flatten(list(vars(one).values())):
+        visited.add(id(stage))
+        todo += stage._inputs()
+        for tensor in tf.nest.flatten(list(vars(stage).values())):
             if isinstance(tensor, tf.Tensor):
                 add(tensor)
-        for wrapper in one._functions():
+        for wrapper in stage._functions():
             function = wrapper.function
             for tensor in getattr(function, "captured_inputs", ()):
                 add(tensor)
@@ -157,14 +157,14 @@ def constant_bytes(dataset: Any) -> int:
 
 
 def service_id(dataset: Any) -> str:
-    """Return the id under which a dataset that reads through a tf.data service is registered."""
+    """Return the id under which the dataset of a tf.data service is registered."""
     while not hasattr(dataset, "_dataset_id"):
         (dataset,) = dataset._inputs()
     return str(dataset._dataset_id.numpy().decode())
 
 
 def processing_mode(dataset: Any) -> bytes | None:
-    """Return how a dataset reads a tf.data service, serialized; None where it reads none itself."""
+    """Return the serialized processing mode of a dataset that reads a tf.data service, or None."""
     mode = getattr(dataset, "_processing_mode", None)
     return None if mode is None else bytes(mode.numpy())
 
@@ -175,12 +175,12 @@ def plain_reads(dataset: Any) -> Iterator[Any]:
         return
     if processing_mode(dataset) is not None:
         yield dataset
-    for one in dataset._inputs():
-        yield from plain_reads(one)
+    for source in dataset._inputs():
+        yield from plain_reads(source)
 
 
 def transfer_protocol(dataset: Any) -> str:
-    """Return the transfer protocol of a dataset of `plain_reads`, empty for TensorFlow's choice."""
+    """Return the transfer protocol of a dataset of `plain_reads`. Empty for the default."""
     for node in _nodes(serialized(dataset)):
         if node.op.startswith("DataServiceDataset"):
             return str(node.attr["data_transfer_protocol"].s.decode())
@@ -188,7 +188,7 @@ def transfer_protocol(dataset: Any) -> str:
 
 
 def service_address(dataset: Any) -> str:
-    """Return the address of the dispatcher that a dataset of `plain_reads` reads from."""
+    """Return the dispatcher's address of a dataset of `plain_reads`."""
     return str(dataset._address.numpy().decode())
 
 
@@ -198,15 +198,15 @@ def ops_of(definition: bytes) -> set[str]:
 
 
 def strings_of(definition: bytes, most: int = 10_000) -> list[str]:
-    """Return the texts among the constants of a serialized ``GraphDef``, at most `most`."""
+    """Return the string constants of a serialized ``GraphDef``, at most `most`."""
     import tensorflow as tf
 
-    found: list[str] = []
+    texts: list[str] = []
     for node in _nodes(definition):
         if node.op == "Const" and node.attr["dtype"].type == tf.string.as_datatype_enum:
             values = tf.make_ndarray(node.attr["value"].tensor).ravel()
-            found += [value.decode(errors="replace") for value in values[: most - len(found)]]
-    return found
+            texts += [value.decode(errors="replace") for value in values[: most - len(texts)]]
+    return texts
 
 
 def _nodes(definition: bytes) -> Iterator[Any]:
@@ -218,17 +218,17 @@ def _nodes(definition: bytes) -> Iterator[Any]:
         yield from function.node_def
 
 
-#: TensorFlow's own module `tf.lite` loads it like a library, and every TensorFlow has it.
-_OWN = frozenset(("AudioMicrofrontend",))
+#: Ops that the TensorFlow module `tf.lite` loads like a library. Every installation has them.
+_BUILTIN = frozenset(("AudioMicrofrontend",))
 
 
 def loaded_ops() -> set[str]:
-    """Return the names of the ops that ``tf.load_op_library`` brought into this process."""
-    found = {
+    """Return the names of the ops that ``tf.load_op_library`` added to this process."""
+    names = {
         name
         for module in tuple(sys.modules.values())
         if getattr(module, "__dict__", {}).get("_IS_TENSORFLOW_PLUGIN")
         for name, value in vars(module).items()
         if name[:1].isupper() and isinstance(value, types.FunctionType)
     }
-    return found - _OWN
+    return names - _BUILTIN

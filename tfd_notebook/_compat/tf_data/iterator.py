@@ -1,4 +1,4 @@
-"""Iterators and datasets of TensorFlow that can be counted, and cancelled while they block."""
+"""TensorFlow iterators and datasets that count elements and can be cancelled while they block."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tfd_notebook._compat.tf_data import iterator_cleanup, pipeline_model
 from tfd_notebook._compat.tf_data.meter import Blocked, IteratorMetrics, MetricTotals, again
 from tfd_notebook.errors import StateError
 
-# Read here, so that a TensorFlow without one of these names fails at this import and nowhere else.
+# Read these names here, so that an unsupported TensorFlow fails at this import.
 CancellationManager = cancellation.CancellationManager
 execute_with_cancellation = execute.execute_with_cancellation
 init_scope = ops.init_scope
@@ -43,8 +43,8 @@ _model_op = getattr(_raw, "IteratorGetModelProto", None)
 OpError = tf.errors.OpError
 _END = tf.errors.OutOfRangeError
 
-#: TensorFlow puts a prefetch behind every pipeline that does not end in one of these; behind our
-#: clock it would hide the consumer's waiting, so there we put it ourselves, in front of the clock.
+#: Last stages after which TensorFlow inserts no prefetch. A prefetch after the clock would hide the
+#: consumer's waiting. `_clocked` therefore inserts it before the clock.
 _ASYNCHRONOUS = (
     "_PrefetchDataset",
     "_ParallelMapDataset",
@@ -55,27 +55,27 @@ _ASYNCHRONOUS = (
 _TRANSPARENT = ("_OptionsDataset", "_IgnoreErrorsDataset", "WatchedDataset")
 _TAG = "tfd-wait"
 
-#: How a function's error names the op that reads an iterator as the one that failed.
+#: Matches errors of functions whose failing op reads an iterator.
 _FROM_DATA = re.compile(
     r"\[\[(?:\{\{node )?[^\[\]{}]*IteratorGetNext(?:AsOptional)?(?:_\d+)?(?:\}\})?\]\]"
 )
 
 
 class Watcher(Protocol):
-    """Who wants to know of the iterators of a dataset."""
+    """Receiver of an iterator's events."""
 
     def opened(self, meter: IteratorMetrics) -> None:
-        """An iterator was made; `meter` is its account."""
+        """Handle a new iterator with its metrics."""
 
     def failure(self, error: Any) -> BaseException:
-        """Return the error that the consumer shall see for TensorFlow's `error`."""
+        """Return the error that the consumer gets for TensorFlow's `error`."""
 
 
 class WatchedIterator(iterator_ops.OwnedIterator):
-    """A ``tf.data.Iterator`` that counts, and whose ``next`` another thread can cancel.
+    """A ``tf.data.Iterator`` with metrics, whose ``next`` another thread can cancel.
 
-    TensorFlow's resource is made at the first use: a plain one for Python's ``next``, and for a
-    ``tf.function`` one with a clock inside, because Python sees nothing of what a function waits.
+    The first use creates TensorFlow's resource. For Python's ``next`` it is a plain one. For a
+    ``tf.function`` it includes a clock, because Python cannot observe the function's waiting.
     """
 
     def __init__(self, dataset: Any, watcher: Watcher) -> None:
@@ -84,11 +84,11 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         self.meter.use = pipeline_model.delivery_of(dataset)
         self._watcher = watcher
         self._manager = CancellationManager()
-        self._held = iterator_cleanup.IteratorHandle(dataset)
+        self._resource_handle = iterator_cleanup.IteratorHandle(dataset)
         self._rearm = 0.0
         self._listed = self._clocked = False
         super().__init__(dataset)
-        finalizer = weakref.finalize(self, _dropped, self.meter, self._held)
+        finalizer = weakref.finalize(self, _on_deleted, self.meter, self._resource_handle)
         finalizer.atexit = False
 
     def _create_iterator(self, dataset: Any) -> None:
@@ -110,48 +110,48 @@ class WatchedIterator(iterator_ops.OwnedIterator):
 
     @property
     def _iterator_resource(self) -> Any:
-        """The resource, for a caller that is not our own ``next``: most likely a tf.function."""
-        if self._held.resource is None:
+        """The resource, for other callers than `__next__`, usually a tf.function."""
+        if self._resource_handle.resource is None:
             with init_scope():
                 self._open(clocked=True)
-        elif self.meter.clock is None and id(self._held.resource) not in _exposed:
-            # Read by Python so far: without a clock, TensorFlow's model still counts for us.
+        elif self.meter.clock is None and id(self._resource_handle.resource) not in _exposed:
+            # Python has read it so far. Without a clock, TensorFlow's model still counts.
             self.meter.clock = _Clock(self)
         _expose(self)
-        return self._held.resource
+        return self._resource_handle.resource
 
     @property
     def opened(self) -> Any:
-        """The resource if there is one yet, and None otherwise."""
-        return self._held.resource
+        """The resource, or None before the first use."""
+        return self._resource_handle.resource
 
     @property
     def dataset(self) -> Any:
-        """The dataset that is iterated, without what watches it."""
+        """The dataset that is iterated, without the observing wrapper."""
         return self._dataset
 
     def _open(self, clocked: bool = False) -> None:
-        """Make the resource; blocks while the dispatcher does not answer."""
-        self._refuse()
+        """Create the resource. Blocks while the dispatcher does not answer."""
+        self._raise_if_cancelled()
         if not self._listed:
             self._listed = True
             self._watcher.opened(self.meter)
-        dataset, handle = self._dataset._apply_debug_options(), None
+        dataset, stats = self._dataset._apply_debug_options(), None
         if clocked:
-            handle = _raw.StatsAggregatorHandle(container="", shared_name=f"tfd-{uuid.uuid4()}")
-            dataset = _clocked(dataset, handle)
+            stats = _raw.StatsAggregatorHandle(container="", shared_name=f"tfd-{uuid.uuid4()}")
+            dataset = _clocked(dataset, stats)
         resource = _raw_iterator(
             output_types=self._flat_output_types, output_shapes=self._flat_output_shapes
         )
-        # TensorFlow does not cancel MakeIterator while it looks for the dispatcher, so it runs in
-        # a thread that can be left behind.
+        # TensorFlow cannot cancel MakeIterator while it connects to the dispatcher. It therefore
+        # runs in a thread that this call can abandon.
         result: list[BaseException | None] = []
         done = threading.Event()
-        held = self._held
+        handle = self._resource_handle
 
-        def make() -> None:
+        def make_iterator() -> None:
             try:
-                held.await_earlier()
+                handle.await_earlier()
                 _raw.MakeIterator(dataset=dataset._variant_tensor, iterator=resource)
                 result.append(None)
             except BaseException as error:
@@ -162,19 +162,19 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         thread = threading.get_ident()
         self.meter.blocked[thread] = (start, done.set, False)
         try:
-            threading.Thread(target=make, name="tfd-open-iterator", daemon=True).start()
+            threading.Thread(target=make_iterator, name="tfd-open-iterator", daemon=True).start()
             done.wait()
         finally:
             del self.meter.blocked[thread]
             self.meter.waited += time.perf_counter() - start
-        self._refuse()
+        self._raise_if_cancelled()
         if result[0] is not None:
             self.fail(result[0])
-        if held.resource is not None:  # restored from one of the other kind
-            iterator_cleanup.IteratorHandle(self._dataset, held.resource).end_later()
-        held.resource, self._clocked = resource, clocked
+        if handle.resource is not None:  # restored from an iterator with or without a clock
+            iterator_cleanup.IteratorHandle(self._dataset, handle.resource).end_later()
+        handle.resource, self._clocked = resource, clocked
         if clocked:
-            self.meter.clock = _Clock(self, handle)
+            self.meter.clock = _Clock(self, stats)
 
     def __next__(self) -> Any:
         if not context.executing_eagerly():
@@ -187,11 +187,11 @@ class WatchedIterator(iterator_ops.OwnedIterator):
     def _next_internal(self) -> Any:
         if not context.executing_eagerly():
             return super()._next_internal()
-        if self._held.resource is None:
+        if self._resource_handle.resource is None:
             self._open()
         meter = self.meter
         if meter.error is not None or meter.interrupted:
-            self._refuse()
+            self._raise_if_cancelled()
         thread = threading.get_ident()
         start = time.perf_counter()
         if start > self._rearm and thread == sigint.MAIN_THREAD:
@@ -202,7 +202,7 @@ class WatchedIterator(iterator_ops.OwnedIterator):
             tensors = execute_with_cancellation(
                 b"IteratorGetNext",
                 self._outputs,
-                [self._held.resource],
+                [self._resource_handle.resource],
                 self._attrs,
                 context.context(),
                 self._manager,
@@ -224,32 +224,32 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         return self._unpack(tensors)
 
     def enter(self, thread: int, call: Blocked) -> None:
-        """Note that `thread` calls a function that reads this iterator."""
-        self._refuse()
+        """Record that `thread` calls a function that reads this iterator."""
+        self._raise_if_cancelled()
         if thread == sigint.MAIN_THREAD and call[0] > self._rearm:
             sigint.arm(self.meter)
             self._rearm = call[0] + sigint.REARM
         self.meter.blocked[thread] = call
 
-    def _refuse(self) -> None:
-        """Raise the error that this iterator was cancelled with, if it was."""
+    def _raise_if_cancelled(self) -> None:
+        """Raise the error with which this iterator was cancelled, if any."""
         if self.meter.error is not None:
             raise again(self.meter.error)
-        if self.meter.interrupted:  # Ctrl-C cancelled a call that ended well all the same
+        if self.meter.interrupted:  # Ctrl-C cancelled a call that succeeded nevertheless
             self.meter.interrupted = False
             self._manager = CancellationManager()
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Note how the iteration ended; raise what the consumer shall see for `error`."""
+        """Record the end of the iteration, and raise the consumer's error for `error`."""
         meter = self.meter
         if isinstance(error, _END):
             meter.finish()
             raise error
         if meter.interrupted and meter.error is None:
-            # Where Python's handler raised while TensorFlow made its error, this is a RuntimeError.
+            # A RuntimeError if Python's handler raised while TensorFlow created its error.
             meter.cancel(
                 StateError(
-                    "this iterator was interrupted by Ctrl-C and cannot go on",
+                    "this iterator was interrupted by Ctrl-C and cannot continue",
                     fix="start a new loop over the dataset",
                 )
             )
@@ -262,37 +262,37 @@ class WatchedIterator(iterator_ops.OwnedIterator):
         raise raised from (error if raised is not error else error.__cause__)
 
     def _serialize_to_tensors(self) -> Any:
-        if self._held.resource is None:
+        if self._resource_handle.resource is None:
             self._open()
         return super()._serialize_to_tensors()
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-        if self._held.resource is None:
+        if self._resource_handle.resource is None:
             self._open()
         try:
             return super()._restore_from_tensors(restored_tensors)
         except OpError:
-            # Saved by an iterator of the other kind: with a clock, or without.
+            # The checkpoint is from an iterator with a clock, or without.
             self._open(clocked=not self._clocked)
             return super()._restore_from_tensors(restored_tensors)
 
 
 class WatchedDataset(dataset_ops.UnaryUnchangedStructureDataset):
-    """The same dataset (the very variant), whose iterators in this process are watched."""
+    """The same dataset with the same variant, whose iterators in this process are observed."""
 
     def __init__(self, dataset: Any, watcher: Watcher) -> None:
         self.watcher = watcher
         super().__init__(dataset, dataset._variant_tensor)
 
     def __iter__(self) -> Any:
-        # Inside a tf.function the loop is TensorFlow's; in asynchronous mode errors come later.
+        # In a tf.function TensorFlow runs the loop. In asynchronous mode errors are raised later.
         if not context.executing_eagerly() or context.context().executor.is_async():
             return super().__iter__()
         return WatchedIterator(self._input_dataset, self.watcher)
 
     @property
     def bare(self) -> Any:
-        """The dataset that is watched."""
+        """The dataset that is observed."""
         return self._input_dataset
 
 
@@ -313,7 +313,7 @@ for _name, _method in vars(dataset_ops.DatasetV2).items():
 
 
 def _sizes(types: Sequence[Any], shapes: Sequence[Any]) -> tuple[int | None, list[int]]:
-    """Return the bytes of an element, None if its shape varies, and of one item of each tensor."""
+    """Return the bytes of an element, or None if its shape varies, and of each tensor's items."""
     sizes = [0 if dtype in (tf.string, tf.variant, tf.resource) else dtype.size for dtype in types]
     items = [shape.num_elements() for shape in shapes]
     if any(size and count is None for size, count in zip(sizes, items, strict=True)):
@@ -322,7 +322,7 @@ def _sizes(types: Sequence[Any], shapes: Sequence[Any]) -> tuple[int | None, lis
 
 
 def _clocked(dataset: Any, handle: Any) -> Any:
-    """Return `dataset` behind TensorFlow's own stop watch, which adds up what a consumer waits."""
+    """Return `dataset` with TensorFlow's own clock, which sums the waiting of its consumer."""
     source = dataset
     while type(source).__name__ in _TRANSPARENT:
         source = source._input_dataset
@@ -344,7 +344,7 @@ def _clocked(dataset: Any, handle: Any) -> Any:
 
 
 class _Clock:
-    """Reads what TensorFlow counted for an iterator that a tf.function consumes."""
+    """Reads the figures that TensorFlow counts for an iterator that a tf.function reads."""
 
     def __init__(self, iterator: WatchedIterator, handle: Any = None) -> None:
         self._iterator = weakref.ref(iterator)
@@ -368,7 +368,7 @@ class _Clock:
             total = elements * size
         elif root is not None:
             total = root.bytes
-        else:  # the iterator is gone: its last elements were like the others
+        else:  # the iterator was deleted: estimate from the size of earlier elements
             total = last.bytes * elements // max(1, last.elements)
         self._last = MetricTotals(elements, total, waited)
         return self._last
@@ -389,7 +389,7 @@ class _Clock:
             return None
         try:
             text = _raw.StatsAggregatorSummary(iterator=self._handle).numpy()
-        except tf.errors.NotFoundError:  # connecting to a cluster clears what has a name
+        except tf.errors.NotFoundError:  # connecting to a cluster deletes named resources
             self._handle = None
             return None
         for value in tf.compat.v1.Summary.FromString(text).value:
@@ -398,7 +398,7 @@ class _Clock:
         return 0, 0.0
 
     def _root(self) -> MetricTotals | None:
-        """What left the iterator by other ways than Python's ``next``, by TensorFlow's model."""
+        """Return the elements that Python's ``next`` has not read, from TensorFlow's model."""
         model, iterator = self._model(), self._iterator()
         if model is None or iterator is None:
             return None
@@ -414,7 +414,7 @@ class _Clock:
             return None
         try:
             text = _model_op(iterator=iterator.opened).numpy()
-        except OpError:  # a pipeline that is told not to tune itself has no model
+        except OpError:  # a pipeline without autotuning has no model
             return None
         return model_pb2.ModelProto.FromString(text)
 
@@ -423,7 +423,7 @@ def _is_async(node: Any) -> bool:
     return "ASYNC" in model_pb2.NodeClass.Name(node.node_class)
 
 
-#: The iterators that a tf.function may hold, by the identity of their resource tensor.
+#: Iterators that a tf.function may use, by the identity of their resource tensor.
 _exposed: dict[int, weakref.ref[WatchedIterator]] = {}
 
 
@@ -434,7 +434,7 @@ def _expose(iterator: WatchedIterator) -> None:
 
 
 def _watched_call(self: Any, name: Any, tensor_inputs: Any, *rest: Any, **options: Any) -> Any:
-    """Call a function as TensorFlow does; one that reads a watched iterator can be cancelled."""
+    """Call a function as TensorFlow does. Calls that read an observed iterator are cancellable."""
     if _exposed.keys().isdisjoint(map(id, tensor_inputs)) or cancellation.current() is not None:
         return _call_function(self, name, tensor_inputs, *rest, **options)
     manager = CancellationManager()
@@ -463,7 +463,7 @@ def _watched_call(self: Any, name: Any, tensor_inputs: Any, *rest: Any, **option
 
 
 def _concerns(iterator: WatchedIterator, error: Any) -> bool:
-    """Whether `error` of a function comes from `iterator` and not from the function itself."""
+    """Return True if `error` of a function comes from `iterator`, not from the function."""
     if iterator.meter.interrupted:
         return True
     if iterator.meter.error is not None:
@@ -471,12 +471,12 @@ def _concerns(iterator: WatchedIterator, error: Any) -> bool:
     return isinstance(error, OpError) and _FROM_DATA.search(error.message) is not None
 
 
-def _dropped(meter: IteratorMetrics, held: iterator_cleanup.IteratorHandle) -> None:
+def _on_deleted(meter: IteratorMetrics, handle: iterator_cleanup.IteratorHandle) -> None:
     if meter.clock is not None and meter.failure is None and meter.error is None:
-        meter.finished = True  # a function does not tell that it found the end
+        meter.finished = True  # a function does not report that it reached the end
     meter.end()
     sigint.release(meter)
-    held.end_later(early=not meter.complete)
+    handle.end_later(early=not meter.complete)
 
 
 context.Context.call_function = _watched_call

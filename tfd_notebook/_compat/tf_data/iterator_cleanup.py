@@ -1,9 +1,9 @@
-"""The end of an iterator, which may take a minute, without anybody waiting for it.
+"""Deletion of iterators in the background, because it can take a minute.
 
 TensorFlow joins the thread that tunes an iterator's pipeline. That thread sleeps for up to 60 s,
-and a cancellation may leave it asleep: `CancellationManager::StartCancel` wakes it first, and only
-then sets the flag that it looks at. On a busy machine about one iterator in ten ends like that.
-The end also waits for the Python functions of the pipeline that are running.
+and a cancellation may not wake it: `CancellationManager::StartCancel` notifies it first, and only
+then sets the flag that the thread checks. On a busy machine this affects about one iterator in
+ten. The deletion also waits for the running Python functions of the pipeline.
 """
 
 from __future__ import annotations
@@ -14,84 +14,84 @@ import time
 from _thread import start_new_thread
 from typing import Any
 
-#: Seconds for others to let go, such as the frames of a traceback that is just being removed.
-_PATIENCE = 10.0
-#: Seconds for an iterator that was left early to end, before the same data is read again.
-_GAP = 5.0
+#: Seconds to wait for other references, such as those of a traceback that is being deleted.
+_RELEASE_SECONDS = 10.0
+#: Seconds to wait for an earlier iterator, before the same data is read again.
+_EARLIER_SECONDS = 5.0
 
 
 class IteratorHandle:
-    """The only reference to an iterator's resource that lasts.
+    """The only permanent reference to an iterator's resource.
 
     Parameters
     ----------
     dataset : tf.data.Dataset
-        What it iterates over.
+        The dataset that is iterated.
     resource : tf.Tensor, optional
     """
 
     __slots__ = ("_ended", "data", "resource")
 
     def __init__(self, dataset: Any, resource: Any = None) -> None:
-        #: All datasets that it reads, by their identity; a cache may be another object's, too.
+        #: All datasets that it reads, by identity. Another object can own the cache.
         self.data: dict[object, Any] = {}
         todo = [dataset]
         while todo:
-            one = todo.pop()
-            if id(one) not in self.data:
-                self.data[id(one)] = one
-                todo += one._inputs()
-            if type(one).__name__ == "CacheDataset":
-                self.data["cache"] = one
+            current = todo.pop()
+            if id(current) not in self.data:
+                self.data[id(current)] = current
+                todo += current._inputs()
+            if type(current).__name__ == "CacheDataset":
+                self.data["cache"] = current
         self.resource = resource
         self._ended = threading.Event()
 
     def end_later(self, early: bool = True) -> None:
-        """End what is held in a thread of its own, in which the last reference to it goes.
+        """Delete the resource in a separate thread, which removes the last reference to it.
 
-        With `early` whoever reads the same data next waits for that a little.
+        With `early`, the next reader of the same data waits up to 5 s for the deletion.
         """
         if self.resource is None:
             return
         if early:
             _ending.append(self)
         try:
-            # This may be called out of the garbage collection, at any place: no lock may be
-            # taken, as the start of a `threading.Thread` does.
-            start_new_thread(self._end, ())
-        except RuntimeError:  # there can be no more threads: it ends where it is let go
-            self._forget()
+            # The garbage collector can call this anywhere, so it must not take a lock, as the
+            # start of a `threading.Thread` does.
+            start_new_thread(self._delete, ())
+        except RuntimeError:  # no more threads can start: this reference's owner deletes it
+            self._mark_ended()
 
     def await_earlier(self) -> None:
-        """Wait until iterators that were left early do not read the same data any more.
+        """Wait until earlier iterators of the same data have ended, up to 5 s.
 
-        What they have open may be for one at a time, such as the file of a cache.
+        Some resources can only be open once, such as the file of a cache.
         """
-        deadline = time.monotonic() + _GAP
+        deadline = time.monotonic() + _EARLIER_SECONDS
         for other in tuple(_ending):
             if not self.data.keys().isdisjoint(other.data):
                 other._ended.wait(max(0.0, deadline - time.monotonic()))
 
-    def _end(self) -> None:
+    def _delete(self) -> None:
         only, self.resource = [self.resource], None
-        deadline = time.monotonic() + _PATIENCE
-        while _references(only) > _OURS and time.monotonic() < deadline:
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        while _references(only) > _SINGLE_REFERENCE and time.monotonic() < deadline:
             time.sleep(0.01)
         del only
-        self._forget()
+        self._mark_ended()
 
-    def _forget(self) -> None:
+    def _mark_ended(self) -> None:
         if self in _ending:
             _ending.remove(self)
         self._ended.set()
 
 
 def _references(only: list[Any]) -> int:
-    """Return the number of references to the object in a list, as this Python counts them."""
+    """Return the reference count of the object in a list, as this Python counts it."""
     return sys.getrefcount(only[0])
 
 
-#: The references to an object that only a list holds.
-_OURS = _references([object()])
-#: Those that end and were left early.
+#: The reference count of an object that only a list refers to.
+_SINGLE_REFERENCE = _references([object()])
+#: Handles whose iterators were left early and are being deleted.
 _ending: list[IteratorHandle] = []

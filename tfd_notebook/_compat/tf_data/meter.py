@@ -1,4 +1,4 @@
-"""What one iteration has delivered and waited for: written by its consumer, read by anyone."""
+"""Metrics of one iterator. Its consumer writes them, any thread reads them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfd_notebook.errors import TfdError
 
 
 class MetricTotals(NamedTuple):
-    """Totals of an iteration: elements, bytes, and seconds its consumer waited for them."""
+    """Totals of an iteration: elements, bytes, and seconds that its consumer waited."""
 
     elements: int = 0
     bytes: int = 0
@@ -23,43 +23,42 @@ class MetricTotals(NamedTuple):
         )
 
 
-#: A call that a thread is in right now: since when (`time.perf_counter`), what ends it from another
-#: thread, and whether it is a ``tf.function``, which may be computing instead of waiting for data.
+#: A call in progress: its start (`time.perf_counter`), a function that cancels it from another
+#: thread, and whether it is a ``tf.function``, which may compute instead of waiting for data.
 Blocked = tuple[float, Callable[[], None], bool]
 
 
 class GraphClock(Protocol):
-    """What TensorFlow itself counts for an iterator that a ``tf.function`` reads."""
+    """Metrics that TensorFlow counts for an iterator that a ``tf.function`` reads."""
 
     def read(self) -> MetricTotals: ...
 
     def starved(self) -> bool:
-        """Whether nothing is buffered in front of the consumer."""
+        """Return True if no element is buffered for the consumer."""
 
     def close(self) -> None: ...
 
 
 class IteratorMetrics:
-    """The account of one iterator; it outlives the iterator.
+    """Metrics of one iterator. They remain after the iterator is deleted.
 
     Attributes
     ----------
     elements, bytes, waited
-        Counted by Python's ``next``; `read` adds what a ``tf.function`` consumed.
+        Counted by Python's ``next``. `read` adds the consumption of a ``tf.function``.
     blocked : dict of int to Blocked
         The calls in progress, by thread.
     iterator : callable
-        Returns the iterator while it lives, else None.
+        Returns the iterator while it exists, else None.
     complete : bool
-        Whether the end of the data was seen; an iterator that a function leaves counts as finished
-        only.
+        Whether the end of the data was reached. After a ``tf.function``, only `finished` is set.
     use : object
-        How the very dataset that is iterated is read through a service, None where it is not.
+        Delivery of the dataset that is iterated. None without a service.
     error : TfdError or None
-        Set by `cancel`: every further use raises it.
+        Set by `cancel`. Every further use raises it.
     failure : str or None
-        The error that the iteration itself ended with. Its text only: a traceback would keep the
-        iterator alive.
+        Text of the error that ended the iteration. The error itself would keep the iterator alive
+        through its traceback.
     """
 
     __slots__ = (
@@ -99,7 +98,7 @@ class IteratorMetrics:
         self._progress = (0, time.perf_counter())
 
     def read(self) -> MetricTotals:
-        """Return the totals up to now, the wait in progress included."""
+        """Return the totals up to now, including the present wait."""
         if self._settled is not None:
             return self._settled
         reading = MetricTotals(self.elements, self.bytes, self.waited)
@@ -117,7 +116,7 @@ class IteratorMetrics:
         return reading
 
     def waiting_since(self) -> float | None:
-        """Return since when (`time.perf_counter`) the consumer waits for data, or None."""
+        """Return the start of the consumer's present wait (`time.perf_counter`), or None."""
         clock = self.clock
         return self._waiting_since(self.elements + (clock.read().elements if clock else 0))
 
@@ -130,26 +129,26 @@ class IteratorMetrics:
         since, _, function = min(calls, key=lambda call: call[0])
         if not function:
             return since
-        # Inside a tf.function the consumer waits when nothing is buffered for it.
+        # Inside a tf.function the consumer waits if no element is buffered for it.
         clock = self.clock
         if clock is None or not clock.starved():
             return None
         return max(since, self._progress[1])
 
     def finish(self) -> None:
-        """Note that the data ended."""
+        """Record the end of the data."""
         self.finished = self.complete = True
         if self.clock is not None:
-            self.clock.read()  # part of it can be read only while the iterator lives
+            self.clock.read()  # some figures can only be read while the iterator exists
         self.end()
 
     def end(self) -> None:
-        """Note that nothing more will come."""
+        """Record that no more elements follow."""
         if self.ended is None:
             self.ended = time.perf_counter()
 
     def cancel(self, error: TfdError) -> None:
-        """End the calls in progress; they, and all further ones, raise `error`."""
+        """Cancel the calls in progress. They and all later calls raise `error`."""
         if self.error is None:
             self.error = error
         self.end()
@@ -157,7 +156,7 @@ class IteratorMetrics:
             end_call()
 
     def interrupt(self, thread: int) -> None:
-        """End the call that `thread` is in, which then raises KeyboardInterrupt."""
+        """Cancel the call of `thread`, which then raises KeyboardInterrupt."""
         call = self.blocked.get(thread)
         if call is not None:
             self.interrupted = True
@@ -165,5 +164,5 @@ class IteratorMetrics:
 
 
 def again(error: TfdError) -> TfdError:
-    """Return an equal error, so that no traceback grows with every raise."""
+    """Return a copy of an error without a traceback, which would grow with every raise."""
     return type(error)(error.what, task=error.task, fix=error.fix)

@@ -1,4 +1,4 @@
-"""What a pipeline is made of: as its user wrote it, and as TensorFlow's model of it counts."""
+"""The stages of a pipeline, as the user wrote them and as TensorFlow's model counts them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 from tfd_notebook._compat.tf_data import py_functions, source_locations
 
-#: Classes that are no stage of their own.
+#: Classes that do not count as stages.
 _TRANSPARENT = ("Options", "Watched", "Variant", "AssertCardinality")
 
-#: Stages behind which as many elements come as before.
+#: Stages that keep the number of elements.
 _ONE_TO_ONE = ("Map", "Prefetch", "Shuffle", *_TRANSPARENT)
 
 #: Stages that read files.
 READERS = ("TFRecord", "TextLine", "FixedLengthRecord")
 
-#: What users call the stages whose class has another name.
-_WORDS = {
+#: Users' names of stages whose class has another name.
+_USER_NAMES = {
     "TensorSlice": "from_tensor_slices",
     "Tensor": "from_tensors",
     "PaddedBatch": "padded_batch",
@@ -30,33 +30,33 @@ _WORDS = {
     "DirectedInterleave": "sample_from_datasets",
 }
 
-#: Attributes of a dataset that hold the number by which a stage is known.
+#: Attributes of a dataset with the number that describes a stage.
 _NUMBERS = ("_batch_size", "_buffer_size", "_count", "_size")
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """One step of a pipeline, as its user wrote it.
+    """One stage of a pipeline, as the user wrote it.
 
     Parameters
     ----------
     kind : str
-        TensorFlow's name for it without prefixes and versions: ``"Map"``, ``"Batch"``.
+        TensorFlow's name without prefixes and versions: ``"Map"``, ``"Batch"``.
     label : str
         As in the code: ``"map(decode)"``, ``"shuffle(1000)"``.
     site : str
-        Where it was made: ``"In[3], line 4"``, empty where that is not known.
+        Source location: ``"In[3], line 4"``. Empty if unknown.
     inputs : tuple of Stage
-        Nothing for a source.
+        Empty for a source.
     python : bool
         Whether it runs Python functions (``py_function``, ``numpy_function``, a generator).
     service : object
-        For a dataset through a tf.data service of ours, what it was made from.
+        The options of a dataset that reads through a tf.data service of tfd.
     dataset : tf.data.Dataset or None
     number : int, optional
-        The size or count that it was given, if it has one that is known.
+        Its size or count, if it has a known one.
     parallel : bool
-        Whether it was asked to work in several threads.
+        Whether the user requested several threads.
     """
 
     kind: str
@@ -71,24 +71,24 @@ class Stage:
 
     @property
     def name(self) -> str:
-        """The label with its place."""
+        """The label with its source location."""
         return f"{self.label} ({self.site})" if self.site else self.label
 
     @property
     def is_source(self) -> bool:
-        """Whether data begins here: it reads, or has no input."""
+        """True if it reads data, or has no input."""
         return not self.inputs or self.kind in READERS
 
     def walk(self) -> Iterator[Stage]:
-        """Give this stage and all before it, the last one first."""
+        """Yield this stage and all before it, last one first."""
         yield self
         for stage in self.inputs:
             yield from stage.walk()
 
 
 def stages_of(dataset: Any, keep: bool = True) -> Stage:
-    """Return the last stage of `dataset`, with those before it; they refer to it with `keep`."""
-    dataset = getattr(dataset, "_dataset", dataset)  # of TensorFlow 1, around a dataset of today
+    """Return the last stage of `dataset`. Stages refer to their datasets if `keep` is true."""
+    dataset = getattr(dataset, "_dataset", dataset)  # a dataset of TensorFlow 1 wraps another one
     used = getattr(dataset, "_tfd_service", None)
     kind = kind_of(type(dataset).__name__)
     inputs = dataset._inputs()
@@ -100,9 +100,9 @@ def stages_of(dataset: Any, keep: bool = True) -> Stage:
     generator = _generator(functions) if kind == "FlatMap" else None
     python = generator is not None or any(map(_runs_python, functions))
     if generator is not None:
-        label, inputs, kind = f"from_generator({_called(generator)})", (), "Generator"
+        label, inputs, kind = f"from_generator({_display_name(generator)})", (), "Generator"
     else:
-        label = f"{_word(kind)}({_argument(dataset, functions)})"
+        label = f"{_user_name(kind)}({_argument(dataset, functions)})"
     return Stage(
         kind=kind,
         label=label,
@@ -117,9 +117,9 @@ def stages_of(dataset: Any, keep: bool = True) -> Stage:
 
 
 def delivery_of(dataset: Any) -> Any:
-    """Return what a pass of `dataset` should deliver, if it reads through a service of ours.
+    """Return the expected result of an epoch of `dataset` through a service of tfd, or None.
 
-    Behind stages that change the number of elements only the job is known.
+    Its cardinality is unknown after stages that change the number of elements.
     """
     counts = True
     while (used := getattr(dataset, "_tfd_service", None)) is None:
@@ -133,15 +133,15 @@ def delivery_of(dataset: Any) -> Any:
 
 @dataclass(frozen=True)
 class Splits:
-    """The units in which dynamic sharding gives a source to data workers.
+    """The units in which dynamic sharding distributes a source to data workers.
 
     Parameters
     ----------
     count : int
     source : str
-        The name of the source's stage; of several, of the first one.
+        The name of the source's stage, or of the first one if there are several.
     kind : str
-        That stage's kind.
+        The kind of that stage.
     """
 
     count: int
@@ -150,36 +150,36 @@ class Splits:
 
 
 def splits_of(dataset: Any) -> Splits | None:
-    """Return the splits of the source of `dataset`; None if their number is not known."""
+    """Return the splits of the source of `dataset`, or None if their number is unknown."""
     stages = list(stages_of(dataset).walk())
     sources = [stage for stage in stages if not stage.inputs]
     counts = [
-        1  # TensorFlow makes it of one element and a flat_map
+        1  # TensorFlow implements it as one element and a flat_map
         if stage.kind == "Generator"
         else int(stage.dataset.cardinality())
         if stage.kind in ("Range", "TensorSlice", "SparseTensorSlice", "Tensor")
         else -1
         for stage in sources
     ]
-    again = any(stage.kind == "Repeat" for stage in stages)
-    if again or min(counts) < 0:
+    repeats = any(stage.kind == "Repeat" for stage in stages)
+    if repeats or min(counts) < 0:
         return None
-    # The file names of a reader are its source, and the reader is what the user wrote.
+    # The source of a reader is its file names, but the user only wrote the reader.
     named = next((stage for stage in stages if stage.kind in READERS), sources[-1])
     return Splits(sum(counts), named.name, named.kind)
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A stage that holds elements in memory.
+    """A stage that keeps elements in memory.
 
     Parameters
     ----------
     name : str
     elements : int, optional
-        Maximum number of elements that it holds; None if that is not known.
+        Maximum number of its elements. None if unknown.
     bytes : int, optional
-        Size of these elements; None if that is not known.
+        Size of these elements. None if unknown.
     """
 
     name: str
@@ -188,15 +188,15 @@ class Buffer:
 
     @property
     def words(self) -> str:
-        """The buffer with its size."""
+        """A description of the buffer with its size."""
         count = "all elements" if self.elements is None else f"{self.elements:,} elements"
         size = "" if self.bytes is None else f", {self.bytes / 1e9:.2g} GB"
         return f"{self.name}: it holds {count}{size}"
 
 
 def buffers_of(dataset: Any) -> tuple[Buffer, ...]:
-    """Return the shuffle buffers and caches in memory of `dataset`."""
-    found = []
+    """Return the shuffle buffers and in-memory caches of `dataset`."""
+    buffers = []
     for stage in stages_of(dataset).walk():
         if stage.kind == "Shuffle" or (stage.kind == "Cache" and not _file_of(stage.dataset)):
             elements = stage.number if stage.kind == "Shuffle" else None
@@ -205,8 +205,8 @@ def buffers_of(dataset: Any) -> tuple[Buffer, ...]:
                 elements = count if elements is None else min(count, elements)
             each = bytes_of(stage.dataset.element_spec)
             size = None if each is None or elements is None else each * elements
-            found.append(Buffer(stage.name, elements, size))
-    return tuple(found)
+            buffers.append(Buffer(stage.name, elements, size))
+    return tuple(buffers)
 
 
 def _file_of(cache: Any) -> str:
@@ -217,15 +217,15 @@ def _file_of(cache: Any) -> str:
 
 
 def bytes_of(spec: Any) -> int | None:
-    """Return the bytes of an element; None if its shape is not known."""
+    """Return the bytes of an element, or None if its shape is unknown."""
     import tensorflow as tf
 
     total = 0
-    for one in tf.nest.flatten(spec):
-        count = one.shape.num_elements() if isinstance(one, tf.TensorSpec) else None
-        if count is None or one.dtype in (tf.string, tf.variant, tf.resource):
+    for component in tf.nest.flatten(spec):
+        count = component.shape.num_elements() if isinstance(component, tf.TensorSpec) else None
+        if count is None or component.dtype in (tf.string, tf.variant, tf.resource):
             return None
-        total += int(count) * int(one.dtype.size)
+        total += int(count) * int(component.dtype.size)
     return total
 
 
@@ -235,11 +235,11 @@ def kind_of(name: str) -> str:
     return re.sub(r"^(Parallel|Forever|Finite)(?=[A-Z])", "", name)
 
 
-def _word(kind: str) -> str:
+def _user_name(kind: str) -> str:
     import tensorflow as tf
 
-    if kind in _WORDS:
-        return _WORDS[kind]
+    if kind in _USER_NAMES:
+        return _USER_NAMES[kind]
     if hasattr(tf.data, f"{kind}Dataset"):
         return f"{kind}Dataset"
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind).lower()
@@ -247,7 +247,7 @@ def _word(kind: str) -> str:
 
 def _argument(dataset: Any, functions: list[Any]) -> str:
     if functions:
-        return _called(_written(functions[0]))
+        return _display_name(_python_function(functions[0]))
     number = _number(dataset)
     return "" if number is None else str(number)
 
@@ -267,25 +267,25 @@ def _functions(dataset: Any) -> Iterator[Any]:
     yield from dataset._functions()
 
 
-def _written(function: Any) -> Any:
-    """Return the function that the user wrote, out of TensorFlow's wrapper."""
+def _python_function(function: Any) -> Any:
+    """Return the user's function inside TensorFlow's wrapper."""
     return py_functions.user_function(getattr(function, "_func", function))
 
 
-def _called(function: Any) -> str:
+def _display_name(function: Any) -> str:
     name = getattr(function, "__name__", type(function).__name__)
     return "lambda" if name == "<lambda>" else name
 
 
 def _first_line(functions: list[Any]) -> tuple[str, int] | None:
-    code = getattr(_written(functions[0]), "__code__", None) if functions else None
+    code = getattr(_python_function(functions[0]), "__code__", None) if functions else None
     if code is None or "tensorflow/" in code.co_filename:
         return None
     return code.co_filename, code.co_firstlineno
 
 
 def _generator(functions: list[Any]) -> Any:
-    """Return the user's generator if a flat_map is what from_generator made, else None."""
+    """Return the user's generator if a flat_map implements from_generator, else None."""
     for function in functions:
         inner = getattr(function, "_func", None)
         if getattr(inner, "__name__", "") == "flat_map_fn" and "from_generator" in getattr(
@@ -302,7 +302,7 @@ def _runs_python(function: Any) -> bool:
 
 
 def _tokens(function: Any) -> Iterator[str]:
-    """Give the tokens of the Python functions that a traced function calls."""
+    """Yield the tokens of the Python functions that a traced function calls."""
     graph = getattr(getattr(function, "function", None), "graph", None)
     if graph is None:
         return
@@ -316,7 +316,7 @@ def _tokens(function: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Node:
-    """One node of TensorFlow's model of an iterator; totals since the iterator was made.
+    """One node of TensorFlow's model of an iterator, with totals since its creation.
 
     Parameters
     ----------
@@ -324,16 +324,16 @@ class Node:
     kind : str
         As in `Stage`.
     asynchronous : bool
-        Whether what is before it runs in threads of its own.
+        Whether its inputs run in separate threads.
     inputs : tuple of int
     elements : int
-        Elements that it gave.
+        Number of elements that it produced.
     seconds : float
-        Time that it worked, all its threads together, without what is before it.
+        Busy time of all its threads, without that of its inputs.
     parallelism : float
-        Threads that do its work; 1 for most.
+        Number of its threads, 1 for most kinds.
     buffered : int
-        Elements that wait in it.
+        Number of elements in its buffer.
     """
 
     id: int
@@ -355,7 +355,7 @@ class Model:
 
 
 def model_of(resource: Any) -> Model | None:
-    """Return the model of an iterator's resource; None where TensorFlow keeps none."""
+    """Return the model of an iterator's resource, or None if TensorFlow has none."""
     import tensorflow as tf
     from tensorflow.core.framework import model_pb2
 
@@ -366,9 +366,9 @@ def model_of(resource: Any) -> Model | None:
         text = model_op(iterator=resource).numpy()
     except tf.errors.OpError:
         return None
-    found = model_pb2.ModelProto.FromString(text)
+    model = model_pb2.ModelProto.FromString(text)
     nodes = {}
-    for key, node in found.nodes.items():
+    for key, node in model.nodes.items():
         parallel = [p.value for p in node.parameters if p.name == "parallelism"]
         nodes[key] = Node(
             id=key,
@@ -380,4 +380,4 @@ def model_of(resource: Any) -> Model | None:
             parallelism=max(1.0, *parallel) if parallel else 1.0,
             buffered=node.buffered_elements,
         )
-    return Model(nodes, found.output)
+    return Model(nodes, model.output)

@@ -1,9 +1,9 @@
 """TensorFlow's registry of the Python functions that run inside graphs.
 
-``tf.numpy_function``, ``tf.py_function`` and ``Dataset.from_generator`` leave a token in the graph,
-and a registry of the process maps the token to the function. TensorFlow counts the tokens from
-zero in each process; here they are made unique, so that a graph that reaches another process can
-never name a function of that process by accident.
+``tf.numpy_function``, ``tf.py_function`` and ``Dataset.from_generator`` put a token into the
+graph. A registry in each process maps the token to the function. TensorFlow counts the tokens from
+zero in each process. This module makes them unique, so that a graph never runs an unrelated
+function in another process.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from typing import Any
 from tfd_notebook._compat import import_hooks
 from tfd_notebook.errors import NotSerializable
 
-#: Ops whose attribute ``token`` names a Python function.
+#: Ops whose attribute ``token`` identifies a Python function.
 OPS = frozenset(("PyFunc", "PyFuncStateless", "EagerPyFunc"))
 
 _MODULE = "tensorflow.python.ops.script_ops"
 _AUTOGRAPH = "tensorflow.python.autograph.impl.api"
 _UNIQUE = re.compile(r"pyfunc_\d+_[0-9a-f]{12}")
 
-_wanted = False
-# TensorFlow's registry refers to functions weakly; what came from another process stays.
+_enabled = False
+# TensorFlow's registry has weak references only. This keeps functions from other processes alive.
 _installed: dict[str, Any] = {}
 
 
 def make_tokens_unique() -> None:
     """Make the tokens of all functions traced from now on unique among processes.
 
-    Does not import TensorFlow: where it is not imported yet, the change is made when it is.
+    Does not import TensorFlow. If it is not imported yet, its import applies the change.
     """
-    global _wanted
-    _wanted = True
+    global _enabled
+    _enabled = True
     import_hooks.when_imported(_MODULE, _change)
 
 
 def restore_tokens() -> None:
-    """Let TensorFlow count its tokens again; functions traced before stay known."""
-    global _wanted
-    _wanted = False
+    """Restore TensorFlow's tokens. Functions that were traced before remain registered."""
+    global _enabled
+    _enabled = False
     if _MODULE in sys.modules:
         registry: Any = sys.modules[_MODULE].FuncRegistry
         original = getattr(registry._next_unique_token, "__wrapped__", None)
@@ -58,17 +58,17 @@ def restore_tokens() -> None:
 
 
 def is_unique(token: str) -> bool:
-    """Whether `token` was made after `make_tokens_unique`."""
+    """Return True if `token` was created after `make_tokens_unique`."""
     return _UNIQUE.fullmatch(token) is not None
 
 
 def lookup(token: str) -> Any:
-    """Return what this process runs for `token`, or None."""
+    """Return the registered function of `token`, or None."""
     return import_module(_MODULE)._py_funcs.get(token)
 
 
 def install(blob: bytes) -> tuple[str, ...]:
-    """Have this process run the functions in `blob`; for the processes of data workers.
+    """Register the functions in `blob`. Data workers call this.
 
     Parameters
     ----------
@@ -78,21 +78,21 @@ def install(blob: bytes) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        The tokens that this process knows now.
+        The registered tokens.
 
     Raises
     ------
     NotSerializable
-        They cannot be unpickled here.
+        The functions cannot be unpickled in this process.
     """
     registry = import_module(_MODULE)._py_funcs
     try:
         functions = pickle.loads(blob)  # noqa: S301 - from the user's own kernel
     except Exception as error:
         raise NotSerializable(
-            f"the dataset's Python functions cannot be loaded in process {os.getpid()}: "
+            f"loading the dataset's Python functions failed in process {os.getpid()}: "
             f"{type(error).__name__}: {error}",
-            fix="make what they import importable there (preload=, or sys.path before the start)",
+            fix="make their imports available there (preload=, or sys.path before the start)",
         ) from error
     _installed.update(functions)
     registry._funcs.update(functions)
@@ -100,47 +100,47 @@ def install(blob: bytes) -> tuple[str, ...]:
 
 
 def forget(tokens: Iterable[str]) -> None:
-    """Free functions that `install` made known, which no dataset uses any more."""
+    """Remove functions that `install` registered and that no dataset uses any more."""
     freed = [_installed.pop(token, None) for token in tokens]
     if any(function is not None for function in freed):
         del freed
-        # A function that was sent by value refers to itself through its globals.
+        # A function that was pickled by value refers to itself through its globals.
         gc.collect()
 
 
 def user_function(registered: Any) -> Any:
-    """Return the function that the user wrote, out of TensorFlow's wrappers around it."""
+    """Return the user's function inside TensorFlow's wrappers."""
     script_ops, generator_state = import_module(_MODULE), _generator_state()
-    found = registered
+    function = registered
     while True:
-        if isinstance(found, script_ops.EagerFunc):
-            found = found._func
-        elif isinstance(found, functools.partial):
-            found = found.func
-        elif hasattr(found, "__wrapped__"):
-            found = found.__wrapped__
-        elif isinstance(getattr(found, "__self__", None), generator_state):
-            found = found.__self__._generator
-        elif (getattr(found, "__module__", None) or "").startswith("tensorflow."):
-            inner = closed_over(found)
+        if isinstance(function, script_ops.EagerFunc):
+            function = function._func
+        elif isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__wrapped__"):
+            function = function.__wrapped__
+        elif isinstance(getattr(function, "__self__", None), generator_state):
+            function = function.__self__._generator
+        elif (getattr(function, "__module__", None) or "").startswith("tensorflow."):
+            inner = closed_over(function)
             if isinstance(inner.get("generator_state"), generator_state):
-                found = inner["generator_state"]._generator
+                function = inner["generator_state"]._generator
             elif "func" in inner:
-                found = inner["func"]
+                function = inner["func"]
             else:
-                return found
+                return function
         else:
-            return found
+            return function
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle `value`, functions that cannot be imported by name included.
+    """Pickle `value`, including functions that cannot be imported by name.
 
-    More than plain cloudpickle: a generator's state in ``from_generator`` is rebuilt; functions
-    that AutoGraph converted find its module of operators in the worker, too; the placeholder that
-    ``py_function`` keeps of a ragged or sparse argument becomes its TypeSpec; and a function that
-    is defined inside a function of an importable module finds that module's globals again instead
-    of copies of them (which may hold locks, caches, or TensorFlow's tape).
+    This extends cloudpickle in four cases. The state of a generator in ``from_generator`` is
+    rebuilt. Functions that AutoGraph converted refer to AutoGraph's operators of the worker. The
+    placeholder that ``py_function`` has for a ragged or sparse argument becomes its TypeSpec. A
+    function that is defined inside a function of an importable module uses that module's globals
+    instead of copies. Copies may contain locks, caches, or TensorFlow's tape.
     """
     import cloudpickle
 
@@ -155,16 +155,16 @@ def dumps(value: Any) -> bytes:
             if obj is operators:
                 return autograph_operators, ()
             if isinstance(obj, composite) and _is_symbolic(obj):
-                return _unchanged, (obj._type_spec,)
+                return _identity, (obj._type_spec,)
             reduced = super().reducer_override(obj)
             if isinstance(obj, types.FunctionType) and isinstance(reduced, tuple):
-                module = _home(obj, cloudpickle.list_registry_pickle_by_value())
+                module = _module_of(obj, cloudpickle.list_registry_pickle_by_value())
                 if module is not None:
                     code, _, name, defaults, closure = reduced[1]
                     attributes, slots = reduced[2]
                     slots = slots | {"__globals__": {}}
                     arguments = (module, code, name, defaults, closure)
-                    return (_remake, arguments, (attributes, slots), *reduced[3:])
+                    return (_rebuild_function, arguments, (attributes, slots), *reduced[3:])
             return reduced
 
     with io.BytesIO() as file:
@@ -173,22 +173,22 @@ def dumps(value: Any) -> bytes:
 
 
 def autograph_operators() -> Any:
-    """Return the module ``ag__`` that the code which AutoGraph generates refers to.
+    """Return the module ``ag__`` to which AutoGraph's generated code refers.
 
-    It is not importable: TensorFlow makes it in each process, and it has the name of another one.
+    It cannot be imported: TensorFlow creates it in each process under the name of another module.
     """
     return import_module(_AUTOGRAPH)._TRANSPILER.get_extra_locals()["ag__"]
 
 
 def _change(script_ops: Any) -> None:
     registry = script_ops.FuncRegistry
-    if not _wanted or hasattr(registry._next_unique_token, "__wrapped__"):
+    if not _enabled or hasattr(registry._next_unique_token, "__wrapped__"):
         return
     original = registry._next_unique_token
 
     @functools.wraps(original)
     def next_unique_token(self: Any) -> str:
-        # From the system's random numbers: a fork must not repeat its parent's.
+        # Random numbers of the system, because a fork must not repeat its parent's numbers.
         return f"{original(self)}_{os.urandom(6).hex()}"
 
     registry._next_unique_token = next_unique_token
@@ -204,22 +204,22 @@ def _is_symbolic(value: Any) -> bool:
     return any(map(tf.is_symbolic_tensor, tf.nest.flatten(value, expand_composites=True)))
 
 
-def _unchanged(value: Any) -> Any:
+def _identity(value: Any) -> Any:
     return value
 
 
 def closed_over(function: Any) -> dict[str, Any]:
-    """Return the variables of its surroundings that `function` uses, as far as they are set."""
+    """Return the closure variables of `function` that have a value."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    found = {}
+    variables = {}
     for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
         with contextlib.suppress(ValueError):
-            found[name] = cell.cell_contents
-    return found
+            variables[name] = cell.cell_contents
+    return variables
 
 
-def _home(function: types.FunctionType, by_value: set[str]) -> str | None:
-    """Return the importable module that `function` was defined in."""
+def _module_of(function: types.FunctionType, by_value: set[str]) -> str | None:
+    """Return the importable module that defines `function`, or None."""
     name = function.__globals__.get("__name__", "__main__")
     module = sys.modules.get(name)
     if name == "__main__" or getattr(module, "__spec__", None) is None:
@@ -229,5 +229,5 @@ def _home(function: types.FunctionType, by_value: set[str]) -> str | None:
     return name if vars(module) is function.__globals__ else None
 
 
-def _remake(module: str, code: Any, name: Any, defaults: Any, closure: Any) -> Any:
+def _rebuild_function(module: str, code: Any, name: Any, defaults: Any, closure: Any) -> Any:
     return types.FunctionType(code, vars(import_module(module)), name, defaults, closure)

@@ -1,4 +1,4 @@
-"""Starting and stopping TensorFlow's tf.data servers without a crash or a frozen interpreter."""
+"""Starts and stops TensorFlow's tf.data servers without crashes and deadlocks."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LIBRARIES = ("libtensorflow_cc.so.2", "libtensorflow_cc.2.dylib")
 
 
 def start(server: Any) -> Any:
-    """Start a ``DispatchServer`` or ``WorkerServer`` made with ``start=False``, and return it.
+    """Start a ``DispatchServer`` or ``WorkerServer`` created with ``start=False``, and return it.
 
-    If the start fails, the C++ server is leaked: its destructor stops parts that were never made,
-    and ends the process with SIGSEGV.
+    If the start fails, the C++ server is leaked on purpose. Its destructor would stop parts that
+    do not exist, and end the process with SIGSEGV.
     """
     try:
         server.start()
@@ -30,11 +30,11 @@ def start(server: Any) -> Any:
 
 
 def stop(server: Any) -> None:
-    """Stop a ``DispatchServer`` or ``WorkerServer``, and return when it has stopped.
+    """Stop a ``DispatchServer`` or ``WorkerServer``, and wait until it has stopped.
 
-    TensorFlow's own ``_stop`` holds the interpreter's lock while it waits for the elements in
-    work; where one of them waits for that lock in a Python function, nothing ever moves again.
-    So the same C++ method is called without the lock, where it can be found.
+    TensorFlow's ``_stop`` holds the GIL while it waits for the current elements. A Python
+    function of such an element waits for the GIL, which is a deadlock. Therefore the same C++
+    method is called without the GIL if possible.
     """
     call = unlocked_stop(server._server)
     if call is None:
@@ -49,9 +49,9 @@ def port_of(server: Any) -> int:
 
 
 def is_readable(native: Any) -> bool:
-    """Return True if pybind11 keeps the C++ object where `unlocked_stop` reads it.
+    """Return True if pybind11 stores the C++ object where `unlocked_stop` reads it.
 
-    Builds without the GIL and other binding generators have another layout.
+    Builds without the GIL and other binding generators have a different layout.
     """
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return False
@@ -59,7 +59,7 @@ def is_readable(native: Any) -> bool:
 
 
 def unlocked_stop(native: Any) -> Any:
-    """Return a callable that stops the C++ server without the lock, None if there is no way."""
+    """Return a callable that stops the C++ server without the GIL, or None."""
     import tensorflow as tf
 
     if not is_readable(native):
@@ -72,8 +72,8 @@ def unlocked_stop(native: Any) -> Any:
             table = ctypes.c_char.in_dll(library, _VTABLES[type(native).__name__])
         except (OSError, AttributeError, KeyError, ValueError):
             continue
-        # pybind11 keeps the pointer to its C++ object right behind the head of the Python object;
-        # the object begins with its class's table of methods, which proves that it is the one.
+        # pybind11 stores the pointer to the C++ object after the head of the Python object. The
+        # C++ object begins with the method table of its class, which confirms its type.
         pointer = ctypes.c_void_p.from_address(id(native) + object.__basicsize__).value
         methods = ctypes.addressof(table) + 2 * ctypes.sizeof(ctypes.c_void_p)
         if pointer and ctypes.c_void_p.from_address(pointer).value == methods:

@@ -1,4 +1,4 @@
-"""Where in the user's code each dataset was made: TensorFlow does not keep it for eager ones."""
+"""Records the line of the user's code that creates each dataset, also for eager datasets."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tfd_notebook._compat import import_hooks
 
 _MODULE = "tensorflow.python.data.ops.dataset_ops"
 _PACKAGES = ("tensorflow", "keras", "tf_keras")
-#: Where TensorFlow puts functions that it has rewritten.
+#: Marks files with functions that AutoGraph has rewritten.
 _GENERATED = "__autograph_generated_file"
-_OURS = str(Path(__file__).parents[2]) + os.sep
+_PACKAGE_DIR = str(Path(__file__).parents[2]) + os.sep
 
 Site = tuple[str, int]
 
 
 def record() -> None:
-    """Have every dataset that is made from now on remember the line that made it."""
+    """Record the source location of every dataset that is created from now on."""
     import_hooks.when_imported(_MODULE, _change)
 
 
 def undo() -> None:
-    """Record no more."""
+    """Stop recording."""
     if _MODULE in sys.modules:
         dataset: Any = sys.modules[_MODULE].DatasetV2
         original = getattr(dataset.__init__, "_tfd_original", None)
@@ -36,13 +36,13 @@ def undo() -> None:
 
 
 def site_of(dataset: Any) -> Site | None:
-    """Return file and line at which `dataset` was made, None where that is not known."""
+    """Return the file and line that created `dataset`, or None if unknown."""
     site: Site | None = getattr(dataset, "_tfd_site", None)
     return site
 
 
 def named(site: Site | None) -> str:
-    """Return a place as its user knows it: ``In[3], line 4`` or ``train.py:12``; else empty."""
+    """Return the user's notation of a location, ``In[3], line 4`` or ``train.py:12``."""
     if site is None:
         return ""
     file, line = site
@@ -74,20 +74,20 @@ def _caller() -> Site | None:
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_plumbing()) and _GENERATED not in file:
+        if not file.startswith(_library_dirs()) and _GENERATED not in file:
             return file, frame.f_lineno
         frame = frame.f_back
     return None
 
 
 @functools.cache
-def _plumbing() -> tuple[str, ...]:
-    """Where TensorFlow, Keras and this package live."""
+def _library_dirs() -> tuple[str, ...]:
+    """Return the directories of TensorFlow, Keras and this package."""
     from importlib.util import find_spec
 
-    homes = []
+    directories = []
     for name in _PACKAGES:
         with contextlib.suppress(ImportError, ValueError):
             spec = find_spec(name)
-            homes += list(spec.submodule_search_locations or ()) if spec is not None else []
-    return (_OURS, *(home + os.sep for home in homes))
+            directories += list(spec.submodule_search_locations or ()) if spec is not None else []
+    return (_PACKAGE_DIR, *(directory + os.sep for directory in directories))
