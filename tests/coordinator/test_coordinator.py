@@ -145,7 +145,7 @@ class TestContract:
         for fetch in (value.fetch, value.get, lambda: coordinator.fetch([value])):
             with pytest.raises(tf.errors.InvalidArgumentError) as caught:
                 fetch()
-            assert "make it again under the present strategy" in said_by(caught.value)
+            assert "create it again with the current strategy" in said_by(caught.value)
         with pytest.raises(tf.errors.InvalidArgumentError):
             coordinator.join()
 
@@ -260,7 +260,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("worker", [2, -1, "0", True])
     def test_no_such_worker(self, coordinator: Coordinator, worker: Any) -> None:
-        with pytest.raises(UnknownName, match="workers are 0 to 1"):
+        with pytest.raises(UnknownName, match="use 0 to 1"):
             coordinator.pause_worker(worker)
 
     def test_cancel_of_a_stranger(self, coordinator: Coordinator) -> None:
@@ -270,7 +270,7 @@ class TestBadInput:
 
     def test_one_that_never_ends(self, coordinator: Coordinator, cluster: tfd.Cluster) -> None:
         value = coordinator.schedule(count_to, args=(tf.constant(ENDLESS, tf.int64),))
-        with pytest.raises(TimeLimit, match="0 closure\\(s\\) wait and 1 run"):
+        with pytest.raises(TimeLimit, match="0 closure\\(s\\) are queued and 1 are running"):
             coordinator.join(timeout=0.5)
         assert cluster.snapshot().coordinator is not None
         assert coordinator.cancel(value)

@@ -261,7 +261,7 @@ class TestParameterServers:
             with pytest.raises(Exception) as caught:  # noqa: PT011 - TensorFlow's own, of any kind
                 use()
             assert not isinstance(caught.value, TimeoutError)
-            assert "make it again" in said_by(caught.value)
+            assert "create it again" in said_by(caught.value)
         coordinator.stop()
 
     def test_without_a_way_to_build_it_says_what_to_restore(self, tmp_path: Path) -> None:

@@ -131,8 +131,8 @@ def test_joining_in_the_background(notebook: Notebook) -> None:
         "joining.wait(30); print(joining)"
     )
     assert said.startswith("waiting None\n"), said
-    assert said.endswith("<Joining done>\n"), said
-    assert "the join in the background is done" in notebook.run("%tfd_cluster status")
+    assert said.endswith("<BackgroundJoin done>\n"), said
+    assert "the background join is done" in notebook.run("%tfd_cluster status")
 
 
 def test_a_terminal_steers_while_join_blocks(notebook: Notebook) -> None:

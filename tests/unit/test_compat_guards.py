@@ -113,7 +113,7 @@ for use in (cluster.strategy, cluster.coordinator, lambda: cluster.resolver):
         use()
         raise AssertionError("it worked")
     except tfd.errors.Unsupported as error:
-        assert "cannot be coordinated from here" in str(error), error
+        assert "the coordinator does not support" in str(error), error
         assert {word!r} in str(error), error
 """
 

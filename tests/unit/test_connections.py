@@ -28,7 +28,7 @@ def test_five_connections_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_from_the_sixth_on_each_warns(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     (said,) = connect_once_after(count, monkeypatch)
     assert said.startswith(f"ResourceWarning: this is connection {count + 1} of this process")
-    assert "after 15 none more is made: restart the kernel soon" in said
+    assert "The maximum is 15: restart the kernel soon" in said
 
 
 def test_the_sixteenth_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -333,7 +333,7 @@ def test_values_show_themselves(clock: Clock) -> None:
     assert "no closure fits" in values.table(state="running").text()
     with pytest.raises(errors.UsageError, match="1 or more"):
         values.table(0)
-    with pytest.raises(errors.UnknownName, match=r"no state 'redy'.*\s+.*did you mean|queued"):
+    with pytest.raises(errors.UnknownName, match=r"unknown state 'redy'.*\s+.*did you mean|queued"):
         values.table(state="redy")
 
 
@@ -382,10 +382,10 @@ def test_a_join_in_the_background() -> None:
     joining = BackgroundJoin(failing, 1.0, lambda *words: told.append(words))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no such thing"):
         joining.wait(10)
-    assert repr(joining) == "<Joining failed: ValueError: no such thing>"
+    assert repr(joining) == "<BackgroundJoin failed: ValueError: no such thing>"
     assert told[1] == (
         "error",
-        "the join in the background ended with ValueError: no such thing",
+        "the background join failed: ValueError: no such thing",
     )
 
 

@@ -1,1 +1,1 @@
-"""Closures that can be watched, paused and stepped: what is added to TensorFlow's coordinator."""
+"""Extensions of TensorFlow's coordinator: recording, pausing and stepping closures."""

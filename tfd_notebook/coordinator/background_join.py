@@ -1,4 +1,4 @@
-"""`BackgroundJoin`: a thread that joins, while the notebook goes on."""
+"""`BackgroundJoin`: a coordinator's ``join`` in a background thread."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
 
 
 class BackgroundJoin:
-    """What comes of a ``join`` in the background; made by ``coordinator.join_in_background()``.
+    """The result of a ``join`` in the background, from ``coordinator.join_in_background()``.
 
     Parameters
     ----------
     coordinator : Coordinator
     timeout : float, optional
-        Of the join, in seconds.
-    tell : callable
-        Takes the severity and the words of what came of it.
+        Timeout of the join in seconds.
+    notify : callable
+        Takes the severity and text of a notice about the outcome.
     """
 
     def __init__(
         self,
         coordinator: Coordinator,
         timeout: float | None,
-        tell: Callable[[str, str], None],
+        notify: Callable[[str, str], None],
     ) -> None:
         self._ended = threading.Event()
         self._error: BaseException | None = None
         threading.Thread(
-            target=self._join, args=(coordinator, timeout, tell), name="tfd-join", daemon=True
+            target=self._join, args=(coordinator, timeout, notify), name="tfd-join", daemon=True
         ).start()
 
     @property
@@ -44,18 +44,18 @@ class BackgroundJoin:
 
     @property
     def error(self) -> BaseException | None:
-        """What ``join`` raised, None where it did not."""
+        """The error that ``join`` raised, or None."""
         return self._error
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the join has ended; answers Ctrl-C.
+        """Wait until the join has ended. Ctrl-C interrupts the wait.
 
         Raises
         ------
         TimeLimit
-            It has not after `timeout` seconds; it goes on.
+            The join still runs after `timeout` seconds. It continues in the background.
         Exception
-            What ``join`` raised, the error of a closure.
+            The error that ``join`` raised, such as the error of a closure.
         """
         if not self._ended.wait(timeout):
             raise TimeLimit(f"the closures have not ended after {timeout:g} s", fix="wait longer")
@@ -66,24 +66,24 @@ class BackgroundJoin:
         self,
         coordinator: Coordinator,
         timeout: float | None,
-        tell: Callable[[str, str], None],
+        notify: Callable[[str, str], None],
     ) -> None:
         try:
-            # Whoever has the notebook can resume.
+            # The cell has returned, so the user can resume the coordinator.
             with coordinator.control():
                 coordinator.join(timeout)
         except BaseException as error:
             self._error = error
-            tell("error", f"the join in the background ended with {_words(error)}")
+            notify("error", f"the background join failed: {_describe(error)}")
         else:
-            tell("info", f"the join in the background is done: {coordinator.values!r}")
+            notify("info", f"the background join is done: {coordinator.values!r}")
         finally:
             self._ended.set()
 
     def __repr__(self) -> str:
-        said = f": {_words(self._error)}" if self._error else ""
-        return f"<Joining {self.state}{said}>"
+        error = f": {_describe(self._error)}" if self._error else ""
+        return f"<BackgroundJoin {self.state}{error}>"
 
 
-def _words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {views.gist(str(error))}"

@@ -1,4 +1,4 @@
-"""What this process has connected to so far: TensorFlow never lets go of any of it."""
+"""Connections of this process to clusters. TensorFlow never releases their resources."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tfd_notebook.net import ports
 
 #: Each connection keeps about 40 MB, 89 threads and a listening port until the process ends.
 _WARN_AFTER = 5
-_MOST = 15
-#: Seconds for a coordinator that was stopped to find the worker that it had lost.
-_CALM_SECONDS = 20.0
+_MAX_CONNECTIONS = 15
+#: Seconds to wait until a stopped coordinator no longer waits for a worker that it had lost.
+_STOP_SECONDS = 20.0
 _lock = threading.Lock()
 _count = 0
-#: The last connection whose `arrival` was handled, and the port of the last that was counted.
-_seen: Any = None
-_port: int | None = None
-#: Whether the next connection is counted already.
+#: The last connection that `new_connection_event` handled, and the port of the last counted one.
+_last_connection: Any = None
+_last_port: int | None = None
+#: Whether `record_connection` has already counted the next connection.
 _counted = False
 
 
@@ -31,7 +31,7 @@ def require() -> None:
     Raises
     ------
     Unsupported
-        It lacks one.
+        An internal is missing.
     """
     try:
         from tfd_notebook.coordinator import coordinator  # noqa: F401
@@ -39,18 +39,18 @@ def require() -> None:
         import tensorflow as tf
 
         raise Unsupported(
-            f"TensorFlow {tf.__version__} cannot be coordinated from here: {error}",
+            f"the coordinator does not support TensorFlow {tf.__version__}: {error}",
             fix="use TensorFlow 2.15 to 2.21",
         ) from error
 
 
 def await_readers() -> None:
-    """Wait for threads that run TensorFlow operations; call this before anything is changed.
+    """Wait for threads that run TensorFlow operations. Call this before changing any state.
 
     Raises
     ------
     StateError
-        An operation does not end; the error names its thread.
+        An operation does not end. The error names its thread.
     """
     from tfd_notebook._compat.tf_coordinator import thread_parking
 
@@ -64,15 +64,15 @@ def prepare(spec: Mapping[str, Sequence[str]]) -> None:
     Raises
     ------
     StateError
-        An earlier coordinator still waits for a worker that was lost, or there were too many
-        connections.
+        An earlier coordinator still waits for a lost worker, or this process has connected too
+        often.
     """
     from tfd_notebook._compat.tf_coordinator import connection
 
-    if not connection.await_stopped(_CALM_SECONDS):
+    if not connection.await_stopped(_STOP_SECONDS):
         raise StateError(
-            "TensorFlow still waits for a worker that an earlier cluster of this process "
-            "lost, and cannot connect meanwhile",
+            "connecting failed: TensorFlow still waits for a lost worker of an earlier cluster of "
+            "this process",
             fix="restart the kernel",
         )
     if connection.address_in(spec) is None:
@@ -80,12 +80,12 @@ def prepare(spec: Mapping[str, Sequence[str]]) -> None:
 
 
 def hide_gpus_from_kernel() -> bool:
-    """Leave the GPUs of this host to the tasks; False where this process has them already."""
+    """Hide the GPUs of this host from this process. Return False if it already uses them."""
     import tensorflow as tf
 
     try:
         tf.config.set_visible_devices([], "GPU")
-    except RuntimeError:  # it is too late: their memory is taken when TensorFlow begins
+    except RuntimeError:  # TensorFlow allocates GPU memory at its initialization
         return False
     return True
 
@@ -103,54 +103,54 @@ def close(allow: Iterable[str], host: str | None = None) -> None:
 
 
 def record_connection() -> None:
-    """Count a connection to a cluster; to be called before it is made.
+    """Count a connection to a cluster. Call this before connecting.
 
     Raises
     ------
     StateError
-        There were too many.
+        This process has connected too often.
     """
     global _counted
     with _lock:
-        if _count >= _MOST:
+        if _count >= _MAX_CONNECTIONS:
             raise StateError(
-                f"this process has connected to clusters {_count} times, and TensorFlow keeps "
-                "40 MB, 89 threads and a port of each",
+                f"connecting failed: this process has connected to clusters {_count} times, and "
+                "TensorFlow keeps 40 MB, 89 threads and a port for each",
                 fix="restart the kernel",
             )
         _counted = True
-        _add()
+        _increment()
 
 
 @contextlib.contextmanager
 def new_connection_event() -> Iterator[bool]:
-    """Yield whether the connection of this process is new, and count it if it is not counted yet.
+    """Yield True if the connection of this process is new, and count it if not counted yet.
 
-    It stays new until a block ends without an error: what failed is tried again.
+    It stays new until a block ends without an error, so that failed work is retried.
     """
-    global _seen, _port, _counted
+    global _last_connection, _last_port, _counted
     from tfd_notebook._compat.tf_coordinator import connection
 
     with _lock:
         present, port = connection.connection(), connection.server_port()
-        is_new, is_elsewhere = present is not _seen, port != _port
-        _port = port
-        if is_elsewhere:
+        is_new, is_new_port = present is not _last_connection, port != _last_port
+        _last_port = port
+        if is_new_port:
             counted, _counted = _counted, False
             if not counted:
-                _add()
+                _increment()
     yield is_new
     with _lock:
-        _seen = present
+        _last_connection = present
 
 
-def _add() -> None:
+def _increment() -> None:
     global _count
     _count += 1
     if _count > _WARN_AFTER:
         warnings.warn(
             f"this is connection {_count} of this process; TensorFlow keeps 40 MB, 89 threads "
-            f"and a port of each, and after {_MOST} none more is made: restart the kernel soon",
+            f"and a port for each. The maximum is {_MAX_CONNECTIONS}: restart the kernel soon",
             ResourceWarning,
             stacklevel=5,
         )

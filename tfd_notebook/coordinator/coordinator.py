@@ -1,4 +1,4 @@
-"""`Coordinator`: TensorFlow's ClusterCoordinator, watched, and with a hand on the brake."""
+"""`Coordinator`: TensorFlow's ClusterCoordinator with tracing of closures, pause and step."""
 
 from __future__ import annotations
 
@@ -28,35 +28,34 @@ from tfd_notebook.model.closure_store import Store, function_names
 from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import CoordinatorRow, TaskRow
 
-#: Seconds for a failure handler that waits for a lost worker to hear that it is gone.
+#: Seconds to wait for TensorFlow's failure handlers, which end when a lost worker responds.
 _STOP_SECONDS = 5.0
 
 
 class Coordinator(closure_queue.ClusterCoordinator):
-    """Schedules functions on the workers of a cluster, where each of them can be followed.
+    """A ClusterCoordinator that records the state of each closure and can pause and step.
 
-    What TensorFlow promises of its class holds here, errors included: this is one, with more.
-    Made by ``cluster.coordinator()``, which also connects it with the tables of a cluster. There is
-    one for each strategy, which Keras uses, too. If TensorFlow has made it already, that object
-    becomes one of this class.
+    It keeps the full contract of TensorFlow's class, including its errors. Create it by
+    ``cluster.coordinator()``, which also shows it in the tables of the cluster. A strategy has only
+    one coordinator, also for Keras. If TensorFlow has created it, it is converted to this class.
 
     Parameters
     ----------
     strategy : tf.distribute.ParameterServerStrategy
     keep : int
-        Closures of which all is known; of earlier ones only their number is. Default 200,000.
+        Number of closures with a full record. Earlier ones are only counted. Default 200,000.
 
     Attributes
     ----------
     values : Values
-        Every RemoteValue: ``counts()``, ``to_frame()``, ``value(id)``.
+        All RemoteValues: ``counts()``, ``to_frame()``, ``value(id)``.
 
     Raises
     ------
     UsageError
         The strategy is not a ``ParameterServerStrategy``; this is a ValueError.
     StateError
-        TensorFlow made its coordinator, and functions that it scheduled have not ended.
+        TensorFlow created the strategy's coordinator, and it has unfinished functions.
 
     See Also
     --------
@@ -68,18 +67,18 @@ class Coordinator(closure_queue.ClusterCoordinator):
             raise UsageError(
                 f"invalid strategy {type(strategy).__name__}: a coordinator works with "
                 "tf.distribute.ParameterServerStrategy only",
-                fix="make one: cluster.strategy()",
+                fix="create one: cluster.strategy()",
             )
         existing = adoption.made_by_tensorflow(strategy)
         if existing is not None:
-            return cls._adopt(existing, keep)
-        made: Coordinator = super().__new__(cls, strategy)
-        return made
+            return cls._convert(existing, keep)
+        coordinator: Coordinator = super().__new__(cls, strategy)
+        return coordinator
 
     def __init__(self, strategy: Any, keep: int = 200_000) -> None:
         if connection.is_made(self):
             return
-        self._prepare(keep)
+        self._set_attributes(keep)
         if self._queue is not None:
             closure_queue.with_queue(
                 self._queue, lambda: super(Coordinator, self).__init__(strategy)
@@ -88,20 +87,20 @@ class Coordinator(closure_queue.ClusterCoordinator):
             super().__init__(strategy)
         quieten(self._workers)
 
-    def _prepare(self, keep: int) -> None:
-        """Set what TensorFlow's class does not have."""
+    def _set_attributes(self, keep: int) -> None:
+        """Set the attributes that TensorFlow's class does not have."""
         self._store = Store(keep)
-        self._outside = fallback.RemoteValueFollower(self._store)
+        self._value_follower = fallback.RemoteValueFollower(self._store)
         self._stopped = False
         self._tasks: Callable[[], Sequence[TaskRow]] = lambda: ()
         self._ps_bytes: Callable[[], Mapping[str, int]] = dict
         self._on_ps_lost: Callable[[str], None] = lambda tasks: None
-        self._lost = False
-        self._tell: Callable[[str, str], None] = lambda severity, what: None
-        self._bury_lost: Callable[[], None] = lambda: None
-        self._owner: object = None
-        self._look = CoordinatorMetrics(self._store)
-        #: Whether every transition is seen; otherwise only what can be told from outside.
+        self._ps_lost = False
+        self._notify: Callable[[str, str], None] = lambda severity, what: None
+        self._serve_errors_for_lost_workers: Callable[[], None] = lambda: None
+        self._bound_cluster: object = None
+        self._metrics = CoordinatorMetrics(self._store)
+        #: Whether every transition is recorded. Otherwise only those visible in RemoteValues are.
         self.full = fallback.recognised()
         self._queue: closure_queue.WatchedQueue | None = None
         if self.full:
@@ -110,14 +109,14 @@ class Coordinator(closure_queue.ClusterCoordinator):
         self.values = Values(self._store, lambda: queue is not None and queue.gate.closed)
 
     @classmethod
-    def _adopt(cls, made: Any, keep: int) -> Coordinator:
-        """Make TensorFlow's coordinator one of this class: a strategy can have only one."""
-        cls._prepare(made, keep)
-        if made._queue is not None:
-            adoption.replace_queue(connection.cluster_of(made), made._queue)
-        made.__class__ = cls
-        quieten(made._workers)
-        return made  # type: ignore[no-any-return]
+    def _convert(cls, existing: Any, keep: int) -> Coordinator:
+        """Convert TensorFlow's coordinator to this class, because a strategy has only one."""
+        cls._set_attributes(existing, keep)
+        if existing._queue is not None:
+            adoption.replace_queue(connection.cluster_of(existing), existing._queue)
+        existing.__class__ = cls
+        quieten(existing._workers)
+        return existing  # type: ignore[no-any-return]
 
     def __del__(self) -> None:
         if connection.cluster_of(self) is not None:
@@ -133,57 +132,58 @@ class Coordinator(closure_queue.ClusterCoordinator):
         tasks: Callable[[], Sequence[TaskRow]],
         ps_bytes: Callable[[], Mapping[str, int]],
         on_ps_lost: Callable[[str], None],
-        tell: Callable[[str, str], None],
+        notify: Callable[[str, str], None],
         serve_errors_for_lost_workers: Callable[[], None],
         cluster: object = None,
     ) -> None:
-        """Connect the coordinator with its cluster: tasks, sizes of variables, and listeners.
+        """Connect the coordinator with the tasks, variable sizes and callbacks of its cluster.
 
         `serve_errors_for_lost_workers` starts error servers at the addresses of lost tasks. Advice
-        names the variable that holds `cluster`.
+        uses the name of the user's variable that holds `cluster`.
         """
         self._tasks, self._ps_bytes, self._on_ps_lost = tasks, ps_bytes, on_ps_lost
-        self._tell, self._bury_lost = tell, serve_errors_for_lost_workers
-        self._owner = cluster
+        self._notify = notify
+        self._serve_errors_for_lost_workers = serve_errors_for_lost_workers
+        self._bound_cluster = cluster
 
-    # TensorFlow's
+    # TensorFlow's interface
 
     def schedule(self, fn: Any, args: Any = None, kwargs: Any = None) -> Any:
         """Queue `fn` for any worker and return its RemoteValue at once, as TensorFlow does.
 
-        Another thread may call this during `join`, which then waits for that closure, too.
+        During a `join` in another thread, that `join` also waits for the new closure.
 
         Raises
         ------
         TypeError
-            `fn` is no ``tf.function``.
+            `fn` is not a ``tf.function``.
         ValueError
-            A RemoteValue is among the arguments.
+            The arguments contain a RemoteValue.
         StateError
             The coordinator is stopped.
         PausedError
-            It is paused, and its queue (262,144 closures) is full.
+            The coordinator is paused, and its queue (262,144 closures) is full.
         Exception
-            The error of a closure that was scheduled before.
+            The error of an earlier closure.
         """
         if self._stopped:
-            raise StateError("this coordinator is stopped", fix="cluster.coordinator() makes one")
+            raise _stopped_error()
         args, kwargs = closure_queue.with_defaults(fn, args, kwargs)
         try:
             value = super().schedule(fn, args=args, kwargs=kwargs)
         except BaseException as error:
-            self._explain(error)
+            self._explain_error(error)
             raise
         finally:
-            # TensorFlow leaves the strategy in this state when tracing fails.
+            # TensorFlow does not reset this state of the strategy when tracing fails.
             if closure_queue.is_tracing_left(self.strategy):
                 closure_queue.end_tracing(self.strategy)
         if not self.full:
-            self._outside.watch(fn, value)
+            self._value_follower.watch(fn, value)
         return value
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until all closures have ended; answers Ctrl-C.
+        """Wait until all closures have ended. Ctrl-C interrupts the wait.
 
         Parameters
         ----------
@@ -193,24 +193,24 @@ class Coordinator(closure_queue.ClusterCoordinator):
         Raises
         ------
         PausedError
-            Without a limit: the coordinator is paused, nothing runs any more, and no live control
-            is open that could resume it.
+            No timeout is set, the coordinator is paused, no closure runs, and no live control is
+            open that could resume it.
         TimeLimit
-            Closures still wait or run after `timeout` seconds.
+            Closures are still queued or running after `timeout` seconds.
         Exception
-            The error of a closure; the others are cancelled then, and nothing runs any more.
+            The error of a closure. All other closures are cancelled.
         """
         if timeout is not None and (isinstance(timeout, bool) or not timeout >= 0):
-            raise UsageError(f"timeout={timeout!r} must be 0 or more seconds")
+            raise UsageError(f"invalid timeout {timeout!r}: expected 0 or more seconds")
         try:
             ended = self._wait(timeout)
         except BaseException as error:
-            self._explain(error)
+            self._explain_error(error)
             raise
         if not ended:
             waiting, running = self._store.unfinished()
             raise TimeLimit(
-                f"after {timeout:g} s {waiting} closure(s) wait and {running} run",
+                f"after {timeout:g} s, {waiting} closure(s) are queued and {running} are running",
                 fix="see coordinator.values and coordinator.limit, or wait longer",
             )
 
@@ -223,9 +223,9 @@ class Coordinator(closure_queue.ClusterCoordinator):
         return True
 
     def join_in_background(self, timeout: float | None = None) -> BackgroundJoin:
-        """Have a thread `join`; what came of it is in the object returned, and in a notice.
+        """Call `join` in a thread. The returned object and a notice report the outcome.
 
-        While the coordinator is paused that thread waits: the caller is free to resume.
+        While the coordinator is paused, the thread waits, because the caller can resume.
 
         Parameters
         ----------
@@ -234,83 +234,82 @@ class Coordinator(closure_queue.ClusterCoordinator):
 
         Returns
         -------
-        Joining
-            With ``state``, ``error`` and ``wait(timeout)``.
+        BackgroundJoin
+            Has ``state``, ``error`` and ``wait(timeout)``.
         """
-        self._watched("join_in_background")
-        return BackgroundJoin(self, timeout, self._tell)
+        self._require_queue("join_in_background")
+        return BackgroundJoin(self, timeout, self._notify)
 
     def done(self) -> bool:
-        """Whether all closures have ended.
+        """Return True if all closures have ended.
 
         Raises
         ------
         Exception
-            The error of a closure; the others are cancelled then.
+            The error of a closure. All other closures are cancelled.
         """
         try:
             return bool(super().done())
         except BaseException as error:
-            self._explain(error)
+            self._explain_error(error)
             raise
 
     def fetch(self, val: Any) -> Any:
-        """Return the results of a RemoteValue or of a structure of them, and wait for them.
+        """Wait for a RemoteValue, or a structure of them, and return the results.
 
         Raises
         ------
         PausedError
-            The coordinator is paused, and nobody is there to resume it.
+            The coordinator is paused, and no live control is open that could resume it.
         Exception
             The error of a closure.
         """
         try:
             return super().fetch(val)
         except BaseException as error:
-            self._explain(error)
+            self._explain_error(error)
             raise
 
-    def _explain(self, error: BaseException) -> None:
-        if error_hints.explain(error) and error_hints.is_loss(error) and not self._lost:
-            self._lost = True
+    def _explain_error(self, error: BaseException) -> None:
+        if error_hints.explain(error) and error_hints.is_loss(error) and not self._ps_lost:
+            self._ps_lost = True
             self._on_ps_lost(error_hints.lost_tasks(error))
 
     # Stepping
 
     def pause(self, reason: str = "by request") -> None:
-        """Give no closure to any worker from now on; those that run go on to their end.
+        """Stop dispatching closures. Running closures finish.
 
         Parameters
         ----------
         reason : str
-            Who asks, for those who see it paused.
+            Shown in views and in `PausedError`.
         """
-        self._watched("pause").pause(reason)
+        self._require_queue("pause").pause(reason)
 
     def resume(self) -> None:
-        """Go on; breakpoints and workers that are paused on their own stay."""
-        self._watched("resume").resume()
+        """Dispatch closures again. Breakpoints and individually paused workers stay as they are."""
+        self._require_queue("resume").resume()
 
     @property
     def paused(self) -> str:
-        """Why nothing moves: by request, or what a breakpoint met; empty while all moves."""
+        """The reason of the pause: a request or a breakpoint. Empty if not paused."""
         return self._queue.gate.reason if self._queue is not None else ""
 
     def step(self, n: int = 1, timeout: float | None = 60.0) -> int:
-        """Let the next `n` closures run, and wait until they have ended.
+        """Run the next `n` closures, and wait until they have ended.
 
         Parameters
         ----------
         n : int
-            Default 1. With fewer in the queue, these.
+            Default 1. If fewer are queued, all of them run.
         timeout : float, optional
-            Seconds to wait; they run on afterwards. Default 60; 0 does not wait, None waits for
-            ever.
+            Seconds to wait; the closures keep running afterwards. Default 60. None: no limit.
 
         Returns
         -------
         int
-            How many of them have ended.
+            The number of closures that have ended.
 
         Raises
         ------
@@ -319,19 +318,19 @@ class Coordinator(closure_queue.ClusterCoordinator):
         StateError
             The coordinator is not paused.
         """
-        return self._watched("step").step(n, timeout)
+        return self._require_queue("step").step(n, timeout)
 
     def pause_worker(self, i: int) -> None:
-        """Give no closure to worker `i` from now on."""
-        self._watched("pause_worker").hold(self._worker(i), True)
+        """Stop dispatching closures to worker `i`."""
+        self._require_queue("pause_worker").hold(self._check_worker(i), True)
 
     def resume_worker(self, i: int) -> None:
-        """Give closures to worker `i` again."""
-        self._watched("resume_worker").hold(self._worker(i), False)
+        """Dispatch closures to worker `i` again."""
+        self._require_queue("resume_worker").hold(self._check_worker(i), False)
 
     @property
     def paused_workers(self) -> tuple[int, ...]:
-        """The workers that get no closure."""
+        """The workers that get no closures."""
         return tuple(sorted(self._queue.gate.workers)) if self._queue is not None else ()
 
     def break_on(
@@ -340,77 +339,77 @@ class Coordinator(closure_queue.ClusterCoordinator):
         worker: int | Iterable[int] | None = None,
         function: Any = None,
     ) -> None:
-        """Pause by itself at certain closures; replaces what was set before.
+        """Set the breakpoints at which the coordinator pauses, replacing the previous ones.
 
         Parameters
         ----------
         failure : bool
-            When a closure fails: the others stay as they are until the next ``schedule``, ``join``
-            or ``done``, which raises the error. A ``join`` that runs already raises it at once, or,
-            where somebody is there who can resume, when that one does. Default true.
+            Pause when a closure fails. The next ``schedule``, ``join`` or ``done`` raises it.
+            A running ``join`` raises it at once, or on `resume` if a live control is open.
+            Default true.
         worker : int or iterable of int, optional
-            Before a closure goes to one of these workers.
+            Pause before a closure is dispatched to one of these workers.
         function : tf.function, str or iterable, optional
-            Before a closure of one of these functions runs.
+            Pause before a closure of one of these functions runs.
         """
-        queue = self._watched("break_on")
+        queue = self._require_queue("break_on")
         workers = () if worker is None else (worker,) if isinstance(worker, int) else worker
         names = function_names(function)
-        queue.break_on(bool(failure), {self._worker(i) for i in workers}, names)
+        queue.break_on(bool(failure), {self._check_worker(i) for i in workers}, names)
 
     @property
     def breakpoints(self) -> tuple[bool, tuple[int, ...], tuple[str, ...]]:
-        """What `break_on` set: whether failures, which workers, functions of which names."""
+        """The breakpoints of `break_on`: failures, workers, and names of functions."""
         gate = self._queue.gate if self._queue is not None else Gate()
         workers, functions = sorted(gate.break_workers), sorted(gate.break_functions)
         return gate.break_failure, tuple(workers), tuple(functions)
 
     def cancel(self, value: Any) -> bool:
-        """Cancel a closure that is queued or runs; its RemoteValue raises ``CancelledError``.
+        """Cancel a queued or running closure. Its RemoteValue raises ``CancelledError``.
 
-        Nobody else's closure is cancelled, and it is no error of ``join``.
+        Other closures are not cancelled, and ``join`` does not raise an error for it.
 
         Parameters
         ----------
         value : RemoteValue or int
-            What ``schedule`` returned, or its id in `values`.
+            The result of ``schedule``, or its id in `values`.
 
         Returns
         -------
         bool
-            False if it has ended already.
+            False if the closure has ended already.
         """
-        queue = self._watched("cancel")
+        queue = self._require_queue("cancel")
         key = value if isinstance(value, int) else getattr(value, "_tfd_key", None)
         if not isinstance(value, int) and getattr(value, "_tfd_queue", None) is not queue:
-            key = None  # of an earlier coordinator, whose numbers were the same
+            key = None  # a closure of an earlier coordinator, which used the same ids
         if key is None or isinstance(value, bool) or self._store.state_of(key) is None:
             raise UnknownName(
-                f"{value!r} is no closure of this coordinator",
-                fix="pass what schedule() returned, or an id of coordinator.values",
+                f"unknown closure {value!r}",
+                fix="pass the result of schedule(), or an id from coordinator.values",
             )
         return queue.cancel(key, "The function was cancelled by coordinator.cancel().")
 
     def stop(self) -> None:
-        """Stop for good: nothing runs any more, and who waits for a result is told at once."""
+        """Stop the coordinator permanently. Calls that wait for results raise at once."""
         if self._stopped:
             return
         self._stopped = True
         stopped = connection.stop(connection.cluster_of(self))
-        self._outside.close()
+        self._value_follower.close()
         if not stopped:
-            with contextlib.suppress(TfdError):  # the agent may be gone, too
-                self._bury_lost()
+            with contextlib.suppress(TfdError):  # the agent may be lost, too
+                self._serve_errors_for_lost_workers()
             connection.await_stopped(_STOP_SECONDS)
 
     @property
     def stopped(self) -> bool:
-        """Whether it was stopped."""
+        """True if the coordinator was stopped."""
         return self._stopped
 
     @property
     def limit(self) -> Limit:
-        """Why it is not faster, in one sentence."""
+        """The current bottleneck of the coordinator."""
         return self._limit(self._tasks())
 
     def _limit(self, tasks: Sequence[TaskRow]) -> Limit:
@@ -418,42 +417,39 @@ class Coordinator(closure_queue.ClusterCoordinator):
         if queue is None:
             return NOTHING
         closures_run = self._store, len(self._workers), queue.fetch_waits, queue.fetch_seconds
-        surroundings = tasks, self._ps_bytes(), queue.reads_input, bool(self.paused)
-        return judge(*closures_run, *surroundings, cluster=self._owner, coordinator=self)
+        cluster_state = tasks, self._ps_bytes(), queue.reads_input, bool(self.paused)
+        return judge(*closures_run, *cluster_state, cluster=self._bound_cluster, coordinator=self)
 
     def row(self, tasks: Sequence[TaskRow] | None = None) -> CoordinatorRow:
-        """Return the coordinator as it is now, for a snapshot.
+        """Return the current state of the coordinator for a snapshot.
 
-        Parameters
-        ----------
-        tasks : sequence of TaskRow, optional
-            Those of its cluster, where they are at hand.
+        `tasks` are those of its cluster. Default: query them.
         """
         queue = self._queue
-        known = self._tasks() if tasks is None else tasks
-        return self._look.row(
+        current_tasks = self._tasks() if tasks is None else tasks
+        return self._metrics.row(
             gate=None if queue is None else queue.gate,
             in_flight={} if queue is None else dict(queue.in_flight),
             stopped=self._stopped,
             workers=len(self._workers),
             counts=self.values.counts(),
-            tasks=known,
-            limit=lambda: self._limit(known),
+            tasks=current_tasks,
+            limit=lambda: self._limit(current_tasks),
             ps_bytes=self._ps_bytes,
         )
 
     @property
     def store(self) -> Store:
-        """What is known of every closure, in columns."""
+        """The records of the closures, in columns."""
         return self._store
 
     @contextlib.contextmanager
     def control(self) -> Iterator[None]:
-        """Say, in a ``with`` block, that somebody can resume this coordinator meanwhile.
+        """Keep a live control open in a ``with`` block, which can resume this coordinator.
 
-        ``join`` without a limit waits for that somebody then, instead of raising `PausedError`.
+        Meanwhile, ``join`` without a timeout waits instead of raising `PausedError`.
         """
-        queue = self._watched("control")
+        queue = self._require_queue("control")
         queue.control(True)
         try:
             yield
@@ -461,34 +457,34 @@ class Coordinator(closure_queue.ClusterCoordinator):
             queue.control(False)
 
     def control_for(self, seconds: float) -> None:
-        """Say that somebody afar, such as a terminal, can resume this for so many seconds more.
+        """Keep a live control open for some seconds, for a remote client such as a terminal.
 
         Parameters
         ----------
         seconds : float
-            May be infinite: until the next `resume`.
+            Duration. Infinity lasts until the next `resume`.
 
         See Also
         --------
         control
         """
-        gate = self._watched("control_for").gate
+        gate = self._require_queue("control_for").gate
         gate.controlled_until = max(gate.controlled_until, time.monotonic() + seconds)
 
-    def _worker(self, i: int) -> int:
+    def _check_worker(self, i: int) -> int:
         count = len(self._workers)
         if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < count:
-            raise UnknownName(f"there is no worker {i!r}", fix=f"the workers are 0 to {count - 1}")
+            raise UnknownName(f"unknown worker {i!r}", fix=f"use 0 to {count - 1}")
         return i
 
-    def _watched(self, what: str) -> closure_queue.WatchedQueue:
+    def _require_queue(self, method: str) -> closure_queue.WatchedQueue:
         if self._queue is None:
             raise Unsupported(
-                f"{what} needs hooks into TensorFlow that this version may not have",
+                f"{method} needs hooks into TensorFlow that this version may not have",
                 fix="use TensorFlow 2.15 to 2.21; scheduling works without them",
             )
         if self._stopped:
-            raise StateError("this coordinator is stopped", fix="cluster.coordinator() makes one")
+            raise _stopped_error()
         return self._queue
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
@@ -497,3 +493,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
     def __repr__(self) -> str:
         state = "stopped" if self._stopped else f"paused ({self.paused})" if self.paused else "on"
         return f"<Coordinator {state}: {len(self._workers)} workers, {self.values!r}>"
+
+
+def _stopped_error() -> StateError:
+    return StateError("this coordinator is stopped", fix="create one: cluster.coordinator()")

@@ -1,4 +1,4 @@
-"""Sentences for TensorFlow's opaquest errors around clusters: what they mean, what to do."""
+"""Explanations of TensorFlow's obscure errors around clusters, with the next step."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import re
 from tfd_notebook._compat import errors
 
 _STALE = (
-    "this variable, function or iterator was made for a cluster, or a parameter server's process, "
-    "that is gone: make it again under the present strategy (run the cell that builds the model)"
+    "this variable, function or iterator belongs to a cluster, or a parameter server's process, "
+    "that no longer exists: create it again with the current strategy (run the cell that builds "
+    "the model)"
 )
 _PS_LOST = (
-    "a parameter server was lost, and its variables with it: cluster.recover(checkpoint) brings it "
-    "back; then build the model again, or use tfd.training_loop, which does it all"
+    "a parameter server was lost with its variables: call cluster.recover(checkpoint), then build "
+    "the model again, or use tfd.training_loop, which does both"
 )
 _FROM_PS = "GRPC error information from remote target /job:ps"
 
-#: Words of TensorFlow's, and what they mean; the first that is found counts.
+#: Parts of TensorFlow's messages with an explanation. The first match is used.
 _SENTENCES = (
     ("remote_handle", _STALE),
     ("invalid device", _STALE),
@@ -28,7 +29,7 @@ _SENTENCES = (
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether an error tells that a parameter server was lost."""
+    """Return True if an error reports the loss of a parameter server."""
     return type(error).__name__ in (
         "UnavailableError",
         "PSUnavailableError",
@@ -37,20 +38,20 @@ def is_loss(error: BaseException) -> bool:
 
 
 def lost_tasks(error: BaseException) -> str:
-    """Return the names of the parameter servers that an error speaks of."""
-    found = sorted(set(re.findall(r"remote target /job:ps/replica:\d+/task:(\d+)", str(error))))
-    return ", ".join(f"ps:{index}" for index in found)
+    """Return the names of the parameter servers in an error's message."""
+    indices = sorted(set(re.findall(r"remote target /job:ps/replica:\d+/task:(\d+)", str(error))))
+    return ", ".join(f"ps:{index}" for index in indices)
 
 
 def is_stale(error: BaseException) -> bool:
-    """Whether an error tells that something was made for a server's process that is gone."""
-    return any(words in str(error) for words, said in _SENTENCES if said is _STALE)
+    """Return True if an error is about a resource of a server process that no longer exists."""
+    return any(part in str(error) for part, sentence in _SENTENCES if sentence is _STALE)
 
 
 def explain(error: BaseException) -> str:
-    """Add to an error what it means, where that is known; return the sentence, or nothing."""
+    """Add an explanation to an error if one is known, and return it, or an empty string."""
     text = str(error)
-    sentence = next((said for words, said in _SENTENCES if words in text), "")
+    sentence = next((sentence for part, sentence in _SENTENCES if part in text), "")
     if not sentence and is_loss(error):
         sentence = _PS_LOST
     if sentence:

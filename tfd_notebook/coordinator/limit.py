@@ -1,4 +1,4 @@
-"""Why a coordinator is not faster, from what is known of its closures and tasks."""
+"""Bottleneck of a coordinator, derived from its closures and tasks."""
 
 from __future__ import annotations
 
@@ -16,38 +16,40 @@ from tfd_notebook.model.limit import Limit
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Role
 
-#: Closures that an answer rests on, the latest ones.
-_LATEST = 5_000
-#: Fewer tell nothing.
-_LEAST = 5
-#: Share of the time that workers have a closure, below which they lack closures.
-_BUSY = 0.6
-#: Seconds of running below which handing a closure over is most of its cost.
-_SHORT = 2e-3
-#: Share of a function's closures that were traced anew from which on tracing is the limit.
-_RETRACED = 0.2
-#: Share of the variables' bytes on one of several parameter servers.
-_LOPSIDED = 0.7
-#: Processors of a worker below which it waits for something else.
-_IDLE_CPU = 0.5
-#: Seconds without a closure that are a break of the user's: between two cells, or two steps.
-_BREAK = 3.0
+#: Number of latest closures that are evaluated.
+_LATEST_CLOSURES = 5_000
+#: Minimum closures for an evaluation.
+_MIN_CLOSURES = 5
+#: Share of the time that workers have a closure. Below it, they lack closures.
+_BUSY_SHARE = 0.6
+#: Run time in seconds below which dispatching is most of a closure's cost.
+_SHORT_SECONDS = 2e-3
+#: Share of a function's closures that were retraced. Above it, tracing is the bottleneck.
+_RETRACED_SHARE = 0.2
+#: Share of the variables' bytes on one of several parameter servers that makes it a bottleneck.
+_ONE_PS_SHARE = 0.7
+#: Used processor cores of a worker below which it waits for something else.
+_IDLE_CORES = 0.5
+#: Seconds without a closure that count as a pause by the user, between two cells or two steps.
+_BREAK_SECONDS = 3.0
 _NETWORK_BYTES_PER_S = 30e6
-#: Measures of tasks come once a second and are of the second before: seconds that closures must
-#: have run for, and that may have gone by since, for the latest measure to be of their time.
-_MEASURED = 2.0
-_FRESH = 0.2
-#: Seconds without a closure after which they begin anew, for that.
-_PAUSE = 0.5
-#: Times as long as closures that read no input, from which on reading may be what takes long.
-_LONGER = 1.5
-_LOCAL = ("localhost", "127.0.0.1", "::1")
-_NO_CORES = (
-    "all cores of this machine are in use, so that more workers on it would not help: add "
-    "workers on other machines"
+#: Measurements of tasks arrive once a second and cover the previous second. The latest one covers
+#: the closures if they ran for at least the first time, and ended at most the second time ago.
+_MEASURED_SECONDS = 2.0
+_FRESH_SECONDS = 0.2
+#: Seconds without a closure that separate two such runs.
+_GAP_SECONDS = 0.5
+#: Ratio of run times of closures with and without input. Above it, input may be the bottleneck.
+_LONGER_FACTOR = 1.5
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+_NO_FREE_CORES = (
+    "all cores of this machine are in use, so more workers on it would not help: add workers on "
+    "other machines"
 )
-#: The tasks as they were last seen while closures ran.
-_at_work: weakref.WeakKeyDictionary[Store, Sequence[TaskRow]] = weakref.WeakKeyDictionary()
+#: The latest measurements of the tasks while closures ran.
+_tasks_while_running: weakref.WeakKeyDictionary[Store, Sequence[TaskRow]] = (
+    weakref.WeakKeyDictionary()
+)
 
 NOTHING = Limit("none", figures={"closures_per_s": 0.0})
 
@@ -64,50 +66,50 @@ def judge(
     cluster: object = None,
     coordinator: object = None,
 ) -> Limit:
-    """Return what limits a coordinator.
+    """Return the bottleneck of a coordinator.
 
     Parameters
     ----------
     store : Store
     workers : int
     fetches : int
-        How often somebody waited for one result, so far.
+        Number of calls that waited for a single result.
     fetch_seconds : float
-        How long, together.
+        Total duration of these waits.
     tasks : sequence of TaskRow
-        The tasks of the cluster. Their processors and bytes count as of the time when closures ran:
-        now while some run, otherwise as they were in the last call while some did.
+        The tasks of the cluster. While closures run, their current CPU and network usage is used,
+        otherwise the usage from the last call while closures ran.
     ps_bytes : mapping of str to int, optional
         Bytes of the variables on each parameter server.
     reads_input : bool or collection of str
-        Whether closures read from datasets on the workers, or which functions' closures do.
+        Whether closures read from datasets on the workers, or the names of functions that do.
     paused : bool
         Whether the coordinator is paused. Default false.
     cluster, coordinator : object, optional
         Advice names the user's variables that hold them. Default ``cluster`` and ``coordinator``.
     """
-    # Of many that are queued, those that have run come before.
-    seen = store.columns(_LATEST, ended=True)
-    ended = [row for row in range(len(seen)) if seen.state[row] == READY]
-    if len(ended) < _LEAST:
+    # With `ended`, queued closures do not displace those that have run.
+    columns = store.columns(_LATEST_CLOSURES, ended=True)
+    ended = [row for row in range(len(columns)) if columns.state[row] == READY]
+    if len(ended) < _MIN_CLOSURES:
         return NOTHING
-    figures = _figures(seen, ended, workers)
+    figures = _figures(columns, ended, workers)
     busy, run = figures["workers_busy"], figures["run_ms_median"] / 1e3
-    held = [(seen.dispatched[row], seen.finished[row]) for row in ended]
-    tasks = _while_running(store, tasks, held, run)
+    intervals = [(columns.dispatched[row], columns.finished[row]) for row in ended]
+    tasks = _while_running(store, tasks, intervals, run)
     traced = {name: count for name, count in store.traces().items() if count > 3}
     counted = store.functions()
     for name, count in traced.items():
-        if counted[name] and count / counted[name] >= _RETRACED:
+        if counted[name] and count / counted[name] >= _RETRACED_SHARE:
             return Limit(
                 "retracing",
                 name,
                 min(1.0, count / counted[name]),
                 {**figures, "traces": float(count)},
-                "pass tensors instead of Python numbers, of shapes that stay, or give the function "
+                "pass tensors of constant shapes instead of Python numbers, or give the function "
                 "an input_signature",
             )
-    if busy < _BUSY:
+    if busy < _BUSY_SHARE:
         waiting, _ = store.unfinished()
         total = len(store)
         if total and fetches >= 0.5 * total and fetch_seconds > 0:
@@ -117,10 +119,10 @@ def judge(
                 1 - busy,
                 figures,
                 "schedule many closures first and fetch their results afterwards",
-                expected_gain=_gain(workers, busy),
+                expected_gain=_expected_gain(workers, busy),
             )
-        if run < _SHORT and figures["queue_ms_median"] > figures["run_ms_median"]:
-            return _short(figures)
+        if run < _SHORT_SECONDS and figures["queue_ms_median"] > figures["run_ms_median"]:
+            return _short_closures(figures)
         if not waiting:
             return Limit(
                 "few_closures",
@@ -129,68 +131,70 @@ def judge(
                 figures,
                 f"schedule more before join: {workers} workers need more than {workers} closures "
                 "at a time",
-                expected_gain=_gain(workers, busy),
+                expected_gain=_expected_gain(workers, busy),
             )
-    if run < _SHORT:
-        return _short(figures)
-    waits_for_input = _may_wait_for_input(seen, ended, reads_input)
-    found = _of_tasks(figures, tasks, ps_bytes or {}, waits_for_input)
-    if found.kind != "compute":
-        return found
+    if run < _SHORT_SECONDS:
+        return _short_closures(figures)
+    waits_for_input = _may_wait_for_input(columns, ended, reads_input)
+    limit = _limit_of_tasks(figures, tasks, ps_bytes or {}, waits_for_input)
+    if limit.kind != "compute":
+        return limit
     if paused:
         name = variable_of(coordinator, "coordinator")
-        return replace(found, advice=f"it is paused now: {name}.resume()")
+        return replace(limit, advice=f"it is paused now: {name}.resume()")
     if not any(store.unfinished()):
-        return replace(found, advice="it is idle now: no closure waits or runs")
-    here = [row for row in tasks if row.host in _LOCAL]
-    used = sum(row.cpu_percent or 0.0 for row in here) / 100
-    if here and len(here) == len(tasks) and is_busy(used, processors()):
-        return replace(found, advice=_NO_CORES)
+        return replace(limit, advice="it is idle now: no closure waits or runs")
+    local = [row for row in tasks if row.host in _LOCAL_HOSTS]
+    used = sum(row.cpu_percent or 0.0 for row in local) / 100
+    if local and len(local) == len(tasks) and is_busy(used, processors()):
+        return replace(limit, advice=_NO_FREE_CORES)
     name = variable_of(cluster, "cluster")
-    return replace(found, advice=f"add workers: {name}.scale(workers={workers + 1})")
+    return replace(limit, advice=f"add workers: {name}.scale(workers={workers + 1})")
 
 
 def _while_running(
-    store: Store, tasks: Sequence[TaskRow], held: list[tuple[float, float]], run: float
+    store: Store, tasks: Sequence[TaskRow], intervals: list[tuple[float, float]], run: float
 ) -> Sequence[TaskRow]:
-    """Return the tasks as they are if closures run, else as they were when some did."""
+    """Return the tasks as measured while closures run, or while they ran last."""
     began = until = 0.0
-    for start, over in sorted(held):
-        if start - until > _PAUSE:
+    for start, end in sorted(intervals):
+        if start - until > _GAP_SECONDS:
             began = start
-        until = max(until, over)
+        until = max(until, end)
     now, (_, running) = time.perf_counter(), store.unfinished()
     if running and now - until <= 1.5 * run:
         until = now
-    if now - until <= _FRESH and until - began >= _MEASURED:
-        _at_work[store] = tasks
-    return _at_work.get(store, ())
+    if now - until <= _FRESH_SECONDS and until - began >= _MEASURED_SECONDS:
+        _tasks_while_running[store] = tasks
+    return _tasks_while_running.get(store, ())
 
 
-def _may_wait_for_input(seen: Columns, ended: list[int], readers: bool | Collection[str]) -> bool:
-    """Whether closures read input, and take longer than those that do not, if there are any."""
+def _may_wait_for_input(
+    columns: Columns, ended: list[int], readers: bool | Collection[str]
+) -> bool:
+    """Return True if closures read input, and run longer than closures that do not, if any."""
     if isinstance(readers, bool):
         return readers
-    names = [seen.functions[seen.function[row]] for row in ended]
-    runs = [seen.fetching[row] - seen.started[row] for row in ended]
+    names = [columns.functions[columns.function[row]] for row in ended]
+    runs = [columns.fetching[row] - columns.started[row] for row in ended]
     reading = [run for name, run in zip(names, runs, strict=True) if name in readers]
     others = [run for name, run in zip(names, runs, strict=True) if name not in readers]
-    if len(others) < _LEAST:
+    if len(others) < _MIN_CLOSURES:
         return bool(reading)
-    return bool(reading) and statistics.median(reading) > _LONGER * statistics.median(others)
+    return bool(reading) and statistics.median(reading) > _LONGER_FACTOR * statistics.median(others)
 
 
-def _short(figures: dict[str, float]) -> Limit:
+def _short_closures(figures: dict[str, float]) -> Limit:
     return Limit(
         "short_closures",
         "",
         None,
         figures,
-        "do more in each: several steps in one tf.function, with tf.range",
+        "do more work in each closure: several steps in one tf.function, with tf.range",
     )
 
 
-def _of_tasks(
+def _limit_of_tasks(
     figures: dict[str, float],
     tasks: Sequence[TaskRow],
     ps_bytes: Mapping[str, int],
@@ -208,10 +212,10 @@ def _of_tasks(
     figures = {**figures, "ps_bytes_per_s": sent}
     if cpu:
         figures["worker_cpu_cores"] = statistics.mean(cpu)
-    waits = bool(cpu) and statistics.mean(cpu) < _IDLE_CPU
+    waits = bool(cpu) and statistics.mean(cpu) < _IDLE_CORES
     if waits and total and len(ps) > 1:
         most = max(ps_bytes, key=lambda task: ps_bytes[task])
-        if ps_bytes[most] / total >= _LOPSIDED:
+        if ps_bytes[most] / total >= _ONE_PS_SHARE:
             return Limit(
                 "one_ps",
                 most,
@@ -235,39 +239,39 @@ def _of_tasks(
             figures,
             "make the input faster: prefetch in the dataset, or data workers of a tf.data service",
         )
-    if busy < _BUSY:
+    if busy < _BUSY_SHARE:
         return Limit("none", figures=figures)
     return Limit("compute", "", busy, figures)
 
 
-def _figures(seen: Columns, ended: list[int], workers: int) -> dict[str, float]:
-    wall = _working_seconds([(seen.dispatched[row], seen.finished[row]) for row in ended])
-    held = sum(seen.finished[row] - seen.dispatched[row] for row in ended)
-    runs = [seen.fetching[row] - seen.started[row] for row in ended]
-    waits = [seen.dispatched[row] - seen.queued[row] for row in ended]
+def _figures(columns: Columns, ended: list[int], workers: int) -> dict[str, float]:
+    wall = _working_seconds([(columns.dispatched[row], columns.finished[row]) for row in ended])
+    busy_seconds = sum(columns.finished[row] - columns.dispatched[row] for row in ended)
+    runs = [columns.fetching[row] - columns.started[row] for row in ended]
+    waits = [columns.dispatched[row] - columns.queued[row] for row in ended]
     return {
         "closures_per_s": len(ended) / wall,
-        "workers_busy": min(1.0, held / (wall * max(workers, 1))),
+        "workers_busy": min(1.0, busy_seconds / (wall * max(workers, 1))),
         "run_ms_median": statistics.median(runs) * 1e3,
         "queue_ms_median": statistics.median(waits) * 1e3,
     }
 
 
-def _working_seconds(held: list[tuple[float, float]]) -> float:
-    """Return how long closures ran, with short breaks in between and without long ones.
+def _working_seconds(intervals: list[tuple[float, float]]) -> float:
+    """Return the seconds in which closures ran, including short breaks but not long ones.
 
-    When the first was queued does not matter: of many it waited for those before it.
+    Queueing time is excluded, because a queued closure only waits for earlier ones.
     """
     wall, until = 0.0, None
-    for began, over in sorted(held):
-        if until is None or began - until > _BREAK:
-            wall += over - began
+    for began, end in sorted(intervals):
+        if until is None or began - until > _BREAK_SECONDS:
+            wall += end - began
         else:
-            wall += max(over - until, 0.0)
-        until = over if until is None else max(until, over)
+            wall += max(end - until, 0.0)
+        until = end if until is None else max(until, end)
     return max(wall, 1e-6)
 
 
-def _gain(workers: int, busy: float) -> float | None:
+def _expected_gain(workers: int, busy: float) -> float | None:
     gain = 1 / max(busy, 1 / (4 * workers))
     return gain if gain > 1.1 else None

@@ -1,4 +1,4 @@
-"""A coordinator as it is seen in a snapshot, from counters and from its latest closures."""
+"""Metrics of a coordinator for snapshots, from counters and its latest closures."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tfd_notebook.model.snapshot import CoordinatedRow, CoordinatorRow, TaskRow
 from tfd_notebook.model.spec import Role, TaskState
 
 _RATE_SECONDS = 5.0
-#: Closures that percentiles are of.
-_LATEST = 500
-#: Seconds after which figures, and what costs more than figures, are looked at again.
+#: Number of latest closures in the percentiles.
+_LATEST_CLOSURES = 500
+#: Seconds after which rates and percentiles, and the more expensive bottleneck, are computed again.
 _FIGURES_EVERY = 0.4
 _LIMIT_EVERY = 2.0
-#: The spans, in seconds, over which throughput is looked at, the first one with enough ends.
+#: Time spans in seconds for the completion rate. The first with enough ended closures is used.
 _SPANS = (10.0, 60.0, 600.0)
-_PARTS = 10
-_LEAST_PARTS = 3
-_LEAST_ENDS = 8
-#: Standard deviations between the middle and what is exceeded one time in ten.
-_TENTH = 1.28
-#: What a task is in while nothing can run there.
-_GONE = (
+_PARTS_PER_SPAN = 10
+_MIN_PARTS = 3
+_MIN_ENDED = 8
+#: Standard deviations between the mean and the 90th percentile of a normal distribution.
+_P90_DEVIATIONS = 1.28
+#: States in which a task cannot run closures.
+_DOWN_STATES = (
     TaskState.STARTING,
     TaskState.RESTARTING,
     TaskState.STOPPED,
@@ -42,41 +42,46 @@ _GONE = (
 
 @dataclass(frozen=True)
 class CompletionRate:
-    """How many closures ended lately.
+    """Numbers of closures that ended recently.
 
     Parameters
     ----------
     ends : sequence of int
-        In each of some spans of time, the latest last; empty while too little is known.
+        Ended closures in each of some intervals, the latest last. Empty if there is too little
+        data.
     seconds : float
-        How long each span is.
+        Length of each interval.
     """
 
     ends: Sequence[int] = ()
     seconds: float = 1.0
 
     def time_left(self, closures: int) -> tuple[float, float, float] | None:
-        """Estimate when so many closures have ended.
+        """Estimate the time until the given number of closures have ended.
 
         Returns
         -------
         tuple of float, optional
-            Seconds: the middle, and a low and a high one between which it is four times out of
-            five if all goes on as it did. None while too little is known.
+            Seconds: the expected value, and the low and high ends of an 80 % interval, assuming a
+            constant rate. None if there is too little data.
         """
         if closures < 1 or not self.ends:
             return None
         mean = statistics.mean(self.ends)
         middle = closures / mean * self.seconds
-        # Both how well the pace is known, and how it will vary until the end.
+        # Combines the uncertainty of the mean and the future variation.
         varied = statistics.stdev(self.ends) / mean
         error = varied * math.sqrt(1 / len(self.ends) + 1 / max(middle / self.seconds, 1.0))
         error = max(error, 1 / math.sqrt(sum(self.ends)))
-        return middle, middle / (1 + _TENTH * error), middle / max(1 - _TENTH * error, 0.1)
+        return (
+            middle,
+            middle / (1 + _P90_DEVIATIONS * error),
+            middle / max(1 - _P90_DEVIATIONS * error, 0.1),
+        )
 
 
 def pace(store: Store, now: float) -> CompletionRate:
-    """Return how many closures ended lately, over the shortest time that tells enough.
+    """Return the recent completion rate, over the shortest span with enough data.
 
     Parameters
     ----------
@@ -85,19 +90,19 @@ def pace(store: Store, now: float) -> CompletionRate:
         Seconds of `time.perf_counter`.
     """
     for span in _SPANS:
-        length = span / _PARTS
-        edges = [now - span + part * length for part in range(_PARTS)] + [now]
+        length = span / _PARTS_PER_SPAN
+        edges = [now - span + part * length for part in range(_PARTS_PER_SPAN)] + [now]
         ends = store.ended_between(edges)
-        began = next((part for part, count in enumerate(ends) if count), _PARTS)
-        # The part in which it began is not a whole one.
+        began = next((part for part, count in enumerate(ends) if count), _PARTS_PER_SPAN)
+        # The first interval with closures is incomplete.
         ends = ends[began + 1 :] if began else ends
-        if len(ends) >= _LEAST_PARTS and sum(ends) >= _LEAST_ENDS:
+        if len(ends) >= _MIN_PARTS and sum(ends) >= _MIN_ENDED:
             return CompletionRate(ends, length)
     return CompletionRate()
 
 
 def rate(store: Store, now: float) -> float:
-    """Return closures per second over the last 5 seconds, or since they began within these."""
+    """Return closures per second over the last 5 seconds, or since the first one in that time."""
     parts = int(_RATE_SECONDS * 2)
     ends = store.ended_between([now - part / 2 for part in range(parts, -1, -1)])
     began = next((part for part, count in enumerate(ends) if count), parts)
@@ -118,26 +123,28 @@ def worker_rows(
     store : Store
     gate : Gate
     in_flight : mapping of int to Closure
-        By worker: what it has, with its ``key`` and ``name``.
+        The current closure of each worker, with its ``key`` and ``name``.
     tasks : sequence of TaskRow
-        Of the cluster.
+        The tasks of the cluster.
     workers : int
-        How many the coordinator has.
+        Number of workers of the coordinator.
     """
     ended, resources = store.workers(), store.resources()
-    away = {row.index for row in tasks if row.role is Role.WORKER and row.state in _GONE}
-    has = dict(in_flight)
-    taken = dict(zip(has, store.times([one.key for one in has.values()]), strict=True))
+    down = {row.index for row in tasks if row.role is Role.WORKER and row.state in _DOWN_STATES}
+    closures = dict(in_flight)
+    times_of = dict(
+        zip(closures, store.times([closure.key for closure in closures.values()]), strict=True)
+    )
     now = time.perf_counter()
     rows = []
     for index in range(workers):
-        closure, times, counts = has.get(index), taken.get(index), ended.get(index, {})
+        closure, times, counts = closures.get(index), times_of.get(index), ended.get(index, {})
         held = gate.closed or index in gate.workers
         rows.append(
             CoordinatedRow(
                 index,
                 "lost"
-                if index in away
+                if index in down
                 else "running"
                 if closure is not None
                 else "paused"
@@ -156,7 +163,7 @@ def worker_rows(
 
 
 class CoordinatorMetrics:
-    """Makes the rows of one coordinator; what costs more than a counter is kept for a while.
+    """Computes the rows of a coordinator. Expensive values are cached for a short time.
 
     Parameters
     ----------
@@ -167,36 +174,36 @@ class CoordinatorMetrics:
         self._store = store
         self._lock = threading.Lock()
         self._figures: dict[str, Any] = {}
-        self._pace = CompletionRate()
+        self._completion_rate = CompletionRate()
         self._figures_due = 0.0
-        self._said = ""
+        self._limit_sentence = ""
         self._ps_bytes: Mapping[str, int] = {}
-        self._said_due = 0.0
+        self._limit_due = 0.0
 
     def figures(self) -> dict[str, Any]:
-        """Return rate and percentiles of the latest closures."""
+        """Return the rate and percentiles of the latest closures."""
         with self._lock:
             if time.monotonic() >= self._figures_due:
                 now = time.perf_counter()
-                latest = self._store.latest_ready(_LATEST)
+                latest = self._store.latest_ready(_LATEST_CLOSURES)
                 self._figures = {
                     "closures_per_s": rate(self._store, now),
                     "queue_ms": _percentiles(latest, 0, 1),
                     "run_ms": _percentiles(latest, 2, 3),
                 }
-                self._pace = pace(self._store, now)
+                self._completion_rate = pace(self._store, now)
                 self._figures_due = time.monotonic() + _FIGURES_EVERY
             return self._figures
 
-    def said(
+    def _limit_and_ps_bytes(
         self, limit: Callable[[], Limit], ps_bytes: Callable[[], Mapping[str, int]]
     ) -> tuple[str, Mapping[str, int]]:
-        """Return the sentence of the limit, and the bytes of each parameter server."""
+        """Return the sentence about the bottleneck, and the bytes of each parameter server."""
         with self._lock:
-            if time.monotonic() >= self._said_due:
-                self._said, self._ps_bytes = limit().sentence(), ps_bytes()
-                self._said_due = time.monotonic() + _LIMIT_EVERY
-            return self._said, self._ps_bytes
+            if time.monotonic() >= self._limit_due:
+                self._limit_sentence, self._ps_bytes = limit().sentence(), ps_bytes()
+                self._limit_due = time.monotonic() + _LIMIT_EVERY
+            return self._limit_sentence, self._ps_bytes
 
     def row(
         self,
@@ -210,10 +217,10 @@ class CoordinatorMetrics:
         limit: Callable[[], Limit],
         ps_bytes: Callable[[], Mapping[str, int]],
     ) -> CoordinatorRow:
-        """Return the coordinator as it is now; without a gate it is seen from outside only."""
+        """Return the current row. Without a gate, only values from RemoteValues are available."""
         waiting, running = self._store.unfinished()
         closed = gate is not None and gate.closed
-        said, ps = self.said(limit, ps_bytes)
+        limit_sentence, ps = self._limit_and_ps_bytes(limit, ps_bytes)
         figures = self.figures()
         return CoordinatorRow(
             state="stopped"
@@ -225,13 +232,15 @@ class CoordinatorMetrics:
             else "idle",
             reason=gate.reason if gate is not None and closed and not stopped else "",
             counts=counts,
-            left_s=None if closed or stopped else self._pace.time_left(waiting + running),
+            left_s=None
+            if closed or stopped
+            else self._completion_rate.time_left(waiting + running),
             workers=()
             if gate is None
             else worker_rows(self._store, gate, in_flight, tasks, workers),
             traces=self._store.traces(),
             ps_bytes=ps,
-            limit=said,
+            limit=limit_sentence,
             held=() if gate is None else tuple(sorted(gate.workers)),
             break_on_failure=gate is not None and gate.break_failure,
             reduced=gate is None,

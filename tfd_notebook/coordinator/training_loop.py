@@ -1,4 +1,4 @@
-"""`training_loop`: steps with checkpoints, which survive what a cluster can lose."""
+"""`training_loop`: training steps with checkpoints, which survive the loss of tasks."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
     from tfd_notebook.coordinator.coordinator import Coordinator
 
-#: A cluster that loses a server again before one round is through is given up.
-_MOST_LOSSES = 3
-#: Rounds of closures that must still fit in before a time limit, saving included.
+#: The loop raises after this number of losses without a finished round in between.
+_MAX_LOSSES = 3
+#: Number of rounds, saving included, that must fit before the time limit.
 _ROUNDS_LEFT = 1.5
-#: Seconds that are always left before the cluster's end.
-_LEAST_LEFT = 2.0
+#: Minimum seconds left before the cluster's time limit.
+_MIN_SECONDS_LEFT = 2.0
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a training consists of, made anew for each strategy.
+    """The parts of a training, built again for each strategy.
 
     Parameters
     ----------
     step : tf.function
         One step of training, for any worker.
     checkpoint : tf.train.Checkpoint
-        All that is to survive.
+        All state to restore after a loss.
     args : sequence, optional
         Arguments of `step`, such as an iterator from ``create_per_worker_dataset``.
     """
@@ -43,20 +43,20 @@ class Work:
 
 @dataclass
 class Progress:
-    """How far a training is.
+    """The progress of a training.
 
     Attributes
     ----------
     steps : int
-        Steps that are through, those before a restored checkpoint included.
+        Number of finished steps, including those before a restored checkpoint.
     checkpoint : str
-        The latest checkpoint; empty while there is none.
+        The latest checkpoint, or empty.
     losses : int
-        How often parameter servers were lost and brought back.
+        Number of times that parameter servers were lost and restored.
     finished : bool
-        Whether all steps are through; false where the time limit came first.
+        Whether all steps have finished. False if the time limit was reached first.
     work : Work, optional
-        What was built last, with its variables.
+        The last result of `build`, with its variables.
     """
 
     steps: int = 0
@@ -75,28 +75,29 @@ def training_loop(
     keep: int = 3,
     on_round: Callable[[Progress], object] | None = None,
 ) -> Progress:
-    """Train for so many steps, through the loss of workers and parameter servers.
+    """Train for a number of steps and recover from the loss of workers and parameter servers.
 
-    The steps are scheduled in rounds; each round is joined and saved. When a parameter server is
-    lost the cluster is recovered, the work is built again, and the loop goes on from the latest
-    checkpoint. It begins with the latest one in `directory`, if there is one, so that a cell, or a
-    kernel, can simply be run again. Before the cluster's time limit it saves and returns.
+    The steps are scheduled in rounds. After each round, the loop joins and saves a checkpoint. When
+    a parameter server is lost, the loop recovers the cluster, builds the work again and continues
+    from the latest checkpoint. It starts from the latest checkpoint in `directory`, if any, so the
+    cell can be run again, also in a new kernel. Before the cluster's time limit, it saves and
+    returns.
 
     Parameters
     ----------
     cluster : Cluster
-        With workers and parameter servers.
+        A cluster with workers and parameter servers.
     build : callable
-        Takes the coordinator and returns a `Work`; called in the strategy's scope, again after
+        Takes the coordinator and returns a `Work`. Called in the strategy's scope, and again after
         each loss.
     steps : int
-        How many steps in all. A step whose worker is lost in the middle may run twice.
+        Total number of steps. A step whose worker is lost while it runs may run twice.
     directory : str
-        Where the checkpoints are.
+        Directory of the checkpoints.
     every : int
-        Steps of a round. Default 100.
+        Steps per round. Default 100.
     keep : int
-        Checkpoints that are kept. Default 3.
+        Number of checkpoints to keep. Default 3.
     on_round : callable, optional
         Called with the `Progress` after each round.
 
@@ -107,9 +108,9 @@ def training_loop(
     Raises
     ------
     UsageError
-        An argument cannot be meant.
+        Invalid argument.
     CoordinatorError
-        Parameter servers were lost three times in a row, without a round in between.
+        Parameter servers were lost three times without a finished round in between.
     Exception
         The error of a step.
 
@@ -119,13 +120,15 @@ def training_loop(
     """
     for name, value in (("steps", steps), ("every", every), ("keep", keep)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"{name}={value!r} must be 1 or more")
+            raise UsageError(f"invalid {name} {value!r}: expected 1 or more")
     if not callable(build):
-        raise UsageError("build must be a function", fix="build(coordinator) -> tfd.Work(...)")
-    return _Loop(cluster, build, steps, directory, every, keep, on_round).run()
+        raise UsageError(
+            "invalid build: expected a function", fix="build(coordinator) -> tfd.Work(...)"
+        )
+    return _TrainingLoop(cluster, build, steps, directory, every, keep, on_round).run()
 
 
-class _Loop:
+class _TrainingLoop:
     def __init__(
         self,
         cluster: Cluster,
@@ -148,37 +151,37 @@ class _Loop:
         self._expires: Deadline | None = None
 
     def run(self) -> Progress:
-        cluster, progress, in_a_row, manager = self._cluster, self._progress, 0, None
+        cluster, progress, consecutive_losses, manager = self._cluster, self._progress, 0, None
         while manager is None or (progress.steps < self._steps and self._fits()):
             began = time.monotonic()
             try:
                 if manager is None:
-                    after_loss = in_a_row > 0
+                    after_loss = consecutive_losses > 0
                     coordinator = cluster.recover() if after_loss else cluster.coordinator()
                     manager = self._start(coordinator)
                     continue
                 count = min(self._every, self._steps - progress.steps)
-                self._one_round(coordinator, count)
+                self._run_round(coordinator, count)
                 progress.checkpoint = manager.save(checkpoint_number=progress.steps + count)
                 progress.steps += count
-                in_a_row = 0
+                consecutive_losses = 0
             except Exception as error:
-                if manager is not None and self._is_over():
-                    break  # its end came in the middle of a round: what was saved counts
+                if manager is not None and self._has_expired():
+                    break  # time limit reached during a round: the last checkpoint is the result
                 if not self._is_loss(error):
                     raise
-                in_a_row += 1
+                consecutive_losses += 1
                 progress.losses += 1
-                if in_a_row >= _MOST_LOSSES:
+                if consecutive_losses >= _MAX_LOSSES:
                     raise CoordinatorError(
-                        f"parameter servers were lost {in_a_row} times without a round of "
-                        f"{self._every} steps in between",
-                        fix=f"make every= smaller, or see cluster.logs('ps:0'); it goes on from "
-                        f"step {progress.steps} when called again",
+                        f"parameter servers were lost {consecutive_losses} times without a round "
+                        f"of {self._every} steps in between",
+                        fix="use a smaller every=, or see cluster.logs('ps:0'). The next call "
+                        f"continues from step {progress.steps}",
                     ) from error
                 manager = None
                 continue
-            # The longest of late, since a single short one tells little.
+            # A decaying maximum: one short round must not shorten the estimate.
             self._round_seconds = max(time.monotonic() - began, 0.9 * self._round_seconds)
             if self._on_round is not None:
                 self._on_round(progress)
@@ -186,29 +189,29 @@ class _Loop:
         return progress
 
     def _start(self, coordinator: Coordinator) -> Any:
-        """Build the work, restore the latest checkpoint, and return the manager of them."""
+        """Build the work, restore the latest checkpoint, and return the checkpoint manager."""
         import tensorflow as tf
 
         with coordinator.strategy.scope():
             work = self._build(coordinator)
         if not isinstance(work, Work):
             raise UsageError(
-                f"build returned a {type(work).__name__}",
+                f"invalid result of build: {type(work).__name__}",
                 fix="return tfd.Work(step, checkpoint, args)",
             )
         manager = tf.train.CheckpointManager(
             work.checkpoint, self._directory, max_to_keep=self._keep
         )
-        found = manager.restore_or_initialize()
+        restored = manager.restore_or_initialize()
         build = self._build
         self._cluster.remember_build(lambda coordinator: build(coordinator).checkpoint)
         self._progress.work = work
-        self._progress.checkpoint = found or ""
-        number = str(found or "").rpartition("-")[2]
+        self._progress.checkpoint = restored or ""
+        number = str(restored or "").rpartition("-")[2]
         self._progress.steps = int(number) if number.isdigit() else 0
         return manager
 
-    def _one_round(self, coordinator: Coordinator, count: int) -> None:
+    def _run_round(self, coordinator: Coordinator, count: int) -> None:
         work = self._progress.work
         assert work is not None
         for _ in range(count):
@@ -216,7 +219,7 @@ class _Loop:
         coordinator.join()
 
     def _is_loss(self, error: Exception) -> bool:
-        """Whether an error comes from a parameter server that is gone, or is back without state."""
+        """Return True if an error results from a lost or restarted parameter server."""
         import tensorflow as tf
 
         from tfd_notebook.coordinator import error_hints
@@ -227,18 +230,18 @@ class _Loop:
             return True
         if not isinstance(error, tf.errors.OpError):
             return False
-        # Its server may be back already, and know nothing of the variables.
+        # The server may have restarted already, without the variables.
         return "/job:ps" in str(error) and error_hints.is_stale(error)
 
     def _fits(self) -> bool:
-        """Whether another round ends before the cluster does."""
-        seen = self._cluster.snapshot()
-        if seen.expires is None:
+        """Return True if another round fits before the cluster's time limit."""
+        snapshot = self._cluster.snapshot()
+        if snapshot.expires is None:
             self._expires = None
             return True
-        self._expires = Deadline(seen.expires - seen.time)
-        return self._expires.left > max(_LEAST_LEFT, _ROUNDS_LEFT * self._round_seconds)
+        self._expires = Deadline(snapshot.expires - snapshot.time)
+        return self._expires.left > max(_MIN_SECONDS_LEFT, _ROUNDS_LEFT * self._round_seconds)
 
-    def _is_over(self) -> bool:
-        """Whether the cluster has reached its time limit."""
+    def _has_expired(self) -> bool:
+        """Return True if the cluster has reached its time limit."""
         return self._expires is not None and self._expires.over

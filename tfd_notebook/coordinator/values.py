@@ -1,4 +1,4 @@
-"""`Values`: every RemoteValue of a coordinator, as counts, as a table, one by one."""
+"""`Values`: the RemoteValues of a coordinator as counts, as tables, and by id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfd_notebook.model.closure_store import EPOCH, STATES, Columns, Store
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Columns of ``coordinator.values.to_frame()``, promised to other programs.
+#: Columns of ``coordinator.values.to_frame()``, a public interface.
 VALUE_COLUMNS = (
     "id",
     "function",
@@ -31,18 +31,18 @@ VALUE_COLUMNS = (
     "error",
 )
 
-#: What `Values.counts` counts.
+#: Keys of `Values.counts`.
 VALUE_STATES = ("queued", "paused", *STATES[1:])
 
 
 class Values:
-    """What became of the closures that a coordinator was given.
+    """The closures of a coordinator, their states and results.
 
     Parameters
     ----------
     store : Store
     paused : callable
-        Whether what is queued does not move now.
+        Returns True while queued closures are not dispatched.
     """
 
     def __init__(self, store: Store, paused: Callable[[], bool]) -> None:
@@ -53,9 +53,9 @@ class Values:
         return len(self._store)
 
     def counts(self) -> dict[str, int]:
-        """Return how many closures are in each state, for all that were ever scheduled.
+        """Return the number of closures in each state, for all closures ever scheduled.
 
-        While the coordinator is paused those that are queued count as ``paused``.
+        While the coordinator is paused, queued closures count as ``paused``.
         """
         counts = {"paused": 0, **self._store.counts()}
         if self._paused():
@@ -68,40 +68,40 @@ class Values:
         Raises
         ------
         UnknownName
-            There is no such closure, or it is too long ago.
+            The closure does not exist, or its record was discarded.
         ValueGone
-            Nobody else holds it any more.
+            The RemoteValue was garbage-collected.
         """
         try:
-            found = self._store.value(id)
+            remote_value = self._store.value(id)
         except KeyError:
             raise _unknown(id) from None
-        if found is None:
+        if remote_value is None:
             raise ValueGone(
-                f"nobody holds the RemoteValue of closure {id} any more, so its result is gone",
-                fix="keep what schedule() returns, or schedule the function again",
+                f"the RemoteValue of closure {id} was garbage-collected with its result",
+                fix="keep the result of schedule(), or schedule the function again",
             )
-        return found
+        return remote_value
 
     def to_frame(self, latest: int | None = None) -> pd.DataFrame:
-        """Return a row for each closure that is kept, or for the `latest`.
+        """Return a row for each recorded closure, or for the `latest`.
 
         Returns
         -------
         pandas.DataFrame
-            With the columns `VALUE_COLUMNS`. Times are in UTC; durations are in milliseconds and of
-            the latest attempt; `worker` is -1 where none has it.
+            Has the columns `VALUE_COLUMNS`. Times are in UTC. Durations are those of the latest
+            attempt, in milliseconds. ``worker`` is -1 if the closure was not dispatched.
         """
         import numpy as np
         import pandas as pd
 
-        seen = self._store.columns(latest)
+        columns = self._store.columns(latest)
         times = {
-            name: np.array(getattr(seen, name), dtype=float)
+            name: np.array(getattr(columns, name), dtype=float)
             for name in ("queued", "dispatched", "started", "fetching", "finished")
         }
         times = {name: np.where(column > 0, column, np.nan) for name, column in times.items()}
-        states = np.array(STATES, dtype=object)[np.frombuffer(seen.state, dtype=np.uint8)]
+        states = np.array(STATES, dtype=object)[np.frombuffer(columns.state, dtype=np.uint8)]
         if self._paused():
             states[states == "queued"] = "paused"
 
@@ -110,13 +110,13 @@ class Values:
 
         return pd.DataFrame(
             {
-                "id": np.array(seen.ids, dtype=int),
+                "id": np.array(columns.ids, dtype=int),
                 "function": pd.Categorical.from_codes(
-                    np.array(seen.function, dtype=int), list(seen.functions)
+                    np.array(columns.function, dtype=int), list(columns.functions)
                 ),
                 "state": states,
-                "worker": np.array(seen.worker, dtype=int),
-                "attempts": np.array(seen.attempts, dtype=int),
+                "worker": np.array(columns.worker, dtype=int),
+                "attempts": np.array(columns.attempts, dtype=int),
                 "queued": stamp("queued"),
                 "dispatched": stamp("dispatched"),
                 "started": stamp("started"),
@@ -124,7 +124,7 @@ class Values:
                 "queue_ms": (times["dispatched"] - times["queued"]) * 1e3,
                 "run_ms": (times["fetching"] - times["started"]) * 1e3,
                 "fetch_ms": (times["finished"] - times["fetching"]) * 1e3,
-                "error": [seen.errors.get(key, "") for key in seen.ids],
+                "error": [columns.errors.get(key, "") for key in columns.ids],
             },
             columns=list(VALUE_COLUMNS),
         )
@@ -132,58 +132,58 @@ class Values:
     def records(
         self, latest: int, state: str | None = None, worker: int | None = None
     ) -> list[dict[str, Any]]:
-        """Return up to `latest` rows that fit, the latest last, as JSON values."""
-        seen = self._store.columns(latest if state is None and worker is None else None)
+        """Return up to `latest` matching rows, the latest last, as JSON values."""
+        columns = self._store.columns(latest if state is None and worker is None else None)
         paused = self._paused()
-        found: list[dict[str, Any]] = []
-        for row in range(len(seen) - 1, -1, -1):
-            word = STATES[seen.state[row]]
-            word = "paused" if paused and word == "queued" else word
-            if state not in (None, word) or worker not in (None, seen.worker[row]):
+        records: list[dict[str, Any]] = []
+        for row in range(len(columns) - 1, -1, -1):
+            name = STATES[columns.state[row]]
+            name = "paused" if paused and name == "queued" else name
+            if state not in (None, name) or worker not in (None, columns.worker[row]):
                 continue
-            found.append(_record(seen, row, word))
-            if len(found) == latest:
+            records.append(_record(columns, row, name))
+            if len(records) == latest:
                 break
-        return found[::-1]
+        return records[::-1]
 
     def record(self, id: int) -> dict[str, Any]:
-        """Return what is known of one closure, as JSON values with the names of `VALUE_COLUMNS`.
+        """Return the record of a closure, as JSON values with the names of `VALUE_COLUMNS`.
 
         Raises
         ------
         UnknownName
-            There is no such closure, or it is too long ago.
+            The closure does not exist, or its record was discarded.
         """
-        seen = self._store.columns_of([id])
-        if not len(seen):
+        columns = self._store.columns_of([id])
+        if not len(columns):
             raise _unknown(id)
-        word = STATES[seen.state[0]]
-        return _record(seen, 0, "paused" if self._paused() and word == "queued" else word)
+        name = STATES[columns.state[0]]
+        return _record(columns, 0, "paused" if self._paused() and name == "queued" else name)
 
     def table(
         self, rows: int = 20, state: str | None = None, worker: int | None = None
     ) -> views.Table:
-        """Return the latest closures that fit, the latest last, and how many there are in all.
+        """Return the table of the latest matching closures, the latest last, with the totals.
 
         Parameters
         ----------
         rows : int
-            At most so many. Default 20.
+            Maximum number of rows. Default 20.
         state : str, optional
-            Only those in this state, one of `VALUE_STATES`.
+            Only closures in this state, one of `VALUE_STATES`.
         worker : int, optional
-            Only those that this worker has or had last.
+            Only closures that were last dispatched to this worker.
 
         Raises
         ------
         UsageError
-            `rows` is not 1 or more, or there is no such state.
+            `rows` is not 1 or more, or the state is unknown.
         """
         if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-            raise UsageError(f"rows={rows!r} must be 1 or more")
+            raise UsageError(f"invalid rows {rows!r}: expected 1 or more")
         if state is not None and state not in VALUE_STATES:
             raise UnknownName(
-                f"closures have no state {state!r}", fix=f"use {', '.join(VALUE_STATES)}"
+                f"unknown state {state!r} of closures", fix=f"use {', '.join(VALUE_STATES)}"
             )
         return views.values_table(self.records(rows, state, worker), self.counts())
 
@@ -198,25 +198,25 @@ class Values:
 
 def _unknown(id: Any) -> UnknownName:
     return UnknownName(
-        f"there is no closure {id!r}, or it is too long ago",
-        fix="see %tfd_values for those that are known",
+        f"unknown closure {id!r}, or its record was discarded",
+        fix="see %tfd_values for the recorded closures",
     )
 
 
-#: Seconds by which the wall clock has to differ before the time that is shown follows it.
+#: Difference in seconds from the wall clock above which displayed times are corrected.
 _STEP_SECONDS = 1.0
 
 
 def _wall(moment: Any) -> Any:
-    """Return a moment of `time.perf_counter` in seconds since the epoch, for display.
+    """Convert a `time.perf_counter` value to seconds since the epoch, for display.
 
-    It is `EPOCH` later, unless the wall clock has made a step or the host was suspended since.
+    The offset is `EPOCH`, unless the wall clock was set or the host was suspended since.
     """
     offset = time.time() - time.perf_counter()
     return moment + (offset if abs(offset - EPOCH) > _STEP_SECONDS else EPOCH)
 
 
-def _record(seen: Columns, row: int, state: str) -> dict[str, Any]:
+def _record(columns: Columns, row: int, state: str) -> dict[str, Any]:
     def between(start: float, end: float) -> float | None:
         return round((end - start) * 1e3, 3) if start and end and end >= start else None
 
@@ -224,24 +224,24 @@ def _record(seen: Columns, row: int, state: str) -> dict[str, Any]:
         return float(_wall(moment)) if moment else None
 
     return {
-        "id": seen.ids[row],
-        "function": seen.functions[seen.function[row]],
+        "id": columns.ids[row],
+        "function": columns.functions[columns.function[row]],
         "state": state,
-        "worker": seen.worker[row],
-        "attempts": seen.attempts[row],
-        "queued": stamp(seen.queued[row]),
-        "dispatched": stamp(seen.dispatched[row]),
-        "started": stamp(seen.started[row]),
-        "finished": stamp(seen.finished[row]),
-        "queue_ms": between(seen.queued[row], seen.dispatched[row]),
-        "run_ms": between(seen.started[row], seen.fetching[row]),
-        "fetch_ms": between(seen.fetching[row], seen.finished[row]),
-        "error": seen.errors.get(seen.ids[row], ""),
+        "worker": columns.worker[row],
+        "attempts": columns.attempts[row],
+        "queued": stamp(columns.queued[row]),
+        "dispatched": stamp(columns.dispatched[row]),
+        "started": stamp(columns.started[row]),
+        "finished": stamp(columns.finished[row]),
+        "queue_ms": between(columns.queued[row], columns.dispatched[row]),
+        "run_ms": between(columns.started[row], columns.fetching[row]),
+        "fetch_ms": between(columns.fetching[row], columns.finished[row]),
+        "error": columns.errors.get(columns.ids[row], ""),
     }
 
 
 def percentiles(values: list[float]) -> tuple[float, float, float]:
-    """Return the 50th, 90th and 99th percentile; NaN where there is nothing."""
+    """Return p50, p90 and p99, or NaN if there are no values."""
     ordered = sorted(value for value in values if not math.isnan(value))
     if not ordered:
         return (math.nan, math.nan, math.nan)
