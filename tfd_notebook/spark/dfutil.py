@@ -18,8 +18,8 @@ from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.errors import DataError, UsageError
 from tfd_notebook.spark import tfrecords
 from tfd_notebook.spark.driver import application, jobs
-from tfd_notebook.spark.publishing import published
-from tfd_notebook.spark.tfrecords import located, translate_filesystem_errors
+from tfd_notebook.spark.publishing import publish
+from tfd_notebook.spark.tfrecords import absolute_path, translate_filesystem_errors
 
 __all__ = [
     "fromTFExample",
@@ -100,8 +100,8 @@ def _save(df: Any, output_dir: str, overwrite: bool) -> None:
     import tensorflow as tf
 
     columns = tfrecords.columns_of(df.dtypes)
-    path = located(application.context_of(df.sparkSession, "saveAsTFRecords"), output_dir)
-    with published(path, overwrite) as staging_dir:
+    path = absolute_path(application.context_of(df.sparkSession, "saveAsTFRecords"), output_dir)
+    with publish(path, overwrite) as staging_dir:
         written = jobs.collect(df.rdd, functools.partial(_write, staging_dir, columns))
         missing = [
             part for part in written if not tf.io.gfile.exists(posixpath.join(staging_dir, part))
@@ -166,7 +166,7 @@ def loadTFRecords(
             lambda: loadTFRecords(sc, input_dir, binary_features, schema), "load"
         )
     sc = application.context_of(sc, "loadTFRecords")
-    path = located(sc, input_dir)
+    path = absolute_path(sc, input_dir)
     files = _files(path)
     spread = sc.parallelize(files, len(files))
     if schema is None:
@@ -300,7 +300,7 @@ def _summarize_files(
         for number, serialised in _records(file):
             try:
                 example = tf.train.Example.FromString(serialised)
-            except Exception as error:  # see `tfrecords._parsed`
+            except Exception as error:  # see `tfrecords._parse`
                 raise DataError(
                     f"record {number} of {file} is not a valid tf.train.Example: {error}"
                 ) from None

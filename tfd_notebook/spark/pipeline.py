@@ -41,7 +41,7 @@ from tfd_notebook.spark.pipeline_params import (
     Namespace,
     TFParams,
 )
-from tfd_notebook.spark.tfrecords import located
+from tfd_notebook.spark.tfrecords import absolute_path
 
 __all__ = ["TFEstimator", "TFModel"]
 __all__ += pipeline_params.__all__
@@ -253,7 +253,7 @@ class TFModel(
         if merged.batch_size < 1:
             raise UsageError(f"invalid batch_size {merged.batch_size}: expected 1 or more")
         signature = pipeline_inference.Signature(
-            located(sc, directory),
+            absolute_path(sc, directory),
             tuple((merged.tag_set or "serve").split(",")),
             merged.signature_def_key or "serving_default",
             {column: merged.input_mapping[column] for column in columns},
@@ -261,12 +261,10 @@ class TFModel(
             merged.batch_size,
         )
         single_task = sc.parallelize([0], 1)
-        (described,) = jobs.collect(single_task, functools.partial(_describe, signature))
-        schema = _schema(described.outputs)
+        (info,) = jobs.collect(single_task, functools.partial(_describe, signature))
+        schema = _schema(info.outputs)
         return dataset.select(columns).mapInArrow(
-            functools.partial(
-                pipeline_inference.run, signature, described.inputs, schema.jsonValue()
-            ),
+            functools.partial(pipeline_inference.run, signature, info.inputs, schema.jsonValue()),
             schema,
         )
 
@@ -298,7 +296,7 @@ def _as_files(dataset: Any, directory: str | None, columns: list[str]) -> str:
             fix="call setTFRecordDir(directory), or use a DataFrame of dfutil.loadTFRecords",
         )
     dfutil.saveAsTFRecords(dataset.select(columns) if columns else dataset, directory)
-    return located(dataset.sparkSession.sparkContext, directory)
+    return absolute_path(dataset.sparkSession.sparkContext, directory)
 
 
 def _schema(outputs: Sequence[tuple[str, str, int]]) -> Any:

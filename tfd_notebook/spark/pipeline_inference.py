@@ -62,7 +62,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Described:
+class SignatureInfo:
     """Inputs and outputs of a signature.
 
     Parameters
@@ -77,7 +77,7 @@ class Described:
     outputs: Sequence[tuple[str, str, int]]
 
 
-def describe(signature: Signature) -> Described:
+def describe(signature: Signature) -> SignatureInfo:
     """Return the inputs and outputs of a signature.
 
     Raises
@@ -114,7 +114,7 @@ def describe(signature: Signature) -> Described:
                 fix="export a signature with such an output",
             )
         outputs.append((column, kind, spec.shape.rank - 1))
-    return Described(inputs, outputs)
+    return SignatureInfo(inputs, outputs)
 
 
 def run(
@@ -146,14 +146,14 @@ def run(
             part = batch.slice(start, rows)
             # Check rows before the model is loaded: Spark retries a failed task four times, and
             # the import of TensorFlow takes seconds.
-            fitted = {
-                tensor: _fitted(_array(values, column), inputs[tensor], column, tensor)
+            arrays_by_tensor = {
+                tensor: _fit_input(_array(values, column), inputs[tensor], column, tensor)
                 for (column, tensor), values in zip(
                     signature.inputs.items(), part.columns, strict=True
                 )
             }
             function = function or _function(signature)
-            results = _call(function, inputs, fitted, fixed_rows or part.num_rows)
+            results = _call(function, inputs, arrays_by_tensor, fixed_rows or part.num_rows)
             arrays = [
                 _column(results[tensor][: part.num_rows], tensor, part.num_rows, field.type)
                 for tensor, field in zip(sorted(signature.outputs), shape, strict=True)
@@ -168,7 +168,7 @@ def _call(
     import tensorflow as tf
 
     tensors = {
-        tensor: tf.constant(_padded(array, rows), inputs[tensor].dtype)
+        tensor: tf.constant(_pad(array, rows), inputs[tensor].dtype)
         for tensor, array in arrays.items()
     }
     return {name: value.numpy() for name, value in function(**tensors).items()}
@@ -250,7 +250,7 @@ def _array(values: Any, column: str) -> Any:
     return flat.reshape(-1, *shape) if shape else flat
 
 
-def _fitted(array: Any, spec: Input, column: str, tensor: str) -> Any:
+def _fit_input(array: Any, spec: Input, column: str, tensor: str) -> Any:
     """Return rows with the shape and dtype of an input."""
     import numpy as np
 
@@ -294,7 +294,7 @@ def _dtype(name: str) -> Any:
         return np.dtype(tf.as_dtype(name).as_numpy_dtype)
 
 
-def _padded(array: Any, rows: int) -> Any:
+def _pad(array: Any, rows: int) -> Any:
     import numpy as np
 
     if len(array) == rows:

@@ -16,7 +16,7 @@ SUCCESS = "_SUCCESS"
 
 
 @contextmanager
-def published(place: str, overwrite: bool) -> Iterator[str]:
+def publish(place: str, overwrite: bool) -> Iterator[str]:
     """Yield a hidden directory, and rename it to `place` when the block ends without an error.
 
     A directory that is replaced is renamed first and removed last. If a rename fails, it gets its

@@ -145,7 +145,7 @@ def decoder(columns: Sequence[Column]) -> Callable[[bytes, str], list[Any]]:
     parse = tf.train.Example.FromString
 
     def decode(serialised: bytes, where: str) -> list[Any]:
-        features = _parsed(parse, serialised, where).features.feature
+        features = _parse(parse, serialised, where).features.feature
         return [
             _value(features[column.name], column, where) if column.name in features else None
             for column in columns
@@ -154,7 +154,7 @@ def decoder(columns: Sequence[Column]) -> Callable[[bytes, str], list[Any]]:
     return decode
 
 
-def _parsed(parse: Callable[[bytes], Any], serialised: bytes, where: str) -> Any:
+def _parse(parse: Callable[[bytes], Any], serialised: bytes, where: str) -> Any:
     try:
         return parse(bytes(serialised))
     except Exception as error:  # the public name of protobuf's error depends on its version
@@ -171,7 +171,7 @@ def _value(feature: Any, column: Column, where: str) -> Any:
             f"column {column.name!r} is {column.type_name}, but {where} has {_WORDS[kind]} in it",
             fix="pass schema= with the types that all files have",
         )
-    converted = _converted(values, column, where)
+    converted = _convert(values, column, where)
     if column.is_array:
         return converted
     if len(converted) > 1:
@@ -183,7 +183,7 @@ def _value(feature: Any, column: Column, where: str) -> Any:
     return converted[0] if converted else None
 
 
-def _converted(values: Iterable[Any], column: Column, where: str) -> list[Any]:
+def _convert(values: Iterable[Any], column: Column, where: str) -> list[Any]:
     if column.element == "boolean":
         return [bool(item) for item in values]
     if column.element != "string":
@@ -308,7 +308,7 @@ def with_binary(columns: Sequence[Column], binary: Iterable[str]) -> tuple[Colum
     return tuple(known.values())
 
 
-def located(sc: Any, path: str) -> str:
+def absolute_path(sc: Any, path: str) -> str:
     """Return the absolute form of a path, the same for all executors.
 
     Parameters

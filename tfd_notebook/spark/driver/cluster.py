@@ -322,8 +322,10 @@ class SparkClusterBase:
                 self.fail(placement_error)
                 return
             self._start_on_driver()
-        coming = ("", "reserved", "starting")
-        if self.phase is Phase.STARTING and all(node.state not in coming for node in self.nodes):
+        not_running = ("", "reserved", "starting")
+        if self.phase is Phase.STARTING and all(
+            node.state not in not_running for node in self.nodes
+        ):
             self._phases.move(Phase.RUNNING)
 
     def _detect_feeds(self) -> None:

@@ -213,7 +213,7 @@ def _produce(driver: str, secret: bytes, batch_size: int, signature: Any) -> Ite
             feed = DataFeed(inbox)
             try:
                 while not feed.done_feeding:
-                    batch = dataset.taken(feed, batch_size, signature)
+                    batch = dataset.take_rows(feed, batch_size, signature)
                     if batch is not None:
                         yield batch
             except Exception as error:

@@ -116,10 +116,15 @@ class Launch:
             return None
         executors = self._application.executor_slots()
         nodes = [(node, self._node_server.nodes[node.node].executor) for node in self._plan.nodes]
-        fed = {executors[there][0] for node, there in nodes if node.is_fed and there in executors}
+        fed = {
+            executors[executor_name][0]
+            for node, executor_name in nodes
+            if node.is_fed and executor_name in executors
+        }
         for name, (host, slots) in executors.items():
             free = slots - sum(
-                self._plan.holds_slot(node) and there == name for node, there in nodes
+                self._plan.holds_slot(node) and executor_name == name
+                for node, executor_name in nodes
             )
             if free > 0 and host not in fed:
                 return errors.SparkError(

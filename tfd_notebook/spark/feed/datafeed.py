@@ -108,11 +108,11 @@ class DataFeed:
         if not spans:
             empty = np.empty(0, object)
             return empty if self.input_tensors is None else dict.fromkeys(self.input_tensors, empty)
-        arrays = dataset.joined(
+        arrays = dataset.join_chunks(
             [chunk.arrays(start, stop) for chunk, start, stop in spans],
             lambda: [row for chunk, start, stop in spans for row in chunk.rows(start, stop)],
         )
-        return dataset.named(self.input_tensors, arrays)
+        return dataset.name_columns(self.input_tensors, arrays)
 
     def as_dataset(
         self, batch_size: int, output_signature: Any = None, *, drop_remainder: bool = False
@@ -302,7 +302,7 @@ def together(
     rows = batch_size
     while True:
         wait = _FIRST_WAIT if rows else _NEXT_WAIT
-        arrays = dataset.taken(feed, batch_size, output_signature, wait)
+        arrays = dataset.take_rows(feed, batch_size, output_signature, wait)
         if arrays is None:
             arrays = empty
         rows = len(tf.nest.flatten(arrays)[0])

@@ -31,7 +31,7 @@ def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_rema
                 task=feed.mgr.node,
                 fix="pass output_signature= to as_dataset()",
             )
-        output_signature = named(feed.input_tensors, signature(chunk.column.layout))
+        output_signature = name_columns(feed.input_tensors, signature(chunk.column.layout))
     batches = tf.nest.map_structure(
         lambda spec: tf.TensorSpec([None, *spec.shape], spec.dtype), output_signature
     )
@@ -40,7 +40,7 @@ def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_rema
         while not feed.done_feeding:
             rows = feed.rows_left() if feed.train_mode else 0
             # Yield chunks of large rows as batches, so that `rebatch` does not copy them.
-            batch = taken(feed, max(rows, batch_size), output_signature)
+            batch = take_rows(feed, max(rows, batch_size), output_signature)
             if batch is not None:
                 yield batch
 
@@ -50,15 +50,16 @@ def as_dataset(feed: DataFeed, batch_size: int, output_signature: Any, drop_rema
     return dataset
 
 
-def taken(feed: DataFeed, count: int, signature: Any, wait: float | None = None) -> Any:
+def take_rows(feed: DataFeed, count: int, signature: Any, wait: float | None = None) -> Any:
     """Return up to `count` rows as arrays that match a signature, or None without rows.
 
     Wait for the rows, by default without a timeout, else for `wait` seconds.
     """
     parts = [
-        fitted(named(feed.input_tensors, arrays), signature) for arrays in feed.parts(count, wait)
+        fit(name_columns(feed.input_tensors, arrays), signature)
+        for arrays in feed.parts(count, wait)
     ]
-    return concatenated(parts) if parts else None
+    return concatenate(parts) if parts else None
 
 
 def signature(layout: Layout) -> Any:
@@ -110,7 +111,7 @@ def signature(layout: Layout) -> Any:
     raise UsageError(f"rows of this kind ({kind}) cannot become tensors", fix=_FIX)
 
 
-def named(tensors: Sequence[str] | None, parts: Any) -> Any:
+def name_columns(tensors: Sequence[str] | None, parts: Any) -> Any:
     """Return the columns by the names of tensors, if there is an ``input_mapping``."""
     if tensors is None:
         return parts
@@ -122,7 +123,7 @@ def named(tensors: Sequence[str] | None, parts: Any) -> Any:
     return dict(zip(tensors, values, strict=True))
 
 
-def fitted(arrays: Any, signature: Any) -> Any:
+def fit(arrays: Any, signature: Any) -> Any:
     """Return the arrays of a chunk in the structure and with the types of a signature.
 
     Raises
@@ -132,26 +133,26 @@ def fitted(arrays: Any, signature: Any) -> Any:
     """
     if isinstance(signature, dict):
         if isinstance(arrays, dict) and set(signature) <= set(arrays):
-            return {name: fitted(arrays[name], spec) for name, spec in signature.items()}
+            return {name: fit(arrays[name], spec) for name, spec in signature.items()}
     elif isinstance(signature, (tuple, list)):
         if isinstance(arrays, dict):
             arrays = tuple(arrays.values())
         elif isinstance(arrays, np.ndarray) and arrays.ndim > 1:
             arrays = tuple(arrays[:, at] for at in range(arrays.shape[1]))
         if isinstance(arrays, tuple) and len(arrays) == len(signature):
-            return tuple(fitted(a, spec) for a, spec in zip(arrays, signature, strict=True))
+            return tuple(fit(a, spec) for a, spec in zip(arrays, signature, strict=True))
     else:
         if isinstance(arrays, tuple) and all(isinstance(part, np.ndarray) for part in arrays):
             arrays = np.stack(arrays, axis=1)
         if isinstance(arrays, np.ndarray):
-            return _typed(arrays, signature)
+            return _cast(arrays, signature)
     raise UsageError(
-        f"the rows are {_described(arrays)}, but the signature is {signature}",
+        f"the rows are {_describe(arrays)}, but the signature is {signature}",
         fix="pass the output_signature of one row to as_dataset()",
     )
 
 
-def _typed(array: np.ndarray[Any, Any], spec: Any) -> np.ndarray[Any, Any]:
+def _cast(array: np.ndarray[Any, Any], spec: Any) -> np.ndarray[Any, Any]:
     if not spec.shape.is_compatible_with(array.shape[1:]):
         raise UsageError(
             f"the rows have shape {array.shape[1:]}, but the signature is {spec}", fix=_FIX
@@ -161,25 +162,25 @@ def _typed(array: np.ndarray[Any, Any], spec: Any) -> np.ndarray[Any, Any]:
             return array
     elif array.dtype.kind != "O":
         return array.astype(spec.dtype.as_numpy_dtype, copy=False)
-    raise UsageError(f"rows are {_described(array)}, but the signature is {spec}", fix=_FIX)
+    raise UsageError(f"rows are {_describe(array)}, but the signature is {spec}", fix=_FIX)
 
 
-def _described(arrays: Any) -> str:
+def _describe(arrays: Any) -> str:
     if isinstance(arrays, np.ndarray):
         if arrays.dtype == object and len(arrays):
             return f"of type {type(arrays.flat[0]).__name__}"
         return f"of {arrays.dtype} with the shape {arrays.shape[1:]}"
     if isinstance(arrays, dict):
         return f"dicts of {', '.join(map(str, arrays))}"
-    return f"tuples of {len(arrays)} ({'; '.join(map(_described, arrays))})"
+    return f"tuples of {len(arrays)} ({'; '.join(map(_describe, arrays))})"
 
 
-def joined(parts: list[Any], rows: Callable[[], list[Any]]) -> Any:
+def join_chunks(parts: list[Any], rows: Callable[[], list[Any]]) -> Any:
     """Concatenate arrays of several chunks; return an array of objects if they are not alike."""
     if len(parts) == 1:
         return parts[0]
     try:
-        return concatenated(parts)
+        return concatenate(parts)
     except (KeyError, TypeError, ValueError):
         items = rows()
         objects = np.empty(len(items), object)
@@ -187,7 +188,7 @@ def joined(parts: list[Any], rows: Callable[[], list[Any]]) -> Any:
         return objects
 
 
-def concatenated(parts: list[Any]) -> Any:
+def concatenate(parts: list[Any]) -> Any:
     """Concatenate arrays, or tuples or dicts of arrays.
 
     Raises
@@ -201,9 +202,9 @@ def concatenated(parts: list[Any]) -> Any:
     if len({type(part) for part in parts}) > 1:
         raise TypeError
     if isinstance(first_part, tuple):
-        return tuple(concatenated(list(column)) for column in zip(*parts, strict=True))
+        return tuple(concatenate(list(column)) for column in zip(*parts, strict=True))
     if isinstance(first_part, dict):
-        return {name: concatenated([part[name] for part in parts]) for name in first_part}
+        return {name: concatenate([part[name] for part in parts]) for name in first_part}
     if len({part.dtype.kind for part in parts}) > 1:
         raise TypeError
     return np.concatenate(parts)
