@@ -55,7 +55,7 @@ def test_a_task_is_buried_after_a_failed_attempt(capfd):
         found = []
         for allow in (cluster.allow, ()):
             cluster.allow = allow
-            task.bury()
+            task.serve_error()
             found.append(await asyncio.to_thread(probe, task.address))
         await agent.do_close(session, "lost")
         runtime_dir.remove(agent.directory)

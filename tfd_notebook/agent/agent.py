@@ -61,10 +61,10 @@ class Agent(AgentHandlers):
         self.processes = processes.Processes(agent_id, directory)
         self._sessions: dict[str, Session] = {}
         self.owned: dict[str, Session] = {}
-        self.door = AgentListener(directory, self.host, agent_id, self._answer, self._sessions)
+        self.listener = AgentListener(directory, self.host, agent_id, self._answer, self._sessions)
         self._stays = owner is None
         self._sampled: dict[int, psutil.Process] = {}
-        self._gpu_monitor = GpuMonitor(self.tell)
+        self._gpu_monitor = GpuMonitor(self.publish)
         self._idle_since = time.monotonic() + (_FIRST_SECONDS if owner is None else 0.0)
         self._done = asyncio.Event()
 
@@ -78,7 +78,7 @@ class Agent(AgentHandlers):
         )
         self.write_state()
         if self._stays:
-            await self.door.open()
+            await self.listener.open()
         futures = [asyncio.ensure_future(self._watch()), asyncio.ensure_future(self._done.wait())]
         if self.owner is not None:
             futures.append(asyncio.ensure_future(self._serve_owner()))
@@ -161,16 +161,18 @@ class Agent(AgentHandlers):
                 traceback.print_exc()
             session.send({"re": body["id"], "ok": False, "error": agent_protocol.pack_error(error)})
 
-    def tell(self, cluster: str, body: dict[str, Any], but: Session | None = None) -> None:
+    def publish(
+        self, cluster: str, body: dict[str, Any], except_for: Session | None = None
+    ) -> None:
         """Send an event to the sessions that listen to `cluster`, except one."""
         for session in self._sessions.values():
-            if cluster in session.subscriptions and session is not but:
+            if cluster in session.subscriptions and session is not except_for:
                 try:
                     session.send(body)
                 except Exception:  # a failing session must not block the events of the others
                     traceback.print_exc()
 
-    def is_heard(self, cluster: str) -> bool:
+    def has_listeners(self, cluster: str) -> bool:
         """Return True if a session listens to `cluster`."""
         return any(cluster in session.subscriptions for session in self._sessions.values())
 
@@ -264,7 +266,7 @@ class Agent(AgentHandlers):
             await self._inspect(task, late, tick)
 
     async def _inspect(self, task: TaskSupervisor, late: bool, tick: int) -> None:
-        result = await task.ask(task.address, task.kind)
+        result = await task.probe_address(task.address, task.kind)
         process = task.process
         if process is None or process.ended.done():
             return
@@ -288,7 +290,7 @@ class Agent(AgentHandlers):
             measured["working"] = stats["working"]
             task.keep_connections(dict(stats["connections"]))
         cluster = task._cluster.name
-        self.tell(
+        self.publish(
             cluster, {"event": "measure", "cluster": cluster, "task": task.spec.name, **measured}
         )
 

@@ -46,13 +46,13 @@ class AgentCluster:
         self.about: dict[str, Any] = opened["about"]
         self.functions = Functions()
         self.tasks: dict[str, TaskSupervisor] = {}
-        self.retired: dict[str, TaskSupervisor] = {}
+        self.removed: dict[str, TaskSupervisor] = {}
         #: Limits set by the administrator of this host.
         self.limits = limits()
         #: The GPUs that its tasks may use, each with the fields of `gpu_discovery.Gpu`.
         self.gpus: list[dict[str, Any]] = []
         #: The task that uses each GPU, as last reported; None before the first report.
-        self.held: dict[int, str] | None = None
+        self.reported_holders: dict[int, str] | None = None
         self.processes = agent.processes
         self._tunnels: TunnelEnd | None = None
         #: Time (monotonic) at which the time limit starts: when the first task is ready.
@@ -88,7 +88,7 @@ class AgentCluster:
         if self._tunnels is None:
             request = await make_key(self.directory / "tunnels", self.processes, name)
             return {"request": request}
-        self._tunnels.let_in(trust)
+        self._tunnels.add_trust(trust)
         return self._tunnels_described()
 
     async def certify_tunnels(
@@ -122,7 +122,7 @@ class AgentCluster:
         """Send the new state of a task to the cluster's listeners."""
         if task.state is TaskState.READY and self.ready_since is None:
             self.ready_since = clock.now()
-        self._agent.tell(self.name, {**self._event(task), "log": list(log)})
+        self._agent.publish(self.name, {**self._event(task), "log": list(log)})
         with self.reported("writing the agent's state"):
             self._agent.write_state()
 
@@ -148,7 +148,7 @@ class AgentCluster:
         self, severity: str, what: str, task: TaskSupervisor | None = None, fix: str | None = None
     ) -> None:
         """Send a notice to the cluster's listeners."""
-        self._agent.tell(
+        self._agent.publish(
             self.name,
             {
                 "event": "notice",
@@ -184,7 +184,7 @@ class AgentCluster:
     def hold(self, seconds: float) -> None:
         """Extend the lease to `seconds` from now, and write it to the state files."""
         self.lease = Deadline(seconds)
-        self._agent.tell(self.name, {"event": "lease", "cluster": self.name, "left": seconds})
+        self._agent.publish(self.name, {"event": "lease", "cluster": self.name, "left": seconds})
         self.write_state()
         self._agent.write_state()
 
@@ -207,7 +207,7 @@ class AgentCluster:
 
     async def stop(self, reason: str) -> None:
         """Stop all tasks, consumers of others first, and send the reason."""
-        tasks = (*self.tasks.values(), *self.retired.values())
+        tasks = (*self.tasks.values(), *self.removed.values())
         for roles in STOP_ORDER:
             ending = [task for task in tasks if task.spec.role in roles]
             # A task that fails to stop must not block the other tasks, the tunnels and the files.
@@ -217,11 +217,11 @@ class AgentCluster:
                 if isinstance(result, Exception):
                     traceback.print_exception(result)
         self.tasks.clear()
-        self.retired.clear()
+        self.removed.clear()
         try:
             if self._tunnels is not None:
                 self._tunnels.close()
         finally:
             body = {"event": "ended", "cluster": self.name, "reason": reason}
-            self._agent.tell(self.name, body, but=self.ended_by)
+            self._agent.publish(self.name, body, except_for=self.ended_by)
             runtime_dir.remove(self.directory)

@@ -33,7 +33,8 @@ class GpuMonitor:
         due = [
             cluster
             for cluster in clusters
-            if cluster.gpus and (tick % _EVERY_TICKS == 0 or cluster.gpu_holders() != cluster.held)
+            if cluster.gpus
+            and (tick % _EVERY_TICKS == 0 or cluster.gpu_holders() != cluster.reported_holders)
         ]
         if due:
             self._reading = asyncio.ensure_future(self._sample(due))
@@ -42,12 +43,12 @@ class GpuMonitor:
         numbers = sorted({gpu["index"] for cluster in clusters for gpu in cluster.gpus})
         figures = await asyncio.to_thread(self._sampler.read, numbers)
         for cluster in clusters:
-            cluster.held = cluster.gpu_holders()
+            cluster.reported_holders = cluster.gpu_holders()
             gpus = [
                 {
                     **{name: gpu[name] for name in ("index", "name", "memory")},
                     **figures.get(gpu["index"], {}),
-                    "task": cluster.held.get(gpu["index"], ""),
+                    "task": cluster.reported_holders.get(gpu["index"], ""),
                 }
                 for gpu in cluster.gpus
             ]

@@ -47,18 +47,20 @@ class AgentHandlers(ABC):
     clusters: dict[str, AgentCluster]
     owned: dict[str, Session]
     processes: processes.Processes
-    door: AgentListener
+    listener: AgentListener
 
     @abstractmethod
     def write_state(self) -> None:
         """Write the state file with which `tfd sweep` identifies orphans."""
 
     @abstractmethod
-    def tell(self, cluster: str, body: dict[str, Any], but: Session | None = None) -> None:
+    def publish(
+        self, cluster: str, body: dict[str, Any], except_for: Session | None = None
+    ) -> None:
         """Send an event to the sessions that listen to `cluster`, except one."""
 
     @abstractmethod
-    def is_heard(self, cluster: str) -> bool:
+    def has_listeners(self, cluster: str) -> bool:
         """Return True if a session listens to `cluster`."""
 
     @abstractmethod
@@ -100,7 +102,7 @@ class AgentHandlers(ABC):
         agent_cluster = self._cluster(cluster)
         if renew and agent_cluster.lease is None:
             raise no_lease(cluster)
-        await self.door.open()
+        await self.listener.open()
         agent_cluster.hold(seconds)
         return seconds
 
@@ -126,32 +128,32 @@ class AgentHandlers(ABC):
                 "lease": cluster.lease and cluster.lease.left,
                 "about": cluster.about,
                 "tasks": [task["state"] for task in cluster.task_events()],
-                "heard": self.is_heard(cluster.name),
+                "heard": self.has_listeners(cluster.name),
             }
             for cluster in self.clusters.values()
         ]
 
     async def do_hold(self, cluster: str, tasks: list[dict[str, Any]]) -> dict[str, str]:
         agent_cluster = self._cluster(cluster)
-        held: list[TaskSupervisor] = []
+        supervisors: list[TaskSupervisor] = []
         try:
             for packed in tasks:
                 packed = dict(packed, role=Role(packed["role"]), gpus=tuple(packed["gpus"]))
                 spec = TaskSpec(**packed)
                 if spec.name in agent_cluster.tasks:
                     raise StateError(f"cluster {cluster!r} has a task {spec.name!r} already")
-                retired = agent_cluster.retired.pop(spec.name, None)
-                if retired is None:
-                    held.append(TaskSupervisor(agent_cluster, spec))
+                removed = agent_cluster.removed.pop(spec.name, None)
+                if removed is None:
+                    supervisors.append(TaskSupervisor(agent_cluster, spec))
                 else:
-                    retired.reset(spec)
-                    held.append(retired)
+                    removed.reset(spec)
+                    supervisors.append(removed)
         except BaseException:
-            for task in held:
+            for task in supervisors:
                 await task.stop()
             raise
-        agent_cluster.tasks.update({task.spec.name: task for task in held})
-        return {task.spec.name: task.address for task in held}
+        agent_cluster.tasks.update({task.spec.name: task for task in supervisors})
+        return {task.spec.name: task.address for task in supervisors}
 
     async def do_release(self, cluster: str, tasks: list[str]) -> None:
         agent_cluster = self._cluster(cluster)
@@ -173,7 +175,7 @@ class AgentHandlers(ABC):
         self._cluster(cluster).tunnels.lead(port, to, host)
 
     async def do_close_tunnel(self, cluster: str, port: int) -> None:
-        self._cluster(cluster).tunnels.let_go(port)
+        self._cluster(cluster).tunnels.close_port(port)
 
     async def do_listeners(self, cluster: str, port: int) -> list[str]:
         """Return the addresses on which this host listens at `port`."""
@@ -186,7 +188,7 @@ class AgentHandlers(ABC):
     async def do_gpus(self, cluster: str) -> dict[str, Any]:
         agent_cluster = self._cluster(cluster)
         gpus = await asyncio.to_thread(gpu_discovery.find, agent_cluster.environment)
-        agent_cluster.gpus, agent_cluster.held = gpus["gpus"], None
+        agent_cluster.gpus, agent_cluster.reported_holders = gpus["gpus"], None
         return gpus
 
     async def do_start(self, cluster: str, tasks: dict[str, dict[str, Any]]) -> None:
@@ -197,8 +199,8 @@ class AgentHandlers(ABC):
     async def do_stop(self, cluster: str, tasks: list[str]) -> None:
         agent_cluster = self._cluster(cluster)
         for task in [agent_cluster.task(name) for name in tasks]:
-            agent_cluster.retired[task.spec.name] = agent_cluster.tasks.pop(task.spec.name)
-        await asyncio.gather(*(agent_cluster.retired[name].retire() for name in tasks))
+            agent_cluster.removed[task.spec.name] = agent_cluster.tasks.pop(task.spec.name)
+        await asyncio.gather(*(agent_cluster.removed[name].remove() for name in tasks))
 
     async def do_restart(self, cluster: str, task: str, settings: dict[str, Any]) -> None:
         await self._cluster(cluster).task(task).restart(settings)
@@ -208,7 +210,7 @@ class AgentHandlers(ABC):
 
     async def do_bury(self, cluster: str, tasks: list[str]) -> None:
         for name in tasks:
-            self._cluster(cluster).task(name).bury()
+            self._cluster(cluster).task(name).serve_error()
 
     async def do_install(self, cluster: str, blob: str, tokens: list[str], gone: list[str]) -> None:
         agent_cluster = self._cluster(cluster)

@@ -96,7 +96,7 @@ class Process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def let_go(self) -> None:
+    def close_channel(self) -> None:
         """Close the channel without waiting."""
         if self._writer is not None:
             self._writer.close()
@@ -106,7 +106,7 @@ class Process:
 
     async def close(self) -> None:
         """Close the channel and wait for its reader."""
-        self.let_go()
+        self.close_channel()
         await asyncio.gather(self._reading, return_exceptions=True)
 
 
@@ -390,7 +390,7 @@ def _kill_started(starting: asyncio.Future[Process]) -> None:
     if not starting.cancelled() and starting.exception() is None:
         process = starting.result()
         process.kill()
-        process.let_go()
+        process.close_channel()
 
 
 def _can_fork() -> bool:

@@ -175,11 +175,11 @@ class TunnelEnd:
         LaunchError
             stunnel is not installed on this host, or does not start.
         """
-        self.let_in(trust)
+        self.add_trust(trust)
         self._server_process.start()
         await self._wait_until_ready()
 
-    def let_in(self, trust: Sequence[str]) -> None:
+    def add_trust(self, trust: Sequence[str]) -> None:
         """Accept also peers with a certificate signed by one of `trust`."""
         new = [certificate for certificate in trust if certificate not in self.trust]
         if new:
@@ -218,7 +218,7 @@ class TunnelEnd:
         current = self._clients.get(port)
         if current is not None and current[0] == host:
             return
-        self.let_go(port)
+        self.close_port(port)
         listeners = _listen_on_loopback(port)
         client = _Stunnel(self._processes, f"way-{port}", self._directory, listeners, self._notify)
         client.write(
@@ -231,7 +231,7 @@ class TunnelEnd:
         self._clients[port] = host, client
         client.start()
 
-    def let_go(self, port: int) -> None:
+    def close_port(self, port: int) -> None:
         """Close the tunnels at `port`."""
         if port in self._served:
             self._served.remove(port)
@@ -243,7 +243,7 @@ class TunnelEnd:
     def close(self) -> None:
         """Close all tunnels."""
         for port in list(self._clients):
-            self.let_go(port)
+            self.close_port(port)
         self._server_process.close()
 
     def trim(self) -> None:

@@ -95,7 +95,7 @@ class TaskSupervisor:
         """Release the port of a task that was never started."""
         self._reserved_socket.close()
 
-    async def retire(self) -> None:
+    async def remove(self) -> None:
         """Stop the task, but reserve its port, since the dispatcher still assigns tasks to it."""
         await self._end()
         if self.spec.role is Role.DATA_WORKER:
@@ -151,7 +151,7 @@ class TaskSupervisor:
         self.process.kill()
         return self.process.pid
 
-    def bury(self) -> None:
+    def serve_error(self) -> None:
         """Start an error server on the port of a failed task."""
         if self.state is TaskState.FAILED and self._error_server is None:
             self._start_error_server(
@@ -222,7 +222,7 @@ class TaskSupervisor:
             return "dispatcher"
         return "data_worker" if self.spec.role is Role.DATA_WORKER else "server"
 
-    async def ask(self, address: str, expect: probe.Kind) -> probe.Probe:
+    async def probe_address(self, address: str, expect: probe.Kind) -> probe.Probe:
         """Probe `address`, which belongs to this task or one that it depends on."""
         return await asyncio.to_thread(
             self._prober.probe, address, timeout=_PROBE_SECONDS, expect=expect
@@ -340,7 +340,7 @@ class TaskSupervisor:
     async def _wait_until_alive(self, address: str, kind: probe.Kind) -> None:
         """Return when `address` responds; the caller sets the timeout."""
         delay = 0.005
-        while not (await self.ask(address, kind)).alive:
+        while not (await self.probe_address(address, kind)).alive:
             await asyncio.sleep(delay)
             delay = min(delay * 1.5, 0.2)
 

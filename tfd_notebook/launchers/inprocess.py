@@ -63,7 +63,7 @@ class InProcess(Launcher):
 
 
 @dataclass
-class _Hosted:
+class _InProcessTask:
     """A task of this process."""
 
     role: Role
@@ -94,10 +94,10 @@ class InProcessNode(Node):
         self._cluster = config.name
         self._allow = config.allow
         self._on_event = on_event
-        self._tasks: dict[str, _Hosted] = {}
+        self._tasks: dict[str, _InProcessTask] = {}
         #: Removed data workers, by name: the dispatcher still assigns tasks to their addresses.
         #: A name occurs several times if an earlier worker of that name has not stopped yet.
-        self._removed: list[tuple[str, _Hosted]] = []
+        self._removed: list[tuple[str, _InProcessTask]] = []
         self._lock = threading.RLock()
         self._closing = threading.Event()
         self._measuring = threading.Thread(
@@ -162,7 +162,7 @@ class InProcessNode(Node):
                 port = reserved_socket.getsockname()[1]
                 address = f"{packed['host']}:{port}"
                 role, settings = Role(packed["role"]), dict(packed["settings"])
-                self._tasks[name] = _Hosted(role, settings, reserved_socket, port, address)
+                self._tasks[name] = _InProcessTask(role, settings, reserved_socket, port, address)
             held[name] = self._tasks[name].address
         return held
 
@@ -176,7 +176,7 @@ class InProcessNode(Node):
                 task.settings.update(gpus=False, threads=tf_servers.MOST_ENDLESS + 1)
             self._serve(name, task)
 
-    def _serve(self, name: str, task: _Hosted) -> None:
+    def _serve(self, name: str, task: _InProcessTask) -> None:
         self._publish(name, task, TaskState.STARTING)
         try:
             task.server = tf_servers.start(task.role, task.port, task.settings)
@@ -219,7 +219,7 @@ class InProcessNode(Node):
                 task.close()
             self._publish(name, task, TaskState.STOPPED, reason)
 
-    def _start_error_server(self, name: str, task: _Hosted) -> None:
+    def _start_error_server(self, name: str, task: _InProcessTask) -> None:
         """Serve an error on the port of a removed data worker."""
         text = f"[TFD302] {name} has left the cluster"
         dispatcher = task.settings.get("dispatcher_address")
@@ -232,7 +232,7 @@ class InProcessNode(Node):
             task.error_server = error_server
 
     def _start_error_server_later(
-        self, name: str, task: _Hosted, server: tf_servers.Server
+        self, name: str, task: _InProcessTask, server: tf_servers.Server
     ) -> None:
         server.stop(None)
         with self._lock:
@@ -240,19 +240,19 @@ class InProcessNode(Node):
                 self._start_error_server(name, task)
 
     def _do_restart(self, task: str, settings: Mapping[str, Any]) -> None:
-        hosted = self._task(task)
-        if hosted.server is not None and hosted.server.endless:
+        in_process = self._task(task)
+        if in_process.server is not None and in_process.server.endless:
             raise StateError(
-                f"{task} cannot be restarted in this process: {hosted.server.kept}",
+                f"{task} cannot be restarted in this process: {in_process.server.kept}",
                 task=task,
                 fix='restart the kernel, or use launcher="local"',
             )
-        hosted.settings.update(settings)
-        hosted.restarts += 1
-        self._publish(task, hosted, TaskState.RESTARTING, "requested")
-        if hosted.server is not None and not hosted.server.stop(_STOP_SECONDS):
+        in_process.settings.update(settings)
+        in_process.restarts += 1
+        self._publish(task, in_process, TaskState.RESTARTING, "requested")
+        if in_process.server is not None and not in_process.server.stop(_STOP_SECONDS):
             why = "it cannot stop while a consumer in this process iterates"
-            self._publish(task, hosted, TaskState.FAILED, why)
+            self._publish(task, in_process, TaskState.FAILED, why)
             raise StateError(
                 why,
                 task=task,
@@ -260,8 +260,8 @@ class InProcessNode(Node):
             )
         # TensorFlow's finalizer of a worker unregisters its address. It has to run before the next
         # server registers the same address.
-        hosted.server = None
-        self._serve(task, hosted)
+        in_process.server = None
+        self._serve(task, in_process)
 
     def _do_kill(self, task: str) -> None:
         self._task(task)
@@ -279,7 +279,7 @@ class InProcessNode(Node):
         text = "Tasks in this process write to the output of the kernel.\n"
         return [text if not offset else "", len(text)]
 
-    def _task(self, name: str) -> _Hosted:
+    def _task(self, name: str) -> _InProcessTask:
         if name not in self._tasks:
             raise UnknownName(
                 f"cluster {self._cluster!r} has no task {name!r}",
@@ -287,7 +287,7 @@ class InProcessNode(Node):
             )
         return self._tasks[name]
 
-    def _publish(self, name: str, task: _Hosted, state: TaskState, reason: str = "") -> None:
+    def _publish(self, name: str, task: _InProcessTask, state: TaskState, reason: str = "") -> None:
         self._on_event(
             {
                 "event": "task",
