@@ -1,1 +1,1 @@
-"""The process on each host that starts and supervises tasks, and what runs below it."""
+"""The process on each host that starts and supervises tasks, and its helper processes."""

@@ -46,7 +46,7 @@ FIX = (
 )
 #: Parts of the reason of a task that was killed for its memory.
 _REACHED = "the memory limit of its control group"
-_TOO_MUCH = "GB of memory, more than a task may"
+_TOO_MUCH = "GB of memory, more than a task may use"
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def reached(before: Sequence[Group], root: Path = ROOT) -> str:
 
 def too_much(megabytes: float) -> str:
     """Return the reason for ending a task that exceeds an administrator's limit."""
-    return f"it held {megabytes / 1e3:.2f} {_TOO_MUCH}"
+    return f"it used {megabytes / 1e3:.2f} {_TOO_MUCH}"
 
 
 def is_reason(reason: str) -> bool:

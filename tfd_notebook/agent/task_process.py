@@ -139,7 +139,7 @@ def _prepare(request: Mapping[str, Any]) -> None:
         os.chdir(request["directory"])
     except OSError as error:
         raise LaunchError(
-            f"cannot enter the working directory: {error}",
+            f"entering the working directory failed: {error}",
             task=request["name"],
             fix="change to a directory that exists before the cluster starts",
         ) from None
@@ -173,7 +173,7 @@ def _name_process(name: str) -> None:
 
 
 def send_reply(replies: Any, message: dict[str, Any]) -> None:
-    """Send a message to the agent, or end this process if the agent is gone."""
+    """Send a message to the agent, or end this process if the connection is closed."""
     try:
         replies.write(json.dumps(message) + "\n")
         replies.flush()

@@ -87,7 +87,7 @@ class Jupyter(RemoteLauncher):
                 f"servers={addresses!r} has duplicates", fix="kernels=2 starts two on each server"
             )
         if isinstance(kernels, bool) or not isinstance(kernels, int) or kernels < 1:
-            raise UsageError(f"kernels={kernels!r} must be 1 or more")
+            raise UsageError(f"invalid kernels {kernels!r}: expected 1 or more")
         self._servers = tuple(addresses)
         #: Tokens by address, None for the variable's. They are never written or sent to agents.
         self._tokens: dict[str, str | None] = {a: t for a, t in in_addresses.items() if t}

@@ -166,7 +166,7 @@ class _LocalAgent:
         except concurrent.futures.TimeoutError:
             raise LaunchError(
                 f"the agent was not ready within {_START_SECONDS:g} s",
-                fix=f"is the host overloaded? See {self.directory / 'agent.log'}",
+                fix=f"the host may be overloaded: see {self.directory / 'agent.log'}",
             ) from None
 
     def _serve(self) -> None:

@@ -39,7 +39,7 @@ def prove_to_server(connected: socket.socket, secret: bytes, timeout: float) -> 
     connected.settimeout(timeout)
     received = receive_exactly(connected, len(MAGIC) + NONCE, deadline=deadline)
     if received[: len(MAGIC)] != MAGIC:
-        raise PermissionError("another program listens there")
+        raise PermissionError("invalid handshake: another program listens")
     nonce = secrets.token_bytes(NONCE)
     nonces = bytes(received[len(MAGIC) :]) + nonce
     connected.sendall(MAGIC + nonce + _key(secret, b"1", nonces))

@@ -76,7 +76,7 @@ class _Connection:
         except ValueError as error:  # a key with a passphrase, or an invalid ~/.ssh/config
             raise LaunchError(
                 f"preparing the login on {self.label} failed: {error}",
-                fix=f"check that `ssh {self.label}` asks nothing, or set key= to another key",
+                fix=f"check that `ssh {self.label}` needs no input, or set key= to another key",
             ) from None
         except (asyncssh.Error, OSError, asyncio.TimeoutError) as error:
             reason = getattr(error, "reason", "") or str(error)
