@@ -108,7 +108,7 @@ def test_a_busy_process_is_listed_watched_and_stopped(
     assert notebook.wait(30) == 0
     read_until(watcher, "cluster 'cell' has ended")
     assert (watcher.wait(30), following.wait(30)) == (0, 0)
-    assert tfd("list") == "no cluster lives\n"
+    assert tfd("list") == "no running cluster\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -137,4 +137,4 @@ def test_sweep_ends_what_a_killed_process_left(
     holder.wait(30)
     tfd("sweep")
     assert tfd("sweep") == "nothing was left behind\n"
-    assert tfd("list") == "no cluster lives\n"
+    assert tfd("list") == "no running cluster\n"

@@ -147,7 +147,7 @@ def test_it_survives_a_killed_kernel_and_ends_from_a_terminal() -> None:
     assert "is stopped" in cli("stop", "stays")
     until(lambda: not any(runs(pid) for pid in mine))
     until(lambda: agent_has_ended(where.directory))
-    assert "no cluster" in cli("list")
+    assert "no running cluster" in cli("list")
 
 
 def test_a_terminal_starts_one_that_a_notebook_takes_up() -> None:

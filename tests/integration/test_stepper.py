@@ -221,6 +221,6 @@ def test_stopping_ends_every_wait(notebook: Notebook) -> None:
     notebook.run("coordinator.resume(); values = %tfd_schedule endless --times 5")
     said = notebook.run("joining = %tfd_join --background\ncoordinator.stop()\njoining.wait(30)")
     assert "StateError: [TFD105] this coordinator was stopped before its closures ended" in said
-    assert "no closure fits" in notebook.run("%tfd_values --state retrying")
+    assert "no matching closure" in notebook.run("%tfd_values --state retrying")
     assert "coordinator: ■ stopped" in notebook.run("%tfd_cluster status")
     assert "is stopped" in notebook.run("%tfd_pause")

@@ -48,7 +48,7 @@ def test_list(cluster: Cluster, capsys: Any) -> None:
 
 
 def test_list_without_clusters(capsys: Any) -> None:
-    assert tfd(capsys, "list") == (0, "no cluster lives\n")
+    assert tfd(capsys, "list") == (0, "no running cluster\n")
     assert tfd(capsys, "list", "--json") == (0, "[]\n")
 
 

@@ -80,7 +80,7 @@ def test_findings_are_a_list_a_table_text_and_html(monkeypatch: pytest.MonkeyPat
     shown = found._repr_mimebundle_()
     assert "&lt;b&gt;" in shown["text/html"]
     assert "<b>" not in shown["text/html"]
-    assert "looked at: this process" in shown["text/plain"]
+    assert "checked: this process" in shown["text/plain"]
     assert str(one).startswith("[TFD803] ")
 
 

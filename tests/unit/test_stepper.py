@@ -238,8 +238,8 @@ def test_both_views_say_everything(shown: str) -> None:
         "12 paused, 1,000 ready",
         "120 closures/s",
         "about 40 s left (30 s to 1.9 h)",
-        "half waited 1.0 ms, 90 % 2.0 ms, 99 % 30 ms",
-        "half ran 0.2 ms, 90 % 4.0 ms, 99 % 5.0 s",
+        "waited p50 1.0 ms, p90 2.0 ms, p99 30 ms",
+        "ran p50 0.2 ms, p90 4.0 ms, p99 5.0 s",
         "ps:0 4.0 MB",
         "step 3",
         "breaks on failure",
@@ -319,7 +319,7 @@ def test_values_of_any_number(count: int) -> None:
 def test_values_show_themselves(clock: Clock) -> None:
     store, gate = Store(), Gate()
     values = Values(store, lambda: gate.closed)
-    assert "nothing was scheduled yet" in values._repr_mimebundle_()["text/plain"]
+    assert "no closure scheduled yet" in values._repr_mimebundle_()["text/plain"]
     run(store, clock, 0.1)
     run(store, clock, 0.1, worker=1, state=FAILED)
     store.add("other", "other_1", None)
@@ -330,7 +330,7 @@ def test_values_show_themselves(clock: Clock) -> None:
     assert [one["id"] for one in values.table(worker=1).records()] == [1]
     assert [one["id"] for one in values.table(1).records()] == [2]
     assert [one["id"] for one in values.table(state="ready").records()] == [0]
-    assert "no closure fits" in values.table(state="running").text()
+    assert "no matching closure" in values.table(state="running").text()
     with pytest.raises(errors.UsageError, match="1 or more"):
         values.table(0)
     with pytest.raises(errors.UnknownName, match=r"unknown state 'redy'.*\s+.*did you mean|queued"):

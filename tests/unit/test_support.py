@@ -102,7 +102,7 @@ def test_why_works_from_a_wheel(tmp_path: Path) -> None:
 
 
 def test_doctor_in_a_terminal(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(capsys, "doctor") == (0, "nothing was found\nlooked at: this host\n")
+    assert run(capsys, "doctor") == (0, "no findings\nchecked: this host\n")
     assert run(capsys, "doctor", "--json") == (0, "[]\n")
     launcher = Fake()
     tfd.Cluster(data_workers=1, launcher=launcher, name="images")

@@ -339,7 +339,7 @@ def test_any_number_of_gpus_has_its_place(count: int, hosts: int, width: int) ->
 def test_without_gpus_there_is_no_strip() -> None:
     assert "GPU" not in views.text(BUSY)
     assert '<div class="tfd-gpus' not in views.html(BUSY)
-    assert repr(views.gpus_table(())) == "no GPU is known that the tasks could be given"
+    assert repr(views.gpus_table(())) == "no GPUs available to tasks"
 
 
 def test_names_of_gpus_and_hosts_are_escaped() -> None:

@@ -1,4 +1,4 @@
-"""Views: what a `Snapshot` looks like. Pure functions, the same snapshot gives the same view."""
+"""Text and HTML views of snapshots. Pure functions: equal snapshots have equal views."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def mimebundle(snapshot: Snapshot) -> dict[str, str]:
 
 
 class View:
-    """A snapshot that a front end knows how to show.
+    """A snapshot that displays itself in a front end.
 
     Parameters
     ----------
@@ -77,14 +77,14 @@ class View:
     Attributes
     ----------
     snapshot : Snapshot
-        What is shown; it does not change.
+        The displayed snapshot. It is immutable.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the tasks as a DataFrame, see `Snapshot.to_frame`; on Spark its nodes."""
+        """Return the tasks as a DataFrame, see `Snapshot.to_frame`. On Spark, return the nodes."""
         if self.snapshot.spark is not None:
             return self.snapshot.nodes_frame()
         return self.snapshot.to_frame()

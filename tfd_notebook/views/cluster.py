@@ -1,4 +1,4 @@
-"""A snapshot taken apart into the tables and lines that text and HTML both show."""
+"""The tables and lines of a snapshot, shared by the text and HTML views."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tfd_notebook.views.table import Cell, Column, Row, state_cell
 
 _AnyRow = TypeVar("_AnyRow", TaskRow, StreamRow, CoordinatedRow, NodeRow)
 
-#: More rows than this are cut, the ones that need a look first.
-MOST_ROWS = 50
-_MOST_NOTICES = 5
+#: Maximum number of rows. The most urgent states come first.
+MAX_ROWS = 50
+_MAX_NOTICES = 5
 
 _URGENCY = (
     "failed",
@@ -73,28 +73,28 @@ STREAM_COLUMNS = (
 
 
 def facts(snapshot: Snapshot) -> list[str]:
-    """Return what is said beside the cluster's name, in a few words each."""
-    said = [f"launcher {snapshot.launcher}"]
-    if (opened := _open_to(snapshot.tasks)) is not None:
-        said.append(f"open to {opened}")
+    """Return short facts for the line with the cluster's name."""
+    facts = [f"launcher {snapshot.launcher}"]
+    if (clients := _open_to(snapshot.tasks)) is not None:
+        facts.append(f"open to {clients}")
     if snapshot.journal_bytes is not None:
-        said.append(f"journal {figures.size(snapshot.journal_bytes)}")
+        facts.append(f"journal {figures.size(snapshot.journal_bytes)}")
     if snapshot.expires is not None:
-        said.append(f"stops in {figures.duration(snapshot.expires - snapshot.time)}")
+        facts.append(f"stops in {figures.duration(snapshot.expires - snapshot.time)}")
     if snapshot.lease is not None:
         left = figures.duration(max(0.0, snapshot.lease - snapshot.time))
-        said.append(f"detached, stays for {left}")
-    return said
+        facts.append(f"detached, lease ends in {left}")
+    return facts
 
 
 def _open_to(tasks: Sequence[TaskRow]) -> str | None:
-    """Return who can connect where that is the same for all tasks, else None."""
+    """Return which clients can connect, or None if that differs between the tasks."""
     known = {row.open_to for row in tasks if row.open_to}
     return known.pop() if len(known) == 1 else None
 
 
 def role_rows(snapshot: Snapshot) -> list[Row]:
-    """Return one row per role: how many are planned, requested, observed, and why."""
+    """Return one row per role: planned, requested and observed counts, and why they differ."""
     tables = (snapshot.planned, snapshot.requested, snapshot.observed)
     rows: list[Row] = []
     for role in Role:
@@ -108,24 +108,24 @@ def role_rows(snapshot: Snapshot) -> list[Row]:
 def _difference(snapshot: Snapshot, role: Role, planned: int, requested: int, observed: int) -> str:
     if planned == requested == observed:
         return ""
-    said = []
+    reasons = []
     if planned > requested:
-        said.append(f"{planned - requested} not requested yet")
+        reasons.append(f"{planned - requested} not requested yet")
     elif planned < requested:
-        said.append(f"{requested - planned} no longer wanted")
-    unseen = [
+        reasons.append(f"{requested - planned} to be removed")
+    missing = [
         row for row in snapshot.tasks if row.role is role and row.state is not TaskState.READY
     ]
-    unseen.sort(key=lambda row: _urgency(row.state))
-    for row in unseen[:3]:
-        said.append(f"{row.task} {row.state}" + (f" ({row.reason})" if row.reason else ""))
-    if len(unseen) > 3:
-        said.append(f"and {len(unseen) - 3} more")
-    return "; ".join(said)
+    missing.sort(key=lambda row: _urgency(row.state))
+    for row in missing[:3]:
+        reasons.append(f"{row.task} {row.state}" + (f" ({row.reason})" if row.reason else ""))
+    if len(missing) > 3:
+        reasons.append(f"and {len(missing) - 3} more")
+    return "; ".join(reasons)
 
 
 def task_rows(snapshot: Snapshot) -> tuple[list[Row], str]:
-    """Return the rows of the tasks, and a sentence about those that are left out."""
+    """Return the rows of the tasks, and a sentence about omitted rows."""
     shown, rest = cut(snapshot.tasks)
     same = _open_to(snapshot.tasks) is not None
     return [_task_row(row, "" if same else row.open_to) for row in shown], rest
@@ -151,7 +151,7 @@ def _task_row(row: TaskRow, opened: str) -> Row:
 
 
 def stream_rows(snapshot: Snapshot) -> tuple[list[Row], str]:
-    """Return the rows of the consumers, and a sentence about those that are left out."""
+    """Return the rows of the consumers, and a sentence about omitted rows."""
     shown, rest = cut(snapshot.streams)
     return [stream_row(row) for row in shown], rest
 
@@ -179,15 +179,15 @@ def _urgency(state: object) -> int:
 
 
 def cut(rows: Sequence[_AnyRow]) -> tuple[list[_AnyRow], str]:
-    """Return the rows that need a look first, and a sentence about those that are left out."""
-    if len(rows) <= MOST_ROWS:
+    """Return the most urgent rows, and a sentence about omitted rows."""
+    if len(rows) <= MAX_ROWS:
         return list(rows), ""
     ordered = sorted(rows, key=lambda row: _urgency(row.state))
-    left = Counter(str(row.state) for row in ordered[MOST_ROWS:])
+    left = Counter(str(row.state) for row in ordered[MAX_ROWS:])
     kinds = ", ".join(f"{number:,} {state}" for state, number in left.items())
-    return ordered[:MOST_ROWS], f"… and {len(rows) - MOST_ROWS:,} more ({kinds})"
+    return ordered[:MAX_ROWS], f"… and {len(rows) - MAX_ROWS:,} more ({kinds})"
 
 
 def notices(snapshot: Snapshot) -> tuple[Notice, ...]:
     """Return the latest notices, oldest first."""
-    return snapshot.notices[-_MOST_NOTICES:]
+    return snapshot.notices[-_MAX_NOTICES:]

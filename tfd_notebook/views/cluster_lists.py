@@ -1,4 +1,4 @@
-"""Tables over several clusters."""
+"""Tables of several clusters, their consumers, data jobs and estimates."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _CLUSTER_COLUMNS = (
 
 
 def brief(snapshot: Snapshot) -> dict[str, Any]:
-    """Return a cluster in one line, as JSON values.
+    """Return the summary of a cluster as JSON values.
 
     Returns
     -------
     dict
-        ``name state launcher planned observed reading lease``: how many tasks are planned and
-        observed, how many consumers read from the cluster, and until when it stays without a
-        kernel (seconds since the epoch, None: not at all).
+        ``name state launcher planned observed reading lease``. ``planned`` and ``observed`` are
+        numbers of tasks, ``reading`` is the number of active consumers. ``lease`` is the end of the
+        lease in seconds since the epoch, or None if the cluster is not detached.
     """
     spark = snapshot.spark
     nodes = spark.nodes if spark is not None else ()
@@ -49,47 +49,55 @@ def brief(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def clusters_table(briefs: Sequence[Mapping[str, Any]]) -> Table:
-    """Return the table of what `brief` gives, each with its ``pid`` or ``agent``."""
+    """Return the table of summaries from `brief`, each with its ``pid`` or ``agent``."""
     rows = [
         (
-            Cell(str(one["name"])),
-            state_cell(str(one["state"])),
-            Cell(str(one["launcher"])),
-            Cell(f"{'?' if one['observed'] is None else one['observed']} of {one['planned']}"),
-            Cell(str(one["reading"])),
-            Cell(_stays(one.get("lease"))),
-            Cell(f"agent {one['agent']}" if one.get("agent") else str(one.get("pid") or "")),
+            Cell(str(summary["name"])),
+            state_cell(str(summary["state"])),
+            Cell(str(summary["launcher"])),
+            Cell(_ready(summary["observed"], summary["planned"])),
+            Cell(str(summary["reading"])),
+            Cell(_lease_text(summary.get("lease"))),
+            Cell(
+                f"agent {summary['agent']}"
+                if summary.get("agent")
+                else str(summary.get("pid") or "")
+            ),
         )
-        for one in briefs
+        for summary in briefs
     ]
     return Table(
         _CLUSTER_COLUMNS,
         rows,
         label="clusters",
-        empty="no cluster lives",
-        records=[dict(one) for one in briefs],
+        empty="no running cluster",
+        records=[dict(summary) for summary in briefs],
     )
 
 
-def _stays(lease: float | None) -> str:
+def _ready(observed: int | None, planned: int) -> str:
+    return f"{'?' if observed is None else observed} of {planned}"
+
+
+def _lease_text(lease: float | None) -> str:
     return "" if lease is None else f"for {figures.duration(max(0.0, lease - time.time()))}"
 
 
 def streams_table(snapshots: Iterable[Snapshot]) -> Table:
     """Return the table of all consumers of some clusters."""
-    seen = [(snapshot.name, row) for snapshot in snapshots for row in snapshot.streams]
+    rows = [(snapshot.name, row) for snapshot in snapshots for row in snapshot.streams]
     return Table(
         (*parts.STREAM_COLUMNS[:1], Column("cluster", drop=4), *parts.STREAM_COLUMNS[1:]),
         [
             (first, Cell(figures.clean(name)), *rest)
-            for name, row in seen
+            for name, row in rows
             for first, *rest in (parts.stream_row(row),)
         ],
         label="streams and datasets",
-        empty="nothing reads from a cluster",
+        empty="no consumer reads from a cluster",
         records=[
             {"cluster": name, **{column: getattr(row, column) for column in STREAM_COLUMNS}}
-            for name, row in seen
+            for name, row in rows
         ],
     )
 
@@ -109,36 +117,40 @@ _JOB_COLUMNS = (
 def jobs_table(
     state: Any, readers: Mapping[str, Sequence[str]], split_counts: Mapping[str, int]
 ) -> Table:
-    """Return the table of what a dispatcher's journal knows of its jobs, a row for each pass.
+    """Return the table of the data jobs in a dispatcher's journal, a row for each iteration.
 
     Parameters
     ----------
     state : JournalState
     readers : mapping of str to sequence of str
-        Names of the consumers of this process, by the name of the job.
+        Names of the consumers of this process by the name of the job.
     split_counts : mapping of str to int
-        How many splits the source of a dataset has, by the dataset's id, where that is known.
+        Number of splits of a dataset's source by the dataset's id, if known.
     """
     jobs = {job.id: job for job in state.jobs}
     tasks: dict[int, list[Any]] = {}
     for task in state.tasks:
         tasks.setdefault(task.iteration_id, []).append(task)
     records = []
-    for one in state.iterations:
-        job = jobs.get(one.job_id)
-        own = tasks.get(one.id, [])
-        done = sum(task.finished for task in own)
+    for iteration in state.iterations:
+        job = jobs.get(iteration.job_id)
+        iteration_tasks = tasks.get(iteration.id, [])
+        done = sum(task.finished for task in iteration_tasks)
         records.append(
             {
                 "job": job.name if job else "",
                 "mode": job.mode.lower() if job else "",
-                "pass": one.repetition,
-                "state": "finished" if one.finished else "running" if one.clients else "left",
-                "readers": one.clients,
+                "pass": iteration.repetition,
+                "state": "finished"
+                if iteration.finished
+                else "running"
+                if iteration.clients
+                else "left",
+                "readers": iteration.clients,
                 "read_here_by": ", ".join(readers.get(job.name, ())) if job else "",
-                "splits": one.splits,
+                "splits": iteration.splits,
                 "splits_total": split_counts.get(job.dataset_id) if job else None,
-                "workers_done": f"{done} of {len(own)}",
+                "workers_done": f"{done} of {len(iteration_tasks)}",
             }
         )
     rows = [
@@ -154,13 +166,11 @@ def jobs_table(
         )
         for r in records
     ]
-    return Table(
-        _JOB_COLUMNS, rows, label="jobs", empty="nothing has been read yet", records=records
-    )
+    return Table(_JOB_COLUMNS, rows, label="jobs", empty="no data job yet", records=records)
 
 
 def _progress(done: int, total: int | None) -> str:
-    """Return the splits in words; modes that hand out none have nothing to tell."""
+    """Return the number of assigned splits as text. Empty for modes without splits."""
     if not done:
         return ""
     if not total:
@@ -178,7 +188,7 @@ _FORECAST_COLUMNS = (
 
 
 def forecast_table(forecasts: Sequence[Any], foot: str = "") -> Table:
-    """Return the table of estimates, each with the fields of ``data.forecast.Forecast``.
+    """Return the table of estimates, each a ``data.explain.scaling_estimate.Forecast``.
 
     Parameters
     ----------
@@ -188,19 +198,19 @@ def forecast_table(forecasts: Sequence[Any], foot: str = "") -> Table:
     """
     rows = [
         (
-            Cell(str(one.data_workers)),
-            Cell(figures.count(one.elements_per_s)),
-            Cell(figures.count(one.low)),
-            Cell(figures.count(one.high)),
-            Cell(one.because),
+            Cell(str(forecast.data_workers)),
+            Cell(figures.count(forecast.elements_per_s)),
+            Cell(figures.count(forecast.low)),
+            Cell(figures.count(forecast.high)),
+            Cell(forecast.because),
         )
-        for one in forecasts
+        for forecast in forecasts
     ]
     return Table(
         _FORECAST_COLUMNS,
         rows,
         label="estimates",
-        empty="no number of data workers was given",
-        records=[dataclasses.asdict(one) for one in forecasts],
+        empty="no numbers of data workers given",
+        records=[dataclasses.asdict(forecast) for forecast in forecasts],
         foot=foot,
     )

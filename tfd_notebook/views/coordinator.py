@@ -1,4 +1,4 @@
-"""A coordinator and its closures, as tables and lines."""
+"""Text and HTML views of a coordinator and its closures."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _VALUE_COLUMNS = (
     Column("fetched", right=True, drop=3),
     Column("error", note=True),
 )
-#: Functions and parameter servers that are named in a line; of more only their number is.
-_MOST_NAMED = 5
+#: Maximum number of functions or parameter servers that a line names.
+_MAX_NAMED = 5
 
 
 def coordinator_text(row: CoordinatorRow, width: int) -> list[str]:
@@ -88,37 +88,37 @@ def _facts(row: CoordinatorRow) -> list[str]:
         facts.append(f"about {middle} left ({low} to {high})")
     for word, spans in (("waited", row.queue_ms), ("ran", row.run_ms)):
         if spans is not None:
-            half, most, nearly_all = (figures.brief(ms / 1e3) for ms in spans)
-            facts.append(f"half {word} {half}, 90 % {most}, 99 % {nearly_all}")
+            p50, p90, p99 = (figures.brief(ms / 1e3) for ms in spans)
+            facts.append(f"{word} p50 {p50}, p90 {p90}, p99 {p99}")
     if row.ps_bytes:
-        facts.append(_some("variables", {t: figures.size(b) for t, b in row.ps_bytes.items()}))
+        facts.append(_listed("variables", {t: figures.size(b) for t, b in row.ps_bytes.items()}))
     if row.traces:
-        facts.append(_some("traces", {name: str(n) for name, n in row.traces.items()}))
+        facts.append(_listed("traces", {name: str(n) for name, n in row.traces.items()}))
     if row.break_on_failure:
         facts.append("breaks on failure")
     return facts
 
 
-def _some(what: str, named: Mapping[str, str]) -> str:
-    said = [f"{name} {words}" for name, words in list(named.items())[:_MOST_NAMED]]
-    if len(named) > _MOST_NAMED:
-        said.append(f"and {len(named) - _MOST_NAMED} more")
-    return f"{what}: {', '.join(said)}"
+def _listed(title: str, named: Mapping[str, str]) -> str:
+    items = [f"{name} {words}" for name, words in list(named.items())[:_MAX_NAMED]]
+    if len(named) > _MAX_NAMED:
+        items.append(f"and {len(named) - _MAX_NAMED} more")
+    return f"{title}: {', '.join(items)}"
 
 
 def _sentences(row: CoordinatorRow) -> list[str]:
-    said = [row.limit] if row.limit else []
+    sentences = [row.limit] if row.limit else []
     if row.reduced:
-        said.append(
-            "This version of TensorFlow is not known: only what is scheduled and what comes of it "
-            "is seen, and nothing can be paused."
+        sentences.append(
+            "This version of TensorFlow is untested: only scheduled closures and their results are "
+            "recorded, and pausing is not possible."
         )
-    return said
+    return sentences
 
 
 def _worker_rows(row: CoordinatorRow) -> tuple[list[Row], str]:
     shown, rest = parts.cut(row.workers)
-    return [_worker_row(one) for one in shown], rest
+    return [_worker_row(worker) for worker in shown], rest
 
 
 def _worker_row(row: CoordinatedRow) -> Row:
@@ -137,7 +137,7 @@ def _worker_row(row: CoordinatedRow) -> Row:
 
 
 def counted(counts: Mapping[str, int]) -> str:
-    """Return numbers of closures by state in words, those that are 0 left out."""
+    """Return the numbers of closures by state as text, without zeros."""
     return ", ".join(f"{number:,} {state}" for state, number in counts.items() if number)
 
 
@@ -147,34 +147,34 @@ def values_table(records: Sequence[Mapping[str, Any]], counts: Mapping[str, int]
     Parameters
     ----------
     records : sequence of mapping
-        What ``coordinator.values.records()`` gives.
+        The result of ``coordinator.values.records()``.
     counts : mapping of str to int
-        How many closures there are in each state.
+        Number of closures in each state.
     """
     total = sum(counts.values())
     shown = "" if len(records) == total else f"{len(records):,} shown of "
     return Table(
         _VALUE_COLUMNS,
-        [_value_row(one) for one in records],
+        [_value_row(record) for record in records],
         label="closures",
-        empty="no closure fits" if total else "nothing was scheduled yet",
-        records=[dict(one) for one in records],
+        empty="no matching closure" if total else "no closure scheduled yet",
+        records=[dict(record) for record in records],
         foot=f"{shown}{total:,}: {counted(counts)}" if total else "",
     )
 
 
-def _value_row(one: Mapping[str, Any]) -> Row:
+def _value_row(record: Mapping[str, Any]) -> Row:
     def span(name: str) -> Cell:
-        return Cell("" if one[name] is None else figures.brief(one[name] / 1e3))
+        return Cell("" if record[name] is None else figures.brief(record[name] / 1e3))
 
     return [
-        Cell(str(one["id"])),
-        Cell(one["function"]),
-        state_cell(one["state"]),
-        Cell(str(one["worker"]) if one["worker"] >= 0 else ""),
-        Cell(str(one["attempts"]) if one["attempts"] > 1 else ""),
+        Cell(str(record["id"])),
+        Cell(record["function"]),
+        state_cell(record["state"]),
+        Cell(str(record["worker"]) if record["worker"] >= 0 else ""),
+        Cell(str(record["attempts"]) if record["attempts"] > 1 else ""),
         span("queue_ms"),
         span("run_ms"),
         span("fetch_ms"),
-        Cell(figures.gist(one["error"])),
+        Cell(figures.gist(record["error"])),
     ]

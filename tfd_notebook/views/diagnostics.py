@@ -1,4 +1,4 @@
-"""What the doctor found, as a table."""
+"""The findings of the doctor, as a table."""
 
 from __future__ import annotations
 
@@ -21,73 +21,73 @@ _COLUMNS = (
 )
 
 
-def findings_table(found: Sequence[Mapping[str, str]], looked_at: Sequence[str]) -> Table:
+def findings_table(findings: Sequence[Mapping[str, str]], looked_at: Sequence[str]) -> Table:
     """Return the table of findings, each with the fields `model.diagnostics.FIELDS`.
 
     Parameters
     ----------
-    found : sequence of mapping
+    findings : sequence of mapping
     looked_at : sequence of str
-        Said below the table.
+        The checked things, shown below the table.
     """
     rows = [
         (
-            state_cell(one["severity"]),
-            Cell(one["code"]),
-            Cell(one["where"]),
-            Cell(one["what"]),
-            Cell(one["why"], tone="quiet"),
-            Cell(f"Next: {one['fix']}"),
+            state_cell(finding["severity"]),
+            Cell(finding["code"]),
+            Cell(finding["where"]),
+            Cell(finding["what"]),
+            Cell(finding["why"], tone="quiet"),
+            Cell(f"Next: {finding['fix']}"),
         )
-        for one in found
+        for finding in findings
     ]
-    looked = ", ".join(looked_at)
+    checked = ", ".join(looked_at)
     return Table(
         _COLUMNS,
         rows,
         label="findings",
-        empty="nothing was found",
-        records=[dict(one) for one in found],
-        foot=f"looked at: {looked}" + (". tfd why CODE tells more" if rows else ""),
+        empty="no findings",
+        records=[dict(finding) for finding in findings],
+        foot=f"checked: {checked}" + (". More: tfd why CODE" if rows else ""),
         names=FIELDS,
     )
 
 
 class Findings(Sequence[Finding]):
-    """What was found, the worst first; it shows itself as a table.
+    """Findings of the doctor, the most severe first, displayed as a table.
 
     Parameters
     ----------
-    found : iterable of Finding
+    findings : iterable of Finding
     looked_at : sequence of str
-        In a few words each.
+        Short names of the checked things.
     """
 
-    def __init__(self, found: Iterable[Finding], looked_at: Sequence[str]) -> None:
-        self._found = ordered(found)
+    def __init__(self, findings: Iterable[Finding], looked_at: Sequence[str]) -> None:
+        self._findings = ordered(findings)
         self.looked_at = tuple(looked_at)
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """The codes, each once."""
-        return tuple(dict.fromkeys(one.code for one in self))
+        """The distinct codes."""
+        return tuple(dict.fromkeys(finding.code for finding in self))
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """Those that keep something from working."""
-        return tuple(one for one in self if one.severity == "error")
+        """The findings of severity ``error``."""
+        return tuple(finding for finding in self if finding.severity == "error")
 
     @property
     def table(self) -> Table:
-        """The table of them."""
+        """The table of the findings."""
         return findings_table(self.records(), self.looked_at)
 
     def records(self) -> list[dict[str, str]]:
-        """Return them as JSON values: dictionaries of code, severity, where, what, why and fix."""
-        return [one.as_dict() for one in self]
+        """Return the findings as dictionaries with code, severity, where, what, why and fix."""
+        return [finding.as_dict() for finding in self]
 
     def to_frame(self) -> pd.DataFrame:
-        """Return them as a DataFrame with the columns code, severity, where, what, why and fix."""
+        """Return a DataFrame with the columns code, severity, where, what, why and fix."""
         import pandas as pd
 
         return pd.DataFrame.from_records(self.records(), columns=list(FIELDS))
@@ -97,10 +97,10 @@ class Findings(Sequence[Finding]):
     @overload
     def __getitem__(self, index: slice) -> tuple[Finding, ...]: ...
     def __getitem__(self, index: int | slice) -> Finding | tuple[Finding, ...]:
-        return self._found[index]
+        return self._findings[index]
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._findings)
 
     def __repr__(self) -> str:
         return self.table.text()

@@ -1,4 +1,4 @@
-"""Words, signs and figures that all views share."""
+"""Formatting of states, numbers and text for all views."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _TONES = {
 }
 _TONE_OF = {state: tone for tone, states in _TONES.items() for state in states}
 
-#: What lines of TensorFlow's errors begin with that say where and not what.
+#: Starts of lines in TensorFlow's errors that contain a location instead of a message.
 _STACK = (
     "Graph execution error",
     "Detected at node",
@@ -58,13 +58,13 @@ _STACK = (
     "[[{{node",
     "Function call stack",
 )
-_MOST_ERROR = 400
+_MAX_ERROR = 400
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def signed(state: str) -> str:
-    """Return `state` with its sign before it."""
+    """Return `state` prefixed with its sign."""
     return f"{_SIGNS.get(state, '·')} {state}"
 
 
@@ -79,7 +79,7 @@ def tone(state: str) -> str:
 
 
 def count(number: float) -> str:
-    """Return a number of things, short: ``950``, ``12,345``, ``1.2 M``."""
+    """Return a short form of a count, such as ``950``, ``12,345`` or ``1.2 M``."""
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if number >= limit:
             return f"{number / limit:.1f} {unit}"
@@ -87,7 +87,7 @@ def count(number: float) -> str:
 
 
 def size(number: float | None) -> str:
-    """Return a number of bytes in decimal units: ``12 kB``; empty for None."""
+    """Return a number of bytes in decimal units, such as ``12 kB``, or "" for None."""
     if number is None:
         return ""
     for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
@@ -98,17 +98,17 @@ def size(number: float | None) -> str:
 
 
 def rate(number: float | None) -> str:
-    """Return bytes per second; empty for None."""
+    """Return a rate in bytes per second, or "" for None."""
     return "" if number is None else f"{size(number)}/s"
 
 
 def percent(number: float | None) -> str:
-    """Return a percentage without decimals; empty for None."""
+    """Return a percentage without decimals, or "" for None."""
     return "" if number is None else f"{number:.0f} %"
 
 
 def duration(seconds: float) -> str:
-    """Return a span of time in its largest sensible unit: ``40 s``, ``58 min``, ``3.5 h``."""
+    """Return a duration of seconds or more, such as ``40 s``, ``58 min`` or ``3.5 h``."""
     if seconds < 0:
         return "0 s"
     if seconds < 100:
@@ -117,7 +117,7 @@ def duration(seconds: float) -> str:
 
 
 def brief(seconds: float) -> str:
-    """Return a span of time of any length: ``0.2 ms``, ``35 ms``, ``4.2 s``, ``58 min``."""
+    """Return a duration of any length, such as ``0.2 ms``, ``35 ms``, ``4.2 s`` or ``58 min``."""
     if seconds < 0.9995:
         number = seconds * 1e3
         return f"{number:.1f} ms" if number < 9.95 else f"{number:.0f} ms"
@@ -125,15 +125,15 @@ def brief(seconds: float) -> str:
 
 
 def gist(error: str) -> str:
-    """Return what an error of TensorFlow says, without the stacks that it repeats it with."""
+    """Return the message of a TensorFlow error without its stack traces."""
     lines = [line.strip() for line in error[:20_000].splitlines()]
-    told = [line for line in lines if line and not line.startswith(_STACK)]
-    words = clean(" ".join(told[:3])) or clean(error[:_MOST_ERROR])
-    return words if len(words) <= _MOST_ERROR else words[: _MOST_ERROR - 1] + "…"
+    messages = [line for line in lines if line and not line.startswith(_STACK)]
+    words = clean(" ".join(messages[:3])) or clean(error[:_MAX_ERROR])
+    return words if len(words) <= _MAX_ERROR else words[: _MAX_ERROR - 1] + "…"
 
 
 def sparkline(values: Sequence[float], length: int = 20) -> str:
-    """Draw the last `length` values with blocks, the highest as a full one."""
+    """Return block characters for the last `length` values. The maximum is a full block."""
     shown = values[-length:]
     top = max(shown, default=0.0)
     if top <= 0:
@@ -142,12 +142,12 @@ def sparkline(values: Sequence[float], length: int = 20) -> str:
 
 
 def block(percent: float | None) -> str:
-    """Return a block as high as a share in percent; a dot for None."""
+    """Return a block character for a percentage, or a dot for None."""
     return "·" if percent is None else _BLOCKS[round(min(max(percent, 0.0), 100.0) / 100 * 7)]
 
 
 def clean_lines(text: str) -> str:
-    """Return `text` without control characters, which could steer a terminal, line by line."""
+    """Return `text` with its lines, without control characters such as terminal escapes."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
     return "".join(
         char if char in "\n\t" or unicodedata.category(char)[0] != "C" else "\ufffd"
@@ -156,7 +156,7 @@ def clean_lines(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return `text` in one line and without control characters, which could steer a terminal."""
+    """Return `text` in one line, without control characters such as terminal escapes."""
     return " ".join(
         "".join(
             char if unicodedata.category(char)[0] != "C" or char.isspace() else "\ufffd"
@@ -166,7 +166,7 @@ def clean(text: str) -> str:
 
 
 def columns_of(text: str) -> int:
-    """Return how many terminal columns `text` takes."""
+    """Return the number of terminal columns that `text` occupies."""
     return sum(
         0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
         for char in text
@@ -174,7 +174,7 @@ def columns_of(text: str) -> int:
 
 
 def fit(text: str, width: int) -> str:
-    """Return `text`, cut with an ellipsis where it takes more than `width` columns."""
+    """Return `text`, truncated with an ellipsis to at most `width` columns."""
     if columns_of(text) <= width:
         return text
     while text and columns_of(text) > width - 1:
@@ -183,6 +183,6 @@ def fit(text: str, width: int) -> str:
 
 
 def pad(text: str, width: int, right: bool = False) -> str:
-    """Return `text` filled with spaces to `width` columns."""
+    """Return `text` padded with spaces to `width` columns."""
     space = " " * (width - columns_of(text))
     return space + text if right else text + space

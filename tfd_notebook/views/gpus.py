@@ -1,20 +1,20 @@
-"""The GPUs of a cluster: one strip by host, and a table of all of them."""
+"""The GPUs of a cluster: a strip by host, and a table."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from html import escape
-from itertools import groupby
 
 from tfd_notebook.model.snapshot import GPU_COLUMNS, GpuRow
 from tfd_notebook.views import formatting as figures
 from tfd_notebook.views.table import Cell, Column, Row, Table, text_table
 
 FREE = "free"
-#: GPUs that are drawn one by one; of more only the sums are shown.
+#: Maximum number of GPUs in the strip. The totals include all GPUs.
 MOST = 256
 #: GPUs of a host in one line of text.
-_IN_LINE = 16
+_GPUS_PER_LINE = 16
 
 _STRIP_COLUMNS = (
     Column("GPUs of"),
@@ -36,20 +36,24 @@ _COLUMNS = (
 
 
 def strip_text(gpus: Sequence[GpuRow], width: int) -> list[str]:
-    """Return the lines that show some GPUs: a bar for each one's use, and one for its memory."""
+    """Return the lines of the strip, with two bars per GPU: utilization and memory."""
     rows: list[Row] = []
-    for host, there in _by_host(gpus[:MOST]):
-        for start in range(0, len(there), _IN_LINE):
-            some = there[start : start + _IN_LINE]
+    for host, host_gpus in _by_host(gpus[:MOST]):
+        for start in range(0, len(host_gpus), _GPUS_PER_LINE):
+            chunk = host_gpus[start : start + _GPUS_PER_LINE]
             rows.append(
                 [
                     Cell(host),
-                    Cell(_numbers(some)),
-                    Cell("".join(figures.block(gpu.use_percent) for gpu in some)),
-                    Cell(figures.percent(_mean(gpu.use_percent for gpu in some))),
-                    Cell("".join(figures.block(_filled(gpu)) for gpu in some)),
-                    Cell(_memory(some)),
-                    Cell(", ".join(f"{task} {_numbers(own)}" for task, own in _by_task(some))),
+                    Cell(_numbers(chunk)),
+                    Cell("".join(figures.block(gpu.use_percent) for gpu in chunk)),
+                    Cell(figures.percent(_mean(gpu.use_percent for gpu in chunk))),
+                    Cell("".join(figures.block(_memory_percent(gpu)) for gpu in chunk)),
+                    Cell(_memory(chunk)),
+                    Cell(
+                        ", ".join(
+                            f"{task} {_numbers(task_gpus)}" for task, task_gpus in _by_task(chunk)
+                        )
+                    ),
                 ]
             )
     lines = text_table(_STRIP_COLUMNS, rows, width)
@@ -57,13 +61,13 @@ def strip_text(gpus: Sequence[GpuRow], width: int) -> list[str]:
 
 
 def strip_html(gpus: Sequence[GpuRow]) -> str:
-    """Return the elements that show some GPUs, each with its figures in words."""
+    """Return the elements of the strip. Each GPU has its values as text for screen readers."""
     if not gpus:
         return ""
     hosts = "".join(
         f'<div class="tfd-gpuhost"><div class="tfd-gpuname" title="{escape(host)}">{escape(host)}'
-        f"</div>{''.join(_task_html(task, own) for task, own in _by_task(there))}</div>"
-        for host, there in _by_host(gpus[:MOST])
+        f"</div>{''.join(itertools.starmap(_task_html, _by_task(host_gpus)))}</div>"
+        for host, host_gpus in _by_host(gpus[:MOST])
     )
     rest = f'<div class="tfd-quiet">{_rest(gpus)}</div>' if _rest(gpus) else ""
     return (
@@ -83,11 +87,11 @@ def _task_html(task: str, gpus: Sequence[GpuRow]) -> str:
 
 
 def _tile(gpu: GpuRow) -> str:
-    words = escape(_said(gpu))
+    words = escape(_description(gpu))
     use = figures.percent(gpu.use_percent) or "–"
     bars = "".join(
         f'<i class="tfd-{kind}" style="width:{0 if share is None else share:.0f}%"></i>'
-        for kind, share in (("use", gpu.use_percent), ("memory", _filled(gpu)))
+        for kind, share in (("use", gpu.use_percent), ("memory", _memory_percent(gpu)))
     )
     return (
         f'<div class="tfd-gpu" role="img" aria-label="{words}" title="{words}">'
@@ -95,25 +99,25 @@ def _tile(gpu: GpuRow) -> str:
     )
 
 
-def _said(gpu: GpuRow) -> str:
-    """Return a GPU in words, as those read it who do not see the strip."""
+def _description(gpu: GpuRow) -> str:
+    """Return the text alternative of a GPU, for screen readers and tooltips."""
     use = "use unknown" if gpu.use_percent is None else f"{figures.percent(gpu.use_percent)} busy"
     memory = f", {_memory([gpu])} used" if _memory([gpu]) else ""
-    who = gpu.task or "no task"
+    task = gpu.task or "no task"
     name = f" ({gpu.name})" if gpu.name else ""
-    return f"GPU {gpu.index} of {gpu.host}{name}, seen by {who}: {use}{memory}"
+    return f"GPU {gpu.index} of {gpu.host}{name}, seen by {task}: {use}{memory}"
 
 
 def summary(gpus: Sequence[GpuRow]) -> str:
-    """Return how many GPUs there are, how many of them tasks see, and what they do together."""
+    """Return the number of GPUs, the number of free ones, and their overall usage, as text."""
     hosts = len({gpu.host for gpu in gpus})
     free = sum(not gpu.task for gpu in gpus)
-    said = [f"{len(gpus)} on {hosts} hosts" if hosts > 1 else str(len(gpus))]
-    said += [f"{free} free"] if free else []
+    facts = [f"{len(gpus)} on {hosts} hosts" if hosts > 1 else str(len(gpus))]
+    facts += [f"{free} free"] if free else []
     busy = _mean(gpu.use_percent for gpu in gpus)
-    said += [f"{figures.percent(busy)} busy"] if busy is not None else []
-    said += [f"{_memory(gpus)} used"] if _memory(gpus) else []
-    return ", ".join(said)
+    facts += [f"{figures.percent(busy)} busy"] if busy is not None else []
+    facts += [f"{_memory(gpus)} used"] if _memory(gpus) else []
+    return ", ".join(facts)
 
 
 def gpus_table(gpus: Sequence[GpuRow]) -> Table:
@@ -133,7 +137,7 @@ def gpus_table(gpus: Sequence[GpuRow]) -> Table:
         _COLUMNS,
         rows,
         label="GPUs",
-        empty="no GPU is known that the tasks could be given",
+        empty="no GPUs available to tasks",
         records=[{name: getattr(gpu, name) for name in GPU_COLUMNS} for gpu in gpus],
         names=GPU_COLUMNS,
         foot=summary(gpus) if gpus else "",
@@ -141,41 +145,43 @@ def gpus_table(gpus: Sequence[GpuRow]) -> Table:
 
 
 def _by_host(gpus: Iterable[GpuRow]) -> list[tuple[str, list[GpuRow]]]:
-    return [(host, list(own)) for host, own in groupby(gpus, key=lambda gpu: gpu.host)]
+    return [(host, list(own)) for host, own in itertools.groupby(gpus, key=lambda gpu: gpu.host)]
 
 
 def _by_task(gpus: Sequence[GpuRow]) -> list[tuple[str, list[GpuRow]]]:
-    return [(task or FREE, list(own)) for task, own in groupby(gpus, key=lambda gpu: gpu.task)]
+    return [
+        (task or FREE, list(own)) for task, own in itertools.groupby(gpus, key=lambda gpu: gpu.task)
+    ]
 
 
 def _numbers(gpus: Sequence[GpuRow]) -> str:
-    """Return the numbers of GPUs, ranges as such: ``0-3, 5``."""
-    said: list[str] = []
+    """Return the indices of GPUs with ranges, such as ``0-3, 5``."""
+    ranges: list[str] = []
     first = last = gpus[0].index
     for number in [*(gpu.index for gpu in gpus[1:]), None]:
         if number is not None and number == last + 1:
             last = number
             continue
-        said.append(str(first) if first == last else f"{first}-{last}")
+        ranges.append(str(first) if first == last else f"{first}-{last}")
         if number is not None:
             first = last = number
-    return ", ".join(said)
+    return ", ".join(ranges)
 
 
-def _filled(gpu: GpuRow) -> float | None:
-    """Return how much of its memory is used, in percent."""
+def _memory_percent(gpu: GpuRow) -> float | None:
+    """Return the used memory in percent, or None if unknown."""
     if gpu.used_mb is None or not gpu.memory_mb:
         return None
     return 100 * gpu.used_mb / gpu.memory_mb
 
 
 def _memory(gpus: Sequence[GpuRow]) -> str:
-    """Return used and whole memory of those GPUs of which both are known."""
+    """Return the used and total memory, of the GPUs with both values."""
     known = [(g.used_mb, g.memory_mb) for g in gpus if g.used_mb is not None and g.memory_mb]
     if not known:
         return ""
-    used, whole = (sum(one[i] for one in known) for i in (0, 1))
-    return f"{used / 1e3:.1f} of {whole / 1e3:.0f} GB"
+    used, total = (sum(pair[i] for pair in known) for i in (0, 1))
+    return f"{used / 1e3:.1f} of {total / 1e3:.0f} GB"
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -1,4 +1,4 @@
-"""A snapshot as HTML."""
+"""HTML view of a snapshot."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tfd_notebook.views.table import html_table
 
 
 def html(snapshot: Snapshot) -> str:
-    """Return `snapshot` as one HTML element, with its style sheet.
+    """Return `snapshot` as one HTML element with its style sheet.
 
-    Everything that comes from outside is escaped; colours come from the theme of the page.
+    All text is escaped. Colours come from the theme of the page.
     """
     tasks, more_tasks = parts.task_rows(snapshot)
     streams, more_streams = parts.stream_rows(snapshot)

@@ -1,4 +1,4 @@
-"""The tasks of a cluster that was found, the rule that found it, and what to run next."""
+"""Text and HTML views of a resolution: its rules, tasks, changes, and a suggested cell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfd_notebook.views import formatting as figures
 from tfd_notebook.views.style import wrap
 from tfd_notebook.views.table import Cell, Column, Table, html_table, state_cell, text_table
 
-#: Rows that are shown; those that need a look come first.
+#: Maximum number of rows. Tasks that are not alive come first.
 MOST_ROWS = 100
 _MOST_CHANGES = 10
 
@@ -42,7 +42,7 @@ _CHANGES = (
 
 
 def sightings_table(look: ResolutionSnapshot, most: int | None = None) -> Table:
-    """Return the tasks as a table, of at most so many rows; its records are all of them."""
+    """Return the tasks as a table with at most `most` rows. Its records contain all tasks."""
     shown = look.tasks
     if most is not None and len(shown) > most:
         urgent = [task for task in shown if task.state != "alive"]
@@ -61,24 +61,27 @@ def sightings_table(look: ResolutionSnapshot, most: int | None = None) -> Table:
 
 
 def rules_table(considered: Sequence[RuleResult]) -> Table:
-    """Return what became of the rules."""
-    rows = [(Cell(one.rule), Cell(one.outcome, _tone(one)), Cell(one.why)) for one in considered]
+    """Return the outcomes of the rules as a table."""
+    rows = [
+        (Cell(result.rule), Cell(result.outcome, _tone(result)), Cell(result.why))
+        for result in considered
+    ]
     return Table(_RULES, rows, label="rules", empty="no rule")
 
 
 def changes_table(look: ResolutionSnapshot, most: int | None = None) -> Table:
-    """Return the ups and downs that were seen, the latest first."""
+    """Return the changes of tasks as a table, the latest first."""
     rows = [
         (
-            Cell(time.strftime("%H:%M:%S", time.localtime(one.time))),
-            Cell(one.task),
-            state_cell(one.before) if one.before else Cell("new", "quiet"),
-            state_cell(one.after) if one.after else Cell("gone", "quiet"),
-            Cell(one.reason),
+            Cell(time.strftime("%H:%M:%S", time.localtime(change.time))),
+            Cell(change.task),
+            state_cell(change.before) if change.before else Cell("new", "quiet"),
+            state_cell(change.after) if change.after else Cell("gone", "quiet"),
+            Cell(change.reason),
         )
-        for one in look.changes[::-1][:most]
+        for change in look.changes[::-1][:most]
     ]
-    data = [vars(one) for one in look.changes]
+    data = [vars(change) for change in look.changes]
     names = ("time", "task", "before", "after", "reason")
     return Table(
         _CHANGES, rows, label="changes", empty="nothing changed", records=data, names=names
@@ -86,7 +89,7 @@ def changes_table(look: ResolutionSnapshot, most: int | None = None) -> Table:
 
 
 def look_text(look: ResolutionSnapshot, width: int = 110) -> str:
-    """Return the text view of `look`, at most `width` columns wide where that is possible."""
+    """Return the text view of `look`, at most `width` columns wide if possible."""
     lines = textwrap.wrap(_head(look), width)
     lines += [
         line for why in _close(look) for line in textwrap.wrap(why, width, subsequent_indent="  ")
@@ -141,7 +144,7 @@ def look_bundle(look: ResolutionSnapshot) -> dict[str, str]:
 
 
 def look_gist(look: ResolutionSnapshot) -> object:
-    """Return what in `look` is worth another printing."""
+    """Return the parts of `look` whose changes trigger a new display."""
     return look.trouble, [(task.name, task.address, task.state) for task in look.tasks]
 
 
@@ -158,8 +161,8 @@ def _row(task: TaskStatus) -> tuple[Cell, ...]:
     )
 
 
-def _tone(one: RuleResult) -> str:
-    return {"fired": "good", "close": "warn"}.get(one.outcome, "quiet")
+def _tone(result: RuleResult) -> str:
+    return {"fired": "good", "close": "warn"}.get(result.outcome, "quiet")
 
 
 def _what(look: ResolutionSnapshot) -> str:
@@ -171,9 +174,9 @@ def _counts(look: ResolutionSnapshot) -> str:
         return ""
     if not look.tasks:
         return "no tasks"
-    said = ", ".join(f"{count:,} {state}" for state, count in look.counts.items())
-    many = "task" if len(look.tasks) == 1 else "tasks"
-    return f"{len(look.tasks):,} {many}: {said}; seen in {figures.brief(look.seconds)}"
+    states = ", ".join(f"{count:,} {state}" for state, count in look.counts.items())
+    noun = "task" if len(look.tasks) == 1 else "tasks"
+    return f"{len(look.tasks):,} {noun}: {states}; seen in {figures.brief(look.seconds)}"
 
 
 def _head(look: ResolutionSnapshot) -> str:
@@ -183,10 +186,10 @@ def _head(look: ResolutionSnapshot) -> str:
 
 
 def _code(line: str) -> str:
-    """Return a line of source as text: its spaces stay."""
+    """Return a line of source code, indented and without control characters."""
     return "    " + "".join(char if char.isprintable() else "\ufffd" for char in line)
 
 
 def _close(look: ResolutionSnapshot) -> list[str]:
-    found = [one for one in look.considered if one.outcome == "close"]
-    return [figures.clean(f"close: {one.rule}: {one.why}") for one in found]
+    partial = [result for result in look.considered if result.outcome == "close"]
+    return [figures.clean(f"close: {result.rule}: {result.why}") for result in partial]

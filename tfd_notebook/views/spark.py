@@ -1,4 +1,4 @@
-"""A cluster on Spark: its phase, its nodes, what is fed, and what went wrong."""
+"""Text and HTML views of a cluster on Spark: phase, nodes, feeding and errors."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _COLUMNS = (
     Column("last batch", right=True),
     Column("error", note=True),
 )
-#: Lines of a traceback, and of a node's log, that are shown.
-_MOST_TRACE = 40
-_MOST_LOG = 10
-#: Nodes whose log is shown.
-_MOST_LOGS = 8
+#: Maximum lines of a traceback, and of a node's log.
+_MAX_TRACE_LINES = 40
+_MAX_LOG_LINES = 10
+#: Maximum number of logs.
+_MAX_LOGS = 8
 _PATH = tuple(phase for phase in SPARK_PHASES if phase not in ("stopped", "failed"))
 
 
@@ -39,9 +39,9 @@ def spark_text(row: SparkRow, now: float, width: int) -> list[str]:
     ----------
     row : SparkRow
     now : float
-        When it was seen, seconds since the epoch.
+        Time of the snapshot, in seconds since the epoch.
     width : int
-        Columns to keep within.
+        Maximum width in columns.
     """
     width = max(width, 20)
     facts = " · ".join(map(figures.clean, [_phase(row, now), *_facts(row)]))
@@ -54,33 +54,33 @@ def spark_text(row: SparkRow, now: float, width: int) -> list[str]:
     lines += [more] if more else []
     if row.error:
         lines += ["", *(figures.fit(line, width) for line in _trace(row.error))]
-    for node in _talking(row):
+    for node in _failed_nodes(row):
         lines += ["", f"the last lines of {node.node}:"]
-        lines += [figures.fit(f"  {_line(line)}", width) for line in node.log[-_MOST_LOG:]]
+        lines += [figures.fit(f"  {_line(line)}", width) for line in node.log[-_MAX_LOG_LINES:]]
     return lines
 
 
 def spark_html(row: SparkRow, now: float) -> str:
     """Return the elements of a cluster on Spark."""
     facts = "".join(f'<span class="tfd-quiet">{escape(fact)}</span>' for fact in _facts(row))
-    said = [
+    elements = [
         f'<div class="tfd-head"><span class="tfd-{figures.tone(row.phase)}">'
         f"{escape(_phase(row, now))}</span>{facts}</div>"
     ]
     if row.reason not in row.error:
-        said.append(f'<div class="tfd-quiet">{escape(figures.clean(row.reason))}</div>')
+        elements.append(f'<div class="tfd-quiet">{escape(figures.clean(row.reason))}</div>')
     rows, more = _rows(row)
-    said.append(html_table(_COLUMNS, rows, "nodes on Spark"))
+    elements.append(html_table(_COLUMNS, rows, "nodes on Spark"))
     if more:
-        said.append(f'<div class="tfd-quiet">{escape(more)}</div>')
+        elements.append(f'<div class="tfd-quiet">{escape(more)}</div>')
     if row.error:
-        said.append(_folded("the error", _trace(row.error), opened=True, tone="bad"))
-    talking = [node.node for node in _talking(row)]
-    for node in row.nodes[:_MOST_LOGS]:
+        elements.append(_folded("the error", _trace(row.error), opened=True, tone="bad"))
+    failed = [node.node for node in _failed_nodes(row)]
+    for node in row.nodes[:_MAX_LOGS]:
         if node.log:
-            lines = [_line(line) for line in node.log[-_MOST_LOG:]]
-            said.append(_folded(f"log of {node.node}", lines, opened=node.node in talking))
-    return "".join(said)
+            lines = [_line(line) for line in node.log[-_MAX_LOG_LINES:]]
+            elements.append(_folded(f"log of {node.node}", lines, opened=node.node in failed))
+    return "".join(elements)
 
 
 def _folded(title: str, lines: list[str], *, opened: bool, tone: str = "quiet") -> str:
@@ -121,7 +121,7 @@ def _rows(row: SparkRow) -> tuple[list[Row], str]:
 
 
 def _row(node: NodeRow) -> Row:
-    over = node.state in ("finished", "failed", "lost", "stopped")
+    ended = node.state in ("finished", "failed", "lost", "stopped")
     return [
         Cell(node.node),
         state_cell(node.state),
@@ -130,10 +130,10 @@ def _row(node: NodeRow) -> Row:
         Cell("" if node.pid is None else str(node.pid)),
         Cell(node.gpu),
         Cell(figures.count(node.rows) if node.rows else ""),
-        Cell("" if over or not node.rows else figures.count(node.rows_per_s)),
+        Cell("" if ended or not node.rows else figures.count(node.rows_per_s)),
         Cell(figures.count(node.results) if node.results else ""),
-        Cell("" if over else _queue(node), "warn" if _is_full(node) and not over else ""),
-        Cell("" if over or node.batch_age_s is None else f"{figures.brief(node.batch_age_s)} ago"),
+        Cell("" if ended else _queue(node), "warn" if _is_full(node) and not ended else ""),
+        Cell("" if ended or node.batch_age_s is None else f"{figures.brief(node.batch_age_s)} ago"),
         Cell(_gist(node.error)),
     ]
 
@@ -151,7 +151,7 @@ def _is_full(node: NodeRow) -> bool:
 
 
 def _gist(error: str) -> str:
-    """Return an error without its traceback: the first line, or what stands after that."""
+    """Return an error's first line or, if that starts a traceback, its last line."""
     lines = [line for line in error[:50_000].splitlines() if line.strip()]
     if not lines:
         return ""
@@ -162,22 +162,20 @@ def _gist(error: str) -> str:
 
 def _trace(error: str) -> list[str]:
     lines = [_line(line) for line in error.rstrip().splitlines()]
-    if len(lines) <= _MOST_TRACE:
+    if len(lines) <= _MAX_TRACE_LINES:
         return lines
-    kept = _MOST_TRACE // 2
+    kept = _MAX_TRACE_LINES // 2
     return [*lines[:kept], f"… {len(lines) - 2 * kept:,} lines …", *lines[-kept:]]
 
 
 def _line(line: str) -> str:
-    """Return a line with its spaces, and without what could steer a terminal."""
+    """Return a line with its spaces, without control characters such as terminal escapes."""
     return "".join(char if char.isprintable() else "\ufffd" for char in line.expandtabs(4))
 
 
-def _talking(row: SparkRow) -> list[NodeRow]:
-    """Return the nodes whose log should be read."""
-    return [node for node in row.nodes if node.state in ("failed", "lost") and node.log][
-        :_MOST_LOGS
-    ]
+def _failed_nodes(row: SparkRow) -> list[NodeRow]:
+    """Return the failed or lost nodes that have a log."""
+    return [node for node in row.nodes if node.state in ("failed", "lost") and node.log][:_MAX_LOGS]
 
 
 __all__ = ["spark_html", "spark_text"]

@@ -1,8 +1,8 @@
-"""The style sheet of all HTML views: no backgrounds, so that it fits light and dark themes."""
+"""The style sheet of all HTML views. It sets no backgrounds, so it fits light and dark themes."""
 
 from __future__ import annotations
 
-# The class is doubled to outweigh what JupyterLab says of tables and lists in outputs.
+# The class is doubled for a higher specificity than JupyterLab's rules for tables and lists.
 _SHEET = """
 .tfd-view{font-family:var(--jp-ui-font-family,system-ui,sans-serif);
 font-size:var(--jp-ui-font-size1,13px);color:var(--jp-ui-font-color1,inherit);line-height:1.45;
@@ -51,5 +51,5 @@ font-size:var(--jp-code-font-size,12px);line-height:1.35;color:inherit}
 
 
 def wrap(body: str) -> str:
-    """Return `body` in the element that the style sheet applies to, with the sheet."""
+    """Return `body` with the style sheet, in the element that the sheet applies to."""
     return f'<div class="tfd-view"><style>{_SHEET}</style>{body}</div>'

@@ -1,4 +1,4 @@
-"""One small table for all views: as text of a given width, as HTML, as records."""
+"""The table of all views, with text of a given width, HTML and records."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _GAP = "  "
-#: Text that may be cut is left at least this wide.
-_LEAST = 8
+#: Minimum width of truncated text.
+_MIN_WIDTH = 8
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,12 @@ class Column:
     ----------
     title : str
     right : bool
-        Whether its cells are figures, set flush right.
+        Whether the cells are right-aligned, for numbers.
     drop : int
-        In text that is too wide, columns with the highest `drop` go first; 0 (the default) never.
+        If text is too wide, columns with the highest `drop` are removed first. 0 (the default)
+        keeps the column.
     note : bool
-        Whether its words go below their row where text would be too wide.
+        Whether the cells move below their row if text is too wide.
     """
 
     title: str
@@ -48,9 +49,9 @@ class Cell:
     ----------
     text : str
     tone : str
-        ``"good"``, ``"warn"``, ``"bad"`` or ``"quiet"``; colours the cell in HTML.
+        Colour of the cell in HTML: ``"good"``, ``"warn"``, ``"bad"`` or ``"quiet"``.
     history : tuple of float
-        Drawn instead of the text: blocks in text, a line in HTML.
+        Values of a sparkline that replaces the text.
     """
 
     text: str = ""
@@ -62,15 +63,15 @@ Row = Sequence[Cell]
 
 
 def state_cell(state: str) -> Cell:
-    """Return the cell of a state: sign, word and colour."""
+    """Return the cell of a state, with its sign, name and colour."""
     return Cell(figures.signed(state), tone=figures.tone(state))
 
 
 def text_table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> list[str]:
-    """Return the lines of a table that is at most `width` columns wide where that is possible."""
+    """Return the lines of a table, at most `width` columns wide if possible."""
     if not rows:
         return []
-    words = [[_words(cell) for cell in row] for row in rows]
+    words = [[_cell_text(cell) for cell in row] for row in rows]
     kept = [i for i in range(len(columns)) if any(row[i] for row in words)]
 
     def natural(i: int) -> int:
@@ -87,12 +88,12 @@ def text_table(columns: Sequence[Column], rows: Sequence[Row], width: int) -> li
     if excess() > 0:
         notes = [i for i in kept if columns[i].note]
         kept = [i for i in kept if i not in notes]
-    # Long words are cut before a column goes, down to a width at which they can still be read.
+    # Truncate long cells to a readable width before removing columns.
     elastic = [i for i in kept if not columns[i].right]
-    _shrink(widths, elastic, excess, 3 * _LEAST)
+    _shrink(widths, elastic, excess, 3 * _MIN_WIDTH)
     while excess() > 0 and (droppable := [i for i in kept if columns[i].drop]):
         kept.remove(max(droppable, key=lambda i: columns[i].drop))
-    _shrink(widths, [i for i in elastic if i in kept], excess, _LEAST)
+    _shrink(widths, [i for i in elastic if i in kept], excess, _MIN_WIDTH)
 
     def line(texts: Sequence[str]) -> str:
         cells = (
@@ -118,12 +119,12 @@ def _shrink(widths: dict[int, int], among: list[int], excess: Any, least: int) -
         widths[widest] = max(least, widths[widest] - over)
 
 
-def _words(cell: Cell) -> str:
+def _cell_text(cell: Cell) -> str:
     return figures.sparkline(cell.history) if cell.history else figures.clean(cell.text)
 
 
 def html_table(columns: Sequence[Column], rows: Sequence[Row], label: str) -> str:
-    """Return a table element; `label` names it for screen readers."""
+    """Return a table element. `label` is its name for screen readers."""
     if not rows:
         return ""
     kept = [
@@ -152,14 +153,14 @@ def _td(column: Column, cell: Cell) -> str:
         *([f"tfd-{cell.tone}"] if cell.tone else []),
     ]
     text = escape(cell.text)
-    # The title gives the whole text where the style cuts it.
+    # The style sheet truncates long cells, so the title has the full text.
     title = f' title="{text}"' if len(cell.text) > 16 and not column.note else ""
     kind = f' class="{" ".join(classes)}"' if classes else ""
     return f"<td{kind}{title}>{text}</td>"
 
 
 def sparkline_svg(values: Sequence[float], width: int = 96, height: int = 16) -> str:
-    """Return a line of the last 60 values as SVG, with its figures in words beside it."""
+    """Return the last 60 values as an SVG line chart with a text alternative."""
     shown = [max(value, 0.0) for value in values[-60:]]
     top = max(shown, default=0.0) or 1.0
     step = width / max(len(shown) - 1, 1)
@@ -179,7 +180,7 @@ def sparkline_svg(values: Sequence[float], width: int = 96, height: int = 16) ->
 
 
 class Table:
-    """Rows that show themselves as text, as HTML, as JSON values and as a DataFrame.
+    """A table that displays itself as text and HTML, with JSON records and a DataFrame.
 
     Parameters
     ----------
@@ -187,15 +188,15 @@ class Table:
     rows : sequence of sequence of Cell
         One cell for each column.
     label : str
-        What the rows are, such as ``"clusters"``.
+        Name of the rows, such as ``"clusters"``.
     empty : str
-        What is shown where there are no rows.
+        Text for a table without rows.
     records : list of dict, optional
-        The rows as JSON values; their words by default.
+        The rows as JSON values. Default: the text of the cells.
     foot : str
         A sentence below the rows.
     names : sequence of str
-        The names in `records`, for a DataFrame without a row to have columns, too.
+        The keys in `records`, so that an empty DataFrame has columns.
     """
 
     def __init__(
@@ -222,7 +223,7 @@ class Table:
         if self._records is not None:
             return self._records
         titles = [column.title for column in self.columns]
-        return [dict(zip(titles, map(_words, row), strict=True)) for row in self.rows]
+        return [dict(zip(titles, map(_cell_text, row), strict=True)) for row in self.rows]
 
     def to_frame(self) -> pd.DataFrame:
         """Return the rows as a DataFrame."""
@@ -231,7 +232,7 @@ class Table:
         return pd.DataFrame.from_records(self.records(), columns=self._names)
 
     def text(self, width: int = 110) -> str:
-        """Return the table as text, at most `width` columns wide where that is possible."""
+        """Return the table as text, at most `width` columns wide if possible."""
         lines = text_table(self.columns, self.rows, width) or [self.empty]
         return "\n".join([*lines, *textwrap.wrap(figures.clean(self.foot), max(width, 20))])
 

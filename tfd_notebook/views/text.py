@@ -1,4 +1,4 @@
-"""A snapshot as plain text."""
+"""Text view of a snapshot."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def text(snapshot: Snapshot, width: int | None = None) -> str:
     ----------
     snapshot : Snapshot
     width : int, optional
-        Columns to keep within; the least important ones of the tables go first. Default 110.
+        Maximum width. Tables drop their least important columns first. Default 110.
 
     Returns
     -------
     str
-        Lines without a newline at the end, and without control characters from outside.
+        Lines without a trailing newline and without control characters.
     """
     width = 110 if width is None else width
     head = [
