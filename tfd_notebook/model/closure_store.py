@@ -150,7 +150,7 @@ class Store:
                 column.append(0.0)
             self._values.append(value)
             self._counts[QUEUED] += 1
-            self._note(now, key, QUEUED, -1)
+            self._append_log(now, key, QUEUED, -1)
         return key
 
     def dispatched(self, key: int, worker: int) -> None:
@@ -229,9 +229,9 @@ class Store:
         self._counts[self._state[row]] -= 1
         self._counts[state] += 1
         self._state[row] = state
-        self._note(now, key, state, worker)
+        self._append_log(now, key, state, worker)
 
-    def _note(self, now: float, key: int, state: int, worker: int) -> None:
+    def _append_log(self, now: float, key: int, state: int, worker: int) -> None:
         self.version += 1
         self._log_time.append(now)
         self._log_id.append(key)

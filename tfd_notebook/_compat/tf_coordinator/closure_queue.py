@@ -95,8 +95,8 @@ class WatchedQueue(Waiting):
         self.reads_input: set[str] = set()
         self.fetch_waits = 0
         self.fetch_seconds = 0.0
-        self._held = 0
-        self._inspected = False
+        self._delayed_callers = 0
+        self._inspection_done = False
         super().__init__()
         self._progress = threading.Condition(self._queue_lock)
 
@@ -233,7 +233,7 @@ class WatchedQueue(Waiting):
             with self._queue_lock:
                 where = f"closure {closure.key} ({closure.name}) failed on worker:{worker}"
                 self.gate.close(where, by_failure=True)
-                self._inspected = False
+                self._inspection_done = False
         super().mark_failed(e)
         self._notify_progress()
 
@@ -280,7 +280,7 @@ class WatchedQueue(Waiting):
     def _cancel_all_closures(self) -> None:
         super()._cancel_all_closures()
         self.gate.permits = 0
-        self._inspected = False
+        self._inspection_done = False
         if self.gate.by_failure:
             self.gate.open()  # the failed closures to inspect are cancelled now
 
@@ -294,9 +294,9 @@ class WatchedQueue(Waiting):
     def resume(self) -> None:
         """Resume. No-op if the coordinator is not paused."""
         with self._queue_lock:
-            if self._held:
+            if self._delayed_callers:
                 # The waiting callers raise now and cancel the other closures before one starts.
-                self._inspected = True
+                self._inspection_done = True
                 self._stop_waiting_condition.notify_all()
                 return
             self.gate.open()

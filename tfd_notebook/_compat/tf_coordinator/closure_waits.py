@@ -29,9 +29,9 @@ class Waiting(closures.Queue):
     _serving: dict[int, threading.Thread]
     _managers: cancellation.Managers
     #: Number of callers whose error is delayed until a controller has inspected a failure.
-    _held: int
+    _delayed_callers: int
     #: Whether the controller has finished the inspection.
-    _inspected: bool
+    _inspection_done: bool
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until no closure is queued or runs. Return False after `timeout` seconds.
@@ -52,20 +52,20 @@ class Waiting(closures.Queue):
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             with self._queue_lock:
-                while self._is_held() or (not self._error and not self._idle()):
+                while self._delays_errors() or (not self._error and not self._idle()):
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
                         return False
                     if left is None:
                         self._raise_if_stuck()
-                    held = self._is_held()
-                    self._held += held
+                    delayed = self._delays_errors()
+                    self._delayed_callers += delayed
                     try:
                         self._stop_waiting_condition.wait(
                             POLL_SECONDS if left is None else min(left, POLL_SECONDS)
                         )
                     finally:
-                        self._held -= held
+                        self._delayed_callers -= delayed
                     if self._stopped and not stopped:
                         raise StateError(
                             "this coordinator was stopped before its closures ended",
@@ -79,11 +79,11 @@ class Waiting(closures.Queue):
                     self._raise_if_error()
                     return True
 
-    def _is_held(self) -> bool:
+    def _delays_errors(self) -> bool:
         """Return True while an attached controller inspects a failure. `resume` ends this."""
         gate = self.gate
         inspects = gate.closed and gate.by_failure and gate.controlled
-        return bool(self._error and inspects and not self._inspected)
+        return bool(self._error and inspects and not self._inspection_done)
 
     def _end_by(self, deadline: float) -> None:
         """Cancel the other running closures after a failure, as TensorFlow does, until a time."""

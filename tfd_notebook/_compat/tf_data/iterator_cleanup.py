@@ -59,7 +59,7 @@ class IteratorHandle:
             # The garbage collector can call this anywhere, so it must not take a lock, as the
             # start of a `threading.Thread` does.
             start_new_thread(self._delete, ())
-        except RuntimeError:  # no more threads can start: this reference's owner deletes it
+        except RuntimeError:  # no more threads can start: delete it with its last reference
             self._mark_ended()
 
     def await_earlier(self) -> None:

@@ -252,7 +252,7 @@ class Consumers:
                 if entry.source is source:
                     return known
             unique, number = name, 1
-            while unique in self._entries and not _over(self._entries[unique].source.state):
+            while unique in self._entries and not _has_ended(self._entries[unique].source.state):
                 number += 1
                 unique = f"{name}-{number}"
             self._entries.pop(unique, None)
@@ -357,7 +357,7 @@ class Consumers:
             return [
                 (name, entry)
                 for name, entry in self._entries.items()
-                if not _over(entry.source.state)
+                if not _has_ended(entry.source.state)
             ]
 
     def _row(self, name: str, entry: _Entry, now: float) -> StreamRow:
@@ -370,7 +370,7 @@ class Consumers:
         entry.final = None  # another epoch of a dataset can follow
         if reading.elements != entry.elements:
             entry.elements, entry.moved = reading.elements, now
-        over = _over(state)
+        over = _has_ended(state)
         source.series.add(reading, min(now, source.ended or now) if over else now)
         elements, size, waiting = source.series.rates()
         error, meter = source.error, source.meter
@@ -395,10 +395,10 @@ class Consumers:
         return row
 
     def _discard_oldest(self) -> None:
-        over = [name for name, entry in self._entries.items() if _over(entry.source.state)]
+        over = [name for name, entry in self._entries.items() if _has_ended(entry.source.state)]
         for name in over[:-_ENDED_LISTED]:
             del self._entries[name]
 
 
-def _over(state: str) -> bool:
+def _has_ended(state: str) -> bool:
     return state in ("finished", "failed", "stopped")

@@ -166,9 +166,9 @@ _STAGE = re.compile(
     r"Error in user-defined function passed to (\w+?)(?:Dataset)?(?:V\d)?:\d+ transformation "
     r"with iterator: \S+?: "
 )
-_STRAY = re.compile(r"Worker (\S+) is not in the workers list")
-_FULL = re.compile(r"[^\s;]*; No space left on device")
-_SHORT = re.compile(r"expected to contain (\d+) elements but contained only (\d+)")
+_UNLISTED_WORKER = re.compile(r"Worker (\S+) is not in the workers list")
+_DISK_FULL = re.compile(r"[^\s;]*; No space left on device")
+_TOO_FEW = re.compile(r"expected to contain (\d+) elements but contained only (\d+)")
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _PYTHON_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 #: Files that do not belong to the user, on this host or a worker's: frozen modules, the standard
@@ -176,7 +176,7 @@ _PYTHON_LINE = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _NOT_USERS = re.compile(
     r"<frozen |/python3\.\d+t?/|[/\\](?:site|dist)-packages[/\\]|__autograph_generated_file"
 )
-_PLUMBING = re.compile(
+_INTERNAL_TEXT = re.compile(
     r"\{\{function_node [^}]*\}\}\s*|Failed to get element from worker \S+ "
     r"|Failed to get an element, with a nonretryable error: |Failed to get (?:element|tasks): "
     r"|\[\[.*?\]\]|\[Op:\w+\](?: name:.*)?|Traceback \(most recent call last\):.*",
@@ -198,46 +198,46 @@ def translate(error: Any, consumers: Consumers) -> BaseException:
     task = consumers.task_of(worker[1]) if worker else None
     marked = _MARKER.search(message)
     if marked and marked[1] in _BY_CODE:
-        return _both(_BY_CODE[marked[1]], error, marked[2], task, marked[3])
+        return _combined(_BY_CODE[marked[1]], error, marked[2], task, marked[3])
     where = "this process"
     if worker:
         where = f"{task} ({worker[1]})" if task else f"data worker {worker[1]}"
-    text = " ".join(_PLUMBING.sub("", _STAGE.sub("", message)).split())
+    text = " ".join(_INTERNAL_TEXT.sub("", _STAGE.sub("", message)).split())
     missing_op = re.search(r"Op type not registered '(\w+)'", message)
     if missing_op:
         what = f"{where} has no op {missing_op[1]}, which an additional library defines"
         fix = "start the cluster with preload=[the module or *.so that defines the op]"
-        return _both(errors.PipelineError, error, what, task, fix)
+        return _combined(errors.PipelineError, error, what, task, fix)
     if "Could not find callback with key=" in message:
         what = f"{where} does not have a Python function of the pipeline ({text})"
         fix = "run the cell that creates the dataset again, so that cluster.distribute() sends it"
-        return _both(errors.NotSerializable, error, what, task, fix)
-    full = _FULL.search(message)
+        return _combined(errors.NotSerializable, error, what, task, fix)
+    full = _DISK_FULL.search(message)
     if full:
         what = f"a disk is full, probably the one with the dispatcher's journal ({full[0]})"
         fix = "free disk space, or start the cluster with another Service(work_dir=...)"
-        return _both(errors.WorkDirError, error, what, "dispatcher:0", fix)
-    stray = _STRAY.search(message)
+        return _combined(errors.WorkDirError, error, what, "dispatcher:0", fix)
+    stray = _UNLISTED_WORKER.search(message)
     if stray:
         address = consumers.task_of(stray[1]) or "a data worker that has left"
         what = f"the dispatcher expects {address} ({stray[1]}), which has no share of the data"
         fix = 'use processing_mode="dynamic", restart that worker, or create a new cluster'
-        return _both(errors.DataError, error, what, None, fix)
-    short = _SHORT.search(message)
+        return _combined(errors.DataError, error, what, None, fix)
+    short = _TOO_FEW.search(message)
     if worker is None and short:
         what = (
             f"{short[2]} of {short[1]} elements arrived: a data worker stopped or restarted and "
             "lost the elements that it had prepared"
         )
         fix = "iterate again to get a complete epoch"
-        return _both(errors.DataLoss, error, what, None, fix)
+        return _combined(errors.DataLoss, error, what, None, fix)
     discarded = "Failed to get split: Iteration id" in message
     if discarded or (worker is None and "dispatcher" in message):
         what = f"the dispatcher has discarded this iteration ({text})"
         fix = "start a new loop. With Service(fault_tolerant=True), loops survive a restart"
-        return _both(errors.DispatcherLost, error, what, "dispatcher:0", fix)
+        return _combined(errors.DispatcherLost, error, what, "dispatcher:0", fix)
     what = f"the pipeline failed in {where}{_stage(message)}: {text}"
-    return _both(errors.PipelineError, error, what, task, None)
+    return _combined(errors.PipelineError, error, what, task, None)
 
 
 def _stage(message: str) -> str:
@@ -260,7 +260,7 @@ def _stage(message: str) -> str:
     return ", " + ", ".join(parts) if parts else ""
 
 
-def _both(
+def _combined(
     kind: type[errors.TfdError], error: Any, what: str, task: str | None, fix: str | None
 ) -> BaseException:
     """Return an error of class `kind` that is also of TensorFlow's class of `error`."""

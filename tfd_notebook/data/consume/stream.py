@@ -158,7 +158,7 @@ class Stream:
     def start(self) -> Stream:
         """Start to iterate, and return the stream. No-op if it runs."""
         with self._changed:
-            if self._over:
+            if self._has_ended:
                 raise StateError(
                     f"stream {self.name} has ended ({self._state})",
                     fix="create a new one: cluster.stream(dataset).start()",
@@ -213,7 +213,7 @@ class Stream:
         Interrupted sets the state ``"failed"``.
         """
         with self._changed:
-            if self._over or self._cancelled is not None:
+            if self._has_ended or self._cancelled is not None:
                 return
             self._cancelled = error
             self._quiet = quiet
@@ -256,7 +256,7 @@ class Stream:
         with self._changed:
             if self._state == "new":
                 raise StateError(f"stream {self.name} has not started", fix="call start() first")
-            while not self._over and (elements is None or self._handled < elements):
+            while not self._has_ended and (elements is None or self._handled < elements):
                 if elements is not None:
                     self._attention = min(self._attention, elements)
                 left = None if deadline is None else deadline - time.monotonic()
@@ -316,18 +316,18 @@ class Stream:
             read from a tf.data service.
         """
         with self._changed:
-            if self._over or self._iterator is None:
+            if self._has_ended or self._iterator is None:
                 raise StateError(
                     f"stream {self.name} has ended and has no position", fix="checkpoint earlier"
                 )
             paused, self._paused, self._attention = self._paused, True, 0
             try:
                 parked = self._changed.wait_for(
-                    lambda: self._parked or self._thread is None or self._over, timeout
+                    lambda: self._parked or self._thread is None or self._has_ended, timeout
                 )
                 if not parked:
                     raise TimeLimit(self._timeout_text(None, timeout), fix=self._hint())
-                if self._over:
+                if self._has_ended:
                     raise StateError(f"stream {self.name} ended in the meantime")
                 buffered = self._take_buffer()
                 for element in buffered:
@@ -385,7 +385,7 @@ class Stream:
         return f"<Stream {self.name} {self.state}, {self.elements} elements{error}>"
 
     @property
-    def _over(self) -> bool:
+    def _has_ended(self) -> bool:
         return self._state in ("finished", "failed", "stopped")
 
     def _run(self) -> None:

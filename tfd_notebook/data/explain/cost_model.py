@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tfd_notebook._compat.tf_data.pipeline_model import READERS, Model, Node, Stage
 
 #: Nodes of TensorFlow's model that correspond to no stage.
-_PLUMBING = (
+_INTERNAL_NODES = (
     "Root",
     "Model",
     "Options",
@@ -101,7 +101,7 @@ class Costs:
         """Add the work since the previous reading, `seconds` ago."""
         first = not self._before and not self._is_new_iterator
         self._is_new_iterator = False
-        for node, stage, depth, lane in self._places(model):
+        for node, stage, depth, lane in self._nodes_with_stages(model):
             old = self._before.get(node.id)
             key = (lane, id(stage), node.kind, depth > 0)
             if not first:
@@ -140,7 +140,7 @@ class Costs:
                 lanes.append(ThreadCost(total / available, available / self._wall, tuple(parts)))
         return sorted(lanes, key=lambda lane: lane.busy, reverse=True)
 
-    def _places(self, model: Model) -> Iterator[tuple[Node, Stage | None, int, int]]:
+    def _nodes_with_stages(self, model: Model) -> Iterator[tuple[Node, Stage | None, int, int]]:
         """Yield each node with its stage, its depth inside that stage, and its lane."""
         # Entries: a node, the stage of the node or of one before it, the depth, and the lane.
         todo: list[tuple[int, Stage | None, int, int]] = [(model.output, self._last, 0, 0)]
@@ -196,12 +196,12 @@ class Costs:
 
 def _match(kind: str, expected: Stage | None) -> Stage | None:
     """Return the stage of a node of `kind`: `expected`, or one before it."""
-    if kind in _PLUMBING:
+    if kind in _INTERNAL_NODES:
         return None
     stage = expected
     while stage is not None:
         # Attribute other nodes to the service, but not those of the user's stages after it.
-        if _same(kind, stage) or (stage.kind == "DataService" and stage is expected):
+        if _is_kind_of(kind, stage) or (stage.kind == "DataService" and stage is expected):
             return stage
         if kind == "Prefetch":  # TensorFlow adds one after most pipelines
             return None
@@ -219,7 +219,7 @@ _ALIASES = {
 }
 
 
-def _same(kind: str, stage: Stage) -> bool:
+def _is_kind_of(kind: str, stage: Stage) -> bool:
     if kind == stage.kind:
         return True
     if kind in ("FlatMap", "Interleave"):  # TensorFlow reads files with these

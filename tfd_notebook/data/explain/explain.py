@@ -22,9 +22,9 @@ _MEASURING_SHARE = 0.4
 #: Elements of fewer bytes cost more to send than their content.
 _SMALL_BYTES = 20_000
 #: Share of waiting above which the data does not keep up with the consumer.
-_STARVES = 0.1
+_STARVING_SHARE = 0.1
 #: Smallest gain for which a change is suggested.
-_WORTH = 1.1
+_MIN_GAIN = 1.1
 
 
 def explain(
@@ -208,7 +208,7 @@ class _Explanation:
             before.dataset, max(0.5, left / 2 - 0.3), self._step, warm_up=0.3, last=before
         )
         self._figures["elements_per_s_without_copy"] = result.rate
-        if self._measurement.rate and result.rate / self._measurement.rate >= _WORTH:
+        if self._measurement.rate and result.rate / self._measurement.rate >= _MIN_GAIN:
             return replace(verdict, share=1 - self._measurement.rate / result.rate)
         return judge(result, before, self._cores, self._step is not None)
 
@@ -242,7 +242,7 @@ class _Explanation:
 
     def _advise_none(self, verdict: Bottleneck) -> tuple[str, float | None]:
         waits = self._measurement.wait_fraction
-        if self._step is not None and waits >= _STARVES:
+        if self._step is not None and waits >= _STARVING_SHARE:
             return (
                 f"the consumer waits {100 * waits:.0f} % of the time, for an unknown reason",
                 None,
@@ -268,12 +268,12 @@ class _Explanation:
         if stage.kind == "Generator":
             return advice.GENERATOR, None
         if stage.kind not in (*READERS, "Interleave", "FlatMap"):
-            above = self._above(stage)
+            above = self._stage_after(stage)
             if above is None or above.kind not in ("Interleave", "FlatMap"):
                 return advice.SLOW_SOURCE, None
             stage = above
         gain = self._try(lambda: experiments.parallel(self._dataset, stage))
-        if gain is None or gain < _WORTH:
+        if gain is None or gain < _MIN_GAIN:
             return advice.SLOW_SOURCE, None
         how = {
             "Interleave": "pass num_parallel_calls=tf.data.AUTOTUNE",
@@ -288,7 +288,7 @@ class _Explanation:
             return self._shuffle(stage)
         if stage.kind == "Map":
             gain = self._try(lambda: experiments.parallel(self._dataset, stage))
-            if gain is not None and gain >= _WORTH:
+            if gain is not None and gain >= _MIN_GAIN:
                 return advice.PARALLEL, gain
             if gain is None and not stage.parallel and not verdict.saturated:
                 return advice.PARALLEL, None
@@ -318,8 +318,10 @@ class _Explanation:
 
     def _advise_python(self, verdict: Bottleneck) -> tuple[str, float | None]:
         cores = self._cores
-        gain = min(float(cores), cores / max(self._measurement.cpu, self._busy, 1.0), self._most)
-        if gain < _WORTH:  # other processes use the cores, or the machine has only one
+        gain = min(
+            float(cores), cores / max(self._measurement.cpu, self._busy, 1.0), self._max_gain
+        )
+        if gain < _MIN_GAIN:  # other processes use the cores, or the machine has only one
             return f"{advice.PYTHON}. This machine has no free core for data workers", None
         return f"{advice.PYTHON}: tfd.Cluster(data_workers={cores})", gain
 
@@ -330,7 +332,7 @@ class _Explanation:
             return "", None
         gain = self._try(lambda: self._dataset.prefetch(2))
         text = advice.copy(self._dataset, "dataset")
-        return text, gain if gain is not None and gain >= _WORTH else None
+        return text, gain if gain is not None and gain >= _MIN_GAIN else None
 
     def _advise_transfer(self, verdict: Bottleneck) -> tuple[str, float | None]:
         use, measurement = self._use, self._measurement
@@ -343,7 +345,7 @@ class _Explanation:
         if use.compressed:
             parts = 2 if small else 1
             plain = self._try(lambda: again(use.origin, compression=None), parts, True)
-            if plain is not None and plain >= _WORTH:
+            if plain is not None and plain >= _MIN_GAIN:
                 return advice.PLAIN, plain
         if small:
             # A step expects single elements and cannot process batches.
@@ -354,7 +356,7 @@ class _Explanation:
                 )
             return batch, None if batched is None else batched * advice.BATCH_SIZE
         gain = self._try(lambda: use.origin, alternate=True)
-        return advice.MEMORY, gain if gain is not None and gain >= _WORTH else None
+        return advice.MEMORY, gain if gain is not None and gain >= _MIN_GAIN else None
 
     def _advise_workers(self, verdict: Bottleneck) -> tuple[str, float | None]:
         if verdict.task:
@@ -374,21 +376,21 @@ class _Explanation:
         if host is None or host.service_on_this_host:
             cores = self._cores
         free = cores / max(used, self._busy, 0.05)
-        gain = min(useful / count, free, self._most)
-        if verdict.saturated or free < _WORTH:
+        gain = min(useful / count, free, self._max_gain)
+        if verdict.saturated or free < _MIN_GAIN:
             return advice.ALL_CORES_BUSY, None
         return advice.more_workers(count, delivery, False, useful), gain
 
     # Shared by these methods
 
     @property
-    def _most(self) -> float:
+    def _max_gain(self) -> float:
         """The gain of a consumer that never waits."""
         if self._step is None:
             return 1e3
         return 1 / max(1 - self._measurement.wait_fraction, 1e-3)
 
-    def _above(self, wanted: Stage) -> Stage | None:
+    def _stage_after(self, wanted: Stage) -> Stage | None:
         """Return the stage whose input is `wanted`."""
         return next((s for s in self._last.walk() if wanted in s.inputs), None)
 
@@ -400,14 +402,14 @@ class _Explanation:
         if (
             kind == "none"
             and self._step is not None
-            and self._measurement.wait_fraction >= _STARVES
+            and self._measurement.wait_fraction >= _STARVING_SHARE
         ):
             return ""
         if alone is not None and self._measurement.rate:
             faster = alone.rate / self._measurement.rate
-            if faster >= _WORTH:
+            if faster >= _MIN_GAIN:
                 return f"not worth it here. Without it, this pipeline runs {faster:.1f}x faster"
-            if faster > 1 / _WORTH:
+            if faster > 1 / _MIN_GAIN:
                 return "no gain with the present number of data workers"
             return f"it makes the pipeline {1 / faster:.1f}x faster"
         if kind == "python":

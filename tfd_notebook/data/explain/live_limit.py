@@ -20,9 +20,9 @@ from tfd_notebook.model.limit import Limit
 _WINDOW = 5.0
 _HISTORY_LENGTH = 720
 #: Seconds without a sample after which the figures start again.
-_GAP = 3.0
+_MAX_GAP_SECONDS = 3.0
 #: Cores that a data worker uses when it is always busy.
-_WORKS = 0.85
+_BUSY_CORES = 0.85
 _PROBE = 0.002
 _PROBES = 5
 
@@ -121,7 +121,7 @@ class LiveLimit:
             return
         # Weak references: an iterator that is referenced only here has ended.
         # Paused or between epochs: no limit to attribute.
-        if now - self._sampled > _GAP:
+        if now - self._sampled > _MAX_GAP_SECONDS:
             self._dataset = self._iterator = lambda: None
         if iterator is not self._iterator():
             is_new = iterator.dataset is not self._dataset()
@@ -232,7 +232,7 @@ def worker_limit(
     if verdict is not None and verdict.task == task:
         share, advice = verdict.share, advise(verdict, len(workers))
         return Limit("workers", verdict.name, share, figures, advice)
-    if mine.cpu is not None and mine.cpu >= _WORKS:
+    if mine.cpu is not None and mine.cpu >= _BUSY_CORES:
         advice = more_workers(len(workers), delivery, saturated)
         return Limit("workers", task, min(1.0, mine.cpu), figures, advice)
     return Limit("none", task, None, figures)

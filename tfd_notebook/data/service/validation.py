@@ -167,7 +167,7 @@ def check_reach(host: DataServiceProtocol) -> None:
     if len(unreachable) == len(rows):
         raise NoWorkers(f"{what}. Reading would wait indefinitely", fix=unreachable[0][1])
     warnings.warn(
-        f"{what}. Readers wait for its share of an epoch. Next: {unreachable[0][1]}",
+        f"{what}. Readers wait for the elements of these workers. Next: {unreachable[0][1]}",
         UserWarning,
         stacklevel=4,
     )
