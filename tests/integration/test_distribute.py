@@ -310,7 +310,7 @@ class TestArguments:
                 through(outside, Range(9), "dynamic", **options)
 
     def test_something_that_is_no_dataset(self, outside: Host) -> None:
-        with pytest.raises(UsageError, match="is no tf"):
+        with pytest.raises(UsageError, match="expected a tf"):
             distribute.distribute(outside, "dynamic")([1, 2])
 
     def test_inside_a_function(self, outside: Host) -> None:

@@ -388,7 +388,7 @@ class TestRefused:
     ) -> None:
         monkeypatch.setattr(graph_inspection, "LARGEST", 50_000)
         dataset = tf.data.Dataset.from_tensor_slices(np.zeros((10, 1000)))
-        with pytest.raises(errors.NotSerializable, match="the data itself"):
+        with pytest.raises(errors.NotSerializable, match="contains the data"):
             dataset.apply(pair.distribute("dynamic"))
 
 
