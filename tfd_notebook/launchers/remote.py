@@ -167,20 +167,20 @@ class RemoteLauncher(Launcher):
 
     def connect(self, config: ClusterConfig, on_event: OnEvent) -> tuple[Node, ...]:
         hosts = self.hosts()
-        links, errors = self._connect_all(hosts, [None] * len(hosts))
-        reached = RemoteAgents(self, hosts, links)
+        sessions, errors = self._connect_all(hosts, [None] * len(hosts))
+        reached = RemoteAgents(self, hosts, sessions)
         try:
             if errors:
                 raise errors[0]
-            return (self._open(hosts, links, config, on_event),)
+            return (self._open(hosts, sessions, config, on_event),)
         except BaseException:
             reached.close()
             raise
 
     def reconnect(self, cluster: str, agents: Sequence[str]) -> RemoteAgents:
         hosts = self.hosts()
-        links, errors = self._connect_all(hosts, agents)
-        reached = RemoteAgents(self, hosts, links)
+        sessions, errors = self._connect_all(hosts, agents)
+        reached = RemoteAgents(self, hosts, sessions)
         for error in errors:
             if isinstance(error, AgentLost):
                 # The part of the cluster on the other hosts is of no use.
@@ -230,28 +230,30 @@ class RemoteLauncher(Launcher):
     def _open(
         self,
         hosts: Sequence[RemoteHost],
-        links: Sequence[AgentSession],
+        sessions: Sequence[AgentSession],
         config: ClusterConfig,
         on_event: OnEvent,
     ) -> MultiHostNode:
         """Return the hosts of a new cluster."""
-        addresses = self._advertise(hosts, links)
+        addresses = self._advertise(hosts, sessions)
         let_in = () if self._secure else self._addresses_to_allow(hosts, addresses)
         nodes = []
-        self._preload(hosts, links, config)
-        for host, link in zip(hosts, links, strict=True):
+        self._preload(hosts, sessions, config)
+        for host, session in zip(hosts, sessions, strict=True):
             surroundings = self.surroundings(config)
-            nodes.append(RemoteNode.open_at(link, host, config, on_event, surroundings, let_in))
+            nodes.append(RemoteNode.open_at(session, host, config, on_event, surroundings, let_in))
             for what in host.warnings(self._grace):
                 body = {"event": "notice", "severity": "warning", "task": None, "fix": None}
                 on_event({**body, "cluster": config.name, "what": what})
         return self._multi_host_node(nodes, config, on_event)
 
     def _preload(
-        self, hosts: Sequence[RemoteHost], links: Sequence[AgentSession], config: ClusterConfig
+        self, hosts: Sequence[RemoteHost], sessions: Sequence[AgentSession], config: ClusterConfig
     ) -> None:
         """Import TensorFlow on all hosts concurrently."""
-        requests = [link.client.submit("preload", environment=dict(config.env)) for link in links]
+        requests = [
+            session.client.submit("preload", environment=dict(config.env)) for session in sessions
+        ]
         for host, request in zip(hosts, requests, strict=True):
             try:
                 request.result(config.policy.start_timeout)
@@ -267,17 +269,17 @@ class RemoteLauncher(Launcher):
     def rejoin(
         self,
         hosts: Sequence[RemoteHost],
-        links: Sequence[AgentSession],
+        sessions: Sequence[AgentSession],
         config: ClusterConfig,
         on_event: OnEvent,
     ) -> MultiHostNode:
         """Return the hosts of a running cluster; see `RemoteAgents`."""
-        self._advertise(hosts, links)
+        self._advertise(hosts, sessions)
         nodes = []
-        for host, link in zip(hosts, links, strict=True):
-            link.client.listen(config.name, _from_host(host, on_event))
-            reply = link.client.request("adopt", 30.0, cluster=config.name)
-            nodes.append(RemoteNode(link, host, config.name, reply["directory"]))
+        for host, session in zip(hosts, sessions, strict=True):
+            session.client.listen(config.name, _from_host(host, on_event))
+            reply = session.client.request("adopt", 30.0, cluster=config.name)
+            nodes.append(RemoteNode(session, host, config.name, reply["directory"]))
         return self._multi_host_node(nodes, config, on_event)
 
     def _multi_host_node(
@@ -290,12 +292,14 @@ class RemoteLauncher(Launcher):
         )
         return MultiHostNode(nodes, place, tunnels, record)
 
-    def _advertise(self, hosts: Sequence[RemoteHost], links: Sequence[AgentSession]) -> list[str]:
+    def _advertise(
+        self, hosts: Sequence[RemoteHost], sessions: Sequence[AgentSession]
+    ) -> list[str]:
         """Set and return the address that the tasks of each host advertise."""
         addresses = ["localhost" if self._secure else self.address_of(host) for host in hosts]
         proxies.bypass([address for address in addresses if address != "localhost"])
-        for link, address in zip(links, addresses, strict=True):
-            link.client.host = address
+        for session, address in zip(sessions, addresses, strict=True):
+            session.client.host = address
         return addresses
 
     def address_of(self, host: RemoteHost) -> str:
@@ -374,22 +378,24 @@ def _from_host(host: RemoteHost, on_event: OnEvent) -> OnEvent:
 class RemoteNode(AgentNode):
     """The tasks of a cluster under the agent of another host."""
 
-    def __init__(self, link: AgentSession, host: RemoteHost, cluster: str, directory: str) -> None:
-        super().__init__(link.client, cluster, directory)
+    def __init__(
+        self, session: AgentSession, host: RemoteHost, cluster: str, directory: str
+    ) -> None:
+        super().__init__(session.client, cluster, directory)
         self.label = host.label
         assert host.greeting is not None
         self.is_local = host.greeting.is_here
-        self._link = link
+        self._session = session
         self.remote = host
         self.identity = host.greeting.identity
-        self.agent = link.client.id
+        self.agent = session.client.id
         #: Networks that may connect to the tasks.
         self.let_in: tuple[str, ...] = ()
 
     @classmethod
     def open_at(
         cls,
-        link: AgentSession,
+        session: AgentSession,
         host: RemoteHost,
         config: ClusterConfig,
         on_event: OnEvent,
@@ -397,8 +403,8 @@ class RemoteNode(AgentNode):
         allow: Sequence[str],
     ) -> RemoteNode:
         """Open a new cluster with the agent of a host."""
-        link.client.listen(config.name, _from_host(host, on_event))
-        directory = link.client.request(
+        session.client.listen(config.name, _from_host(host, on_event))
+        directory = session.client.request(
             "open",
             30.0,
             cluster=config.name,
@@ -408,7 +414,7 @@ class RemoteNode(AgentNode):
             about={},
             **surroundings,
         )
-        node = cls(link, host, config.name, directory)
+        node = cls(session, host, config.name, directory)
         node.let_in = (*config.allow, *allow)
         return node
 
@@ -427,7 +433,7 @@ class RemoteNode(AgentNode):
 
     def _end_session(self, do: str, timeout: float) -> None:
         super()._end_session(do, timeout)
-        self._link.close()
+        self._session.close()
         self.remote.close()
 
 
@@ -438,27 +444,30 @@ class RemoteAgents:
     ----------
     launcher : RemoteLauncher
     hosts : sequence of RemoteHost
-    links : sequence of AgentSession
+    sessions : sequence of AgentSession
         One for each host.
     """
 
     def __init__(
-        self, launcher: RemoteLauncher, hosts: Sequence[RemoteHost], links: Sequence[AgentSession]
+        self,
+        launcher: RemoteLauncher,
+        hosts: Sequence[RemoteHost],
+        sessions: Sequence[AgentSession],
     ) -> None:
         self._launcher = launcher
         self._hosts = hosts
-        self._links = links
+        self._sessions = sessions
 
     def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
         # All agents have the same data about the cluster as a whole.
-        clusters: list[dict[str, Any]] = self._links[0].client.request("clusters", timeout)
+        clusters: list[dict[str, Any]] = self._sessions[0].client.request("clusters", timeout)
         return clusters
 
     def adopt(
         self, config: ClusterConfig, on_event: OnEvent
     ) -> tuple[MultiHostNode, dict[str, Any]]:
         """Receive the events of the cluster from now on, and reopen its tunnels to this host."""
-        cluster = self._launcher.rejoin(self._hosts, self._links, config, on_event)
+        cluster = self._launcher.rejoin(self._hosts, self._sessions, config, on_event)
         events = []
         replies = []
         for position, node in enumerate(cluster.nodes):
@@ -479,13 +488,13 @@ class RemoteAgents:
 
     def end(self, cluster: str) -> None:
         """Stop the rest of the cluster; never raises."""
-        for link in self._links:
+        for session in self._sessions:
             with contextlib.suppress(TfdError):
-                link.client.request("close", 30.0, cluster=cluster)
+                session.client.request("close", 30.0, cluster=cluster)
         self.close()
 
     def close(self) -> None:
-        for link in self._links:
-            link.close()
+        for session in self._sessions:
+            session.close()
         for host in self._hosts:
             host.close()

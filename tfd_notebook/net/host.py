@@ -68,7 +68,7 @@ def why_unreached(address: str, result: Probe, open_to: str = "") -> tuple[str, 
     Parameters
     ----------
     address : str
-    found : Probe
+    result : Probe
         Result of a probe of the address from this host.
     open_to : str
         Peers that can connect to the task, if known.

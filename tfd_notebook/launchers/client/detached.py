@@ -105,36 +105,36 @@ class LinkedNode(AgentNode):
 
     Parameters
     ----------
-    link : AgentSession
+    session : AgentSession
         The session, which is closed when this process detaches from the cluster.
     """
 
-    def __init__(self, link: AgentSession, cluster: str, directory: str) -> None:
-        super().__init__(link.client, cluster, directory)
-        self._link = link
+    def __init__(self, session: AgentSession, cluster: str, directory: str) -> None:
+        super().__init__(session.client, cluster, directory)
+        self._session = session
 
     def _end_session(self, do: str, timeout: float) -> None:
         super()._end_session(do, timeout)
-        self._link.close()
+        self._session.close()
 
 
 class LocalAgent:
     """A session with an agent on this host."""
 
-    def __init__(self, link: AgentSession) -> None:
-        self._link = link
+    def __init__(self, session: AgentSession) -> None:
+        self._session = session
 
     def clusters(self, timeout: float = 10.0) -> list[dict[str, Any]]:
-        clusters: list[dict[str, Any]] = self._link.client.request("clusters", timeout)
+        clusters: list[dict[str, Any]] = self._session.client.request("clusters", timeout)
         return clusters
 
     def adopt(self, config: ClusterConfig, on_event: OnEvent) -> tuple[LinkedNode, dict[str, Any]]:
-        self._link.client.listen(config.name, on_event)
-        reply = self._link.client.request("adopt", 30.0, cluster=config.name)
-        return LinkedNode(self._link, config.name, reply["directory"]), reply
+        self._session.client.listen(config.name, on_event)
+        reply = self._session.client.request("adopt", 30.0, cluster=config.name)
+        return LinkedNode(self._session, config.name, reply["directory"]), reply
 
     def close(self) -> None:
-        self._link.close()
+        self._session.close()
 
 
 #: Seconds after the end of a lease at which its file is removed.
