@@ -286,4 +286,4 @@ def test_a_worker_whose_lock_is_never_released_is_found(
         assert coordinator.values.records(1)[0]["worker"] == 1
         until(lambda: cluster.snapshot().task("worker:0").state == "ready")
         assert cluster.snapshot().task("worker:0").pid != pid
-        assert any("interpreter's lock" in str(event) for event in cluster.snapshot().events)
+        assert any("holds the GIL" in str(event) for event in cluster.snapshot().events)

@@ -400,7 +400,7 @@ def test_a_stale_module_is_told(tmp_path, monkeypatch, caplog):
     with tfd.Cluster(data_workers=1, name="stale") as cluster:
         assert read(cluster) == [1, 2, 3]
         assert read(cluster) == [1, 2, 3]
-        assert "earlier version" not in caplog.text
+        assert "old version" not in caplog.text
         module.write_text("def add(a):\n    return a + 10\n")
         later = time.time() + 10
         os.utime(module, (later, later))

@@ -197,7 +197,7 @@ def test_a_data_worker_on_another_network_is_named() -> None:
 
     diagnosis.load()
     assert f"{at} is unreachable from here: timed out" in found("")
-    assert "another network" in found("")
+    assert "or the network blocks" in found("")
     assert "its packet filter allows this host, 10.0.0.0/8" in found("this host, 10.0.0.0/8")
 
 

@@ -119,7 +119,7 @@ def test_nothing_there() -> None:
 def test_a_name_that_nobody_knows() -> None:
     found = probe("nobody.invalid:1")
     assert found.state == "unreachable"
-    assert found.reason.startswith("the address of the host is not known: ")
+    assert found.reason.startswith("the address of the host is unknown: ")
     assert len(found.reason) < 80
 
 
@@ -162,9 +162,9 @@ def test_a_server_whose_answers_are_not_messages_is_foreign(expect: Kind) -> Non
     with Server(dict.fromkeys((STATUS, VERSION, TASKS, WORKERS), garbage)) as server:
         found = probe(server.address, 5.0, expect=expect)
         assert (found.state, found.kind) == ("foreign", "grpc")
-        with pytest.raises(DispatcherLost, match="something else"):
+        with pytest.raises(DispatcherLost, match="another server answers"):
             dispatcher_workers(server.address, 5.0)
-        with pytest.raises(NoWorkers, match="something else"):
+        with pytest.raises(NoWorkers, match="another server answers"):
             worker_tasks(server.address, 5.0)
 
 
@@ -273,7 +273,7 @@ def test_requests_that_fail() -> None:
         dispatcher_workers(nobody)
     with pytest.raises(NoWorkers, match=nobody):
         worker_tasks(nobody)
-    with Server({}) as server, pytest.raises(DispatcherLost, match="something else"):
+    with Server({}) as server, pytest.raises(DispatcherLost, match="another server answers"):
         dispatcher_workers(server.address)
     with listening(None) as address, pytest.raises(TimeLimit, match=r"0\.2 s"):
         worker_tasks(address, timeout=0.2)
