@@ -1,7 +1,7 @@
-"""The bus: what panel and widgets see of the clusters, and what they may ask of them.
+"""The bus: publishes the state of clusters to panel and widgets, and executes their commands.
 
-`SnapshotFeed` makes messages of snapshots, `ColumnFeed` of closures. A `Session` sends them to one
-place, which is all panels (`comm`) or one widget; one `Hub` ticks for all sessions.
+`SnapshotFeed` encodes snapshots and `ColumnFeed` encodes closures. A `Session` sends the messages
+to all panels (`comm`) or to one widget. One `Hub` drives all sessions.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 from tfd_notebook._version import VERSION
 
-#: Grows whenever kernel and browser of different versions would misunderstand each other.
+#: Increased with each incompatible change of the messages between kernel and browser.
 PROTOCOL = 1
 
 
 def greeting() -> dict[str, Any]:
-    """Return the message that says who this is, and in which protocol it speaks."""
+    """Return the greeting with the protocol, the version and the pid of this process."""
     return {"kind": "hello", "protocol": PROTOCOL, "version": VERSION, "pid": os.getpid()}

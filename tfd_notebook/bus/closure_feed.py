@@ -1,4 +1,4 @@
-"""The closures of a coordinator as typed columns: all of them once, then those that changed."""
+"""The closures of a coordinator as typed columns: first all of them, then the changed ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tfd_notebook.model.closure_store import EPOCH, Columns, Store
 
-#: What travels of each closure, and as what; times are seconds since the epoch, NaN for never.
+#: Name and type of each sent column. Times are in seconds since the epoch, NaN for never.
 COLUMNS = (
     ("id", "f8"),
     ("function", "i4"),
@@ -22,60 +22,61 @@ COLUMNS = (
     ("fetching", "f8"),
     ("finished", "f8"),
 )
-#: Closures that are sent; of more, the latest.
+#: Maximum number of sent closures. If there are more, the latest are sent.
 MOST = 100_000
-_MOST_ERRORS = 1_000
-_MOST_ERROR = 300
-#: More changes than this at once are sent as a whole.
-_MOST_CHANGED = 20_000
+_MAX_ERRORS = 1_000
+_MAX_ERROR_LENGTH = 300
+#: If more closures have changed, all of them are sent.
+_MAX_CHANGED = 20_000
 
 Message = tuple[dict[str, Any], list[bytes]]
 
 
 class ColumnFeed:
-    """What a reader has been told of the closures in `store`, and what changed since.
+    """Encoder of a store's closures, which sends only changes after the first message.
 
     Parameters
     ----------
     store : Store
     paused : callable
-        Whether what is queued does not move now.
+        Returns True while queued closures are not dispatched.
     """
 
     def __init__(self, store: Store, paused: Callable[[], bool] = lambda: False) -> None:
         self.store = store
         self._paused = paused
-        self._place: int | None = None
+        self._position: int | None = None
         self._was_paused = False
 
     def whole(self) -> Message:
-        """Return all closures that are sent, from which the next changes count."""
-        self._place, _ = self.store.changes(0)
+        """Return the latest closures, and restart the tracking of changes."""
+        self._position, _ = self.store.changes(0)
         return self._message(self.store.columns(MOST), whole=True)
 
     def changes(self) -> Message | None:
-        """Return the closures that changed, None where none did."""
-        if self._place is None:
+        """Return the closures that have changed, or None if none have."""
+        if self._position is None:
             return self.whole()
-        place, ids = self.store.changes(self._place)
-        if ids is None or len(ids) > _MOST_CHANGED:
+        position, ids = self.store.changes(self._position)
+        if ids is None or len(ids) > _MAX_CHANGED:
             return self.whole()
         paused = self._paused()
         if not ids and paused == self._was_paused:
             return None
-        self._place = place
+        self._position = position
         return self._message(self.store.columns_of(ids), whole=False)
 
-    def _message(self, seen: Columns, whole: bool) -> Message:
+    def _message(self, columns: Columns, whole: bool) -> Message:
         self._was_paused = self._paused()
         errors = {
-            str(key): text[:_MOST_ERROR] for key, text in list(seen.errors.items())[-_MOST_ERRORS:]
+            str(key): text[:_MAX_ERROR_LENGTH]
+            for key, text in list(columns.errors.items())[-_MAX_ERRORS:]
         }
         head = {
             "whole": whole,
-            "count": len(seen),
+            "count": len(columns),
             "columns": [list(column) for column in COLUMNS],
-            "functions": list(seen.functions),
+            "functions": list(columns.functions),
             "errors": errors,
             "lost": [
                 [lost.id, lost.worker, lost.dispatched + EPOCH, lost.ended + EPOCH]
@@ -85,13 +86,13 @@ class ColumnFeed:
             "now": time.perf_counter() + EPOCH,
             "most": MOST,
         }
-        return head, [_bytes(seen, name, kind) for name, kind in COLUMNS]
+        return head, [_bytes(columns, name, kind) for name, kind in COLUMNS]
 
 
-def _bytes(seen: Columns, name: str, kind: str) -> bytes:
+def _bytes(columns: Columns, name: str, kind: str) -> bytes:
     if name == "id":
-        return array("d", seen.ids).tobytes()
-    column = getattr(seen, name)
+        return array("d", columns.ids).tobytes()
+    column = getattr(columns, name)
     if isinstance(column, bytes):
         return column
     if kind != "f8":

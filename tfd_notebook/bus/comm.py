@@ -1,8 +1,9 @@
-"""The panels' way into a kernel: one comm of a known id, opened by nobody.
+"""Comm endpoint of the JupyterLab panel.
 
-Messages go out without a parent header, so that no answer of the kernel's is bound to a shell that
-is busy; those that come in are only put on a queue. What serves them is imported, and given its
-threads, when the first panel asks or the first cluster starts.
+It is registered under a fixed comm id, so no `comm_open` is needed. Messages are sent without a
+parent header, so they do not depend on the execution state of the shell. Received messages are only
+put on a queue. The hub is imported, and its threads start, with the first message from a panel or
+the first cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _attached: tuple[Any, _Comm] | None = None
 
 
 class _Comm:
-    """What a comm manager needs to know of a comm."""
+    """The interface that a comm manager expects of a comm."""
 
     comm_id = COMM_ID
     target_name = TARGET
@@ -39,7 +40,7 @@ class _Comm:
         ipykernel.send_comm_message(self._kernel, COMM_ID, data, buffers)
 
     def serve(self) -> Session:
-        """Have panels served from now on."""
+        """Start serving the panels."""
         from tfd_notebook.bus import hub
         from tfd_notebook.bus.session import Session
 
@@ -62,11 +63,11 @@ class _Comm:
         hub.receive(self.serve(), message["content"].get("data"))
 
     def handle_close(self, message: Mapping[str, Any]) -> None:
-        """A panel that goes says so itself; the comm is for all."""
+        """Ignore the close message: the comm serves all panels, and each sends its own ``bye``."""
 
 
 def attach(shell: Any, extra: Callable[[], Mapping[str, Any]]) -> bool:
-    """Let panels reach the kernel of `shell`, and tell those that are open.
+    """Register the comm in the kernel of `shell`, and greet the open panels.
 
     Parameters
     ----------
@@ -77,7 +78,7 @@ def attach(shell: Any, extra: Callable[[], Mapping[str, Any]]) -> bool:
     Returns
     -------
     bool
-        Whether it is reached now; not where `shell` belongs to no kernel.
+        True if panels can connect. False if `shell` does not belong to a kernel.
     """
     global _attached
     manager = ipykernel.comm_manager_of(shell)
@@ -94,7 +95,7 @@ def attach(shell: Any, extra: Callable[[], Mapping[str, Any]]) -> bool:
 
 
 def detach() -> None:
-    """Let no panel reach this kernel any more, and tell those that are open."""
+    """Unregister the comm and send ``bye`` to the open panels."""
     global _attached
     if _attached is not None:
         manager, comm = _attached

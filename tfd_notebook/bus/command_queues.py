@@ -1,4 +1,4 @@
-"""Queues of commands: commands of one queue run in order, and no queue waits for another."""
+"""Queues of commands. Commands in a queue run in order, and queues run independently."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Work = Callable[[], None]
 
 
 class CommandQueues:
-    """Runs work in threads, one for each queue that is not empty.
+    """A set of command queues. Each queue that is not empty has a thread.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class CommandQueues:
             self._waiting[queue] = deque([work])
         try:
             self._start_thread(lambda: self._run(queue))
-        except RuntimeError:  # the limit of threads is reached
+        except RuntimeError:  # no more threads can be started
             with self._lock:
                 del self._waiting[queue]
             raise

@@ -1,4 +1,4 @@
-"""The thread that serves all sessions: it handles their messages one by one, and never waits."""
+"""The thread that serves all sessions. It handles messages in order and never blocks."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tfd_notebook")
 
-#: Seconds between two messages about the same thing.
+#: Seconds between two updates of a session.
 TICK_SECONDS = 0.1
-#: Seconds between two messages that only show that this kernel works, where nobody looks.
+#: Seconds between two keep-alive messages while no client reads.
 ALIVE_SECONDS = 60.0
-#: Clusters that have ended and are still shown.
+#: Maximum number of ended clusters that are still shown.
 MOST_ENDED = 8
-#: Set to 0, no message is sent to keep a kernel that works from being culled.
+#: Environment variable. 0 disables the messages that keep a busy kernel from being culled.
 KEEP_ALIVE = "TFD_KEEP_ALIVE"
 
 _lock = threading.Lock()
 _hub: Hub | None = None
-#: Those of the hub, and of one before it that may not have ended yet.
+#: The threads of the hub, and of a previous hub that may still be ending.
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def join(session: Session) -> None:
-    """Have the hub of this process serve `session`; starts its threads."""
+    """Add `session` to the hub of this process, and start the hub if needed."""
     global _hub
     with _lock:
         if _hub is None:
@@ -48,7 +48,7 @@ def join(session: Session) -> None:
 
 
 def leave(session: Session) -> None:
-    """Have it no longer served; the threads end with the last one."""
+    """Remove `session` from the hub. The threads end with the last session."""
     global _hub
     with _lock:
         if _hub is not None:
@@ -56,14 +56,14 @@ def leave(session: Session) -> None:
 
 
 def await_end(seconds: float) -> None:
-    """Wait until the threads of the hub have ended, if nobody is served any more."""
+    """Wait until the threads of the hub have ended. They end if no session remains."""
     if threading.current_thread() not in _threads:
         for thread in tuple(_threads):
             thread.join(seconds)
 
 
 def receive(session: Session, message: Any) -> None:
-    """Take a message from a browser, from any thread; returns at once."""
+    """Queue a message from a browser. Any thread may call this; it returns at once."""
     hub = _hub
     if hub is not None and is_message(message):
         hub.put(("message", session, message))
@@ -78,18 +78,18 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Hub:
-    """Serves all sessions in one thread, which never waits; commands that may wait are queued."""
+    """Server of all sessions in one thread. Commands that may block run in other threads."""
 
     def __init__(self) -> None:
         self._inbox: queue.SimpleQueue[tuple[str, Session, Any]] = queue.SimpleQueue()
         self._commands = CommandQueues(lambda work: _start("tfd-bus-command", work))
         self._sessions: list[Session] = []
-        self._told_alive = time.monotonic()
+        self._last_sent = time.monotonic()
         self._progress: dict[str, Any] = {}
-        self._living: dict[str, Cluster] = {}
+        self._running: dict[str, Cluster] = {}
         self._ended: dict[str, Snapshot] = {}
         self._controllers = ControllerPresence()
-        self._complained = ""
+        self._last_error = ""
         self.put = self._inbox.put
         _start("tfd-bus", self._work)
 
@@ -113,7 +113,7 @@ class Hub:
         with _lock:
             if _hub is self:
                 _hub = None
-        while True:  # somebody may have joined meanwhile
+        while True:  # a session may have joined after the loop in `_work` ended
             try:
                 what, session, _ = self._inbox.get(block=False)
             except queue.Empty:
@@ -147,39 +147,51 @@ class Hub:
             self._attempt(lambda: self._commands.put(queue_name, work))
 
     def _tick(self) -> None:
-        living = registry.running_clusters()
+        running = registry.running_clusters()
         for session in self._sessions:
             session.forget_silent()
-        self._controllers.renew(living, [session.controlled_clusters for session in self._sessions])
+        self._controllers.renew(
+            running, [session.controlled_clusters for session in self._sessions]
+        )
         if any(session.watched for session in self._sessions):
-            self._told_alive = time.monotonic()
-            self._push(living)
-        elif time.monotonic() - self._told_alive >= ALIVE_SECONDS:
-            self._told_alive = time.monotonic()
-            self._keep_alive(living)
+            self._last_sent = time.monotonic()
+            self._push(running)
+        elif time.monotonic() - self._last_sent >= ALIVE_SECONDS:
+            self._last_sent = time.monotonic()
+            self._keep_alive(running)
 
-    def _push(self, living: Mapping[str, Cluster]) -> None:
-        ended = {name: one for name, one in self._living.items() if living.get(name) is not one}
+    def _push(self, running: Mapping[str, Cluster]) -> None:
+        ended = {
+            name: cluster
+            for name, cluster in self._running.items()
+            if running.get(name) is not cluster
+        }
         self._ended.update(commands.snapshots(ended))
-        self._living = dict(living)
-        self._ended = {name: seen for name, seen in self._ended.items() if name not in living}
+        self._running = dict(running)
+        self._ended = {
+            name: snapshot for name, snapshot in self._ended.items() if name not in running
+        }
         for name in list(self._ended)[:-MOST_ENDED]:
             del self._ended[name]
-        seen = commands.snapshots(living)
+        snapshots = commands.snapshots(running)
         for session in self._sessions:
             if not session.watched:
                 continue
+            cluster = session.cluster
             if session.everything:
-                session.push(living, {**seen, **self._ended})
-            elif (own := session.cluster) is None:
+                session.push(running, {**snapshots, **self._ended})
+            elif cluster is None:
                 session.push({}, {})
-            elif living.get(own.name) is own:
-                session.push({own.name: own}, {n: one for n, one in seen.items() if n == own.name})
+            elif running.get(cluster.name) is cluster:
+                name = cluster.name
+                session.push({name: cluster}, {n: s for n, s in snapshots.items() if n == name})
             else:
-                session.push({}, commands.snapshots({own.name: own}))
+                session.push({}, commands.snapshots({cluster.name: cluster}))
 
-    def _keep_alive(self, living: Mapping[str, Cluster]) -> None:
-        progress = {name: _progress(seen) for name, seen in commands.snapshots(living).items()}
+    def _keep_alive(self, running: Mapping[str, Cluster]) -> None:
+        progress = {
+            name: _progress(snapshot) for name, snapshot in commands.snapshots(running).items()
+        }
         if progress != self._progress and os.environ.get(KEEP_ALIVE, "1") != "0":
             for session in self._sessions[:1]:
                 session.keep_alive()
@@ -189,10 +201,10 @@ class Hub:
         try:
             work()
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            if said != self._complained:  # ten times a second is too often
-                self._complained = said
-                log.warning("what panels and widgets show may be out of date: %s", said)
+            message = f"{type(error).__name__}: {error}"
+            if message != self._last_error:  # ten times a second is too often
+                self._last_error = message
+                log.warning("updating panels and widgets failed: %s", message)
 
 
 def _start(name: str, work: Callable[[], None]) -> None:
@@ -201,11 +213,11 @@ def _start(name: str, work: Callable[[], None]) -> None:
     thread.start()
 
 
-def _progress(seen: Snapshot) -> Any:
-    """Return what grows while work is done."""
-    coordinator = seen.coordinator
+def _progress(snapshot: Snapshot) -> Any:
+    """Return counters that increase while work is done."""
+    coordinator = snapshot.coordinator
     return (
-        sum(row.elements for row in seen.streams),
-        sum(node.rows for node in seen.spark.nodes) if seen.spark is not None else 0,
+        sum(row.elements for row in snapshot.streams),
+        sum(node.rows for node in snapshot.spark.nodes) if snapshot.spark is not None else 0,
         None if coordinator is None else dict(coordinator.counts),
     )

@@ -1,4 +1,4 @@
-"""Tracks whether a cell runs: without a subshell, messages of front ends wait for its end."""
+"""Tracks whether a cell runs. Without a subshell, front ends' messages wait until it ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def follow(shell: Any) -> None:
 
 
 def unfollow() -> None:
-    """Stop tracking; no cell counts as running then."""
+    """Stop tracking. Afterwards, no cell counts as running."""
     global _shell, _depth
     if _shell is not None:
         _shell.events.unregister("pre_execute", _on_start)

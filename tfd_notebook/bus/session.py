@@ -1,4 +1,4 @@
-"""One place that messages go to: all panels of a kernel, or one widget."""
+"""A session with one recipient of messages: all panels of a kernel, or one widget."""
 
 from __future__ import annotations
 
@@ -23,39 +23,43 @@ if TYPE_CHECKING:
 Extra = Callable[[], Mapping[str, Callable[[commands.Request], Any]]]
 Send = Callable[[dict[str, Any], list[bytes]], None]
 
-#: Messages that a reader may be behind before it gets no more: it is closed, or chokes.
-_MOST_UNSEEN = 50
-#: Seconds after which a client that owes a message is forgotten. Front ends send one a minute.
+#: Messages that a client may leave unacknowledged. Beyond it, it is closed or overloaded, and
+#: nothing is sent to it.
+_MAX_UNACKNOWLEDGED = 50
+#: Seconds after which a client that owes a message is removed. Front ends send one a minute.
 SILENT_SECONDS = 300.0
-#: Clients of one session; beyond that the one with the oldest message is forgotten.
+#: Maximum clients of a session. Beyond it, the client with the oldest message is removed.
 MOST_CLIENTS = 100
 
 
 @dataclass
 class _Client:
-    """A reader, such as one tab of a browser."""
+    """A client, such as one tab of a browser."""
 
-    #: Whether it tells what it has seen; one whose messages wait for the running cell cannot.
-    tells: bool
-    seen: int = 0
+    #: Whether it acknowledges messages. If its messages wait for the running cell, it cannot.
+    acknowledges: bool
+    acknowledged_seq: int = 0
+    #: Names of the clusters whose closures it shows.
     values: frozenset[str] = field(default_factory=frozenset)
     #: Monotonic time since when the client owes a message, None if it owes none.
     owes_since: float | None = None
 
 
 class Session:
-    """Publishes states and answers commands. Only the hub's thread calls its methods, but `obey`.
+    """A session that publishes state and executes commands.
+
+    Only the hub's thread calls its methods, except `execute_command`.
 
     Parameters
     ----------
     send : callable
-        Takes a message of JSON values and binary buffers.
+        Takes a message of JSON values, and binary buffers.
     cluster : Cluster, optional
-        The one that it is about; it may get one later.
+        The published cluster. It may be set later.
     everything : bool
-        Whether it is about all clusters of this process instead. Default false.
+        Whether all clusters of this process are published instead. Default false.
     extra : callable, optional
-        Returns commands besides those of `tfd_notebook.cluster.commands`; they may take their time.
+        Returns commands in addition to those of `tfd_notebook.cluster.commands`. They may block.
     """
 
     def __init__(
@@ -73,60 +77,62 @@ class Session:
         self._feed = SnapshotFeed()
         self._columns: dict[str, ColumnFeed] = {}
         self._seq = 0
-        self._whole = True
-        self._to_tell: list[dict[str, Any]] = []
+        self._send_full = True
+        self._pending_replies: list[dict[str, Any]] = []
 
-    # What comes in
+    # Received messages
 
     def handle_message(self, message: Any) -> None:
-        """Act upon a message that is no command; what makes no sense is not answered."""
+        """Handle a message other than a command. Invalid messages are ignored."""
         client, kind = message["client"], message["kind"]
         if kind == "hello":
-            self._clients.pop(client, None)  # the newest is the last
+            self._clients.pop(client, None)  # keep the order by the latest message
             self._clients[client] = _Client(bool(message.get("tells")), self._seq)
             if len(self._clients) > MOST_CLIENTS:
                 del self._clients[next(iter(self._clients))]
             self.greet(known=client)
-            self._whole = True
+            self._send_full = True
             self._columns.clear()
         elif kind == "bye":
             self._clients.pop(client, None)
         elif client not in self._clients:
-            self.greet(unknown=client)  # the package was loaded anew
+            self.greet(unknown=client)  # the extension was reloaded
         elif kind == "seen":
             number = message.get("seq")
             if isinstance(number, int):
-                self._clients[client].seen = number
+                self._clients[client].acknowledged_seq = number
         elif kind == "resync":
-            self._whole = True
+            self._send_full = True
             self._columns.clear()
         elif kind == "want":
-            self._want(self._clients[client], message.get("values"))
+            self._set_values(self._clients[client], message.get("values"))
         elif kind == "tell":
-            self._to_tell.append({"kind": "reply", "client": client, "ask": message.get("ask")})
+            self._pending_replies.append(
+                {"kind": "reply", "client": client, "ask": message.get("ask")}
+            )
 
-    def _want(self, client: _Client, names: Any) -> None:
+    def _set_values(self, client: _Client, names: Any) -> None:
         wanted = frozenset(name for name in names or () if isinstance(name, str))
         for name in wanted - client.values:
-            self._columns.pop(name, None)  # a new reader has seen nothing of it
+            self._columns.pop(name, None)  # the new client needs all closures first
         client.values = wanted
 
     def note_message(self, client: str) -> None:
-        """Note that a client has sent a message."""
+        """Record that a client has sent a message."""
         if (known := self._clients.pop(client, None)) is not None:
             known.owes_since = None
             self._clients[client] = known
 
     def forget_silent(self) -> None:
-        """Forget clients that owe a message for too long; open ones then send hello again."""
+        """Remove clients that owe a message for too long. If still open, they send hello again."""
         now, idle_since = time.monotonic(), running_cell.idle_since()
         for name, client in list(self._clients.items()):
             since = client.owes_since
             if since is None:
-                if client.values:  # it keeps a coordinator paused, so it must be there
+                if client.values:  # it keeps `join` of a paused coordinator waiting
                     client.owes_since = now
                 continue
-            if not client.tells:
+            if not client.acknowledges:
                 # Its messages wait for the running cell.
                 since = now if idle_since is None else max(since, idle_since)
             if now - since > SILENT_SECONDS:
@@ -134,59 +140,62 @@ class Session:
                 self.greet(unknown=name)
 
     def execute_command(self, message: Any) -> None:
-        """Execute a command and send its reply; may wait, and runs in any thread."""
+        """Execute a command and send its reply. May block, and runs in any thread."""
         request = {**message, "wait": False}
         work = self._extra().get(str(request.get("command")))
-        said = commands.answer(lambda: work(request) if work else commands.perform(request))
-        reply = {"kind": "reply", "client": message["client"], "ask": message.get("ask"), **said}
+        result = commands.answer(lambda: work(request) if work else commands.perform(request))
+        reply = {"kind": "reply", "client": message["client"], "ask": message.get("ask"), **result}
         self._send(reply, [])
 
-    # What goes out
+    # Sent messages
 
     def greet(self, **to: str) -> None:
-        """Say who this is, in which protocol it speaks, and whether it knows a client."""
+        """Send the greeting. ``known=`` or ``unknown=`` names a client in it."""
         self._send({**greeting(), **to}, [])
 
     @property
     def watched(self) -> bool:
-        """Whether somebody reads."""
-        return any(not c.tells or self._seq - c.seen < _MOST_UNSEEN for c in self._clients.values())
+        """True if a client reads the messages."""
+        return any(
+            not client.acknowledges or self._seq - client.acknowledged_seq < _MAX_UNACKNOWLEDGED
+            for client in self._clients.values()
+        )
 
     @property
     def controlled_clusters(self) -> frozenset[str]:
-        """The clusters whose coordinators somebody sees here, and could resume."""
+        """The clusters whose coordinators a client shows and could resume."""
         if not self.watched:
             return frozenset()
         if self.cluster is not None:
             return frozenset({self.cluster.name})
-        return self._wanted
+        return self._requested_values
 
     @property
-    def _wanted(self) -> frozenset[str]:
+    def _requested_values(self) -> frozenset[str]:
         return frozenset().union(*(client.values for client in self._clients.values()))
 
     def push(self, clusters: Mapping[str, Cluster], snapshots: Mapping[str, Snapshot]) -> None:
-        """Send what changed.
+        """Send the changes.
 
         Parameters
         ----------
         clusters : mapping of str to Cluster
-            Those that live and are to be seen here.
+            The running clusters to publish.
         snapshots : mapping of str to Snapshot
-            Of these and of those that ended.
+            Their snapshots, and those of ended clusters.
         """
-        seen = snapshots.values()
-        if self._whole:
-            self._whole = False
-            self._post({"kind": "state", "whole": True, "state": self._feed.whole(seen)})
-        elif patch := self._feed.patch(seen):
+        latest = snapshots.values()
+        if self._send_full:
+            self._send_full = False
+            self._post({"kind": "state", "whole": True, "state": self._feed.whole(latest)})
+        elif patch := self._feed.patch(latest):
             self._post({"kind": "state", "whole": False, "state": patch})
-        wanted = self._wanted
+        wanted = self._requested_values
         self._columns = {name: feed for name, feed in self._columns.items() if name in wanted}
         for name in sorted(wanted & set(clusters)):
             self._push_columns(name, clusters[name])
-        told, self._to_tell = self._to_tell, []
-        for reply in told:
+        replies, self._pending_replies = self._pending_replies, []
+        for reply in replies:
             self._send({**reply, "value": None}, [])
 
     def _push_columns(self, name: str, cluster: Cluster) -> None:
@@ -198,17 +207,17 @@ class Session:
             if feed is None or feed.store is not coordinator.store:
                 feed = ColumnFeed(coordinator.store, lambda: bool(coordinator.paused))
                 self._columns[name] = feed
-            found = feed.changes()
-            if found is not None:
-                head, buffers = found
+            changes = feed.changes()
+            if changes is not None:
+                head, buffers = changes
                 self._post({"kind": "values", "cluster": name, **head}, buffers)
 
     def keep_alive(self) -> None:
-        """Send a message whose only purpose is that it is one."""
+        """Send a keep-alive message."""
         self._send({"kind": "alive", "time": time.time()}, [])
 
     def farewell(self) -> None:
-        """Say that nothing will come any more."""
+        """Send the last message of the session."""
         with contextlib.suppress(Exception):
             self._send({"kind": "bye"}, [])
 
@@ -222,7 +231,7 @@ class Session:
 
 
 def is_message(message: Any) -> bool:
-    """Whether something from a browser has the form of a message."""
+    """Return True if a value from a browser is a well-formed message."""
     return (
         isinstance(message, dict)
         and isinstance(message.get("kind"), str)
@@ -232,30 +241,33 @@ def is_message(message: Any) -> bool:
 
 
 class ControllerPresence:
-    """Somebody's presence at clusters; a ``join`` of a paused coordinator waits for them."""
+    """Tracks which coordinators have an attached viewer that can resume them.
+
+    ``join`` of a paused coordinator waits while it has a viewer.
+    """
 
     def __init__(self) -> None:
         self._held: dict[str, tuple[Coordinator, contextlib.ExitStack]] = {}
 
     @property
     def any(self) -> bool:
-        """Whether some coordinator was told."""
+        """True if any coordinator has a viewer."""
         return bool(self._held)
 
-    def renew(self, living: Mapping[str, Cluster], looking: Iterable[frozenset[str]]) -> None:
-        """Tell the coordinators of the clusters that are looked at, and no longer the others."""
+    def renew(self, running: Mapping[str, Cluster], viewed: Iterable[frozenset[str]]) -> None:
+        """Open live controls for the coordinators of viewed clusters, and close all others."""
         present = {}
-        for name in frozenset().union(*looking) & living.keys():
+        for name in frozenset().union(*viewed) & running.keys():
             with contextlib.suppress(TfdError):
-                if living[name].has_coordinator:
-                    present[name] = living[name].present_coordinator()
+                if running[name].has_coordinator:
+                    present[name] = running[name].present_coordinator()
         for name, (coordinator, held) in list(self._held.items()):
             if present.get(name) is not coordinator:
                 del self._held[name]
                 held.close()
         for name in present.keys() - self._held.keys():
             stack = contextlib.ExitStack()
-            # One that is stopped by now, or cannot be paused at all, need not know.
+            # A stopped coordinator, or one that cannot be paused, raises here.
             with contextlib.suppress(TfdError):
                 stack.enter_context(present[name].control())
             self._held[name] = present[name], stack

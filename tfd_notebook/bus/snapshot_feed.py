@@ -1,4 +1,4 @@
-"""Clusters as a tree of JSON values, and what changed in it: a merge patch (RFC 7396)."""
+"""Clusters as a tree of JSON values, with merge patches (RFC 7396) for changes."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from tfd_notebook.model.snapshot import CoordinatorRow, GpuRow, NodeRow, Snapsho
 
 Tree = dict[str, Any]
 
-#: Notices of a cluster that travel.
+#: Maximum number of sent notices of a cluster.
 _NOTICES = 50
-#: What varies by itself; of a cluster in which nothing is done it is not worth a message.
+#: Measurements that fluctuate. While a cluster is idle, their changes are not sent.
 _MEASURES = ("cpu_percent", "rss_mb", "pss_mb", "bytes_sent", "bytes_per_s", "gpu")
 _DIGITS = {"cpu_percent": 0, "rss_mb": 0, "pss_mb": 0, "bytes_per_s": 0, "used_mb": 0}
 _FIGURES = 4
-#: Fields that only the diagnosis of a data path reads.
+#: Fields that only the analysis of the data path uses.
 _INTERNAL = ("rates", "working")
-#: Seconds after which a node that is fed nothing has been so for long, however much longer.
+#: Upper limit in seconds of a quiet node's time since its last batch.
 _LONG_SECONDS = 600.0
 
 
 def encoded(row: Any) -> Tree:
     """Return the fields of a row as JSON values."""
     names = (f.name for f in fields(row) if f.name not in _INTERNAL)
-    return _shown({name: _plain(getattr(row, name), name) for name in names})
+    return _without_empty({name: _plain(getattr(row, name), name) for name in names})
 
 
-def _shown(values: Tree) -> Tree:
-    """Leave out what says nothing; a zero and a false do."""
+def _without_empty(values: Tree) -> Tree:
+    """Return the values except None and empty strings. Zero and False are kept."""
     return {key: value for key, value in values.items() if value is not None and value != ""}
 
 
@@ -44,68 +44,69 @@ def _plain(value: Any, name: str) -> Any:
 
 
 class SnapshotFeed:
-    """What a reader has been told, and what has changed since.
+    """Encoder of snapshots, which sends only merge patches after the first message.
 
-    The tree has one entry for each cluster under ``clusters``; in it tasks, streams and workers are
-    mappings by name, so that a change of one row is a small patch. What is None or empty is left
-    out.
+    The tree has one entry for each cluster under ``clusters``. In it, tasks, streams and workers
+    are mappings by name, so that a changed row is a small patch. None and empty strings are
+    omitted.
     """
 
     def __init__(self) -> None:
-        self._told: Tree = {}
-        self._kept: dict[tuple[str, str], tuple[Any, Any]] = {}
+        self._sent: Tree = {}
+        self._cache: dict[tuple[str, str], tuple[Any, Any]] = {}
 
     def whole(self, snapshots: Iterable[Snapshot]) -> Tree:
-        """Return all of it, from which the next patch counts."""
-        self._told = self._tree(snapshots)
-        return self._told
+        """Return the full tree, and restart the tracking of changes."""
+        self._sent = self._tree(snapshots)
+        return self._sent
 
     def patch(self, snapshots: Iterable[Snapshot]) -> Tree:
-        """Return what changed, empty where nothing did; None stands for what is gone."""
+        """Return the merge patch since the last call. In it, None removes a key."""
         tree = self._tree(snapshots)
-        changed = difference(self._told, tree)
-        self._told = tree
+        changed = difference(self._sent, tree)
+        self._sent = tree
         return changed
 
     def _tree(self, snapshots: Iterable[Snapshot]) -> Tree:
-        clusters = {seen.name: self._cluster(seen) for seen in snapshots}
-        self._kept = {key: kept for key, kept in self._kept.items() if key[0] in clusters}
+        clusters = {snapshot.name: self._cluster(snapshot) for snapshot in snapshots}
+        self._cache = {key: kept for key, kept in self._cache.items() if key[0] in clusters}
         return {"clusters": clusters}
 
-    def _cluster(self, seen: Snapshot) -> Tree:
-        quiet = not is_busy(seen)
+    def _cluster(self, snapshot: Snapshot) -> Tree:
+        quiet = not is_busy(snapshot)
         tree: Tree = {
-            "name": seen.name,
-            "launcher": seen.launcher,
-            "state": seen.state,
-            "planned": _counts(seen.planned),
-            "requested": _counts(seen.requested),
-            "observed": _counts(seen.observed),
-            "tasks": {row.task: self._task(seen.name, row, quiet) for row in seen.tasks},
-            "order": [row.task for row in seen.tasks],
+            "name": snapshot.name,
+            "launcher": snapshot.launcher,
+            "state": snapshot.state,
+            "planned": _counts(snapshot.planned),
+            "requested": _counts(snapshot.requested),
+            "observed": _counts(snapshot.observed),
+            "tasks": {row.task: self._task(snapshot.name, row, quiet) for row in snapshot.tasks},
+            "order": [row.task for row in snapshot.tasks],
             "streams": {
-                row.name: self._encoded(seen.name, f"stream {row.name}", row)
-                for row in seen.streams
+                row.name: self._encoded(snapshot.name, f"stream {row.name}", row)
+                for row in snapshot.streams
             },
             "notices": self._encoded(
-                seen.name,
+                snapshot.name,
                 "notices",
-                seen.notices[-_NOTICES:],
+                snapshot.notices[-_NOTICES:],
                 lambda all_: list(map(encoded, all_)),
             ),
         }
-        if seen.gpus:
+        if snapshot.gpus:
             tree["gpus"] = {
-                f"{row.host} {row.index}": self._gpu(seen.name, row, quiet) for row in seen.gpus
+                f"{row.host} {row.index}": self._gpu(snapshot.name, row, quiet)
+                for row in snapshot.gpus
             }
-        if seen.expires is not None:
-            tree["expires"] = seen.expires
-        if seen.lease is not None:
-            tree["lease"] = seen.lease
-        if seen.coordinator is not None:
-            tree["coordinator"] = _coordinator(seen.coordinator)
-        if seen.spark is not None:
-            tree["spark"] = self._spark(seen.name, seen.spark, quiet)
+        if snapshot.expires is not None:
+            tree["expires"] = snapshot.expires
+        if snapshot.lease is not None:
+            tree["lease"] = snapshot.lease
+        if snapshot.coordinator is not None:
+            tree["coordinator"] = _coordinator(snapshot.coordinator)
+        if snapshot.spark is not None:
+            tree["spark"] = self._spark(snapshot.name, snapshot.spark, quiet)
         return tree
 
     def _spark(self, cluster: str, row: SparkRow, quiet: bool) -> Tree:
@@ -115,10 +116,10 @@ class SnapshotFeed:
         return tree
 
     def _node(self, cluster: str, row: NodeRow, quiet: bool) -> Any:
-        before, _ = self._kept.get((cluster, f"node {row.node}"), (None, None))
+        before, _ = self._cache.get((cluster, f"node {row.node}"), (None, None))
         age = row.batch_age_s
         if age is not None:
-            # Of a node that takes nothing it grows for ever, which is worth a word now and then.
+            # The age of an idle node grows steadily, so it is sent in larger and larger steps.
             known = None if before is None else before.batch_age_s
             since = age - (known or 0.0)
             if known is not None and 0 <= since < max(1.0, known / 10):
@@ -128,7 +129,7 @@ class SnapshotFeed:
         return self._encoded(cluster, f"node {row.node}", row)
 
     def _task(self, cluster: str, row: TaskRow, quiet: bool) -> Any:
-        before, _ = self._kept.get((cluster, row.task), (None, None))
+        before, _ = self._cache.get((cluster, row.task), (None, None))
         if before is not None and quiet:
             known = {name: getattr(before, name) for name in _MEASURES}
             row = replace(row, **{name: value for name, value in known.items() if value})
@@ -136,9 +137,9 @@ class SnapshotFeed:
 
     def _gpu(self, cluster: str, row: GpuRow, quiet: bool) -> Any:
         name = f"gpu {row.host} {row.index}"
-        before, _ = self._kept.get((cluster, name), (None, None))
+        before, _ = self._cache.get((cluster, name), (None, None))
         if before is not None and quiet:
-            # It may sink to rest, which comes to an end, but not go up and down for ever.
+            # A falling value converges, so it is sent. A fluctuating one would never end.
             for figure in ("use_percent", "used_mb"):
                 known = (getattr(before, figure), getattr(row, figure))
                 if None not in known:
@@ -148,27 +149,27 @@ class SnapshotFeed:
     def _encoded(
         self, cluster: str, name: str, value: Any, encode: Callable[[Any], Any] = encoded
     ) -> Any:
-        """Return what `encode` makes of a value; the same object while the value is the same."""
-        before, made = self._kept.get((cluster, name), (None, None))
-        if made is None or (value is not before and value != before):
-            made = encode(value)
-            self._kept[(cluster, name)] = value, made
-        return made
+        """Return the result of `encode`, cached as long as the value is equal."""
+        before, result = self._cache.get((cluster, name), (None, None))
+        if result is None or (value is not before and value != before):
+            result = encode(value)
+            self._cache[(cluster, name)] = value, result
+        return result
 
 
-def is_busy(seen: Snapshot) -> bool:
-    """Whether work is done in a cluster: something is read from it, or closures end."""
-    coordinator = seen.coordinator
+def is_busy(snapshot: Snapshot) -> bool:
+    """Return True if a cluster does work: a consumer reads, closures end, or rows are fed."""
+    coordinator = snapshot.coordinator
     return (
-        seen.state in ("starting", "stopping")
-        or any(row.state == "running" and row.elements_per_s > 0 for row in seen.streams)
+        snapshot.state in ("starting", "stopping")
+        or any(row.state == "running" and row.elements_per_s > 0 for row in snapshot.streams)
         or (coordinator is not None and coordinator.closures_per_s > 0)
-        or (seen.spark is not None and seen.spark.rows_per_s > 0)
+        or (snapshot.spark is not None and snapshot.spark.rows_per_s > 0)
     )
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Tree:
-    """Return the merge patch that makes `new` of `old`."""
+    """Return the merge patch from `old` to `new`."""
     changed: Tree = {key: None for key in old if key not in new}
     for key, value in new.items():
         before = old.get(key)
