@@ -144,7 +144,7 @@ def run(
     for batch in batches:
         for start in range(0, batch.num_rows, rows):
             part = batch.slice(start, rows)
-            # Check rows before the model is loaded: Spark retries a failed task four times, and
+            # Check rows before the model is loaded: Spark runs a failing task four times, and
             # the import of TensorFlow takes seconds.
             arrays_by_tensor = {
                 tensor: _fit_input(_array(values, column), inputs[tensor], column, tensor)

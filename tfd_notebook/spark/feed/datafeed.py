@@ -279,7 +279,7 @@ class DataFeed:
 
 
 #: Timeouts in seconds for the first row of a step, after a step with rows and after one without.
-_FIRST_WAIT, _NEXT_WAIT = 0.1, 0.01
+_WAIT_AFTER_ROWS, _WAIT_AFTER_EMPTY = 0.1, 0.01
 
 
 def together(
@@ -301,7 +301,7 @@ def together(
     )
     rows = batch_size
     while True:
-        wait = _FIRST_WAIT if rows else _NEXT_WAIT
+        wait = _WAIT_AFTER_ROWS if rows else _WAIT_AFTER_EMPTY
         arrays = dataset.take_rows(feed, batch_size, output_signature, wait)
         if arrays is None:
             arrays = empty
