@@ -136,7 +136,7 @@ def test_a_host_to_which_rows_would_come_in_vain(standalone: Standalone) -> None
     )
     assert done.returncode == 0, done.stderr[-5000:]
     alone, *results = json.loads(done.stdout.splitlines()[-1])
-    assert "no node that takes rows is on" in alone
+    assert "no node that receives rows is on" in alone
     assert "1 free slot:" in alone
     assert results == [[number * number for number in range(100)]] * 2
 
