@@ -561,7 +561,7 @@ def test_an_agent_writes_no_foreign_line_into_the_configuration(
 ) -> None:
     end = TunnelEnd.__new__(TunnelEnd)  # nothing of it is reached
     with pytest.raises(errors.InvalidMessage):
-        end.lead(port, to, host)
+        end.forward(port, to, host)
 
 
 @pytest.mark.parametrize("answer", [

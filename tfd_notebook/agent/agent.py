@@ -299,7 +299,7 @@ class Agent(AgentHandlers):
 
         The threads of a server answer a probe even while a Python thread never releases the GIL.
         """
-        busy = process.is_asked
+        busy = process.has_pending_requests
         try:
             return await process.request("stats", 1.0), ""
         except TimeLimit:

@@ -68,11 +68,11 @@ def directories(file: Path, controller: str, root: Path = ROOT) -> Iterator[tupl
         # Several controllers of version 1 may share one hierarchy.
         for name in controllers.split(","):
             if name in ("", controller):
-                for group in _up(root / name, path):
+                for group in _with_parents(root / name, path):
                     yield name, group
 
 
-def _up(top: Path, path: str) -> Iterator[Path]:
+def _with_parents(top: Path, path: str) -> Iterator[Path]:
     """Yield a group and its parents, up to the one that is mounted at `top`."""
     own = top / path.strip("/")
     for group in (own, *own.parents):

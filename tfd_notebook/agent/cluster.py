@@ -89,7 +89,7 @@ class AgentCluster:
             request = await make_key(self.directory / "tunnels", self.processes, name)
             return {"request": request}
         self._tunnels.add_trust(trust)
-        return self._tunnels_described()
+        return self._tunnel_info()
 
     async def certify_tunnels(
         self, trust: list[str], name: str, certificate: str
@@ -102,9 +102,9 @@ class AgentCluster:
             end.close()
             raise
         self._tunnels = end
-        return self._tunnels_described()
+        return self._tunnel_info()
 
-    def _tunnels_described(self) -> dict[str, Any]:
+    def _tunnel_info(self) -> dict[str, Any]:
         return {"port": self.tunnels.port, "name": self.tunnels.name, "trust": self.tunnels.trust}
 
     def trim_logs(self) -> None:

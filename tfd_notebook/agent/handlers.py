@@ -172,7 +172,7 @@ class AgentHandlers(ABC):
         self._cluster(cluster).tunnels.serve(port)
 
     async def do_lead_tunnel(self, cluster: str, port: int, to: str, host: str) -> None:
-        self._cluster(cluster).tunnels.lead(port, to, host)
+        self._cluster(cluster).tunnels.forward(port, to, host)
 
     async def do_close_tunnel(self, cluster: str, port: int) -> None:
         self._cluster(cluster).tunnels.close_port(port)

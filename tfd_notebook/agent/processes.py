@@ -86,7 +86,7 @@ class Process:
             raise TimeLimit(f"no reply to {do!r} within {timeout:g} s") from None
 
     @property
-    def is_asked(self) -> bool:
+    def has_pending_requests(self) -> bool:
         """True if a request is pending, such as the installation of functions."""
         return any(not reply.done() for reply in self._replies.values())
 

@@ -195,7 +195,7 @@ class TunnelEnd:
         self._served.add(port)
         self._describe()
 
-    def lead(self, port: int, to: str, host: str) -> None:
+    def forward(self, port: int, to: str, host: str) -> None:
         """Forward `port` of this host, on loopback, to the same port of a peer.
 
         Parameters

@@ -165,24 +165,24 @@ class FakeNode(Node):
 
     def _do_start(self, tasks: dict[str, dict[str, Any]]) -> None:
         for name, settings in tasks.items():
-            self._known(name)
+            self._require_task(name)
             self.settings[name] = settings
             self.tell(name, TaskState.STARTING)
             self.tell(name, TaskState.READY)
 
     def _do_stop(self, tasks: list[str]) -> None:
         for name in tasks:
-            self._known(name)
+            self._require_task(name)
             self.tell(name, TaskState.STOPPED, pid=None)
             del self.tasks[name]
 
     def _do_restart(self, task: str, settings: dict[str, Any]) -> None:
-        restarts = self._known(task)["restarts"] + 1
+        restarts = self._require_task(task)["restarts"] + 1
         self.tell(task, TaskState.RESTARTING, "requested", restarts=restarts)
         self.tell(task, TaskState.READY, pid=next(self._pids))
 
     def _do_kill(self, task: str) -> int:
-        pid = int(self._known(task)["pid"])
+        pid = int(self._require_task(task)["pid"])
         self.tell(task, TaskState.RESTARTING, "killed by signal 9 (SIGKILL)")
         self.tell(
             task, TaskState.READY, pid=next(self._pids), restarts=self.tasks[task]["restarts"] + 1
@@ -206,11 +206,11 @@ class FakeNode(Node):
         return {name: {"stale": [], "ops": []} for name in self.tasks}
 
     def _do_logs(self, task: str, size: int, offset: int | None = None) -> list[Any]:
-        self._known(task)
+        self._require_task(task)
         text = f"{task} has no output\n"
         return [text if not offset else "", len(text)]
 
-    def _known(self, name: str) -> dict[str, Any]:
+    def _require_task(self, name: str) -> dict[str, Any]:
         if name not in self.tasks:
             raise UnknownName(
                 f"cluster {self._cluster!r} has no task {name!r}",

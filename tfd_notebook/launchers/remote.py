@@ -8,7 +8,7 @@ import functools
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from tfd_notebook.agent.admin_policy import limits
 from tfd_notebook.agent.bridges import stdio
@@ -32,9 +32,6 @@ from tfd_notebook.launchers.client.multi_host import MultiHostNode, Tunnels
 from tfd_notebook.launchers.client.session import AgentSession, Channel
 from tfd_notebook.model.spec import ClusterConfig, Role
 from tfd_notebook.net import proxies, validation
-
-if TYPE_CHECKING:
-    pass
 
 
 def join_agent(agent: str, start: bool) -> list[str]:
@@ -236,12 +233,14 @@ class RemoteLauncher(Launcher):
     ) -> MultiHostNode:
         """Return the hosts of a new cluster."""
         addresses = self._advertise(hosts, sessions)
-        let_in = () if self._secure else self._addresses_to_allow(hosts, addresses)
+        allowed_networks = () if self._secure else self._addresses_to_allow(hosts, addresses)
         nodes = []
         self._preload(hosts, sessions, config)
         for host, session in zip(hosts, sessions, strict=True):
             surroundings = self.surroundings(config)
-            nodes.append(RemoteNode.open_at(session, host, config, on_event, surroundings, let_in))
+            nodes.append(
+                RemoteNode.open_at(session, host, config, on_event, surroundings, allowed_networks)
+            )
             for what in host.warnings(self._grace):
                 body = {"event": "notice", "severity": "warning", "task": None, "fix": None}
                 on_event({**body, "cluster": config.name, "what": what})
@@ -390,7 +389,7 @@ class RemoteNode(AgentNode):
         self.identity = host.greeting.identity
         self.agent = session.client.id
         #: Networks that may connect to the tasks.
-        self.let_in: tuple[str, ...] = ()
+        self.allowed_networks: tuple[str, ...] = ()
 
     @classmethod
     def open_at(
@@ -415,7 +414,7 @@ class RemoteNode(AgentNode):
             **surroundings,
         )
         node = cls(session, host, config.name, directory)
-        node.let_in = (*config.allow, *allow)
+        node.allowed_networks = (*config.allow, *allow)
         return node
 
     def request(self, do: str, *, timeout: float = 30.0, **arguments: Any) -> Any:

@@ -349,9 +349,9 @@ class _SSHTunnels:
     def _check_after_reconnect(self, node: RemoteNode, host: _SSHHost) -> None:
         """Close the tunnels that sshd opened to other hosts after a reconnect."""
         try:
-            for port in _until_answered(lambda: host.client.reopened(host.label)):
+            for port in _retry_until_reply(lambda: host.client.reopened(host.label)):
                 try:
-                    _until_answered(functools.partial(_check_loopback, node, port))
+                    _retry_until_reply(functools.partial(_check_loopback, node, port))
                 except AgentLost:
                     return
                 except LaunchError as error:
@@ -395,7 +395,7 @@ class _SSHTunnels:
         """Do nothing: the tunnels ended with the connections."""
 
 
-def _until_answered(request: Callable[[], T]) -> T:
+def _retry_until_reply(request: Callable[[], T]) -> T:
     """Repeat a request until it is answered in time, since an old session may still hold a port."""
     while True:
         try:

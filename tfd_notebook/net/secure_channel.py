@@ -135,7 +135,7 @@ class AuthenticatedChannel:
             if self._keys:
                 code = _code(self._keys[0], self._sent, lengths, encoded_header, parts)
                 self._sent += 1
-            with self._broken_by_any_error():
+            with self._closed_on_error():
                 self._send_all([memoryview(lengths + code + encoded_header), *parts])
 
     def receive(
@@ -167,7 +167,7 @@ class AuthenticatedChannel:
         """
         with self._receiving:
             self._wait_for_message(timeout)
-            with self._broken_by_any_error():
+            with self._closed_on_error():
                 return self._receive(allocate)
 
     def close(self) -> None:
@@ -240,7 +240,7 @@ class AuthenticatedChannel:
                 parts[0] = parts[0][sent:]
 
     @contextlib.contextmanager
-    def _broken_by_any_error(self) -> Any:
+    def _closed_on_error(self) -> Any:
         """Close the channel if a message stays incomplete, because of an error or Ctrl-C."""
         try:
             yield

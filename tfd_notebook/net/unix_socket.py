@@ -25,7 +25,7 @@ def listen(path: Path, backlog: int) -> socket.socket:
         # Renamed when it listens: until then, other processes would take the owner for dead.
         temporary = path.with_suffix(".new")
         temporary.unlink(missing_ok=True)
-        with _short(temporary) as address:
+        with _short_path(temporary) as address:
             listener.bind(address)
         temporary.chmod(0o600)
         listener.listen(backlog)
@@ -46,7 +46,7 @@ def connect(path: Path, timeout: float) -> socket.socket:
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         peer.settimeout(timeout)
-        with _short(path) as address:
+        with _short_path(path) as address:
             peer.connect(address)
     except BaseException:
         peer.close()
@@ -67,7 +67,7 @@ def is_this_user(peer: socket.socket) -> bool:
 
 
 @contextlib.contextmanager
-def _short(path: Path) -> Iterator[str]:
+def _short_path(path: Path) -> Iterator[str]:
     """Yield a name for `path` that fits into a socket address of about 100 bytes."""
     if len(os.fsencode(path)) < 100:
         yield str(path)

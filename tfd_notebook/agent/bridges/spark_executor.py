@@ -64,7 +64,7 @@ class ExecutorBridge:
         self._secret = secure_channel.Secret(bytes.fromhex(arguments["secret"]))
         self._grace = float(arguments["grace"])
         self._jvm = int(arguments["jvm"])
-        self._born = runtime_dir.process_start(self._jvm)
+        self._jvm_start = runtime_dir.process_start(self._jvm)
         self._handshake = handshake
         self._last_received = time.monotonic()
         self._stopped = threading.Event()
@@ -76,7 +76,7 @@ class ExecutorBridge:
         threading.Thread(target=self._keep_connected, name="tfd-sparkend", daemon=True).start()
         with runtime_dir.watched(self._jvm) as ended:
             while not self._stopped.is_set():
-                if ended(1.0) or not runtime_dir.runs(self._jvm, self._born):
+                if ended(1.0) or not runtime_dir.runs(self._jvm, self._jvm_start):
                     self._report_end()
                     break
         self._end_agents()

@@ -63,7 +63,7 @@ class AgentClient:
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         #: True if an error or Ctrl-C cut the last frame short.
-        self._torn = False
+        self._frame_incomplete = False
         self._pid = os.getpid()
         self._ids = itertools.count(1)
         #: The requests without a reply, each with its name and arguments.
@@ -130,7 +130,7 @@ class AgentClient:
                 if self._lost is not None:
                     raise AgentLost(self._lost, fix="start the cluster again")
                 self._replies[number] = do, arguments, reply
-                self._expect(do, arguments)
+                self._record_expected_tasks(do, arguments)
                 if self._reconnects:
                     self._unanswered[number] = line
             self._write(line)
@@ -152,9 +152,9 @@ class AgentClient:
     def _write(self, line: bytes) -> None:
         """Send a frame, after a newline that ends an incomplete one."""
         # The agent ignores a line that is not a complete frame.
-        line, self._torn = b"\n" + line if self._torn else line, True
+        line, self._frame_incomplete = b"\n" + line if self._frame_incomplete else line, True
         self._send(line)
-        self._torn = False
+        self._frame_incomplete = False
 
     def _withdraw(self, number: int) -> None:
         with self._lock:
@@ -297,7 +297,7 @@ class AgentClient:
                     self._check_task(body, "task")
                 _notify(listener, body)
 
-    def _expect(self, do: str, arguments: dict[str, Any]) -> None:
+    def _record_expected_tasks(self, do: str, arguments: dict[str, Any]) -> None:
         """Record the tasks that the agent may report after a request. The caller holds the lock."""
         cluster = arguments.get("cluster", "")
         if do == "open":

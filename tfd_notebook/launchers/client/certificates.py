@@ -38,7 +38,7 @@ class CertificateAuthority:
         from cryptography.hazmat.primitives.asymmetric import ec
 
         self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = _named("tfd-notebook cluster")
+        self._name = _x509_name("tfd-notebook cluster")
         limits = x509.BasicConstraints(ca=True, path_length=0)
         self.certificate = self._sign(self._name, self._key.public_key(), [(limits, True)])
 
@@ -66,7 +66,7 @@ class CertificateAuthority:
             raise LaunchError(f"the signing request of host {name} is invalid")
         uses = [x509.OID_SERVER_AUTH, x509.OID_CLIENT_AUTH]
         return self._sign(
-            _named(name),
+            _x509_name(name),
             key,
             [
                 (x509.SubjectAlternativeName([x509.DNSName(name)]), False),
@@ -100,7 +100,7 @@ class CertificateAuthority:
         return signed.public_bytes(serialization.Encoding.PEM).decode()
 
 
-def _named(name: str) -> Any:
+def _x509_name(name: str) -> Any:
     from cryptography import x509
 
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])

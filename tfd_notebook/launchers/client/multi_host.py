@@ -78,16 +78,16 @@ class MultiHostNode(Node):
         if handler is not None:
             return handler(timeout=timeout, **arguments)
         if "task" in arguments:
-            return self._of(arguments["task"]).request(do, timeout=timeout, **arguments)
-        return self._everywhere(do, timeout, arguments)[0]
+            return self._node_of(arguments["task"]).request(do, timeout=timeout, **arguments)
+        return self._request_all(do, timeout, arguments)[0]
 
     def close(self, timeout: float = 10.0) -> None:
-        self._each(lambda node: node.close(timeout))
+        self._for_each_node(lambda node: node.close(timeout))
         self._end_tunnels()
         self._record.forget()
 
     def leave(self) -> None:
-        self._each(lambda node: node.leave())
+        self._for_each_node(lambda node: node.leave())
         self._end_tunnels()
         self._record.leave()
 
@@ -119,7 +119,9 @@ class MultiHostNode(Node):
                 time.sleep(0.2)
 
     def gpus(self) -> list[dict[str, Any]]:
-        by_position = self._all("gpus", _GPUS_SECONDS, {n: {} for n in range(len(self.nodes))})
+        by_position = self._request_nodes(
+            "gpus", _GPUS_SECONDS, {n: {} for n in range(len(self.nodes))}
+        )
         return [{"host": self.nodes[n].label, **gpus} for n, gpus in by_position.items()]
 
     def place_of(self, role: str, index: int) -> int:
@@ -165,7 +167,9 @@ class MultiHostNode(Node):
     def _explanation(self, target: Node, source: str) -> str:
         if self._tunnels is not None:
             return ": the tunnel between them is broken"
-        allowed = [ipaddress.ip_network(network) for network in getattr(target, "let_in", ())]
+        allowed = [
+            ipaddress.ip_network(network) for network in getattr(target, "allowed_networks", ())
+        ]
         if not source or any(ipaddress.ip_address(source) in network for network in allowed):
             return ": the cause is the network between them, or a firewall"
         return (
@@ -177,13 +181,13 @@ class MultiHostNode(Node):
 
     def _do_lease(self, seconds: float, renew: bool, timeout: float) -> float:
         arguments = {"seconds": seconds, "renew": renew}
-        left: float = min(self._everywhere("lease", timeout, arguments).values())
+        left: float = min(self._request_all("lease", timeout, arguments).values())
         self._record.keep(left)
         return left
 
     def _do_describe(self, about: dict[str, Any], timeout: float) -> None:
         self._record.describe(about)
-        self._everywhere("describe", timeout, {"about": about})
+        self._request_all("describe", timeout, {"about": about})
 
     def _do_hold(self, tasks: list[dict[str, Any]], timeout: float) -> dict[str, str]:
         held: dict[str, str] = {}
@@ -224,27 +228,27 @@ class MultiHostNode(Node):
         for name, settings in tasks.items():
             part = parts.setdefault(self._positions[name], {"tasks": {}})
             part["tasks"][name] = settings
-        self._all("start", timeout, parts)
+        self._request_nodes("start", timeout, parts)
 
     def _do_stop(self, tasks: list[str], timeout: float) -> None:
-        self._all("stop", timeout, self._by_host(tasks))
+        self._request_nodes("stop", timeout, self._by_host(tasks))
 
     def _do_bury(self, tasks: list[str], timeout: float) -> None:
-        self._all("bury", timeout, self._by_host(tasks))
+        self._request_nodes("bury", timeout, self._by_host(tasks))
 
     def _do_journal(self, have: dict[str, int], timeout: float) -> Any:
-        return self._of(_DISPATCHER).request("journal", timeout=timeout, have=have)
+        return self._node_of(_DISPATCHER).request("journal", timeout=timeout, have=have)
 
     def _do_room(self, timeout: float) -> Any:
-        return self._of(_DISPATCHER).request("room", timeout=timeout)
+        return self._node_of(_DISPATCHER).request("room", timeout=timeout)
 
     def _do_inspect(self, timeout: float) -> dict[str, Any]:
-        by_position = self._everywhere("inspect", timeout, {})
+        by_position = self._request_all("inspect", timeout, {})
         return {name: ops for part in by_position.values() for name, ops in part.items()}
 
     # Distribution of requests
 
-    def _of(self, task: str) -> Node:
+    def _node_of(self, task: str) -> Node:
         # The first host rejects requests about unknown tasks.
         return self.nodes[self._positions.get(task, 0)]
 
@@ -254,10 +258,10 @@ class MultiHostNode(Node):
             parts.setdefault(self._positions.get(name, 0), {"tasks": []})["tasks"].append(name)
         return parts
 
-    def _everywhere(self, do: str, timeout: float, arguments: Mapping[str, Any]) -> dict[int, Any]:
-        return self._all(do, timeout, dict.fromkeys(range(len(self.nodes)), arguments))
+    def _request_all(self, do: str, timeout: float, arguments: Mapping[str, Any]) -> dict[int, Any]:
+        return self._request_nodes(do, timeout, dict.fromkeys(range(len(self.nodes)), arguments))
 
-    def _all(
+    def _request_nodes(
         self, do: str, timeout: float, parts: Mapping[int, Mapping[str, Any]]
     ) -> dict[int, Any]:
         """Send requests to several hosts concurrently; raise the first error after all replies."""
@@ -281,6 +285,6 @@ class MultiHostNode(Node):
             return error
         return LaunchError(f"{self.nodes[position].label}: {type(error).__name__}: {error}")
 
-    def _each(self, work: Callable[[Node], None]) -> None:
+    def _for_each_node(self, work: Callable[[Node], None]) -> None:
         with concurrent.futures.ThreadPoolExecutor(len(self.nodes), "tfd-hosts") as pool:
             list(pool.map(work, self.nodes))

@@ -49,7 +49,7 @@ class TLSTunnels:
     def __init__(self, hosts: Sequence[tuple[Node, str, str]], local_agent: Node | None) -> None:
         self._local_agent = local_agent
         self._ends: list[TunnelHost] = []
-        self._of_host: list[TunnelHost] = []
+        self._end_of_host: list[TunnelHost] = []
         authority = CertificateAuthority()
         by_identity: dict[str, TunnelHost] = {}
         trust = [authority.certificate]
@@ -58,13 +58,13 @@ class TLSTunnels:
                 end, others = _open_endpoint(node, authority, [authority.certificate], address)
                 by_identity[identity] = end
                 trust += others
-            self._of_host.append(by_identity[identity])
+            self._end_of_host.append(by_identity[identity])
         self._ends = list(by_identity.values())
         if local_agent is not None:
             self._ends.append(_open_endpoint(local_agent, authority, trust, "")[0])
 
     def open(self, port: int, host: int) -> None:
-        target = self._of_host[host]
+        target = self._end_of_host[host]
         try:
             target.node.request("serve_tunnel", port=port)
             for end in self._ends:
