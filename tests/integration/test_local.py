@@ -677,7 +677,7 @@ def test_a_work_dir_that_fills_up_is_named(tmp_path):
             with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
                 while file.write(b"x" * 65536):
                     pass
-            with pytest.raises(errors.WorkDirError, match=f"{disk}.* has 0.0 MB left"):
+            with pytest.raises(errors.WorkDirError, match=f"{disk}.* has only 0.0 MB free"):
                 numbers.apply(cluster.distribute("off"))
             filler.unlink()
             assert len(list(numbers.apply(cluster.distribute("off")))) == 10

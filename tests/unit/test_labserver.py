@@ -200,7 +200,7 @@ def test_a_list_that_failed_is_not_shared_with_later_requests(
 def test_the_server_drives_no_cluster_itself() -> None:
     code = (
         "import asyncio, sys; from tfd_notebook.ui import jupyter_server; "
-        "asyncio.run(jupyter_server.unheld());"
+        "asyncio.run(jupyter_server.unattached_clusters());"
         "print({'tensorflow', 'grpc', 'pandas', 'tfd_notebook.cluster.cluster'} & set(sys.modules))"
     )
     done = subprocess.run(

@@ -1,1 +1,1 @@
-"""Clusters: the object that users hold, and its components."""
+"""Clusters: the `Cluster` class and its components."""

@@ -132,34 +132,34 @@ def attach(
     existing = registry.clusters().get(name)
     if existing is not None and existing.detached and agent is None:
         return existing
-    where = find(name, agent)
-    reached = where.reach()
+    location = find(name, agent)
+    agents = location.reach()
     try:
-        reports = reached.clusters()
+        reports = agents.clusters()
         about = next((report["about"] for report in reports if report["name"] == name), None)
         if not about:
             raise errors.UnknownName(f"cluster {name!r} has just ended", fix="tfd.clusters()")
-        if isinstance(where, RemoteDetachedCluster):
+        if isinstance(location, RemoteDetachedCluster):
             # A compromised host must not choose what runs or is opened on this one.
-            about = where.about
+            about = location.about
             if not about:
                 raise errors.StateError(
-                    f"attach to cluster {name!r} failed: {where.path} does not describe it",
+                    f"attach to cluster {name!r} failed: {location.path} does not describe it",
                     fix="detach it again in the process that holds it",
                 )
         config = spec.unpack(about["config"])
 
         def adopt(cluster: Cluster) -> tuple[base.Node, Mapping[str, Any]]:
-            node, report = reached.adopt(config, cluster._monitor.handle_event)
+            node, report = agents.adopt(config, cluster._monitor.handle_event)
             return node, {**report, "about": about} if isinstance(
-                where, RemoteDetachedCluster
+                location, RemoteDetachedCluster
             ) else report
 
         cluster = Cluster._from_running_tasks(
             config, base.launcher(config.launcher, config.options), adopt
         )
     except BaseException:
-        reached.close()
+        agents.close()
         raise
     if connect:
         cluster._hide_gpus_from_kernel()
@@ -282,31 +282,31 @@ def find(name: str, agent: int | None = None) -> detached.Detached | RemoteDetac
     )
 
 
-def _summaries(where: detached.Detached | RemoteDetachedCluster) -> list[dict[str, Any]]:
+def _summaries(location: detached.Detached | RemoteDetachedCluster) -> list[dict[str, Any]]:
     """Return the summary of a detached cluster. Remote hosts are not queried for a list."""
-    if isinstance(where, RemoteDetachedCluster):
+    if isinstance(location, RemoteDetachedCluster):
         return [
             {
-                "name": where.name,
+                "name": location.name,
                 "state": "detached",
-                "launcher": where.launcher,
-                "planned": where.planned,
+                "launcher": location.launcher,
+                "planned": location.planned,
                 "observed": None,
                 "reading": 0,
-                "lease": where.lease,
+                "lease": location.lease,
                 "pid": None,
                 "agent": None,
             }
         ]
-    reached = where.reach()
+    agents = location.reach()
     try:
         return [
-            {**_summary(report, where.pid), "heard": report["heard"]}
-            for report in reached.clusters(5.0)
-            if report["name"] == where.name
+            {**_summary(report, location.pid), "heard": report["heard"]}
+            for report in agents.clusters(5.0)
+            if report["name"] == location.name
         ]
     finally:
-        reached.close()
+        agents.close()
 
 
 def _summary(report: Mapping[str, Any], agent: int) -> dict[str, Any]:

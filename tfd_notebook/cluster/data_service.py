@@ -272,7 +272,7 @@ class ClusterDataService:
         if free is not None and free < needed + _SPARE_BYTES:
             raise errors.WorkDirError(
                 f"the disk with the dispatcher's journal ({self._task_manager.work_dir} on "
-                f"{self._task_manager.row(DISPATCHER).host}) has {free / 1e6:.1f} MB left",
+                f"{self._task_manager.row(DISPATCHER).host}) has only {free / 1e6:.1f} MB free",
                 task=DISPATCHER,
                 fix="free disk space, or start the cluster with another Service(work_dir=...)",
             )
@@ -281,11 +281,11 @@ class ClusterDataService:
         self, functions: Mapping[str, str], blob: bytes, dataset: Any = None
     ) -> None:
         """Send Python functions to every present and future data worker."""
-        gone = self._functions.gone(len(blob))
+        unused = self._functions.gone(len(blob))
         try:
-            self._task_manager.install(functions, blob, gone)
+            self._task_manager.install(functions, blob, unused)
         except BaseException:
-            self._functions.gone_again(gone)
+            self._functions.gone_again(unused)
             raise
         self._functions.watch(functions, dataset)
 
