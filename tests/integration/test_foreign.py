@@ -115,8 +115,8 @@ def test_what_does_not_answer_is_an_error_at_once() -> None:
     [
         ("grpc://localhost", "invalid address"),
         ("grpc://localhost:99999", "invalid address"),
-        ({"wroker": ["a:1"]}, "no job 'wroker'"),
-        ({"worker": []}, "without tasks"),
+        ({"wroker": ["a:1"]}, "invalid job 'wroker'"),
+        ({"worker": []}, "has no tasks"),
         ({"worker": ["a"]}, "invalid address"),
         (42, "invalid target"),
     ],
