@@ -74,11 +74,11 @@ def test_a_host_that_falls_silent_is_told_of_and_its_data_come_again(
         hosts.down(hosts.east)
         reading.halts()
         reading.hears("this kernel cannot reach", hosts.east.address, "data_worker:0")
-        reading.hears("the connection to", hosts.east.address, "is lost", "data_worker:0")
+        reading.hears("lost the connection to", hosts.east.address, "data_worker:0")
         assert row(cluster, "data_worker:0").reason == "the connection to its host is lost"
         hosts.up(hosts.east)
         reading.moves()
-        reading.hears("is back")
+        reading.hears("reconnected to")
 
     Reading(cluster).loop(endless(cluster), story)
     is_whole(cluster)
@@ -97,11 +97,11 @@ def test_who_waits_for_a_silent_host_can_be_interrupted(cluster: tfd.Cluster, ho
 def test_a_connection_that_is_reset_comes_back(cluster: tfd.Cluster, hosts: Hosts) -> None:
     def story(reading: Reading) -> None:
         hosts.reset(hosts.home, hosts.east)
-        reading.hears("the connection to", hosts.east.address, "is lost", "data_worker:0")
+        reading.hears("lost the connection to", hosts.east.address, "data_worker:0")
         reading.halts()
         hosts.heal()
         reading.moves()
-        reading.hears("is back")
+        reading.hears("reconnected to")
 
     Reading(cluster).loop(endless(cluster), story)
     is_whole(cluster)
@@ -180,7 +180,7 @@ def test_the_host_of_the_dispatcher_may_be_away_meanwhile(
         hosts.reset(hosts.home, hosts.north)
         reading.hears("the connection to", hosts.north.address, "is lost", "dispatcher:0")
         hosts.heal()
-        reading.hears("is back")
+        reading.hears("reconnected to")
         reading.moves()
 
     Reading(secure).loop(endless(secure), story)
@@ -198,7 +198,7 @@ def test_a_host_that_died_and_was_booted_ends_the_cluster(
 
     def story(reading: Reading) -> None:
         hosts.east.kill()
-        reading.hears("the connection to", hosts.east.address, "is lost", "data_worker:0")
+        reading.hears("lost the connection to", hosts.east.address, "data_worker:0")
         hosts.mend()
         until(lambda: reading.over, 60)
 

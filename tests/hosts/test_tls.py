@@ -219,7 +219,7 @@ def test_a_channel_that_is_lost_harms_no_tunnel(shared: tfd.Cluster, hosts: Host
                 os.kill(pid, signal.SIGKILL)
     assert numbers(shared) == list(range(100))
     assert stunnels(hosts.north) == before
-    until(lambda: "is back" in " ".join(n.what for n in shared.snapshot().notices))
+    until(lambda: "reconnected to" in " ".join(n.what for n in shared.snapshot().notices))
 
 
 def test_everything_is_removed(hosts: Hosts, make: Make) -> None:
