@@ -566,7 +566,7 @@ def test_logs_can_be_read_while_tasks_are_changed(panel: Browser, cluster: Clust
 def test_who_is_behind_gets_no_more_until_it_tells(
     panel: Browser, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_MOST_UNSEEN", 5)
+    monkeypatch.setattr(session, "_MAX_UNACKNOWLEDGED", 5)
     panel.says("hello", tells=True)
     until(lambda: panel.got("state"))
     rows = iter(range(10_000))

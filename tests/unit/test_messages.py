@@ -240,7 +240,7 @@ def use_description(about: dict[str, Any]) -> None:
     monitor.snapshot()
     json.dumps(fleet.about(), allow_nan=False)
     said = {"name": config.name, "about": about, "lease": 5.0, "tasks": ["ready"]}
-    json.dumps(attach._brief(said, 5), allow_nan=False)
+    json.dumps(attach._summary(said, 5), allow_nan=False)
 
 
 def test_a_whole_description_is_used() -> None:
