@@ -784,10 +784,10 @@ def test_a_spoilt_message_of_spark_is_refused_or_can_be_used(seed: int) -> None:
         json.dumps(said, allow_nan=False).encode()
         node = Node(roles.assign(1, 0, None, False, False)[0])
         if "known" in said:
-            node.note_known(said["known"])
+            node.update_state(said["known"])
         if "numbers" in said:
-            node.note_numbers(said["numbers"])
-            node.note_log(said["log"])
+            node.update_counters(said["numbers"])
+            node.append_log(said["log"])
         row = node_registry.node_row(node)
         json.dumps(vars(row), allow_nan=False)
         assert int(node.board.rpartition(":")[2] or 0) < 65536
