@@ -11,7 +11,7 @@ import pytest
 
 from tests.hosts._hosts import Hosts
 from tfd_notebook.net import secure_channel
-from tfd_notebook.spark.driver.service_feed import _follow
+from tfd_notebook.spark.driver.service_feed import _await_end
 from tfd_notebook.spark.feed.inbox import Inbox
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
@@ -39,7 +39,7 @@ def test_a_data_worker_stops_waiting_for_a_driver_that_vanished(
         assert driver.stdout is not None
         channel = secure_channel.connect(driver.stdout.readline().strip(), b"secret")
         with Inbox(tmp_path / "inbox", b"secret") as inbox, channel:
-            follower = threading.Thread(target=_follow, args=(channel, inbox))
+            follower = threading.Thread(target=_await_end, args=(channel, inbox))
             follower.start()
             hosts.partition(hosts.home, north)
             follower.join(60)
