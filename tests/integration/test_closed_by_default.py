@@ -149,7 +149,7 @@ with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True
     said = {}
     for host in ("localhost", "10.9.0.2", None):
         try:
-            said[str(host)] = sockets.close_to_strangers(port, allow, host)
+            said[str(host)] = sockets.restrict_port(port, allow, host)
         except FilterFailed as error:
             said[str(host)] = str(error)
         said[f"{host} reached"] = [
@@ -198,7 +198,7 @@ def test_a_host_with_many_addresses_is_closed_all_the_same(crowded: str) -> None
 def test_a_filter_that_does_not_fit_is_an_error(crowded: str) -> None:
     said = crowd(crowded, *(f"10.{i // 128}.{i % 128 * 2}.0/24" for i in range(2000)))
     for host in ("localhost", "10.9.0.2", "None"):
-        assert said[host].startswith("[TFD205] port"), said[host]
+        assert said[host].startswith("[TFD205] restricting port"), said[host]
         assert "net.core.optmem_max" in said[host]
 
 
@@ -348,7 +348,7 @@ service = tf.data.experimental.service
 dispatcher = service.DispatchServer(service.DispatcherConfig(port=0))
 at = dispatcher.target.rpartition(":")[2]
 host = sys.argv[1]
-with sockets.hold_port() as held:
+with sockets.reserve_port() as held:
     port = held.getsockname()[1]
     worker = service.WorkerServer(
         service.WorkerConfig(
@@ -357,7 +357,7 @@ with sockets.hold_port() as held:
         )
     )
     for line in sys.stdin:
-        print(at, port, sockets.close_to_strangers(port, line.split(), host), flush=True)
+        print(at, port, sockets.restrict_port(port, line.split(), host), flush=True)
 """
 
 

@@ -108,7 +108,7 @@ shutil.rmtree(directory)
 SPARK_NODE = (
     "from tfd_notebook.spark.executor import executor, fork_server as zygote",
     """
-client = zygote.Zygote(executor.of_driver(), dict(os.environ))
+client = zygote.ForkServerClient(executor.of_driver(), dict(os.environ))
 print(client.fork({}, [0, 2]) > 0)
 client.close()
 """,

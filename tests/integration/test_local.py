@@ -148,7 +148,7 @@ def doubled(cluster, data):
 
 
 def test_a_function_with_200_mb_is_refused_and_the_cluster_works_on(cluster):
-    with pytest.raises(errors.NotSerializable, match=r"200 MB .*at most 200 MB"):
+    with pytest.raises(errors.NotSerializable, match=r"200 MB.*at most 200 MB"):
         doubled(cluster, np.ones(200_000_000, np.uint8))
     assert doubled(cluster, np.ones(1000)) == [0, 2, 4, 6]
 
@@ -589,7 +589,7 @@ def test_a_lost_agent_is_said_and_the_next_cluster_gets_a_new_one():
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=True
     )
-    assert "lost the agent" in done.stdout
+    assert "agent ended" in done.stdout
     assert "ready" in done.stdout
 
 

@@ -125,7 +125,7 @@ def test_a_host_does_not_choose_what_an_attach_starts(cluster: tfd.Cluster) -> N
         (node,) = attached._task_manager._node.nodes
         node.request("describe", about={"config": {"launcher": "x"}})
         attached.leave()
-        with pytest.raises(errors.TfdError, match=r"(?s)nice.*not valid.*about\.config"):
+        with pytest.raises(errors.TfdError, match=r"(?s)nice.*invalid.*about\.config"):
             tfd.attach("elsewhere", connect=False)
     finally:
         known.reach().end("elsewhere")  # type: ignore[attr-defined]

@@ -228,7 +228,7 @@ import tensorflow as tf, keras
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.consume.stream import Stream
 from tfd_notebook.data.consume.observe import watch
-from tfd_notebook.agent.error_server import Tombstone
+from tfd_notebook.agent.error_server import ErrorServer
 
 consumers = Consumers()
 batch = (tf.ones([4, 8]), tf.ones([4, 1]))
