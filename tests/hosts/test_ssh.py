@@ -123,7 +123,7 @@ class TestSSH(Conformance):
 
         def holding() -> set[psutil.Process]:
             mine = psutil.Process().children()
-            return {child for child in mine if "sshclient" in " ".join(child.cmdline())}
+            return {child for child in mine if "ssh_connections" in " ".join(child.cmdline())}
 
         others = holding()
         with tfd.Cluster(data_workers=2, name="held", launcher=make()) as cluster:

@@ -372,5 +372,5 @@ def _is_zygote_of(process: psutil.Process, jvm: int) -> bool:
     with contextlib.suppress(psutil.Error):
         value = process.environ().get("TFD_SPARK_ZYGOTE")
         command = " ".join(process.cmdline())
-        return "spark.zygote" in command and value is not None and json.loads(value)[1] == jvm
+        return "executor.fork_server" in command and value is not None and json.loads(value)[1] == jvm
     return False
