@@ -308,7 +308,7 @@ def test_feed_timeout_counts_time_without_progress(sc: Any, tmp_path: Path) -> N
         return (bytes(100_000) for _ in range(1000))
 
     with started(sc, function, nodes=1, input_mode=InputMode.SPARK) as cluster:
-        said = r"worker:0 .*for 3 s.* \d+ in its queue wait, its last batch was \d+ s ago"
+        said = r"worker:0 .*for 3 s.* \d+ in its queue wait, the last batch was \d+ s ago"
         with pytest.raises(errors.FeedTimeout, match=said):
             cluster.train(sc.parallelize([0], 1).mapPartitions(many), 1, feed_timeout=3)
         (tmp_path / "gate").touch()
@@ -372,5 +372,7 @@ def _is_zygote_of(process: psutil.Process, jvm: int) -> bool:
     with contextlib.suppress(psutil.Error):
         value = process.environ().get("TFD_SPARK_ZYGOTE")
         command = " ".join(process.cmdline())
-        return "executor.fork_server" in command and value is not None and json.loads(value)[1] == jvm
+        return (
+            "executor.fork_server" in command and value is not None and json.loads(value)[1] == jvm
+        )
     return False

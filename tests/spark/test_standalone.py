@@ -36,6 +36,7 @@ import tensorflow as tf
 import tfd_notebook as tfd
 from pyspark.sql import SparkSession
 from tfd_notebook.spark import TFCluster
+from tfd_notebook.spark.preflight import check
 
 def train(directory, ctx):
     feed = ctx.get_data_feed()
@@ -51,7 +52,7 @@ for name, value in config.items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()
 sc = spark.sparkContext
-tfd.spark.checks.needed(sc, 2)
+check.needed(sc, 2)
 found = tfd.spark.check(spark, 2)
 cluster = TFCluster.run(sc, train, directory, 2, 0, input_mode=TFCluster.InputMode.SPARK)
 data = tfd.Cluster(data_workers=2, name="data", launcher=tfd.launchers.Spark(spark))
