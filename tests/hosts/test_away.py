@@ -153,7 +153,7 @@ def test_the_command_line_renews_and_stops_it(
     killed_owner(written("tls"))
     (file,) = files()
     lease = json.loads(file.read_text())["lease"]
-    assert "stays until" in cli("renew", "stays", "--hours", "3")
+    assert "detached until" in cli("renew", "stays", "--hours", "3")
     assert json.loads(file.read_text())["lease"] > lease + 3600
     assert "detached" in cli("list")
     # Each of these commands came and went; the cluster did not.

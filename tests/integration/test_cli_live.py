@@ -136,5 +136,5 @@ def test_sweep_ends_what_a_killed_process_left(
     holder.kill()
     holder.wait(30)
     tfd("sweep")
-    assert tfd("sweep") == "nothing was left behind\n"
+    assert tfd("sweep") == "no leftovers\n"
     assert tfd("list") == "no running cluster\n"

@@ -96,7 +96,7 @@ def stays() -> Iterator[tfd.Cluster]:
 def test_a_restarted_kernel_finds_its_cluster_and_the_job_goes_on() -> None:
     with Kernel() as kernel:
         said = kernel.run(START)
-        assert "stays until" in said
+        assert "detached until" in said
         mine, others = pids_in(said)
         before = kernel.run(
             JOB + "import itertools; print('seen', [int(x) for x in itertools.islice(numbers, 50)])"
@@ -141,7 +141,7 @@ def test_it_survives_a_killed_kernel_and_ends_from_a_terminal() -> None:
     listed = json.loads(cli("list", "--json"))
     assert [(one["name"], one["state"], one["pid"]) for one in listed] == [("stays", "ready", None)]
     before = detached.detached()[0].lease
-    assert "stays until" in cli("renew", "stays", "--hours", "3")
+    assert "detached until" in cli("renew", "stays", "--hours", "3")
     assert detached.detached()[0].lease > before + 3600
     assert "data_worker:0" in cli("watch", "stays", "--once")
     assert "is stopped" in cli("stop", "stays")

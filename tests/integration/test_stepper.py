@@ -105,7 +105,7 @@ def test_pause_step_and_resume(notebook: Notebook) -> None:
     assert notebook.run("%tfd_step").startswith("1 ended: 3 paused")
     assert notebook.run("%tfd_step 2 train").startswith("2 ended: 1 paused")
     assert "‖ paused (by request)" in notebook.run("%tfd_cluster status")
-    assert "it goes on" in notebook.run("%tfd_resume")
+    assert "resumed" in notebook.run("%tfd_resume")
     assert "all have ended" in notebook.run("%tfd_join --timeout 30 train")
 
 
@@ -118,7 +118,7 @@ def test_one_is_cancelled(notebook: Notebook) -> None:
         "%tfd_cancel 1000000"
     )
     assert "is cancelled" in said
-    assert "had ended before" in said
+    assert "had already ended" in said
     assert "UnknownName" in said
 
 
@@ -150,7 +150,7 @@ def test_a_terminal_steers_while_join_blocks(notebook: Notebook) -> None:
     # Nothing runs and nothing moves; the join waits for whoever paused it.
     assert (seen()["state"], seen()["reason"]) == ("paused", "from a terminal")
     assert "coordinator: ‖ paused (from a terminal)" in tfd("watch", "--once")
-    assert "goes on" in tfd("resume")
+    assert "is resumed" in tfd("resume")
     assert notebook.finish(cell).endswith("joined\n")
 
 

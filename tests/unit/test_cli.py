@@ -72,7 +72,7 @@ def test_watch(cluster: Cluster, capsys: Any) -> None:
 
 
 def test_sweep(capsys: Any) -> None:
-    assert tfd(capsys, "sweep") == (0, "nothing was left behind\n")
+    assert tfd(capsys, "sweep") == (0, "no leftovers\n")
     assert tfd(capsys, "sweep", "--dry-run", "--json") == (0, "[]\n")
 
 
@@ -94,7 +94,7 @@ def test_several_clusters_want_a_name(cluster: Cluster, capsys: Any) -> None:
         (["start", "--launcher", "fake", "--port", "70000"], 2, "use 0 to 65535"),
         (["start", "--launcher", "fake", "--detach", "0"], 2, "hours=0 is out of range"),
         (["stop", "image"], 2, "did you mean 'images'"),
-        (["stop", "images", "--pid", "1"], 2, "there is no cluster images"),
+        (["stop", "images", "--pid", "1"], 2, "no cluster 'images'"),
         (["logs", "images", "data_worker:7"], 2, "no task 'data_worker:7'"),
         (["logs", "images", "-f"], 2, "needs a task"),
         (["logs", "images", "-n", "0"], 2, "lines=0 is out of range"),

@@ -63,19 +63,19 @@ def test_strangers_are_told_nothing(address: str) -> None:
 @pytest.mark.parametrize(
     ("name", "body", "status", "what"),
     [
-        ("c", b"no JSON", 400, "no JSON"),
-        ("c", b"[" * 100_000, 400, "no JSON"),
-        ("c", [], 400, "nothing that can be done"),
-        ("c", {"do": "start"}, 400, "nothing that can be done"),
-        ("c", {"do": ["stop"]}, 400, "nothing that can be done"),
-        ("c", {"do": "renew", "hours": "8"}, 400, "is no number"),
-        ("c", {"do": "renew", "hours": True}, 400, "is no number"),
+        ("c", b"no JSON", 400, "expected JSON"),
+        ("c", b"[" * 100_000, 400, "expected JSON"),
+        ("c", [], 400, "expected an action"),
+        ("c", {"do": "start"}, 400, "expected an action"),
+        ("c", {"do": ["stop"]}, 400, "expected an action"),
+        ("c", {"do": "renew", "hours": "8"}, 400, "expected a number"),
+        ("c", {"do": "renew", "hours": True}, 400, "expected a number"),
         ("c", {"do": "renew", "hours": 0}, 400, "out of range"),
         ("c", b'{"do": "renew", "hours": NaN}', 400, "out of range"),
         ("c", {"do": "renew", "hours": 10**400}, 400, "out of range"),
-        ("c", {"do": "stop", "agent": "1"}, 400, "is no number"),
-        ("--help", {"do": "stop"}, 404, "no name of a cluster"),
-        ("c%0A", {"do": "stop"}, 404, "no name of a cluster"),
+        ("c", {"do": "stop", "agent": "1"}, 400, "expected a number"),
+        ("--help", {"do": "stop"}, 404, "invalid name of a cluster"),
+        ("c%0A", {"do": "stop"}, 404, "invalid name of a cluster"),
         ("c", {"do": "stop"}, 404, "without a kernel"),
     ],
 )
@@ -108,7 +108,7 @@ def test_a_page_of_another_site_changes_nothing(address: str) -> None:
 
 def test_the_command_answers_or_says_why_not() -> None:
     assert json.loads(asyncio.run(jupyter_server.tfd("list", "--json", limit=60))) == []
-    with pytest.raises(errors.StateError, match="no cluster of this user lives") as error:
+    with pytest.raises(errors.StateError, match="no running cluster") as error:
         asyncio.run(jupyter_server.tfd("stop", limit=60))
     assert error.value.fix
 

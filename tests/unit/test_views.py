@@ -269,7 +269,7 @@ def test_there_is_a_widget_for_each_view(cluster: Cluster, front_end: None) -> N
     assert [view.widget.view for view in views_of] == list(widgets.VIEWS)
     for view in views_of:
         view.close()
-    with pytest.raises(UsageError, match="there is no view 'graph'"):
+    with pytest.raises(UsageError, match="invalid view 'graph'"):
         widgets.live(cluster, "graph")
 
 

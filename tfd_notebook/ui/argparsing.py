@@ -1,4 +1,7 @@
-"""Command lines with subcommands, for magics and for the shell: they raise instead of exiting."""
+"""Command lines with subcommands, for magics and for the shell.
+
+They raise an exception instead of exiting the process.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
 
 
-class HelpAsked(Exception):
-    """Somebody asked for help; `text` is what to show."""
+class HelpRequested(Exception):
+    """A request for help. `text` is the help."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -25,21 +28,22 @@ class HelpAsked(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """An `argparse.ArgumentParser` that raises `UsageError` and `HelpAsked` and never exits."""
+    """An `argparse.ArgumentParser` that raises `UsageError` or `HelpRequested` and never exits."""
 
-    def __init__(self, prog: str, description: str = "") -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False)
+    def __init__(self, prog: str, description: str = "", example: str | None = None) -> None:
+        epilog = None if example is None else f"example: {prog} {example}".rstrip()
+        super().__init__(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
         self.color = False
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message}", fix=self.format_usage().strip())
 
     def print_help(self, file: Any = None) -> NoReturn:
-        raise HelpAsked(self.format_help())
+        raise HelpRequested(self.format_help())
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The long options, and the short ones that have no long form, as the help lists them."""
+        """The options that the help lists: each in its long form, if it has one."""
         return tuple(
             next((s for s in action.option_strings if s.startswith("--")), action.option_strings[0])
             for action in self._actions
@@ -47,13 +51,13 @@ class Parser(argparse.ArgumentParser):
         )
 
     def read(self, tokens: Sequence[str]) -> argparse.Namespace:
-        """Return what `tokens` say.
+        """Return the parsed `tokens`.
 
         Raises
         ------
         UsageError
-            With the nearest option that exists.
-        HelpAsked
+            The error suggests the nearest option.
+        HelpRequested
         """
         if "?" in tokens:
             self.print_help()
@@ -66,31 +70,33 @@ class Parser(argparse.ArgumentParser):
                     fix=nearest(option, self.options) + f"options: {', '.join(self.options)}",
                 )
             raise UsageError(
-                f"{self.prog} does not know what to do with {token!r}",
+                f"{self.prog}: unexpected argument {token!r}",
                 fix=self.format_usage().strip(),
             )
         return known
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``"did you mean 'x'? "`` for the name that is closest, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"did you mean {near[0]!r}? " if near else ""
+    """Return ``"did you mean 'x'? "`` for the most similar name, or an empty string."""
+    matches = difflib.get_close_matches(word, list(known), n=1)
+    return f"did you mean {matches[0]!r}? " if matches else ""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand.
+    """A subcommand.
 
     Parameters
     ----------
     name, summary : str
     run : callable
-        Gets the parsed arguments; what it returns is the command's result.
+        Receives the parsed arguments and returns the command's result.
     prepare : callable, optional
         Adds arguments to the parser.
     aliases : tuple of str
         Other names that run the subcommand. Help and completion do not list them.
+    example : str
+        Arguments of the example in the help.
     """
 
     name: str
@@ -98,17 +104,18 @@ class Command:
     run: Callable[[argparse.Namespace], Any]
     prepare: Callable[[Parser], None] = field(default=lambda parser: None)
     aliases: tuple[str, ...] = ()
+    example: str = ""
 
 
 class CommandLine:
-    """A family of subcommands.
+    """A command with subcommands.
 
     Parameters
     ----------
     prog : str
-        How users call it: ``"%tfd_cluster"`` or ``"tfd"``.
+        The command as users write it, such as ``"%tfd_cluster"`` or ``"tfd"``.
     summary : str
-        One sentence.
+        A sentence.
     commands : iterable of Command
     """
 
@@ -123,28 +130,29 @@ class CommandLine:
     def parser(self, name: str) -> Parser:
         """Return the parser of the subcommand `name`."""
         command = self.commands[name]
-        parser = Parser(f"{self.prog} {name}", command.summary)
+        parser = Parser(f"{self.prog} {name}", command.summary, command.example)
         command.prepare(parser)
         return parser
 
     def help(self) -> str:
         """Return the help on all subcommands."""
-        wide = max(map(len, self.commands))
-        lines = [f"  {name.ljust(wide)}  {c.summary}" for name, c in self.commands.items()]
+        width = max(map(len, self.commands))
+        lines = [f"  {name.ljust(width)}  {c.summary}" for name, c in self.commands.items()]
         usage = f"usage: {self.prog} COMMAND [options]\n\n{self.summary}\n\ncommands:\n"
-        return usage + "\n".join(lines) + f"\n\n{self.prog} COMMAND --help tells more.\n"
+        more = f"{self.prog} COMMAND --help shows the options of a command and an example."
+        return usage + "\n".join(lines) + f"\n\n{more}\n"
 
     def run(self, tokens: Sequence[str]) -> Any:
-        """Run the subcommand that `tokens` begin with, and return its result.
+        """Run the subcommand named by the first token, and return its result.
 
         Raises
         ------
         UsageError
-            With the nearest name that exists.
-        HelpAsked
+            The error suggests the nearest name.
+        HelpRequested
         """
         if not tokens or tokens[0] in ("?", "-h", "--help", "help"):
-            raise HelpAsked(self.help())
+            raise HelpRequested(self.help())
         name, *rest = tokens
         name = self._aliases.get(name, name)
         if name not in self.commands:
@@ -161,9 +169,9 @@ class SingleCommand(CommandLine):
     Parameters
     ----------
     command : Command
-        Its name is how users call it, such as ``"%tfd_explain"``.
+        Its name is the command as users write it, such as ``"%tfd_explain"``.
     bare : bool
-        Whether it does something without any argument, instead of showing its help.
+        Whether it runs without arguments. Otherwise it then shows its help. Default false.
     """
 
     def __init__(self, command: Command, bare: bool = False) -> None:
@@ -172,35 +180,37 @@ class SingleCommand(CommandLine):
         self._bare = bare
 
     def parser(self, name: str = "") -> Parser:
-        """Return its parser."""
-        parser = Parser(self.prog, self.summary)
+        """Return the parser of the command."""
+        parser = Parser(self.prog, self.summary, self._command.example)
         self._command.prepare(parser)
         return parser
 
     def help(self) -> str:
-        """Return the help on it."""
+        """Return the help on the command."""
         return self.parser().format_help()
 
     def run(self, tokens: Sequence[str]) -> Any:
-        """Run it.
+        """Run the command and return its result.
 
         Raises
         ------
         UsageError
-        HelpAsked
+        HelpRequested
         """
         if not tokens and not self._bare:
-            raise HelpAsked(self.help())
+            raise HelpRequested(self.help())
         return self._command.run(self.parser().read(tokens))
 
 
 def split(line: str) -> list[str]:
-    """Split a magic's line at its spaces; quotes hold together, and stay inside expressions.
+    """Split the line of a magic at its spaces.
+
+    Quoted text is one token. It keeps its quotation marks inside an expression.
 
     Raises
     ------
     UsageError
-        A quotation mark is not closed.
+        A closing quotation mark is missing.
     """
     lexer = shlex.shlex(line, posix=False, punctuation_chars=False)
     lexer.whitespace_split = True
@@ -208,7 +218,7 @@ def split(line: str) -> list[str]:
     try:
         tokens = list(lexer)
     except ValueError:
-        raise UsageError("a quotation mark is not closed", fix="close it") from None
+        raise UsageError("missing closing quotation mark", fix="add it") from None
     return [
         token[1:-1] if len(token) > 1 and token[0] == token[-1] and token[0] in "'\"" else token
         for token in tokens
@@ -216,7 +226,7 @@ def split(line: str) -> list[str]:
 
 
 def add_scale_options(parser: Parser) -> None:
-    """Add the options with the new number of tasks of a running cluster."""
+    """Add the options for the new number of tasks of a running cluster."""
     _add_worker_options(parser, "unchanged")
     # Hidden from the help: it is parsed so that the error can name the alternative.
     parser.add_argument("--ps", type=int, help=argparse.SUPPRESS)
@@ -235,28 +245,29 @@ def add_start_options(parser: Parser) -> None:
         "--ps", type=int, metavar="N", help="number of parameter servers (default: 0)"
     )
     parser.add_argument(
-        "--evaluator", action="store_true", help="an evaluator, a cluster of its own"
+        "--evaluator", action="store_true", help="start an evaluator, which is a separate server"
     )
     parser.add_argument(
         "--gpus",
         default="auto",
         metavar="X",
-        help='what the workers see: auto, 0 (none), numbers as in "0,1", or "worker=1" (each)',
+        help="GPUs of the workers: auto (default), 0 (none), indices such as 0,1, or a count for "
+        "each, such as worker=1",
     )
     parser.add_argument(
         "--launcher",
         default="local",
         metavar="L",
-        help="where the tasks run; the command launchers lists the choices (default: local)",
+        help="run the tasks there; the command launchers lists the choices (default: local)",
     )
     parser.add_argument("--name", help="name of the cluster (default: cluster)")
-    parser.add_argument("--host", metavar="H", help="name or address that peers of the tasks use")
+    parser.add_argument("--host", metavar="H", help="host name or address that the tasks advertise")
     parser.add_argument(
         "--preload",
         action="append",
         default=[],
         metavar="M",
-        help="module or op library that each task loads first; may be repeated",
+        help="load this module or op library first in each task; may be repeated",
     )
     parser.add_argument("--work-dir", metavar="D", help="directory of the dispatcher's journal")
     parser.add_argument(
@@ -264,60 +275,63 @@ def add_start_options(parser: Parser) -> None:
         action="append",
         default=[],
         metavar="CIDR",
-        help="network that may connect besides this host; may be repeated",
+        help="accept connections from this network, too; may be repeated",
     )
     parser.add_argument(
-        "--time-limit", type=float, metavar="S", help="seconds after which the cluster stops"
+        "--time-limit", type=float, metavar="S", help="stop the cluster after S seconds"
     )
 
 
 def add_hours_option(parser: Any) -> None:
-    """Add how long a cluster shall outlive its kernel."""
+    """Add the option for the hours that a cluster keeps running after its kernel."""
     parser.add_argument(
-        "--hours", type=float, default=8.0, metavar="H", help="for so long (default: 8 hours)"
+        "--hours", type=float, default=8.0, metavar="H", help="how long to keep it (default: 8)"
     )
 
 
 def add_detach_option(parser: Any) -> None:
-    """Add that a cluster shall outlive its kernel from the start."""
+    """Add the option that detaches a cluster from its kernel at the start."""
     parser.add_argument(
         "--detach",
         nargs="?",
         type=float,
         const=8.0,
         metavar="HOURS",
-        help="let it outlive this process, for so many hours (default: 8)",
+        help="keep it running after this process ends, for HOURS hours (default: 8)",
     )
 
 
-def scale_wishes(options: argparse.Namespace) -> dict[str, int]:
-    """Return the numbers of tasks that `options` name, as `Cluster.scale` takes them."""
+def requested_counts(options: argparse.Namespace) -> dict[str, int]:
+    """Return the numbers of tasks in `options`, as arguments of `Cluster.scale`."""
     named = {name: getattr(options, name) for name in ("data_workers", "workers", "ps")}
     return {name: count for name, count in named.items() if count is not None}
 
 
-def read_gpus(words: str) -> Any:
-    """Return what ``--gpus`` means, as `Cluster` takes it; what cannot be read stays as it is."""
-    if words == "0":
+def read_gpus(text: str) -> Any:
+    """Return the value of ``--gpus`` as an argument of `Cluster`.
+
+    An invalid value is returned unchanged, because `Cluster` raises the error.
+    """
+    if text == "0":
         return 0
-    items = [item.strip() for item in words.split(",") if item.strip()]
+    items = [item.strip() for item in text.split(",") if item.strip()]
     if items and all(item.isdecimal() for item in items):
         return [int(item) for item in items]
     pairs = [item.partition("=") for item in items]
     if pairs and all(sign and count.isdecimal() for _, sign, count in pairs):
         return {role: int(count) for role, _, count in pairs}
-    return words
+    return text
 
 
 def make_cluster(options: argparse.Namespace, port: int = 0) -> Cluster:
-    """Return the cluster that `options` describe, started; one that lives already is used.
+    """Start the cluster that `options` describe, or return the running one.
 
-    With ``--detach`` that can be one that outlived the process that started it.
+    With ``--detach`` the running one can be a detached cluster of a process that has ended.
 
     Parameters
     ----------
     options : argparse.Namespace
-        What `add_start_options` reads.
+        The options of `add_start_options`.
     port : int
         TCP port of the dispatcher, 0 for a free one.
     """
@@ -326,13 +340,13 @@ def make_cluster(options: argparse.Namespace, port: int = 0) -> Cluster:
     from tfd_notebook.model.spec import Policy, Service
 
     launcher = base.launcher(options.launcher)
-    wishes: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if options.host is not None:
-        wishes["host"] = options.host
+        arguments["host"] = options.host
     if options.allow:
-        wishes["allow"] = options.allow
-    if wishes:
-        launcher = type(launcher)(**wishes)
+        arguments["allow"] = options.allow
+    if arguments:
+        launcher = type(launcher)(**arguments)
     return attach.start(
         options.detach,
         data_workers=options.data_workers or 0,
@@ -349,7 +363,7 @@ def make_cluster(options: argparse.Namespace, port: int = 0) -> Cluster:
 
 
 def launchers_table() -> views.Table:
-    """Return the installed launchers and the profiles, and where each runs the tasks."""
+    """Return a table of the installed launchers and the profiles, with the place of the tasks."""
     from tfd_notebook.launchers import base, profiles
 
     return views.Table(
@@ -367,7 +381,7 @@ def launchers_table() -> views.Table:
 
 
 def _profile_cell(profile: Any) -> views.Cell:
-    """Return a profile's launcher and file, or why the file cannot be read."""
+    """Return a profile's launcher and file, or the error of reading the file."""
     if isinstance(profile, UsageError):
         return views.Cell(profile.what)
     return views.Cell(f"{profile.launcher}, from {profile.path}")

@@ -1,4 +1,4 @@
-"""The IPython extension: what ``%load_ext tfd_notebook`` adds to a shell."""
+"""IPython extension that ``%load_ext tfd_notebook`` loads."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.launchers import local
 from tfd_notebook.ui import cleanup, magics
 
-#: Seconds that the threads of the bus have to end.
+#: Seconds to wait for the end of the bus's threads.
 _HUB_SECONDS = 2.0
 
 
 def load(shell: Any) -> None:
-    """Add magics and the panel's comm to `shell`, and start the fork server."""
+    """Add the magics and the panel's comm to `shell`, and start the fork server."""
     py_functions.make_tokens_unique()
     source_locations.record()
     magics.load_ipython_extension(shell)
@@ -25,7 +25,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Stop all clusters, and undo what `load` did."""
+    """Stop all clusters, and undo `load`."""
     comm.detach()
     cleanup.run()
     hub.await_end(_HUB_SECONDS)
@@ -33,7 +33,7 @@ def unload(shell: Any) -> None:
     for cluster in clusters().values():
         cluster.leave()
     local.shutdown()
-    # A traceback that IPython keeps may keep an iterator, too.
+    # IPython's last traceback may keep an iterator alive, for which the handler stays armed.
     sigint.undo()
     py_functions.restore_tokens()
     source_locations.undo()
@@ -41,7 +41,7 @@ def unload(shell: Any) -> None:
 
 
 def attach_panels(shell: Any) -> None:
-    """Let the panels of a front end see the clusters of the kernel of `shell`."""
+    """Register the panel's comm. A front end then shows the clusters of the kernel of `shell`."""
 
     def commands() -> Any:
         # Import time: panels attach when the package is imported, and commands run later.

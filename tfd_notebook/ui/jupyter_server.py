@@ -1,11 +1,11 @@
-"""An extension of Jupyter Server: the clusters that no kernel holds, for the panel.
+"""Extension of Jupyter Server that gives the panel the clusters that no kernel holds.
 
-``GET tfd-notebook/clusters`` lists them; ``POST tfd-notebook/clusters/NAME`` has one stopped or its
-lease renewed, and answers with the list that is true then. What cannot be done is answered as
-``{"what", "fix", "code"}``.
+``GET tfd-notebook/clusters`` lists them. ``POST tfd-notebook/clusters/NAME`` stops one or renews
+its lease, and responds with the new list. An error is the response ``{"what", "fix", "code"}``.
 
-The work is done by the command ``tfd`` in a process of its own: the server's loop never waits, a
-time limit is one, and the server itself neither holds a cluster nor imports what drives one.
+The command ``tfd`` does the work in a separate process. The server's loop therefore never blocks,
+and a timeout can kill the process. The server holds no cluster and does not import the package's
+cluster modules.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tfd_notebook.net import runtime_dir
 
 __all__ = ["act", "tfd", "unattached_clusters"]
 
-_LOOK_SECONDS = 20.0
-#: Seconds for which a list answers requests that come after its end.
+_LIST_SECONDS = 20.0
+#: Seconds for which later requests share a complete list.
 _SHARED_SECONDS = 1.0
 _ACT_SECONDS = 90.0
-_MOST_HOURS = 24.0 * 365
+_MAX_HOURS = 24.0 * 365
 _FIELDS = ("name", "state", "launcher", "planned", "observed", "lease", "agent")
 _STATUS = {
     errors.UnknownName: 404,
@@ -43,7 +43,7 @@ _STATUS = {
     errors.UsageError: 400,
     errors.TimeLimit: 504,
 }
-_SAID = re.compile(r"tfd: \[(?P<code>TFD\d+)\] (?P<what>.*?)(?:\nNext: (?P<fix>.*))?", re.DOTALL)
+_ERROR = re.compile(r"tfd: \[(?P<code>TFD\d+)\] (?P<what>.*?)(?:\nNext: (?P<fix>.*))?", re.DOTALL)
 
 
 def _jupyter_server_extension_points() -> list[dict[str, str]]:
@@ -61,18 +61,18 @@ class _Handler(APIHandler):
     auth_resource = "tfd_notebook"
 
     async def answer(self, work: Awaitable[list[dict[str, Any]]]) -> None:
-        """Answer with the clusters that `work` returns, or with why it could not."""
+        """Respond with the clusters that `work` returns, or with its error."""
         try:
-            said: Any = {"clusters": await work}
+            response: Any = {"clusters": await work}
         except errors.TfdError as error:
-            kinds = (status for kind, status in _STATUS.items() if isinstance(error, kind))
-            self.set_status(next(kinds, 500))
-            said = {"what": error.what, "fix": error.fix, "code": error.code}
-        self.finish(json.dumps(said))
+            statuses = (status for kind, status in _STATUS.items() if isinstance(error, kind))
+            self.set_status(next(statuses, 500))
+            response = {"what": error.what, "fix": error.fix, "code": error.code}
+        self.finish(json.dumps(response))
 
 
 class ClustersHandler(_Handler):
-    """Lists the clusters that no kernel holds."""
+    """Handler that lists the clusters that no kernel holds."""
 
     @web.authenticated
     @authorized
@@ -81,7 +81,7 @@ class ClustersHandler(_Handler):
 
 
 class ClusterHandler(_Handler):
-    """Does something with one of them."""
+    """Handler that stops or renews such a cluster."""
 
     @web.authenticated
     @authorized
@@ -95,15 +95,15 @@ async def unattached_clusters() -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        With ``name``, ``state``, ``launcher``, ``planned`` and ``observed`` (numbers of tasks),
-        ``lease`` (until when it stays, in seconds since the epoch) and ``agent``, the process that
-        looks after it.
+        The keys are ``name``, ``state``, ``launcher``, ``planned`` and ``observed`` (numbers of
+        tasks), ``lease`` (its end in seconds since the epoch) and ``agent``, the process that
+        supervises the cluster.
 
     Raises
     ------
     TfdError
     """
-    # Mostly there is none, which state files tell without asking anybody.
+    # Usually no cluster is detached. State files show that without starting ``tfd``.
     if not await asyncio.to_thread(_any_detached):
         return []
     global _listing
@@ -116,18 +116,18 @@ class _Listing:
     """A ``tfd list`` that all requests share while it runs and for a second afterwards."""
 
     def __init__(self) -> None:
-        self._running = asyncio.ensure_future(tfd("list", "--json", limit=_LOOK_SECONDS))
+        self._running = asyncio.ensure_future(tfd("list", "--json", limit=_LIST_SECONDS))
         self._ended: float | None = None
         self._failed = False
-        self._running.add_done_callback(self._note_end)
+        self._running.add_done_callback(self._record_end)
 
-    def _note_end(self, running: asyncio.Future[str]) -> None:
+    def _record_end(self, running: asyncio.Future[str]) -> None:
         self._ended = time.monotonic()
         self._failed = running.cancelled() or running.exception() is not None
 
     @property
     def usable(self) -> bool:
-        """True if another request may share the answer."""
+        """True if another request may share the list."""
         if self._running.get_loop() is not asyncio.get_running_loop():
             return False
         if self._ended is None:
@@ -138,47 +138,50 @@ class _Listing:
         """Return the detached clusters that no process has attached."""
         # Cancelling one request must not cancel the listing that others share.
         known = json.loads(await asyncio.shield(self._running))
-        return [{name: one[name] for name in _FIELDS} for one in known if one["pid"] is None]
+        return [
+            {name: record[name] for name in _FIELDS} for record in known if record["pid"] is None
+        ]
 
 
 _listing: _Listing | None = None
 
 
 async def act(name: str, body: bytes) -> list[dict[str, Any]]:
-    """Do what `body` asks with the cluster `name`; return `unheld` afterwards.
+    """Run the action of `body` on the cluster `name`, and return the new `unattached_clusters`.
 
     Parameters
     ----------
     name : str
     body : bytes
-        JSON: ``{"do": "stop"}`` or ``{"do": "renew", "hours": 8}``, and ``"agent"``, a number,
-        where several have the name.
+        JSON: ``{"do": "stop"}`` or ``{"do": "renew", "hours": 8}``. The number ``"agent"`` selects
+        one of several clusters with this name.
 
     Raises
     ------
     UsageError
-        That cannot be meant.
+        The body is invalid.
     UnknownName
-        No such cluster is without a process.
+        No cluster without a process has this name and agent.
     TfdError
-        It could not be done.
+        The action failed.
     """
     arguments, agent = _arguments(name, body)
     if not any(
-        one["name"] == name and agent in (None, one["agent"]) for one in await unattached_clusters()
+        cluster["name"] == name and agent in (None, cluster["agent"])
+        for cluster in await unattached_clusters()
     ):
         raise errors.UnknownName(
             f"no detached cluster {name!r} is without a kernel",
-            fix="it has ended, or a kernel has taken it up: look there",
+            fix="it has stopped, or a kernel has attached to it: use that kernel",
         )
     await tfd(*arguments, limit=_ACT_SECONDS)
     global _listing
-    _listing = None  # it is older than what was done
+    _listing = None  # It is older than the action.
     return await unattached_clusters()
 
 
 async def tfd(*arguments: str, limit: float) -> str:
-    """Run the command ``tfd`` and return what it printed.
+    """Run the command ``tfd`` and return its output.
 
     Parameters
     ----------
@@ -189,9 +192,9 @@ async def tfd(*arguments: str, limit: float) -> str:
     Raises
     ------
     TimeLimit
-        It took longer.
+        It did not end within `limit`.
     TfdError
-        What it said went wrong.
+        The error that the command printed.
     """
     process = await asyncio.create_subprocess_exec(
         *interpreter.command("tfd_notebook.ui.cli", *arguments),
@@ -202,20 +205,20 @@ async def tfd(*arguments: str, limit: float) -> str:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        said, complaint = await asyncio.wait_for(process.communicate(), limit)
+        output, message = await asyncio.wait_for(process.communicate(), limit)
     except asyncio.TimeoutError:
         raise errors.TimeLimit(
             f"tfd {' '.join(arguments)} did not end within {limit:g} s",
-            fix="the host may be overloaded: look again, or try it in a terminal",
+            fix="the host may be overloaded: try again, or run it in a terminal",
         ) from None
     finally:
-        if process.returncode is None:  # the browser went away, or it took too long
+        if process.returncode is None:  # the browser closed the request, or the timeout passed
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
     if process.returncode:
-        raise _error(complaint.decode(errors="replace").strip())
-    return said.decode()
+        raise _error(message.decode(errors="replace").strip())
+    return output.decode()
 
 
 def _any_detached() -> bool:
@@ -225,38 +228,38 @@ def _any_detached() -> bool:
 
 
 def _arguments(name: str, body: bytes) -> tuple[tuple[str, ...], int | None]:
-    """Return the words of the command ``tfd``, and the agent that is meant."""
+    """Return the arguments of the command ``tfd``, and the agent that the request names."""
     try:
-        asked = json.loads(body)
+        request = json.loads(body)
     except (ValueError, RecursionError):
-        raise errors.UsageError("the request is no JSON") from None
-    if not isinstance(asked, Mapping) or asked.get("do") not in ("stop", "renew"):
+        raise errors.UsageError("invalid request: expected JSON") from None
+    if not isinstance(request, Mapping) or request.get("do") not in ("stop", "renew"):
         raise errors.UsageError(
-            "the request says nothing that can be done", fix='use {"do": "stop"} or "renew"'
+            "invalid request: expected an action", fix='use {"do": "stop"} or {"do": "renew"}'
         )
-    # Nothing that could be taken for an option.
+    # The pattern excludes a name that ``tfd`` would parse as an option.
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,63}", name):
-        raise errors.UnknownName(f"{name[:100]!r} is no name of a cluster")
-    agent = asked.get("agent")
+        raise errors.UnknownName(f"invalid name of a cluster: {name[:100]!r}")
+    agent = request.get("agent")
     if agent is not None and (isinstance(agent, bool) or not isinstance(agent, int)):
-        raise errors.UsageError(f"agent={str(agent)[:100]!r} is no number")
+        raise errors.UsageError(f"invalid agent {str(agent)[:100]!r}: expected a number")
     words = (name,) if agent is None else (name, f"--pid={agent}")
-    if asked["do"] == "stop":
+    if request["do"] == "stop":
         return ("stop", *words), agent
-    hours = asked.get("hours", 8.0)
+    hours = request.get("hours", 8.0)
     if isinstance(hours, bool) or not isinstance(hours, (int, float)):
-        raise errors.UsageError(f"hours={str(hours)[:100]!r} is no number")
-    if not 0 < hours <= _MOST_HOURS:
+        raise errors.UsageError(f"invalid hours {str(hours)[:100]!r}: expected a number")
+    if not 0 < hours <= _MAX_HOURS:
         raise errors.UsageError(
             f"hours={str(hours)[:20]} is out of range",
-            fix=f"use more than 0 and up to {_MOST_HOURS:g}",
+            fix=f"use more than 0 and up to {_MAX_HOURS:g}",
         )
     return ("renew", *words, f"--hours={hours:g}"), agent
 
 
-def _error(complaint: str) -> errors.TfdError:
-    found = _SAID.fullmatch(complaint)
-    if found:
-        return commands.error_from(found.groupdict())
-    last = complaint.splitlines()[-1:] or ["tfd failed"]
-    return errors.TfdError(last[0], fix="run tfd list in a terminal, which shows more")
+def _error(message: str) -> errors.TfdError:
+    match = _ERROR.fullmatch(message)
+    if match:
+        return commands.error_from(match.groupdict())
+    last = message.splitlines()[-1:] or ["tfd failed"]
+    return errors.TfdError(last[0], fix="run tfd list in a terminal for details")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from tfd_notebook.errors import TfdError, UsageError
-from tfd_notebook.ui.argparsing import HelpAsked
+from tfd_notebook.ui.argparsing import HelpRequested
 from tfd_notebook.ui.cli import commands
 
 __all__ = ["main"]
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0; 1 when something failed, 2 when the arguments cannot be meant, 130 after Ctrl-C.
+        0 on success, 1 after an error, 2 for invalid arguments, 130 after Ctrl-C.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has seen enough; nothing must be written at exit either.
+        # The reader of the pipe, such as head, has ended. Python would flush stdout at exit again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -45,6 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     try:
         return int(commands.command_line().run(arguments) or 0)
-    except HelpAsked as asked:
-        print(asked.text)
+    except HelpRequested as request:
+        print(request.text)
         return 0

@@ -28,15 +28,14 @@ from tfd_notebook.ui.argparsing import (
     launchers_table,
     make_cluster,
 )
-from tfd_notebook.ui.cli import doctor
-from tfd_notebook.ui.cli import targets as places
+from tfd_notebook.ui.cli import doctor, targets
 from tfd_notebook.ui.cli.screen import Screen
-from tfd_notebook.ui.magics import resolve as resolving
+from tfd_notebook.ui.magics import resolve as resolve_magic
 from tfd_notebook.ui.magics.stepper import number_and_name
 
 _STOP_SECONDS = 60.0
 _FOLLOW_SECONDS = 0.5
-#: Seconds for which a watcher that was not heard of is still taken for present.
+#: Seconds for which a watcher still counts as present after its last request.
 _HOLD_SECONDS = 5.0
 
 
@@ -44,28 +43,92 @@ def command_line() -> CommandLine:
     """Return the subcommands of ``tfd``."""
     commands = (
         Command("demo", "train on a small cluster in this terminal", _demo),
-        Command("start", "start a cluster and hold it until Ctrl-C", _start, _start_args),
-        Command("list", "the clusters of this user", _list, _json_args),
-        Command("stop", "stop a cluster", _stop, places.add_arguments),
-        Command("detach", "let a cluster outlive its process", _lasting("detach"), _detach_args),
-        Command("renew", "have a detached cluster stay longer", _lasting("renew"), _detach_args),
-        Command("logs", "what the tasks of a cluster wrote", _logs, _logs_args),
-        Command("watch", "follow a cluster", _watch, _watch_args),
-        Command("pause", "give no closure to any worker", _pause, places.add_arguments),
-        Command("resume", "let a paused coordinator go on", _resume, places.add_arguments),
-        Command("step", "let the next closures run while paused", _step, _step_args),
-        Command("cancel", "cancel a closure that is queued or runs", _cancel, _cancel_args),
-        Command("launchers", "list the available launchers", _launchers, _json_args),
-        Command("resolve", "find a cluster and look at its tasks", _resolve, _resolve_args),
-        Command("doctor", "what is wrong, or will be", doctor.run, doctor.arguments),
-        Command("why", "what a code means", doctor.why, doctor.why_arguments),
-        Command("support", "write an archive for a ticket", doctor.support, doctor.file_argument),
-        Command("sweep", "end what dead kernels left behind", _sweep, _sweep_args),
+        Command(
+            "start",
+            "start a cluster and run it until Ctrl-C",
+            _start,
+            _start_args,
+            example="--data-workers 2",
+        ),
+        Command("list", "list your clusters", _list, _json_args, example="--json"),
+        Command("stop", "stop a cluster", _stop, targets.add_arguments, example="images"),
+        Command(
+            "detach",
+            "keep a cluster running after its process ends",
+            _lease_command("detach"),
+            _detach_args,
+            example="images --hours 12",
+        ),
+        Command(
+            "renew",
+            "extend the time of a detached cluster",
+            _lease_command("renew"),
+            _detach_args,
+            example="images --hours 12",
+        ),
+        Command(
+            "logs",
+            "show the output of a cluster's tasks",
+            _logs,
+            _logs_args,
+            example="images data_worker:0 --follow",
+        ),
+        Command("watch", "follow a cluster", _watch, _watch_args, example="images --interval 5"),
+        Command(
+            "pause",
+            "hold the closures of a coordinator back",
+            _pause,
+            targets.add_arguments,
+            example="training",
+        ),
+        Command(
+            "resume",
+            "resume a paused coordinator",
+            _resume,
+            targets.add_arguments,
+            example="training",
+        ),
+        Command(
+            "step", "run the next closures while paused", _step, _step_args, example="training 3"
+        ),
+        Command(
+            "cancel",
+            "cancel a queued or running closure",
+            _cancel,
+            _cancel_args,
+            example="training 17",
+        ),
+        Command(
+            "launchers", "list the available launchers", _launchers, _json_args, example="--json"
+        ),
+        Command(
+            "resolve",
+            "find a cluster and show its tasks",
+            _resolve,
+            _resolve_args,
+            example="slurm --set job=1234 --watch 60",
+        ),
+        Command("doctor", "diagnose problems", doctor.run, doctor.arguments, example="images"),
+        Command("why", "explain a code", doctor.why, doctor.why_arguments, example="TFD811"),
+        Command(
+            "support",
+            "write an archive for a support ticket",
+            doctor.support,
+            doctor.file_argument,
+            example="ticket.tar.gz",
+        ),
+        Command(
+            "sweep",
+            "end leftover processes of dead kernels",
+            _sweep,
+            _sweep_args,
+            example="--dry-run",
+        ),
     )
     return CommandLine(
         "tfd",
-        "Clusters of TensorFlow's tasks. list, stop, logs, watch and what steers a coordinator "
-        "act on those of running notebooks too, also while a cell runs.",
+        "Start, watch and control TensorFlow clusters. The commands also apply to the clusters of "
+        "running notebooks, even while a cell runs.",
         commands,
     )
 
@@ -76,32 +139,32 @@ def _demo(options: argparse.Namespace) -> int:
     return int(demo.main() or 0)
 
 
-# A cluster of our own
+# A cluster of this process
 
 
 def _start_args(parser: Parser) -> None:
     add_start_options(parser)
     parser.add_argument(
-        "--port", type=int, default=0, metavar="P", help="of the dispatcher (default: a free one)"
+        "--port", type=int, default=0, metavar="P", help="port of the dispatcher (default: free)"
     )
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--foreground", action="store_true", help="hold it until Ctrl-C or SIGTERM (the default)"
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument(
+        "--foreground", action="store_true", help="run it until Ctrl-C or SIGTERM (the default)"
     )
-    add_detach_option(how)
+    add_detach_option(mode)
 
 
 def _start(options: argparse.Namespace) -> int:
     if options.detach is not None:
         cluster = make_cluster(options, options.port)
         until = time.ctime(cluster.snapshot().lease)
-        print(f"cluster {cluster.name!r} is {cluster.state} and stays until {until}")
-        print(f'tfd.attach("{cluster.name}") in a notebook takes it up, tfd stop ends it')
+        print(f"cluster {cluster.name!r} is {cluster.state} and detached until {until}")
+        print(f'attach to it with tfd.attach("{cluster.name}"), or stop it with tfd stop')
         return 0
     with make_cluster(options, options.port) as cluster, Screen() as screen:
         while not cluster.ended and not screen.leaving:
             snapshot = cluster.snapshot()
-            screen.show(views.text(snapshot, screen.width), screen.gist(snapshot))
+            screen.show(views.text(snapshot, screen.width), screen.change_key(snapshot))
             screen.wait(1.0)
     ended = cluster.snapshot()
     if ended.state in ("failed", "lost"):
@@ -118,8 +181,9 @@ def _json_args(parser: Parser) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    found = attach.everywhere()
-    print(json.dumps(found) if options.json else views.clusters_table(found).text(Screen().width))
+    records = attach.everywhere()
+    table = views.clusters_table(records)
+    print(json.dumps(records) if options.json else table.text(Screen().width))
     return 0
 
 
@@ -130,22 +194,22 @@ def _launchers(options: argparse.Namespace) -> int:
 
 
 def _stop(options: argparse.Namespace) -> int:
-    place = places.find(options)
-    state = place.ask("stop", _STOP_SECONDS)
-    print(f"cluster {place.name!r} is {state}")
+    target = targets.find(options)
+    state = target.call("stop", _STOP_SECONDS)
+    print(f"cluster {target.name!r} is {state}")
     return 0
 
 
 def _detach_args(parser: Parser) -> None:
-    places.add_arguments(parser)
+    targets.add_arguments(parser)
     add_hours_option(parser)
 
 
-def _lasting(command: str) -> Callable[[argparse.Namespace], int]:
+def _lease_command(command: str) -> Callable[[argparse.Namespace], int]:
     def run(options: argparse.Namespace) -> int:
-        place = places.find(options)
-        until = place.ask(command, hours=options.hours)
-        print(f"cluster {place.name!r} stays until {time.ctime(until)}")
+        target = targets.find(options)
+        until = target.call(command, hours=options.hours)
+        print(f"cluster {target.name!r} is detached until {time.ctime(until)}")
         return 0
 
     return run
@@ -153,151 +217,158 @@ def _lasting(command: str) -> Callable[[argparse.Namespace], int]:
 
 def _logs_args(parser: Parser) -> None:
     parser.add_argument(
-        "words", nargs="*", metavar="NAME [TASK]", help="one task (default: all of the cluster)"
+        "words", nargs="*", metavar="NAME [TASK]", help="cluster and task (default: all its tasks)"
     )
-    places.add_pid(parser)
+    targets.add_pid(parser)
     parser.add_argument(
-        "-n", "--lines", type=int, default=100, metavar="N", help="lines of each task (default 100)"
+        "-n", "--lines", type=int, default=100, metavar="N", help="lines per task (default: 100)"
     )
-    parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on with new lines until Ctrl-C"
-    )
+    parser.add_argument("-f", "--follow", action="store_true", help="show new lines until Ctrl-C")
 
 
 def _logs(options: argparse.Namespace) -> int:
     names = [word for word in options.words if ":" not in word]
     tasks = [word for word in options.words if ":" in word]
     if len(names) > 1 or len(tasks) > 1:
-        raise UsageError(f"{' '.join(options.words)!r} names too much", fix="write NAME TASK")
+        raise UsageError(
+            f"invalid arguments {' '.join(options.words)!r}: expected one cluster and one task",
+            fix="write NAME TASK",
+        )
     if options.follow and not tasks:
         raise UsageError("--follow needs a task", fix="add one, such as data_worker:0")
     options.name = names[0] if names else None
-    place = places.find(options)
+    target = targets.find(options)
     request: dict[str, Any] = {"lines": options.lines, "task": tasks[0] if tasks else None}
     while True:
         try:
-            said = place.ask("logs", **request)
+            log = target.call("logs", **request)
         except (UnknownName, StateError):
             if request.get("offset") is None:
                 raise
             return 0  # the cluster ended while it was followed
-        if said["text"]:
-            # Tasks write what they like; a file gets it as it is.
+        if log["text"]:
+            # A task can write control sequences of the terminal. A file gets the text unchanged.
             to_terminal = sys.stdout.isatty()
-            print(views.clean_lines(said["text"]) if to_terminal else said["text"], flush=True)
+            print(views.clean_lines(log["text"]) if to_terminal else log["text"], flush=True)
         if not options.follow:
             return 0
-        if request.get("offset") == said["offset"]:
+        if request.get("offset") == log["offset"]:
             time.sleep(_FOLLOW_SECONDS)
-        request["offset"] = said["offset"]
+        request["offset"] = log["offset"]
 
 
 def _watch_args(parser: Parser) -> None:
-    places.add_arguments(parser)
+    targets.add_arguments(parser)
     _json_args(parser)
-    parser.add_argument("--once", action="store_true", help="show it once")
+    parser.add_argument("--once", action="store_true", help="show the present state and exit")
     parser.add_argument(
-        "--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default 1)"
+        "--interval",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="seconds between updates (default: 1)",
     )
 
 
 def _watch(options: argparse.Namespace) -> int:
     if not 0.1 <= options.interval <= 3600:
         raise UsageError(f"--interval {options.interval:g} is out of range", fix="use 0.1 to 3600")
-    place = places.find(options)
+    target = targets.find(options)
     with Screen(redraw=not (options.json or options.once)) as screen:
         while not screen.leaving:
             request: dict[str, Any] = {"width": screen.width}
             if not options.once:
-                # Whoever watches can resume: a join may wait for that.
+                # A user who watches can resume a coordinator, so a join waits for that.
                 request["hold"] = math.ceil(2 * options.interval + _HOLD_SECONDS)
             try:
-                seen = place.ask("snapshot", **request)
+                answer = target.call("snapshot", **request)
             except UnknownName:
-                print(f"cluster {place.name!r} has ended")
+                print(f"cluster {target.name!r} has ended")
                 return 0
             if options.json:
-                print(json.dumps(seen["snapshot"]), flush=True)
+                print(json.dumps(answer["snapshot"]), flush=True)
             else:
-                screen.show(seen["text"], screen.gist(seen["snapshot"]))
+                screen.show(answer["text"], screen.change_key(answer["snapshot"]))
             if options.once:
                 return 0
             screen.wait(options.interval)
     return 0
 
 
-# Their coordinators
+# Coordinators of these clusters
 
 
 def _pause(options: argparse.Namespace) -> int:
-    place = places.find(options)
-    counts = place.ask("pause")
-    print(f"cluster {place.name!r} is paused: {views.counted(counts) or 'nothing is queued'}")
+    target = targets.find(options)
+    counts = target.call("pause")
+    print(f"cluster {target.name!r} is paused: {views.counted(counts) or 'nothing is queued'}")
     return 0
 
 
 def _resume(options: argparse.Namespace) -> int:
-    place = places.find(options)
-    counts = place.ask("resume")
-    print(f"cluster {place.name!r} goes on: {views.counted(counts) or 'nothing is queued'}")
+    target = targets.find(options)
+    counts = target.call("resume")
+    print(f"cluster {target.name!r} is resumed: {views.counted(counts) or 'nothing is queued'}")
     return 0
 
 
 def _words_args(parser: Parser, metavar: str, words: str) -> None:
     parser.add_argument("words", nargs="*", metavar=metavar, help=words)
-    places.add_pid(parser)
+    targets.add_pid(parser)
 
 
 def _step_args(parser: Parser) -> None:
-    _words_args(parser, "[NAME] [N]", "which cluster; how many closures (default 1)")
+    _words_args(parser, "[NAME] [N]", "name of the cluster; number of closures (default: 1)")
 
 
 def _step(options: argparse.Namespace) -> int:
     count, options.name = number_and_name(options.words, "[NAME] [N]")
-    said = places.find(options).ask("step", count=1 if count is None else count)
-    print(f"{said['ended']} ended: {views.counted(said['counts'])}")
+    answer = targets.find(options).call("step", count=1 if count is None else count)
+    print(f"{answer['ended']} ended: {views.counted(answer['counts'])}")
     return 0
 
 
 def _cancel_args(parser: Parser) -> None:
-    _words_args(parser, "[NAME] ID", "which cluster; which closure, as tfd watch shows it")
+    _words_args(parser, "[NAME] ID", "name of the cluster; id of the closure from tfd watch")
 
 
 def _cancel(options: argparse.Namespace) -> int:
     key, options.name = number_and_name(options.words, "[NAME] ID")
     if key is None:
-        raise UsageError("which closure?", fix="add its id, as tfd watch and %tfd_values show it")
-    cancelled = places.find(options).ask("cancel", id=key)
-    print(f"closure {key} " + ("is cancelled" if cancelled else "had ended before"))
+        raise UsageError("no closure named", fix="add its id: tfd watch and %tfd_values show it")
+    cancelled = targets.find(options).call("cancel", id=key)
+    print(f"closure {key} " + ("is cancelled" if cancelled else "had already ended"))
     return 0
 
 
-# Clusters that somebody else runs
+# External clusters
 
 
 def _resolve_args(parser: Parser) -> None:
-    resolving.add_options(parser)
+    resolve_magic.add_options(parser)
     _json_args(parser)
 
 
 def _resolve(options: argparse.Namespace) -> int:
-    found = resolve(options.resolver, **read_options(options.set))
+    resolution = resolve(options.resolver, **read_options(options.set))
     if options.watch is None:
-        look = found.last
-        told = json.dumps(as_json(look))
-        print(told if options.json else views.look_text(look, Screen().width))
+        snapshot = resolution.last
+        if options.json:
+            print(json.dumps(as_json(snapshot)))
+        else:
+            print(views.look_text(snapshot, Screen().width))
         return 0
     check_seconds(options.watch)
     end = time.monotonic() + options.watch
-    with Screen(redraw=not options.json) as screen, contextlib.closing(found):
-        gist = None
+    with Screen(redraw=not options.json) as screen, contextlib.closing(resolution):
+        key = None
         while not screen.leaving:
-            look, before = found.glance(), gist
-            gist = views.look_gist(look)
+            snapshot, previous_key = resolution.glance(), key
+            key = views.look_gist(snapshot)
             if not options.json:
-                screen.show(views.look_text(look, screen.width), gist)
-            elif gist != before:
-                print(json.dumps(as_json(look)), flush=True)
+                screen.show(views.look_text(snapshot, screen.width), key)
+            elif key != previous_key:
+                print(json.dumps(as_json(snapshot)), flush=True)
             if (left := end - time.monotonic()) <= 0:
                 break
             screen.wait(min(1.0, left))
@@ -306,21 +377,23 @@ def _resolve(options: argparse.Namespace) -> int:
 
 def _sweep_args(parser: Parser) -> None:
     _json_args(parser)
-    parser.add_argument("--dry-run", action="store_true", help="only look")
+    parser.add_argument("--dry-run", action="store_true", help="list them, but end nothing")
 
 
 def _sweep(options: argparse.Namespace) -> int:
     from tfd_notebook.launchers.client.orphans import sweep
 
-    left = sweep(dry_run=options.dry_run)
+    orphans = sweep(dry_run=options.dry_run)
     rows = [
         (
-            views.Cell("directory" if one.pid is None else f"process {one.pid}"),
-            views.Cell(one.what),
+            views.Cell("directory" if orphan.pid is None else f"process {orphan.pid}"),
+            views.Cell(orphan.what),
         )
-        for one in left
+        for orphan in orphans
     ]
-    records = [{"agent": one.agent, "pid": one.pid, "what": one.what} for one in left]
+    records = [
+        {"agent": orphan.agent, "pid": orphan.pid, "what": orphan.what} for orphan in orphans
+    ]
     if options.json:
         print(json.dumps(records))
         return 0
@@ -331,7 +404,7 @@ def _sweep(options: argparse.Namespace) -> int:
         ),
         rows,
         label="leftovers",
-        empty="nothing was left behind",
+        empty="no leftovers",
         records=records,
     )
     print(table.text(Screen().width))

@@ -1,8 +1,8 @@
-"""``tfd demo``: the main job without a browser.
+"""``tfd demo``: train on a small cluster in the terminal.
 
-Two photographs are cropped, augmented and batched by data workers; a small network learns from
-which one a crop comes; a stream runs while workers are added and one is killed; the same once more
-with the servers inside this process. Live progress and the final tables go to the terminal.
+Data workers crop, augment and batch two photographs. A small network learns which photograph a
+crop is from. A stream runs while workers are added and one is killed. The training then runs again
+with the servers inside this process. The terminal shows live progress and the final tables.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tfd_notebook.model.snapshot import Snapshot
 CROP = 64
 BATCH = 32
 
-#: Seconds that the killed worker has to come back.
-_BACK_SECONDS = 60
+#: Seconds to wait until the killed worker is ready again.
+_RESTART_SECONDS = 60
 
 
 def main(batches: int = 24) -> int:
@@ -33,12 +33,12 @@ def main(batches: int = 24) -> int:
     Parameters
     ----------
     batches : int
-        How many batches of 32 crops the network is trained on.
+        Number of batches of 32 crops that the network is trained on.
 
     Raises
     ------
     Unsupported
-        scikit-learn, which ships the photographs, or Pillow, which it needs, is missing.
+        scikit-learn, which contains the photographs, or Pillow, which reads them, is missing.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     began = time.monotonic()
@@ -47,7 +47,7 @@ def main(batches: int = 24) -> int:
     with Cluster(data_workers=1, name="demo") as cluster:
         _say(f"ready after {time.monotonic() - began:.1f} s\n")
         with _quiet_stderr():
-            import keras  # noqa: F401 - brings TensorFlow
+            import keras  # noqa: F401 - imports TensorFlow, which prints to stderr
         _train(cluster, crops(photographs), batches)
         _stream(cluster, crops(photographs))
         _say(f"\n{views.text(cluster.snapshot())}")
@@ -55,7 +55,7 @@ def main(batches: int = 24) -> int:
     with Cluster(data_workers=2, name="demo-inprocess", launcher="inprocess") as cluster:
         _train(cluster, crops(photographs), batches)
         _say(f"\n{views.text(cluster.snapshot())}")
-    _say(f"\nDone in {time.monotonic() - began:.0f} s; nothing is left running.")
+    _say(f"\nDone in {time.monotonic() - began:.0f} s. All servers have stopped.")
     return 0
 
 
@@ -94,22 +94,25 @@ def _photographs() -> tuple[str, ...]:
         return tuple(load_sample_images().filenames)
     except ImportError:
         raise Unsupported(
-            "the demonstration takes its photographs from scikit-learn, which reads them by Pillow",
+            "tfd demo requires scikit-learn and Pillow for its photographs",
             fix='pip install "tfd-notebook[demo]"',
         ) from None
 
 
 @contextlib.contextmanager
 def _quiet_stderr() -> Iterator[None]:
-    """Keep TensorFlow's greetings, which no setting hides, off the terminal; errors show them."""
-    with tempfile.TemporaryFile() as said:
+    """Redirect stderr to a file, and copy it to the terminal after an error.
+
+    TensorFlow prints lines on import that no setting hides.
+    """
+    with tempfile.TemporaryFile() as output:
         stderr = os.dup(2)
-        os.dup2(said.fileno(), 2)
+        os.dup2(output.fileno(), 2)
         try:
             yield
         except BaseException:
-            said.seek(0)
-            os.write(stderr, said.read())
+            output.seek(0)
+            os.write(stderr, output.read())
             raise
         finally:
             os.dup2(stderr, 2)
@@ -145,7 +148,7 @@ def _train(cluster: Cluster, dataset: Any, batches: int) -> None:
 
 
 def _stream(cluster: Cluster, dataset: Any) -> None:
-    # Endless random crops: each worker makes its own, and nothing has to be divided.
+    # With mode "off" each worker produces its own endless random crops.
     dataset = dataset.apply(cluster.distribute(processing_mode="off"))
     with cluster.stream(dataset, name="background").start() as stream:
         with _progress(cluster, "background"):
@@ -156,28 +159,28 @@ def _stream(cluster: Cluster, dataset: Any) -> None:
         with _progress(cluster, "background"):
             stream.wait(elements=stream.elements + 60, timeout=60)
         _say(
-            f"from what a batch costs, {estimate['low']:.0f} to {estimate['high']:.0f} batches/s "
-            f"were to be expected ({estimate['because']})"
+            f"estimate from the cost of a batch: {estimate['low']:.0f} to {estimate['high']:.0f} "
+            f"batches/s ({estimate['because']})"
         )
         victim = "data_worker:0"
         killed = cluster.kill(victim)
         _say(f"killing {victim} (pid {killed}) ...")
         with _progress(cluster, "background"):
             stream.wait(elements=stream.elements + 60, timeout=60)
-            pid = _back(cluster, stream, victim, killed)
-    _say(f"{victim} is ready again (pid {pid}); the stream went on")
+            pid = _await_restart(cluster, stream, victim, killed)
+    _say(f"{victim} is ready again (pid {pid}); the stream was not interrupted")
 
 
-def _back(cluster: Cluster, stream: Any, task: str, killed: int | None) -> int | None:
-    """Read the stream until the killed `task` is ready again; return its new pid."""
-    deadline = time.monotonic() + _BACK_SECONDS
+def _await_restart(cluster: Cluster, stream: Any, task: str, killed: int | None) -> int | None:
+    """Read the stream until the killed `task` is ready again, and return its new pid."""
+    deadline = time.monotonic() + _RESTART_SECONDS
     while time.monotonic() < deadline:
         row = cluster.snapshot().task(task)
         if row is not None and row.state == "ready" and row.pid != killed:
             return row.pid
-        stream.wait(elements=stream.elements + 1, timeout=_BACK_SECONDS)
+        stream.wait(elements=stream.elements + 1, timeout=_RESTART_SECONDS)
     raise TimeLimit(
-        f"it is not back {_BACK_SECONDS} s after it was killed",
+        f"not ready {_RESTART_SECONDS} s after it was killed",
         task=task,
         fix="see its log: tfd logs",
     )
@@ -185,7 +188,7 @@ def _back(cluster: Cluster, stream: Any, task: str, killed: int | None) -> int |
 
 @contextlib.contextmanager
 def _progress(cluster: Cluster, consumer: str) -> Iterator[None]:
-    """Show how a consumer gets on, in one line; redrawn on a terminal."""
+    """Show the progress of a consumer in one line, which a terminal updates."""
 
     def line(snapshot: Snapshot) -> str:
         row = next((row for row in snapshot.streams if row.name == consumer), None)
@@ -207,7 +210,7 @@ def _progress(cluster: Cluster, consumer: str) -> Iterator[None]:
 
 
 def _line_start() -> str:
-    """Return what clears the line of a terminal, where there is one."""
+    """Return the control sequence that clears a line, or an empty string without a terminal."""
     return "\r\x1b[K" if sys.stdout.isatty() else ""
 
 

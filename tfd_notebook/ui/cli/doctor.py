@@ -15,58 +15,60 @@ from tfd_notebook.diagnosis import support_bundle as archive
 from tfd_notebook.errors import TfdError
 from tfd_notebook.model.diagnostics import SEVERITIES
 from tfd_notebook.ui.argparsing import Parser
-from tfd_notebook.ui.cli import targets as places
+from tfd_notebook.ui.cli import targets
 from tfd_notebook.ui.cli.screen import Screen
 
 _SECONDS = 60.0
 
 
 def arguments(parser: Parser) -> None:
-    """Add those of ``tfd doctor``."""
+    """Add the arguments of ``tfd doctor``."""
     parser.add_argument(
-        "name", nargs="?", metavar="TARGET", help="a cluster, or HOST:PORT (default: this host)"
+        "name",
+        nargs="?",
+        metavar="TARGET",
+        help="name of a cluster, or HOST:PORT (default: this host)",
     )
-    places.add_pid(parser)
+    targets.add_pid(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings; 1 if there is an error among them."""
+    """Print the findings. Return 1 if one of them is an error, else 0."""
     if options.name is not None and ":" in options.name:
-        seen = diagnosis.doctor(options.name)
-        found, looked_at = seen.records(), list(seen.looked_at)
+        findings = diagnosis.doctor(options.name)
+        records, checked = findings.records(), list(findings.looked_at)
     elif options.name is not None or options.pid is not None:
-        place = places.find(options)
-        found, looked_at = place.ask("doctor", _SECONDS), [f"cluster {place.name!r}"]
+        target = targets.find(options)
+        records, checked = target.call("doctor", _SECONDS), [f"cluster {target.name!r}"]
     else:
-        found, looked_at = _host()
+        records, checked = _check_host()
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(records))
     else:
-        print(views.findings_table(found, looked_at).text(Screen().width))
-    return int(any(one["severity"] == "error" for one in found))
+        print(views.findings_table(records, checked).text(Screen().width))
+    return int(any(record["severity"] == "error" for record in records))
 
 
-def _host() -> tuple[list[dict[str, Any]], list[str]]:
-    """Look at this process, and have the user's other ones look at themselves."""
-    seen = diagnosis.everything()
-    found, looked_at = seen.records(), ["this host"]
-    # What is so here is told once.
-    known = {(one["code"], one["what"]) for one in found}
-    for pid, said in _ask_all("doctor"):
-        if isinstance(said, TfdError):
-            looked_at.append(f"not process {pid}: {said.what}")
+def _check_host() -> tuple[list[dict[str, Any]], list[str]]:
+    """Check this process, and request the findings of the user's other processes."""
+    records, checked = diagnosis.everything().records(), ["this host"]
+    # A finding about the host is reported by every process. Keep it once.
+    known = {(record["code"], record["what"]) for record in records}
+    for pid, answer in _call_all("doctor"):
+        if isinstance(answer, TfdError):
+            checked.append(f"not process {pid}: {answer.what}")
             continue
-        looked_at.append(f"process {pid}")
-        for one in said:
-            if (one["code"], one["what"]) not in known:
-                found.append({**one, "where": one["where"] or f"process {pid}"})
-    found.sort(key=lambda one: (SEVERITIES.index(one["severity"]), one["code"]))
-    return found, looked_at
+        checked.append(f"process {pid}")
+        for record in answer:
+            if (record["code"], record["what"]) not in known:
+                records.append({**record, "where": record["where"] or f"process {pid}"})
+    records.sort(key=lambda record: (SEVERITIES.index(record["severity"]), record["code"]))
+    return records, checked
 
 
-def _ask_all(command: str) -> Iterator[tuple[int, Any]]:
-    """Ask the user's other processes; for one that does not answer its error is given."""
+def _call_all(command: str) -> Iterator[tuple[int, Any]]:
+    """Yield the answer of each of the user's other processes, or the error of the call."""
     for pid in control_socket.processes():
         if pid != os.getpid():
             try:
@@ -76,30 +78,33 @@ def _ask_all(command: str) -> Iterator[tuple[int, Any]]:
 
 
 def why_arguments(parser: Parser) -> None:
-    """Add those of ``tfd why``."""
-    parser.add_argument("code", metavar="CODE", help="such as TFD811; the name of an error serves")
+    """Add the argument of ``tfd why``."""
+    parser.add_argument("code", metavar="CODE", help="code such as TFD811, or name of an error")
 
 
 def why(options: argparse.Namespace) -> int:
-    """Print what a code means."""
+    """Print the explanation of a code."""
     print(code_reference.why(options.code, min(Screen().width, 100)))
     return 0
 
 
 def file_argument(parser: Parser) -> None:
-    """Add those of ``tfd support``."""
+    """Add the argument of ``tfd support``."""
     parser.add_argument(
-        "file", nargs="?", metavar="FILE", help="default: tfd-support-<time>.tar.gz, here"
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help="path of the archive (default: tfd-support-<time>.tar.gz)",
     )
 
 
 def support(options: argparse.Namespace) -> int:
-    """Write the archive."""
+    """Write the archive for a support ticket."""
     texts = {f"here/{name}": text for name, text in archive.of_process().items()}
     texts.update(archive.of_host())
-    for pid, said in _ask_all("support"):
-        if isinstance(said, TfdError):
-            said = {"no-answer.txt": str(said)}
-        texts.update({f"process-{pid}/{name}": text for name, text in said.items()})
-    print(f"{archive.write(texts, options.file)}: read it before you give it to anybody")
+    for pid, answer in _call_all("support"):
+        if isinstance(answer, TfdError):
+            answer = {"no-answer.txt": str(answer)}
+        texts.update({f"process-{pid}/{name}": text for name, text in answer.items()})
+    print(f"{archive.write(texts, options.file)}: read it before you share it")
     return 0

@@ -1,4 +1,4 @@
-"""Which cluster a command means, and how it is asked: through its process, or taken over."""
+"""Clusters that a command refers to, and calls to them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ class ClusterTarget:
     ----------
     name : str
     pid : int, optional
-        The process that holds it; None for a detached one that no process holds.
+        Process that holds the cluster. None for a detached cluster that no process holds.
     agent : int, optional
-        The process of the agent of such a one.
+        Process of the agent of such a detached cluster.
     """
 
     def __init__(self, name: str, pid: int | None, agent: int | None = None) -> None:
         self.name = name
         self._pid = pid
         self._agent = agent
-        self._held = False
+        self._attached = False
 
-    def ask(self, command: str, timeout: float = 10.0, **arguments: Any) -> Any:
-        """Have a command of `tfd_notebook.cluster.commands` done, and return its answer.
+    def call(self, command: str, timeout: float = 10.0, **arguments: Any) -> Any:
+        """Run a command of `tfd_notebook.cluster.commands`, and return its answer.
+
+        The process of the cluster runs it. A detached cluster that no process holds is attached to
+        this process first.
 
         Raises
         ------
@@ -39,55 +42,64 @@ class ClusterTarget:
         request = {"command": command, "name": self.name, **arguments}
         if self._pid is not None:
             return control_socket.call(self._pid, request, timeout)
-        # This process holds it from the first question until its own end.
-        if not self._held:
+        # This process stays attached from the first call until it ends.
+        if not self._attached:
             attach.attach(self.name, connect=False, agent=self._agent)
-            self._held = True
+            self._attached = True
         return commands.perform(request)
 
 
 def add_arguments(parser: Parser) -> None:
-    """Add what names a cluster."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="which cluster, where several live")
+    """Add the arguments that name a cluster."""
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="name of the cluster, if several run"
+    )
     add_pid(parser)
 
 
 def add_pid(parser: Parser) -> None:
-    """Add what tells clusters of one name apart."""
-    parser.add_argument("--pid", type=int, help="its process or agent, where two are called NAME")
-
-
-def find(options: argparse.Namespace) -> ClusterTarget:
-    """Return the cluster that is meant.
-
-    Raises
-    ------
-    StateError, UsageError, UnknownName
-        No cluster lives; several could be meant; none has that name.
-    """
-    known = attach.everywhere()
-    found = [
-        one
-        for one in known
-        if options.name in (None, one["name"])
-        and options.pid in (None, one["pid"], one.get("agent"))
-    ]
-    if len(found) == 1:
-        return ClusterTarget(found[0]["name"], found[0]["pid"], found[0].get("agent"))
-    said = ", ".join(f"{one['name']} ({_where(one)})" for one in found or known)
-    if found:
-        raise UsageError("several clusters could be meant", fix=f"add NAME or --pid: {said}")
-    if options.name is None and options.pid is None:
-        raise StateError("no cluster of this user lives", fix="tfd start --data-workers 2")
-    meant = options.name if options.name is not None else f"of process {options.pid}"
-    names = [one["name"] for one in known]
-    raise UnknownName(
-        f"there is no cluster {meant}",
-        fix=nearest(str(options.name), names) + f"clusters: {said or 'none'}",
+    """Add the option that selects one of several clusters with the same name."""
+    parser.add_argument(
+        "--pid", type=int, help="process or agent of the cluster, if several have the same name"
     )
 
 
-def _where(one: Mapping[str, Any]) -> str:
-    if one["pid"] is not None:
-        return f"process {one['pid']}"
-    return f"detached, agent {one['agent']}" if one["agent"] else "detached"
+def find(options: argparse.Namespace) -> ClusterTarget:
+    """Return the cluster that `options` name, or the only running one.
+
+    Raises
+    ------
+    StateError
+        No cluster is running.
+    UsageError
+        Several clusters match.
+    UnknownName
+        No cluster has this name or process.
+    """
+    known = attach.everywhere()
+    matches = [
+        record
+        for record in known
+        if options.name in (None, record["name"])
+        and options.pid in (None, record["pid"], record.get("agent"))
+    ]
+    if len(matches) == 1:
+        (match,) = matches
+        return ClusterTarget(match["name"], match["pid"], match.get("agent"))
+    listing = ", ".join(f"{record['name']} ({_where(record)})" for record in matches or known)
+    if matches:
+        raise UsageError("several clusters match", fix=f"add NAME or --pid: {listing}")
+    if options.name is None and options.pid is None:
+        raise StateError("no running cluster", fix="tfd start --data-workers 2")
+    wanted = repr(options.name) if options.name is not None else f"of process {options.pid}"
+    names = [record["name"] for record in known]
+    raise UnknownName(
+        f"no cluster {wanted}",
+        fix=nearest(str(options.name), names) + f"clusters: {listing or 'none'}",
+    )
+
+
+def _where(record: Mapping[str, Any]) -> str:
+    if record["pid"] is not None:
+        return f"process {record['pid']}"
+    return f"detached, agent {record['agent']}" if record["agent"] else "detached"

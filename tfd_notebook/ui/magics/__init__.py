@@ -90,13 +90,13 @@ class _Magic:
 
     def __call__(self, line: str, cell: str | None = None) -> Any:
         from tfd_notebook.errors import TfdError
-        from tfd_notebook.ui.argparsing import HelpAsked, split
+        from tfd_notebook.ui.argparsing import HelpRequested, split
 
         try:
             commands = self._commands if cell is None else self._home(self._shell, cell)
             return commands.run(split(line))
-        except HelpAsked as asked:
-            print(asked.text)  # noqa: T201 - help is text for the reader of the cell
+        except HelpRequested as request:
+            print(request.text)  # noqa: T201 - help is text for the reader of the cell
         except TfdError as error:
             # IPython shows this instead of a traceback through our own code; the type stays, so
             # that programs can still catch it.

@@ -20,7 +20,7 @@ from tfd_notebook.ui.argparsing import (
     add_hours_option,
     add_scale_options,
     launchers_table,
-    scale_wishes,
+    requested_counts,
 )
 from tfd_notebook.ui.magics import lookup, start_form
 from tfd_notebook.ui.widgets import VIEWS
@@ -130,7 +130,7 @@ def _scale_args(parser: Parser) -> None:
 
 
 def _scale(options: argparse.Namespace) -> views.View:
-    wishes = scale_wishes(options)
+    wishes = requested_counts(options)
     if not wishes:
         raise UsageError("scale to how many?", fix="add --data-workers N or --workers N")
     cluster = lookup.pick(options.name)

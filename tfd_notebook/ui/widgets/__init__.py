@@ -1,8 +1,8 @@
-"""Widgets of the notebook: a cluster that is followed, and a form that starts one.
+"""Widgets of the notebook: a live view of a cluster, and forms that start or find one.
 
-They speak the bus's protocol over their own model, see ``docs/bus.md``; what they draw is in
-``labextension/``. Where no front end can show widgets, the same objects show the HTML and the text
-of the moment, which is also what a notebook that is opened again shows.
+They use the bus protocol of ``docs/bus.md`` over their own widget model. Their drawing code is in
+``labextension/``. A front end without widgets shows the static fallback of the same objects, HTML
+or text. So does a saved notebook that is opened again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VIEWS", "Live", "ResolveForm", "StartForm", "close_all", "live"]
 
-#: What a widget can show of a cluster.
+#: The views of a cluster that a widget can show.
 VIEWS = ("cluster", "throughput", "values", "timeline", "stepper")
 
 _ESM = Path(__file__).parent / "static" / "widget.js"
@@ -40,21 +40,21 @@ _known: weakref.WeakKeyDictionary[Cluster, dict[str, Live]] = weakref.WeakKeyDic
 
 
 def live(cluster: Cluster, view: str = "cluster") -> Live:
-    """Return a live view of `cluster`; while one is open it is the same for all cells.
+    """Return a live view of `cluster`. All cells share it while it is open.
 
     Parameters
     ----------
     cluster : Cluster
     view : {"cluster", "throughput", "values", "timeline", "stepper"}
-        All of it (the default), or one part.
+        The whole cluster (the default), or one part.
 
     Raises
     ------
     UsageError
-        There is no such view.
+        `view` is invalid.
     """
     if view not in VIEWS:
-        raise UsageError(f"there is no view {view!r}", fix=f"use {', '.join(VIEWS)}")
+        raise UsageError(f"invalid view {view!r}", fix=f"use {', '.join(VIEWS)}")
     known = _known.setdefault(cluster, {})
     if view not in known or known[view].closed:
         known[view] = Live(cluster, view)
@@ -62,40 +62,40 @@ def live(cluster: Cluster, view: str = "cluster") -> Live:
 
 
 def close_all() -> None:
-    """Close whatever is open; what was drawn last stays."""
-    for shown in tuple(_open):
-        shown.close()
+    """Close all open views. The last rendering stays visible."""
+    for view in tuple(_open):
+        view.close()
 
 
 class WidgetView:
-    """What has a widget where one can be shown, and always its twins in HTML and text.
+    """A widget, if the front end can show one, with a static fallback in HTML and text.
 
     Parameters
     ----------
     view : str
-        What the widget shows.
-    twins : callable
-        Returns the twins as they are now, by MIME type.
+        The name of the view.
+    fallback : callable
+        Returns the present static fallback by MIME type.
     cluster : Cluster, optional
     extra : callable, optional
-        More commands, as `Session` takes them.
+        More commands for the `Session`.
 
     Attributes
     ----------
     widget : anywidget.AnyWidget or None
-        None where widgets cannot be shown.
+        None if the front end cannot show widgets.
     closed : bool
-        Whether it follows nothing any more.
+        Whether the updates have stopped.
     """
 
     def __init__(
         self,
         view: str,
-        twins: Callable[[], Mapping[str, Any]],
+        fallback: Callable[[], Mapping[str, Any]],
         cluster: Cluster | None = None,
         extra: Extra | None = None,
     ) -> None:
-        self._twins = twins
+        self._fallback = fallback
         self.closed = False
         self.widget: Any = None
         if _front_end() and _ESM.exists():
@@ -108,7 +108,7 @@ class WidgetView:
             _open.add(self)
 
     def close(self) -> None:
-        """Follow nothing any longer; what was drawn last stays."""
+        """Stop updating. The last rendering stays visible."""
         if self.widget is not None and not self.closed:
             hub.leave(self._session)
             _open.discard(self)
@@ -118,23 +118,24 @@ class WidgetView:
         self.widget.send(message, buffers=buffers)
 
     def _receive(self, widget: Any, message: Any, buffers: Any) -> None:
-        beside = threading.current_thread() is not threading.main_thread()
-        if widget.beside != beside:
-            widget.beside = beside
+        # ipykernel delivers messages to another thread if it handles them while a cell runs.
+        concurrent = threading.current_thread() is not threading.main_thread()
+        if widget.beside != concurrent:
+            widget.beside = concurrent
         hub.receive(self._session, message)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Any:
-        bundle = dict(self._twins())
+        bundle = dict(self._fallback())
         if self.widget is not None:
-            shown = self.widget._repr_mimebundle_()
-            data = shown[0] if isinstance(shown, tuple) else shown
+            rendered = self.widget._repr_mimebundle_()
+            data = rendered[0] if isinstance(rendered, tuple) else rendered
             bundle = {**(data or {}), **bundle}
-        # By which our extension knows the widgets that have a twin to fall back to.
+        # This metadata marks outputs with a static fallback for the lab extension.
         return bundle, {"tfd_notebook": {}}
 
 
 class Live(WidgetView):
-    """A view that follows a cluster until `close` is called, beyond its end.
+    """A view that follows a cluster until `close`, even after the cluster has ended.
 
     Parameters
     ----------
@@ -148,20 +149,21 @@ class Live(WidgetView):
 
 
 class _Form(WidgetView):
-    """A form of a few commands, one of which gets a cluster that is followed from then on."""
+    """A form with commands. One of them returns a cluster, which the form then follows."""
 
-    #: What is shown, and the command that answers with a cluster.
-    _view, _gets = "", ""
+    #: The name of the view, and of the command that returns a cluster.
+    _view, _cluster_command = "", ""
 
-    def __init__(self, extra: Extra, twin: Mapping[str, str]) -> None:
+    def __init__(self, extra: Extra, fallback: Mapping[str, str]) -> None:
         self._extra = extra
-        super().__init__(self._view, lambda: twin, extra=self._commands)
+        super().__init__(self._view, lambda: fallback, extra=self._commands)
 
     def _commands(self) -> Any:
         commands = self._extra()
-        return {**commands, self._gets: lambda request: self._got(commands[self._gets](request))}
+        command = commands[self._cluster_command]
+        return {**commands, self._cluster_command: lambda request: self._follow(command(request))}
 
-    def _got(self, answer: Any) -> Any:
+    def _follow(self, answer: Any) -> Any:
         from tfd_notebook.cluster.registry import clusters
 
         self._session.cluster = clusters().get(answer["cluster"])
@@ -175,11 +177,11 @@ class StartForm(_Form):
     ----------
     extra : callable
         Returns the commands ``kinds`` and ``start``.
-    twin : mapping of str to str
-        What is shown where no widget can be.
+    fallback : mapping of str to str
+        The static fallback by MIME type.
     """
 
-    _view, _gets = "start", "start"
+    _view, _cluster_command = "start", "start"
 
 
 class ResolveForm(_Form):
@@ -189,26 +191,26 @@ class ResolveForm(_Form):
     ----------
     extra : callable
         Returns the commands ``resolvers``, ``resolve`` and ``attach``.
-    twin : mapping of str to str
-        What is shown where no widget can be.
+    fallback : mapping of str to str
+        The static fallback by MIME type.
     """
 
-    _view, _gets = "resolve", "attach"
+    _view, _cluster_command = "resolve", "attach"
 
 
 @functools.cache
 def _widget_class() -> Any:
-    """Return the widget's class, made only where it is used: importing anywidget takes time."""
+    """Return the widget's class. It is created on first use, because anywidget imports slowly."""
     import anywidget
     import traitlets
 
     class TfdWidget(anywidget.AnyWidget):
-        """What the browser sees of a view."""
+        """Model of a view in the browser."""
 
         _esm = _ESM
         view = traitlets.Unicode("cluster").tag(sync=True)
         cluster = traitlets.Unicode("").tag(sync=True)
-        #: Whether clicks are taken while a cell runs.
+        #: Whether clicks are handled while a cell runs. The front end reads it under this name.
         beside = traitlets.Bool(handles_messages_during_execution()).tag(sync=True)
         version = traitlets.Unicode(VERSION).tag(sync=True)
         hint = traitlets.Unicode("tfd pause NAME, tfd resume NAME, tfd stop NAME").tag(sync=True)
@@ -217,7 +219,7 @@ def _widget_class() -> Any:
 
 
 def _front_end() -> bool:
-    """Whether this process is a kernel, to which something that shows widgets may connect."""
+    """Return True if this process is a kernel, to which a front end may connect."""
     try:
         from IPython.core.getipython import get_ipython
     except ImportError:
