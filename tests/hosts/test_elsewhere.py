@@ -99,7 +99,7 @@ def test_magics_find_its_tasks_and_no_streams(train: tfd.Cluster) -> None:
     assert (cluster, task) == (train, "worker:1")
     with pytest.raises(errors.UnknownName, match="tasks: ps:0, worker:0, worker:1"):
         lookup.pick_task(["worker:7", "train"], need_task=True)
-    with pytest.raises(errors.StateError, match="no stream runs"):
+    with pytest.raises(errors.StateError, match="no running stream"):
         lookup.pick_stream(None)
 
 

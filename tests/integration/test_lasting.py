@@ -115,7 +115,7 @@ def test_a_restarted_kernel_finds_its_cluster_and_the_job_goes_on() -> None:
         # What was under way to the kernel that ended is lost, and nothing else.
         assert len(first | second) >= 380
         # The same start cell takes the cluster that lives.
-        assert "is used" in kernel.run(
+        assert "is already running" in kernel.run(
             "%tfd_cluster start --data-workers 1 --name stays -o stays --detach 2"
         )
         assert "is stopped" in kernel.run("stays.stop()\nprint('is', stays.state)")

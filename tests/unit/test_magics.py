@@ -67,7 +67,7 @@ def test_start_names_the_variable_and_says_so(shell: Any, capsys: Any) -> None:
 def test_a_cell_that_starts_a_cluster_can_be_run_again(shell: Any, capsys: Any) -> None:
     first = tfd(shell, START)
     assert tfd(shell, START) is first
-    assert "lives already and is used" in capsys.readouterr().out
+    assert "is already running" in capsys.readouterr().out
     assert "cluster_2" not in shell.user_ns
     first.stop()
     second = tfd(shell, START)
@@ -94,7 +94,7 @@ def test_the_commands_do_what_the_methods_do(shell: Any, capsys: Any) -> None:
     assert len(cluster.tasks) == 4
     before = cluster.tasks[1].pid
     tfd(shell, "kill data_worker:0")
-    assert f"data_worker:0 killed, it was process {before}" in capsys.readouterr().out
+    assert f"data_worker:0 (process {before}) was killed" in capsys.readouterr().out
     tfd(shell, "restart cluster data_worker:0")
     assert cluster.snapshot().task("data_worker:0").restarts == 2
     tfd(shell, "interrupt")
@@ -137,13 +137,13 @@ def test_several_clusters_want_a_name(shell: Any) -> None:
         ("start --launcher fake --allow 10.0.0.0/99", errors.UsageError, "invalid network"),
         ("start --launcher fake --time-limit 0", errors.UsageError, "more than 0"),
         ("start --name 'no name' --launcher fake", errors.UsageError, "invalid cluster name"),
-        ("start -o 2x", errors.UsageError, "no variable"),
-        ("start -o class", errors.UsageError, "no variable"),
+        ("start -o 2x", errors.UsageError, "invalid name of a variable"),
+        ("start -o class", errors.UsageError, "invalid name of a variable"),
         ("start 'x", errors.UsageError, "quotation mark"),
         ("start surplus", errors.UsageError, "surplus"),
         ("start --launcher fake --workers -1", errors.UsageError, "workers=-1 is out of range"),
         ("start --launcher fake --gpus some", errors.UsageError, "invalid gpus 'some'"),
-        ("start --launcher fake --evaluator 1", errors.UsageError, "what to do with '1'"),
+        ("start --launcher fake --evaluator 1", errors.UsageError, "unexpected argument '1'"),
         ("scale --ps 3", errors.Unsupported, "a new cluster with ps=3"),
         ("start --launcher fake --detach=-1", errors.UsageError, "out of range"),
         ("start --launcher inprocess --detach", errors.Unsupported, "cannot outlive it"),
@@ -152,13 +152,17 @@ def test_several_clusters_want_a_name(shell: Any) -> None:
         ("renew", errors.StateError, "has no lease to renew"),
         ("detach --hours 0", errors.UsageError, "out of range"),
         ("status nobody", errors.UnknownName, "did you mean 'anybody'"),
-        ("restart", errors.UsageError, "which task"),
+        ("restart", errors.UsageError, "no task named"),
         ("restart data_worker:9", errors.UnknownName, "did you mean 'data_worker:0'"),
-        ("kill anybody other data_worker:0", errors.UsageError, "too much"),
+        (
+            "kill anybody other data_worker:0",
+            errors.UsageError,
+            "expected one cluster and one task",
+        ),
         ("logs -n 0", errors.UsageError, "1 or more"),
-        ("logs --follow", errors.UsageError, "which task"),
+        ("logs --follow", errors.UsageError, "no task named"),
         ("scale", errors.UsageError, "--data-workers N"),
-        ("stop anybody --all", errors.UsageError, "one cluster or all"),
+        ("stop anybody --all", errors.UsageError, "NAME and --all exclude each other"),
     ],
 )
 def test_bad_input_gets_a_clear_error_and_changes_nothing(
@@ -243,13 +247,13 @@ def test_unloading_undoes_all(shell: Any) -> None:
 
 
 def test_stream_commands_find_what_is_meant(shell: Any) -> None:
-    with pytest.raises(errors.StateError, match="no cluster"):
+    with pytest.raises(errors.StateError, match="no running cluster"):
         tfd(shell, "start ds", "tfd_stream")
     tfd(shell, START)
     shell.user_ns["dataset"] = None
     with pytest.raises(errors.UnknownName, match="did you mean 'dataset'"):
         tfd(shell, "start dataste", "tfd_stream")
-    with pytest.raises(errors.StateError, match="no stream runs"):
+    with pytest.raises(errors.StateError, match="no running stream"):
         tfd(shell, "stop", "tfd_stream")
     with pytest.raises(errors.UnknownName, match="no stream 'x'"):
         tfd(shell, "pause x", "tfd_stream")
@@ -313,7 +317,7 @@ STEPPER = ("tfd_pause", "tfd_resume", "tfd_step", "tfd_join", "tfd_cancel", "tfd
 @pytest.mark.parametrize("magic", STEPPER)
 def test_the_stepper_wants_a_coordinator(shell: Any, magic: str) -> None:
     words = "3" if magic == "tfd_cancel" else ""
-    with pytest.raises(errors.StateError, match="no cluster lives"):
+    with pytest.raises(errors.StateError, match="no running cluster"):
         tfd(shell, words, magic)
     tfd(shell, "start --launcher fake --workers 1 --ps 1 --name train")
     with pytest.raises(errors.StateError, match=r"'train' has no coordinator.*\s.*coordinator\(\)"):
@@ -335,10 +339,10 @@ def test_the_stepper_helps(shell: Any, capsys: Any, magic: str) -> None:
     ("magic", "line", "kind", "said"),
     [
         ("tfd_schedule", "nothing", errors.UnknownName, "holds a tf.function"),
-        ("tfd_schedule", "len --times 0", errors.UsageError, "no number of closures"),
+        ("tfd_schedule", "len --times 0", errors.UsageError, "not a valid number of closures"),
         ("tfd_schedule", "len --args nothing", errors.UnknownName, "no variable 'nothing'"),
         ("tfd_schedule", "len --time 3", errors.UnknownName, "did you mean '--times'"),
-        ("tfd_step", "1 2", errors.UsageError, "says too much"),
+        ("tfd_step", "1 2", errors.UsageError, "expected one number and one name"),
         ("tfd_step", "a b", errors.UsageError, r"write \[N\] \[NAME\]"),
         ("tfd_join", "--timeout soon", errors.UsageError, "invalid float"),
         ("tfd_join", "--backgrund", errors.UnknownName, "did you mean '--background'"),
@@ -358,7 +362,7 @@ def test_the_stepper_refuses(
 
 
 def test_a_cell_needs_a_cluster_and_a_body(shell: Any) -> None:
-    with pytest.raises(errors.StateError, match="no cluster lives"):
+    with pytest.raises(errors.StateError, match="no running cluster"):
         shell.run_cell_magic("tfd_schedule", "--times 2", "1 + 1")
     with pytest.raises(errors.UsageError, match="the cell is empty"):
         shell.run_cell_magic("tfd_schedule", "", "# nothing")

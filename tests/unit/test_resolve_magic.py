@@ -74,7 +74,7 @@ def test_a_file_and_arguments(shell: Any, tmp_path: Path, worker: Server) -> Non
         ("file --set path", "sets nothing"),
         ("file", "the resolver 'file'"),
         ("--watch 0", "more than 0 seconds"),
-        ("--live --watch 3", "--live watches anyway"),
+        ("--live --watch 3", "no effect with --live"),
         ("--wach 3", "no option '--wach'"),
     ],
 )

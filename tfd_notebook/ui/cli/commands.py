@@ -217,7 +217,7 @@ def _lease_command(command: str) -> Callable[[argparse.Namespace], int]:
 
 def _logs_args(parser: Parser) -> None:
     parser.add_argument(
-        "words", nargs="*", metavar="NAME [TASK]", help="cluster and task (default: all its tasks)"
+        "words", nargs="*", metavar="NAME [TASK]", help="name and task (default: all tasks)"
     )
     targets.add_pid(parser)
     parser.add_argument(

@@ -1,6 +1,7 @@
 """The magics ``%tfd_...``: thin parsers over methods.
 
-Loading must cost next to nothing, so all but this file is imported when a magic is first used.
+Only this module is imported when the extension is loaded. The other modules are imported when a
+magic is first used.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["load_ipython_extension", "unload_ipython_extension"]
 
-#: Each magic's module, and what returns its command line there.
-_HOMES = {
+#: The module of each magic, and the function that returns its command line.
+_FACTORIES = {
     "tfd_cluster": ("cluster", "command_line"),
     "tfd_stream": ("stream", "command_line"),
     "tfd_explain": ("explain", "command_line"),
@@ -33,46 +34,46 @@ _HOMES = {
     "tfd_spark": ("spark", "command_line"),
     "tfd_resolve": ("resolve", "command_line"),
 }
-#: Those that may stand over a cell, too.
-_OVER_CELLS = ("tfd_kernel", "tfd_schedule")
-#: As in "%tfd_cluster st", "c = %tfd_cluster st" and, with automagic, "tfd_cluster st".
-_LINE = re.compile(rf"(?:^|=)\s*%{{0,2}}({'|'.join(_HOMES)})\s+(.*)$")
+#: Magics that are also cell magics.
+_CELL_MAGICS = ("tfd_kernel", "tfd_schedule")
+#: Matches "%tfd_cluster st", "c = %tfd_cluster st" and, with automagic, "tfd_cluster st".
+_LINE = re.compile(rf"(?:^|=)\s*%{{0,2}}({'|'.join(_FACTORIES)})\s+(.*)$")
 
 _loaded: dict[int, Any] = {}
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Give `shell` the magics and their completion; doing it again changes nothing."""
+    """Register the magics and their completion in `shell`. A second call changes nothing."""
     from IPython.core.completer import context_matcher
 
     unload_ipython_extension(shell)
-    magics = {name: _Magic(shell, name) for name in _HOMES}
+    magics = {name: _Magic(shell, name) for name in _FACTORIES}
     for name, magic in magics.items():
-        kind = "line_cell" if name in _OVER_CELLS else "line"
+        kind = "line_cell" if name in _CELL_MAGICS else "line"
         shell.register_magic_function(magic, kind, name)
 
-    def match(context: Any) -> Any:
-        found = _LINE.search(context.text_until_cursor)
-        return magics[found[1]].complete(found[2]) if found else {"completions": []}
+    def complete(context: Any) -> Any:
+        match = _LINE.search(context.text_until_cursor)
+        return magics[match[1]].complete(match[2]) if match else {"completions": []}
 
-    matcher = _loaded[id(shell)] = context_matcher(identifier="tfd_notebook")(match)
+    matcher = _loaded[id(shell)] = context_matcher(identifier="tfd_notebook")(complete)
     shell.Completer.custom_matchers.append(matcher)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Take away what `load_ipython_extension` gave."""
+    """Remove the magics and the completion that `load_ipython_extension` registered."""
     matcher = _loaded.pop(id(shell), None)
     if matcher is None:
         return
     if matcher in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.remove(matcher)
-    for name in _HOMES:
+    for name in _FACTORIES:
         for kind in ("line", "cell"):
             shell.magics_manager.magics[kind].pop(name, None)
 
 
 class _Magic:
-    """A magic; add ``--help`` for what it does."""
+    """A magic of tfd_notebook. Run it with ``--help``."""
 
     def __init__(self, shell: Any, name: str) -> None:
         self._shell = shell
@@ -80,37 +81,38 @@ class _Magic:
 
     @cached_property
     def _commands(self) -> CommandLine:
-        return self._home(self._shell)
+        return self._factory(self._shell)
 
     @property
-    def _home(self) -> Callable[..., CommandLine]:
-        module, function = _HOMES[self.__name__]
-        home: Callable[..., CommandLine] = getattr(import_module(f"{__name__}.{module}"), function)
-        return home
+    def _factory(self) -> Callable[..., CommandLine]:
+        name, function = _FACTORIES[self.__name__]
+        module = import_module(f"{__name__}.{name}")
+        factory: Callable[..., CommandLine] = getattr(module, function)
+        return factory
 
     def __call__(self, line: str, cell: str | None = None) -> Any:
         from tfd_notebook.errors import TfdError
         from tfd_notebook.ui.argparsing import HelpRequested, split
 
         try:
-            commands = self._commands if cell is None else self._home(self._shell, cell)
+            commands = self._commands if cell is None else self._factory(self._shell, cell)
             return commands.run(split(line))
         except HelpRequested as request:
-            print(request.text)  # noqa: T201 - help is text for the reader of the cell
+            print(request.text)  # noqa: T201 - help is output of the cell
         except TfdError as error:
-            # IPython shows this instead of a traceback through our own code; the type stays, so
-            # that programs can still catch it.
-            shown = f"{type(error).__name__}: {error}"
-            error._render_traceback_ = lambda: [shown]  # type: ignore[attr-defined]
+            # IPython shows this text instead of a traceback. The exception itself is unchanged, so
+            # that programs can catch it.
+            rendered = f"{type(error).__name__}: {error}"
+            error._render_traceback_ = lambda: [rendered]  # type: ignore[attr-defined]
             raise
         return None
 
     def getdoc(self) -> str:
-        """Return what ``%tfd_cluster?`` shows."""
+        """Return the help that IPython shows for ``%tfd_cluster?``."""
         return self._commands.help()
 
     def complete(self, words: str) -> Any:
-        """Return what can follow the magic's `words`, as a result for IPython's completer."""
+        """Return the completions after the magic's `words`, in the form of IPython's completer."""
         from tfd_notebook.ui.magics.completion import complete
 
         return complete(self._commands, self._shell, words)

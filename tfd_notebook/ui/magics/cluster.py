@@ -1,4 +1,4 @@
-"""``%tfd_cluster``: start, look at and end clusters."""
+"""``%tfd_cluster``: start, inspect and stop clusters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tfd_notebook.ui.argparsing import (
 from tfd_notebook.ui.magics import lookup, start_form
 from tfd_notebook.ui.widgets import VIEWS
 
-#: As in host:port, grpc://host:port and [::1]:port.
+#: Matches host:port, grpc://host:port and [::1]:port.
 _ADDRESS = re.compile(r"(?:grpc://)?(?:\[[^\]]+\]|[\w.-]+):\d+")
 
 
@@ -34,35 +34,108 @@ def command_line(shell: Any) -> CommandLine:
     commands = (
         Command(
             "start",
-            "start a cluster, or use the one that lives",
+            "start a cluster, or reuse the running one",
             _Start(shell),
             start_form.add_options,
+            example="--data-workers 2",
         ),
-        Command("list", "your clusters: of this kernel, of others, and detached ones", _list),
-        Command("status", "one cluster: tasks, streams, notices", _status, _status_args),
-        Command("scale", "have another number of tasks", _scale, _scale_args),
-        Command("jobs", "what is read through a cluster, by job and pass", _jobs, _name_args),
-        Command("what-if", "estimate the rate with more data workers", _what_if, _what_if_args),
-        Command("logs", "what tasks wrote", _logs, _logs_args),
-        Command("restart", "start a fresh process for a task", _restart, _task_args),
-        Command("kill", "kill a task's process as a crash would", _kill, _task_args),
-        Command("interrupt", "cancel every read from a cluster", _interrupt, _name_args),
-        Command("recover", "bring back what a lost ps took along", _Recover(shell), _recover_args),
-        Command("attach", "take up a cluster that outlives kernels", _Attach(shell), _attach_args),
-        Command("detach", "let a cluster outlive this kernel", _lasting("detach"), _lasting_args),
-        Command("renew", "have a detached cluster stay longer", _lasting("renew"), _lasting_args),
-        Command("doctor", "what is wrong, or will be", _Doctor(shell), _doctor_args),
-        Command("stop", "stop a cluster and all its tasks", _stop, _stop_args),
+        Command("list", "list the clusters of all your kernels, and detached ones", _list),
+        Command(
+            "status",
+            "show the tasks, streams and notices of a cluster",
+            _status,
+            _status_args,
+            example="images --live",
+        ),
+        Command(
+            "scale",
+            "change the number of tasks",
+            _scale,
+            _scale_args,
+            example="images --data-workers 4",
+        ),
+        Command(
+            "jobs",
+            "show the data jobs of a cluster and their passes",
+            _jobs,
+            _name_args,
+            example="images",
+        ),
+        Command(
+            "what-if",
+            "estimate the rate with more data workers",
+            _what_if,
+            _what_if_args,
+            example="--data-workers 4 8",
+        ),
+        Command(
+            "logs",
+            "show the output of tasks",
+            _logs,
+            _logs_args,
+            example="data_worker:0 --lines 50",
+        ),
+        Command(
+            "restart",
+            "replace the process of a task",
+            _restart,
+            _task_args,
+            example="data_worker:0",
+        ),
+        Command(
+            "kill",
+            "kill the process of a task, to simulate a crash",
+            _kill,
+            _task_args,
+            example="data_worker:0",
+        ),
+        Command(
+            "interrupt",
+            "cancel every read from a cluster",
+            _interrupt,
+            _name_args,
+            example="images",
+        ),
+        Command(
+            "recover",
+            "restore training after losing a parameter server",
+            _Recover(shell),
+            _recover_args,
+            example="--checkpoint checkpoints --build build",
+        ),
+        Command(
+            "attach",
+            "attach to a detached cluster",
+            _Attach(shell),
+            _attach_args,
+            example="images",
+        ),
+        Command(
+            "detach",
+            "keep a cluster running after this kernel ends",
+            _lease_command("detach"),
+            _lease_args,
+            example="images --hours 12",
+        ),
+        Command(
+            "renew",
+            "extend the time of a detached cluster",
+            _lease_command("renew"),
+            _lease_args,
+            example="images --hours 12",
+        ),
+        Command("doctor", "diagnose problems", _Doctor(shell), _doctor_args, example="images"),
+        Command("stop", "stop a cluster and all its tasks", _stop, _stop_args, example="images"),
         Command("launchers", "list the available launchers", _launchers, aliases=("kinds",)),
     )
     return _ClusterLine(shell, commands)
 
 
 class _ClusterLine(CommandLine):
-    """Without a command a form that starts a cluster."""
+    """Subcommands of ``%tfd_cluster``. Without one, a form that starts a cluster."""
 
     def __init__(self, shell: Any, commands: Iterable[Command]) -> None:
-        super().__init__("%tfd_cluster", "Clusters of tasks, in this kernel's care.", commands)
+        super().__init__("%tfd_cluster", "Start, inspect and stop clusters.", commands)
         self._shell = shell
 
     def run(self, tokens: Any) -> Any:
@@ -70,18 +143,18 @@ class _ClusterLine(CommandLine):
             return super().run(tokens)
         from tfd_notebook.ui.widgets import StartForm
 
-        words = "%tfd_cluster start --data-workers 2  starts a cluster, %tfd_cluster? tells more"
+        hint = "%tfd_cluster start --data-workers 2  starts a cluster, %tfd_cluster? shows the help"
         table = _list(argparse.Namespace())
-        twin = {
-            "text/plain": f"{words}\n{table.text()}",
-            "text/html": f"<p><code>{words}</code></p>{table.html()}",
+        fallback = {
+            "text/plain": f"{hint}\n{table.text()}",
+            "text/html": f"<p><code>{hint}</code></p>{table.html()}",
         }
-        return StartForm(lambda: start_form.commands(self._shell), twin)
+        return StartForm(lambda: start_form.commands(self._shell), fallback)
 
 
-def say(words: str) -> None:
-    """Tell the reader of the cell what was done."""
-    print(words)  # noqa: T201
+def say(text: str) -> None:
+    """Print a message as output of the cell."""
+    print(text)  # noqa: T201
 
 
 class _Start:
@@ -91,9 +164,9 @@ class _Start:
     def __call__(self, options: argparse.Namespace) -> Any:
         started = start_form.start(self._shell, options)
         cluster = started.cluster
-        say(started.said)
+        say(started.message)
         if Role.DISPATCHER in cluster.snapshot().observed and not cluster.data_workers():
-            say("it has no data worker yet: %tfd_cluster scale --data-workers 2")
+            say("the cluster has no data worker yet: %tfd_cluster scale --data-workers 2")
         return cluster
 
 
@@ -102,17 +175,22 @@ def _list(options: argparse.Namespace) -> views.Table:
 
 
 def _name_args(parser: Parser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="which cluster, where several live")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="name of the cluster, if several run"
+    )
 
 
 def _status_args(parser: Parser) -> None:
     _name_args(parser)
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--live", action="store_true", help="a widget that follows the cluster")
-    how.add_argument(
-        "--view", choices=VIEWS, help=f"one part of that widget: {', '.join(VIEWS)}", metavar="VIEW"
+    view = parser.add_mutually_exclusive_group()
+    view.add_argument("--live", action="store_true", help="show a widget that updates itself")
+    view.add_argument(
+        "--view",
+        choices=VIEWS,
+        help=f"show one part of that widget: {', '.join(VIEWS)}",
+        metavar="VIEW",
     )
-    how.add_argument("--frame", action="store_true", help="the tasks as a DataFrame")
+    view.add_argument("--frame", action="store_true", help="return the tasks as a DataFrame")
 
 
 def _status(options: argparse.Namespace) -> Any:
@@ -130,17 +208,17 @@ def _scale_args(parser: Parser) -> None:
 
 
 def _scale(options: argparse.Namespace) -> views.View:
-    wishes = requested_counts(options)
-    if not wishes:
-        raise UsageError("scale to how many?", fix="add --data-workers N or --workers N")
+    counts = requested_counts(options)
+    if not counts:
+        raise UsageError("no number of tasks given", fix="add --data-workers N or --workers N")
     cluster = lookup.pick(options.name)
-    cluster.scale(**wishes)
+    cluster.scale(**counts)
     return views.View(cluster.snapshot())
 
 
 def _task_args(parser: Parser) -> None:
     parser.add_argument(
-        "words", nargs="*", metavar="[NAME] TASK", help="the task, such as data_worker:0"
+        "words", nargs="*", metavar="[NAME] TASK", help="cluster and task, such as data_worker:0"
     )
 
 
@@ -156,7 +234,7 @@ def _what_if_args(parser: Parser) -> None:
         nargs="+",
         default=[2, 4, 8],
         metavar="N",
-        help="how many to estimate for (default 2 4 8)",
+        help="numbers of data workers to estimate for (default: 2 4 8)",
     )
 
 
@@ -166,19 +244,22 @@ def _what_if(options: argparse.Namespace) -> views.Table:
 
 def _logs_args(parser: Parser) -> None:
     parser.add_argument(
-        "words", nargs="*", metavar="[NAME] [TASK]", help="one task (default: all of the cluster)"
+        "words",
+        nargs="*",
+        metavar="[NAME] [TASK]",
+        help="name and task (default: all tasks)",
     )
     parser.add_argument(
-        "-n", "--lines", type=int, default=100, metavar="N", help="lines of each task (default 100)"
+        "-n", "--lines", type=int, default=100, metavar="N", help="lines per task (default: 100)"
     )
-    parser.add_argument(
-        "-f", "--follow", action="store_true", help="go on with new lines until Ctrl-C"
-    )
+    parser.add_argument("-f", "--follow", action="store_true", help="show new lines until Ctrl-C")
 
 
 def _logs(options: argparse.Namespace) -> None:
     if options.lines < 1:
-        raise UsageError(f"--lines {options.lines} is no number of lines", fix="use 1 or more")
+        raise UsageError(
+            f"--lines {options.lines} is not a valid number of lines", fix="use 1 or more"
+        )
     cluster, task = lookup.pick_task(options.words, need_task=options.follow)
     if not options.follow:
         say(str(cluster.logs(task, options.lines)))
@@ -187,7 +268,7 @@ def _logs(options: argparse.Namespace) -> None:
         for line in cluster.logs(task, options.lines, follow=True):
             say(line)
     except KeyboardInterrupt:
-        say(f"({task} is no longer followed)")
+        say(f"(stopped following {task})")
 
 
 def _restart(options: argparse.Namespace) -> views.View:
@@ -201,25 +282,28 @@ def _kill(options: argparse.Namespace) -> None:
     cluster, task = lookup.pick_task(options.words, need_task=True)
     assert task is not None
     pid = cluster.kill(task)
-    say(f"{task} had no process" if pid is None else f"{task} killed, it was process {pid}")
+    say(f"{task} had no process" if pid is None else f"{task} (process {pid}) was killed")
 
 
 def _interrupt(options: argparse.Namespace) -> None:
     cluster = lookup.pick(options.name)
     cluster.interrupt()
-    say(f"every read from cluster {cluster.name!r} is cancelled")
+    say(f"cancelled every read from cluster {cluster.name!r}")
 
 
 def _recover_args(parser: Parser) -> None:
     _name_args(parser)
     parser.add_argument(
-        "--checkpoint", metavar="PATH", help="a checkpoint, or a directory of them: the latest"
+        "--checkpoint",
+        metavar="PATH",
+        help="checkpoint, or a directory of which the latest checkpoint is used",
     )
     parser.add_argument(
         "--build",
         dest="function",
         metavar="FUNCTION",
-        help="builds the model again; takes the coordinator, returns its tf.train.Checkpoint",
+        help="function that builds the model again: takes the coordinator, returns its "
+        "tf.train.Checkpoint",
     )
 
 
@@ -247,37 +331,42 @@ class _Attach:
         variable = lookup.check_variable(options.output)
         cluster = attach.attach(options.name or _only_detached())
         bound = lookup.bind(self._shell.user_ns, variable, cluster)
-        say(f"cluster {cluster.name!r} is taken up; it is in the variable {bound!r}")
+        say(f"attached to cluster {cluster.name!r}; it is in the variable {bound!r}")
         return cluster
 
 
 def _only_detached() -> str:
-    names = sorted({one.name for one in detached.detached()})
-    if len(names) != 1:
+    names = sorted({record.name for record in detached.detached()})
+    if not names:
+        raise UsageError("no clusters are detached", fix="%tfd_cluster list shows all clusters")
+    if len(names) > 1:
         raise UsageError(
-            f"{len(names) or 'no'} clusters are detached, and none is named",
-            fix=f"add one of these names: {', '.join(names)}" if names else None,
+            f"{len(names)} clusters are detached; name one of them",
+            fix=f"add one of these names: {', '.join(names)}",
         )
     return names[0]
 
 
 def _attach_args(parser: Parser) -> None:
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="which cluster, where several are detached"
+        "name", nargs="?", metavar="NAME", help="name of the cluster, if several are detached"
     )
     start_form.add_output_option(parser)
 
 
-def _lasting_args(parser: Parser) -> None:
+def _lease_args(parser: Parser) -> None:
     _name_args(parser)
     add_hours_option(parser)
 
 
-def _lasting(command: str) -> Callable[[argparse.Namespace], None]:
+def _lease_command(command: str) -> Callable[[argparse.Namespace], None]:
     def run(options: argparse.Namespace) -> None:
         cluster = lookup.pick(options.name)
         until = getattr(cluster, command)(options.hours)
-        say(f"cluster {cluster.name!r} stays until {time.ctime(until)}, whatever this kernel does")
+        say(
+            f"cluster {cluster.name!r} is detached until {time.ctime(until)}: it keeps running "
+            "after this kernel ends"
+        )
 
     return run
 
@@ -287,8 +376,8 @@ def _doctor_args(parser: Parser) -> None:
         "cluster",
         nargs="*",
         metavar="TARGET",
-        help="a cluster's name, HOST:PORT, or a dataset or resolver of the notebook "
-        "(default: all of this kernel)",
+        help="name of a cluster, HOST:PORT, or a dataset or resolver of the notebook "
+        "(default: everything in this kernel)",
     )
 
 
@@ -299,13 +388,13 @@ class _Doctor:
     def __call__(self, options: argparse.Namespace) -> Any:
         from tfd_notebook.diagnosis import doctor
 
-        words = " ".join(options.cluster)
-        if not words:
+        target = " ".join(options.cluster)
+        if not target:
             return doctor()
-        if words in lookup.running_clusters() or _ADDRESS.fullmatch(words):
-            return doctor(words)
+        if target in lookup.running_clusters() or _ADDRESS.fullmatch(target):
+            return doctor(target)
         kind = "a dataset, a resolver or a cluster"
-        return doctor(lookup.evaluate(self._shell, words, kind))
+        return doctor(lookup.evaluate(self._shell, target, kind))
 
 
 def _stop_args(parser: Parser) -> None:
@@ -315,11 +404,11 @@ def _stop_args(parser: Parser) -> None:
 
 def _stop(options: argparse.Namespace) -> None:
     if options.all and options.name:
-        raise UsageError("stop one cluster or all?", fix="leave out the name or --all")
-    chosen = (
+        raise UsageError("NAME and --all exclude each other", fix="leave out NAME or --all")
+    clusters = (
         list(lookup.running_clusters().values()) if options.all else [lookup.pick(options.name)]
     )
-    for cluster in chosen:
+    for cluster in clusters:
         cluster.stop()
         say(f"cluster {cluster.name!r} is {cluster.state}")
 

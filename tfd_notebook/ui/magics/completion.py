@@ -1,4 +1,4 @@
-"""Tab completion of the magics: subcommands, options, and the names that live now."""
+"""Tab completion of the magics: subcommands, options, and names of present objects."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tfd_notebook.ui.magics import lookup
 
 
 def complete(line: CommandLine, shell: Any, text: str) -> dict[str, Any]:
-    """Return what can stand at the end of `text`.
+    """Return the completions at the end of `text`.
 
     Parameters
     ----------
     line : CommandLine
         The magic's subcommands.
     shell : InteractiveShell
-        Whose variables count.
+        The shell whose variables are offered.
     text : str
-        What stands between the magic's name and the cursor.
+        The text between the magic's name and the cursor.
 
     Returns
     -------
@@ -40,7 +40,7 @@ def complete(line: CommandLine, shell: Any, text: str) -> dict[str, Any]:
             for word in words
             if word.startswith(fragment)
         ],
-        # A task's name has a colon, where IPython would begin a new word.
+        # IPython would start a new word at the colon in the name of a task.
         "matched_fragment": fragment,
         "suppress": True,
     }
@@ -75,7 +75,7 @@ def _candidates(
 
 
 def _sources(shell: Any) -> dict[str, Callable[[], Iterable[str]]]:
-    """What can stand for an argument, by the argument's name in its parser."""
+    """Return functions that list the values of an argument, by its name in the parser."""
     return {
         "name": lookup.running_clusters,
         "cluster": lookup.running_clusters,
@@ -135,10 +135,10 @@ def _rows(namespace: Mapping[str, Any]) -> list[str]:
 
 def _unfinished() -> list[str]:
     return [
-        str(one["id"])
+        str(record["id"])
         for cluster in lookup.coordinated().values()
         for state in ("running", "queued", "paused")
-        for one in cluster.present_coordinator().values.records(10, state)
+        for record in cluster.present_coordinator().values.records(10, state)
     ]
 
 

@@ -1,4 +1,4 @@
-"""``%tfd_explain``: where the time of a pipeline goes."""
+"""``%tfd_explain``: the bottleneck of a pipeline."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ def command_line(shell: Any) -> CommandLine:
             step_time=options.step_time,
         )
 
-    summary = "Run a pipeline for some seconds and say what limits it."
-    return SingleCommand(Command("%tfd_explain", summary, run, _arguments))
+    summary = "Run a pipeline for some seconds and report its bottleneck."
+    example = "batches --seconds 5"
+    return SingleCommand(Command("%tfd_explain", summary, run, _arguments, example=example))
 
 
 def _arguments(parser: Parser) -> None:
     dataset_argument(parser)
     parser.add_argument(
-        "--seconds", type=float, default=10.0, metavar="S", help="how long to run it (default 10)"
+        "--seconds", type=float, default=10.0, metavar="S", help="duration of the run (default: 10)"
     )
     parser.add_argument(
-        "--step", metavar="FUNCTION", help="what consumes an element, such as a training step"
+        "--step",
+        metavar="FUNCTION",
+        help="function that consumes an element, such as a training step",
     )
     parser.add_argument(
-        "--step-time", type=float, metavar="S", help="seconds that a consumer takes for an element"
+        "--step-time", type=float, metavar="S", help="seconds that the consumer takes per element"
     )

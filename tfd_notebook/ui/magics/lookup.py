@@ -1,4 +1,4 @@
-"""Find what a magic's words name: clusters, tasks, streams, variables."""
+"""Lookup of the clusters, tasks, streams and variables that a magic names."""
 
 from __future__ import annotations
 
@@ -18,68 +18,78 @@ if TYPE_CHECKING:
 
 
 def pick(name: str | None) -> Cluster:
-    """Return the cluster of that name, or the only one there is.
+    """Return the running cluster with this name, or the only running one.
 
     Raises
     ------
-    StateError, UsageError
-        No cluster lives; several do and none is named; none has that name.
+    StateError
+        No cluster is running.
+    UsageError
+        Several clusters are running and `name` is None.
+    UnknownName
+        No running cluster has this name.
     """
     clusters = running_clusters()
     if name is not None and name not in clusters:
         raise UnknownName(
-            f"there is no cluster {name!r}",
+            f"no cluster {name!r}",
             fix=nearest(name, clusters) + f"clusters: {', '.join(clusters) or 'none'}",
         )
     if not clusters:
-        raise StateError("no cluster lives here", fix="%tfd_cluster start --data-workers 2")
+        raise StateError("no running cluster", fix="%tfd_cluster start --data-workers 2")
     if name is None and len(clusters) > 1:
         raise UsageError(
-            f"{len(clusters)} clusters live here, and none is named",
+            f"{len(clusters)} clusters are running; name one of them",
             fix=f"add one of these names: {', '.join(clusters)}",
         )
-    chosen: Cluster = clusters[name if name is not None else next(iter(clusters))]
-    return chosen
+    cluster: Cluster = clusters[name if name is not None else next(iter(clusters))]
+    return cluster
 
 
 def coordinated() -> dict[str, Cluster]:
-    """Return the clusters that have a coordinator, by name."""
+    """Return the running clusters that have a coordinator, by name."""
     return {
         name: cluster for name, cluster in running_clusters().items() if cluster.has_coordinator
     }
 
 
 def pick_coordinator(name: str | None) -> Coordinator:
-    """Return the coordinator of the cluster of that name, or the only one there is.
+    """Return the coordinator of the cluster with this name, or the only coordinator.
 
     Raises
     ------
-    StateError, UsageError
-        As `pick`; or the cluster has no coordinator.
+    StateError, UsageError, UnknownName
+        As for `pick`. StateError also if the cluster has no coordinator.
     """
-    found = coordinated()
-    if name is None and len(found) == 1:
-        name = next(iter(found))
+    clusters = coordinated()
+    if name is None and len(clusters) == 1:
+        name = next(iter(clusters))
     return pick(name).present_coordinator()
 
 
 def pick_task(words: Sequence[str], need_task: bool) -> tuple[Cluster, str | None]:
-    """Read ``[NAME] [TASK]`` in any order: a task is the word with a colon.
+    """Return the cluster and the task of ``[NAME] [TASK]``, in any order.
+
+    The name of a task contains a colon.
 
     Raises
     ------
-    StateError, UsageError
-        As `pick`; a task is missing, unknown, or one word is too many.
+    StateError, UsageError, UnknownName
+        As for `pick`. UsageError also if the task is missing, or if two names or two tasks are
+        given. UnknownName also if the cluster has no such task.
     """
     tasks = [word for word in words if ":" in word]
     names = [word for word in words if ":" not in word]
     if len(tasks) > 1 or len(names) > 1:
-        raise UsageError(f"{' '.join(words)!r} names too much", fix="write [NAME] [TASK]")
+        raise UsageError(
+            f"invalid arguments {' '.join(words)!r}: expected one cluster and one task",
+            fix="write [NAME] [TASK]",
+        )
     cluster = pick(names[0] if names else None)
     known = [row.task for row in cluster.snapshot().tasks]
     if not tasks:
         if need_task:
-            raise UsageError("which task?", fix=f"add one of {', '.join(known)}")
+            raise UsageError("no task named", fix=f"add one of {', '.join(known)}")
         return cluster, None
     if tasks[0] not in known:
         raise UnknownName(
@@ -90,61 +100,64 @@ def pick_task(words: Sequence[str], need_task: bool) -> tuple[Cluster, str | Non
 
 
 def streams() -> dict[str, Stream]:
-    """Return the streams of all living clusters, by name; shared names as ``cluster/name``."""
-    found = [
+    """Return the streams of all running clusters by name.
+
+    A name that several clusters use becomes ``cluster/name``.
+    """
+    entries = [
         (cluster.name, name, stream)
         for cluster in running_clusters().values()
         for name, stream in cluster.streams.items()
     ]
-    names = [name for _, name, _ in found]
+    names = [name for _, name, _ in entries]
     return {
         name if names.count(name) == 1 else f"{cluster}/{name}": stream
-        for cluster, name, stream in found
+        for cluster, name, stream in entries
     }
 
 
 def pick_stream(name: str | None) -> Stream:
-    """Return the stream of that name, or the only one that has not ended.
+    """Return the stream with this name, or the only one that has not ended.
 
     Raises
     ------
-    StateError, UsageError
+    StateError, UsageError, UnknownName
     """
     known = streams()
     if name is not None and name not in known:
         raise UnknownName(
-            f"there is no stream {name!r}",
+            f"no stream {name!r}",
             fix=nearest(name, known) + f"streams: {', '.join(known) or 'none'}",
         )
     if name is not None:
         return known[name]
-    alive = {n: s for n, s in known.items() if s.state in ("new", "running", "paused")}
-    if not alive:
-        raise StateError("no stream runs", fix="%tfd_stream start DATASET")
-    if len(alive) > 1:
+    running = {n: s for n, s in known.items() if s.state in ("new", "running", "paused")}
+    if not running:
+        raise StateError("no running stream", fix="%tfd_stream start DATASET")
+    if len(running) > 1:
         raise UsageError(
-            f"{len(alive)} streams run, and none is named",
-            fix=f"add one of these names: {', '.join(alive)}",
+            f"{len(running)} streams are running; name one of them",
+            fix=f"add one of these names: {', '.join(running)}",
         )
-    return next(iter(alive.values()))
+    return next(iter(running.values()))
 
 
 def check_variable(name: str) -> str:
-    """Return `name` if a variable can have it, else raise UsageError."""
+    """Return `name` if it is a valid name of a variable, else raise UsageError."""
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise UsageError(f"-o {name}: no variable can have that name", fix="use letters and digits")
+        raise UsageError(f"invalid name of a variable: -o {name}", fix="use letters and digits")
     return name
 
 
-def bind(namespace: dict[str, Any], wish: str, cluster: Cluster) -> str:
-    """Put `cluster` into a variable and return the variable's name.
+def bind(namespace: dict[str, Any], variable: str, cluster: Cluster) -> str:
+    """Assign `cluster` to a variable and return the variable's name.
 
-    A variable that holds something else than a cluster of that name is left alone: then it is
-    the next free one of ``wish_2``, ``wish_3``, ...
+    A variable is only overwritten if it holds a cluster of the same name. Otherwise the next free
+    name of ``variable_2``, ``variable_3``, ... is used.
     """
-    name, number = wish, 2
+    name, number = variable, 2
     while name in namespace and not _replaceable(namespace[name], cluster):
-        name, number = f"{wish}_{number}", number + 1
+        name, number = f"{variable}_{number}", number + 1
     namespace[name] = cluster
     return name
 
@@ -153,26 +166,26 @@ def _replaceable(value: Any, cluster: Cluster) -> bool:
     return type(value) is type(cluster) and value.name == cluster.name
 
 
-def evaluate(shell: Any, words: str, kind: str = "a dataset") -> Any:
+def evaluate(shell: Any, source: str, kind: str = "a dataset") -> Any:
     """Return the value of an expression in the notebook's namespace.
 
     Parameters
     ----------
     shell : InteractiveShell
-    words : str
+    source : str
     kind : str
-        What a variable should hold, for the error.
+        The expected kind of value, for the error.
 
     Raises
     ------
     UnknownName
-        It is the name of no variable.
+        The expression is a name, and no variable has it.
     """
-    if words.isidentifier() and words not in shell.user_ns:
-        hidden = ipykernel.hidden_names(shell)  # what IPython put there itself
+    if source.isidentifier() and source not in shell.user_ns:
+        hidden = ipykernel.hidden_names(shell)  # variables that IPython itself defines
         variables = [n for n in shell.user_ns if not n.startswith("_") and n not in hidden]
         raise UnknownName(
-            f"there is no variable {words!r}",
-            fix=nearest(words, variables) + f"name a variable that holds {kind}",
+            f"no variable {source!r}",
+            fix=nearest(source, variables) + f"name a variable that holds {kind}",
         )
-    return shell.ev(words)
+    return shell.ev(source)

@@ -1,4 +1,4 @@
-"""``%%tfd_kernel``: a cell that runs in a kernel elsewhere."""
+"""``%%tfd_kernel``: a cell that runs in a remote kernel."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from tfd_notebook.ui.magics import lookup
 def command_line(shell: Any, cell: str | None = None) -> CommandLine:
     """Return ``%tfd_kernel`` for `shell`, or ``%%tfd_kernel`` over `cell`."""
     if cell is None:
-        about = "Show a kernel elsewhere, and its clusters. %%tfd_kernel over a cell runs it there."
-        return SingleCommand(Command("%tfd_kernel", about, _Line(shell), _arguments))
-    about = (
-        "Run the cell in a kernel elsewhere. What it prints and displays is shown here; names that "
-        "it assigns stay there."
+        summary = "Show a remote kernel and its clusters. %%tfd_kernel runs a cell in the kernel."
+        line = Command("%tfd_kernel", summary, _Line(shell), _arguments, example="kernel")
+        return SingleCommand(line)
+    summary = (
+        "Run the cell in a remote kernel. Its output is shown here. Variables that it assigns are "
+        "in the remote kernel."
     )
-    run = Command("%%tfd_kernel", about, _Cell(shell, cell), _cell_arguments)
-    return SingleCommand(run, bare=True)
+    over = Command(
+        "%%tfd_kernel", summary, _Cell(shell, cell), _cell_arguments, example="kernel --plain"
+    )
+    return SingleCommand(over, bare=True)
 
 
 def _arguments(parser: Parser) -> None:
     parser.add_argument(
         "kernel", metavar="KERNEL", help="variable that holds a tfd.RemoteKernel, or an expression"
     )
-    parser.add_argument(
-        "--timeout", type=float, metavar="S", help="interrupt it after so many seconds"
-    )
+    parser.add_argument("--timeout", type=float, metavar="S", help="interrupt it after S seconds")
 
 
 def _cell_arguments(parser: Parser) -> None:
@@ -59,10 +60,11 @@ class _Cell:
 def _kernel(shell: Any, options: argparse.Namespace) -> Any:
     from tfd_notebook.remote_kernel import RemoteKernel
 
-    found = lookup.evaluate(shell, options.kernel, "a tfd.RemoteKernel")
-    if not isinstance(found, RemoteKernel):
+    kernel = lookup.evaluate(shell, options.kernel, "a tfd.RemoteKernel")
+    if not isinstance(kernel, RemoteKernel):
         raise UsageError(
-            f"{options.kernel} is a {type(found).__name__}, and not a kernel elsewhere",
+            f"invalid kernel {options.kernel}: expected a tfd.RemoteKernel, "
+            f"got {type(kernel).__name__}",
             fix='kernel = tfd.RemoteKernel("https://host:8888/?token=...")',
         )
-    return found
+    return kernel

@@ -1,4 +1,4 @@
-"""``%tfd_resolve``: the cluster that this notebook belongs to, and how its tasks are."""
+"""``%tfd_resolve``: the cluster that this notebook belongs to, and the state of its tasks."""
 
 from __future__ import annotations
 
@@ -15,32 +15,35 @@ from tfd_notebook.ui import cleanup
 from tfd_notebook.ui.argparsing import Command, CommandLine, Parser, SingleCommand
 from tfd_notebook.ui.magics import lookup
 
-#: All forms of a kernel ask here, so that they share what was found and its history.
-_desk = ResolveService()
+#: Shared by all forms of a kernel, so that they share resolutions and their history.
+_service = ResolveService()
 
 
 def close() -> None:
-    """Forget what forms found."""
-    _desk.close()
+    """Discard the resolutions of forms."""
+    _service.close()
 
 
 def command_line(shell: Any) -> CommandLine:
     """Return ``%tfd_resolve`` for `shell`."""
-    about = (
-        "Find the cluster that this notebook belongs to, and show its tasks. Without a resolver "
-        "rules look at where the notebook runs, and the first that fits decides."
+    summary = (
+        "Find the cluster that this notebook belongs to, and show its tasks. Without RESOLVER, "
+        "rules check the notebook's environment, and the first match decides."
     )
-    return SingleCommand(Command("%tfd_resolve", about, _Resolve(shell), _arguments), bare=True)
+    command = Command(
+        "%tfd_resolve", summary, _Resolve(shell), _arguments, example="slurm --set job=1234"
+    )
+    return SingleCommand(command, bare=True)
 
 
 def add_options(parser: Parser) -> None:
-    """Add what says which resolver is meant, for how long, and what it is given."""
+    """Add the arguments for the resolver, its options and the duration."""
     parser.add_argument(
         "resolver",
         nargs="?",
         default="auto",
         metavar="RESOLVER",
-        help=f"{', '.join(factory.CHOICES)} (default: auto), or a .json or .toml file",
+        help=f"{', '.join(factory.CHOICES)}, or a .json or .toml file (default: auto)",
     )
     parser.add_argument(
         "--set",
@@ -50,37 +53,39 @@ def add_options(parser: Parser) -> None:
         help='argument of the resolver, such as port=8470 or jobs={"worker":2}; may be repeated',
     )
     parser.add_argument(
-        "--watch", type=float, metavar="SECONDS", help="follow changes for so long, or to Ctrl-C"
+        "--watch", type=float, metavar="SECONDS", help="show changes for SECONDS, or until Ctrl-C"
     )
 
 
 def _arguments(parser: Parser) -> None:
     add_options(parser)
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--live", action="store_true", help="a widget in which to choose and watch")
-    how.add_argument("--frame", action="store_true", help="the tasks as a DataFrame")
+    view = parser.add_mutually_exclusive_group()
+    view.add_argument(
+        "--live", action="store_true", help="show a widget with a choice of resolvers"
+    )
+    view.add_argument("--frame", action="store_true", help="return the tasks as a DataFrame")
 
 
 def commands(shell: Any) -> dict[str, Callable[[Mapping[str, Any]], Any]]:
-    """Return what forms can ask: ``resolvers``, ``resolve`` and ``attach``."""
+    """Return the commands of forms: ``resolvers``, ``resolve`` and ``attach``."""
     return {
-        "resolvers": _desk.choices,
-        "resolve": _desk.resolve,
+        "resolvers": _service.choices,
+        "resolve": _service.resolve,
         "attach": lambda request: _attach(shell, request),
     }
 
 
 def _attach(shell: Any, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Use what was found, as a cluster in a variable."""
+    """Attach to the cluster of a resolution, and assign it to a variable."""
     name = request.get("variable", "cluster")
     if not isinstance(name, str):
-        raise UsageError(f"variable={name!r} is no name")
+        raise UsageError(f"invalid variable {name!r}: expected a name")
     variable = lookup.check_variable(name)
-    # Connecting would join this kernel to it, which is for its owner to say: cluster.strategy().
-    cluster = _desk.found(request).attach(connect=False)
+    # cluster.strategy() connects this kernel later, if the user calls it.
+    cluster = _service.found(request).attach(connect=False)
     bound = lookup.bind(shell.user_ns, variable, cluster)
-    said = f"cluster {cluster.name!r} is used; it is in the variable {bound!r}"
-    return {"cluster": cluster.name, "variable": bound, "said": said}
+    message = f"attached to cluster {cluster.name!r}; it is in the variable {bound!r}"
+    return {"cluster": cluster.name, "variable": bound, "said": message}
 
 
 class _Resolve:
@@ -88,70 +93,72 @@ class _Resolve:
         self._shell = shell
 
     def __call__(self, options: argparse.Namespace) -> Any:
-        given = read_options(options.set)
+        arguments = read_options(options.set)
         if options.live:
             if options.watch is not None:
-                raise UsageError("--live watches anyway", fix="leave --watch out")
-            return self._form(options.resolver, given)
-        named = self._shell.user_ns.get(options.resolver, options.resolver)
-        found = resolve(options.resolver if options.resolver in factory.CHOICES else named, **given)
+                raise UsageError("--watch has no effect with --live", fix="leave --watch out")
+            return self._form(options.resolver, arguments)
+        resolver = options.resolver
+        if resolver not in factory.CHOICES:
+            resolver = self._shell.user_ns.get(resolver, resolver)
+        resolution = resolve(resolver, **arguments)
         if options.watch is not None:
-            _follow(found, options.watch)
-        return found.to_frame() if options.frame else found
+            _follow(resolution, options.watch)
+        return resolution.to_frame() if options.frame else resolution
 
-    def _form(self, resolver: str, given: Mapping[str, Any]) -> Any:
+    def _form(self, resolver: str, arguments: Mapping[str, Any]) -> Any:
         from tfd_notebook.ui.widgets import ResolveForm
 
-        asks = commands(self._shell)
-        choices = asks["resolvers"]
+        extra = commands(self._shell)
+        choices = extra["resolvers"]
 
-        def chosen(request: Mapping[str, Any]) -> Any:
-            return {**choices(request), "chosen": resolver, "options": dict(given)}
+        def preset(request: Mapping[str, Any]) -> Any:
+            return {**choices(request), "chosen": resolver, "options": dict(arguments)}
 
-        twin = resolve(resolver, **given)._repr_mimebundle_()
-        return ResolveForm(lambda: {**asks, "resolvers": chosen}, twin)
+        fallback = resolve(resolver, **arguments)._repr_mimebundle_()
+        return ResolveForm(lambda: {**extra, "resolvers": preset}, fallback)
 
 
-def _follow(found: Any, seconds: float) -> None:
-    """Show what is seen in one place, until the time is over or somebody interrupts."""
+def _follow(resolution: Any, seconds: float) -> None:
+    """Update one display with each change, for `seconds` or until Ctrl-C."""
     from IPython.display import DisplayHandle
 
-    place: Any = DisplayHandle()  # type: ignore[no-untyped-call]
-    show = place.display
+    handle: Any = DisplayHandle()  # type: ignore[no-untyped-call]
+    show = handle.display
     try:
-        for look in found.watch(seconds):
-            show(_Shown(look))
-            show = place.update
+        for snapshot in resolution.watch(seconds):
+            show(_SnapshotView(snapshot))
+            show = handle.update
     except KeyboardInterrupt:
-        pass  # that is how watching ends
+        pass  # Ctrl-C ends the watch.
     finally:
-        found.close()
-    changed = len(found.last.changes)
-    # What was seen last is what the magic returns.
-    show(_Said(f"watched; {changed} {'change' if changed == 1 else 'changes'}"))
+        resolution.close()
+    changed = len(resolution.last.changes)
+    # The magic returns the last snapshot, so the display becomes one line.
+    show(_Line(f"watched; {changed} {'change' if changed == 1 else 'changes'}"))
 
 
-class _Said:
-    """Words in the place of what was shown."""
+class _Line:
+    """A line that replaces the displayed snapshot."""
 
-    def __init__(self, words: str) -> None:
-        self._words = words
-
-    def __repr__(self) -> str:
-        return self._words
-
-
-class _Shown:
-    """A look as it is displayed."""
-
-    def __init__(self, look: ResolutionSnapshot) -> None:
-        self._look = look
+    def __init__(self, text: str) -> None:
+        self._text = text
 
     def __repr__(self) -> str:
-        return views.look_text(self._look)
+        return self._text
+
+
+class _SnapshotView:
+    """A snapshot as the cell displays it."""
+
+    def __init__(self, snapshot: ResolutionSnapshot) -> None:
+        self._snapshot = snapshot
+
+    def __repr__(self) -> str:
+        return views.look_text(self._snapshot)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return views.look_bundle(self._look)
+        return views.look_bundle(self._snapshot)
 
 
 cleanup.on_unload(close)

@@ -1,4 +1,4 @@
-"""``%tfd_schedule`` and ``%%tfd_schedule``: functions for the workers."""
+"""``%tfd_schedule`` and ``%%tfd_schedule``: functions that run on the workers."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ def command_line(shell: Any, cell: str | None = None) -> CommandLine:
             "Schedule a tf.function on the workers. %%tfd_schedule over a cell schedules the cell.",
             _Line(shell),
             _line_args,
+            example="step --args x --times 10",
         )
         return SingleCommand(line)
     over = Command(
         "%%tfd_schedule",
-        "Schedule the cell on the workers: it becomes a tf.function whose result is the value of "
-        "its last line. Names that it assigns are its own; all others are the notebook's.",
+        "Schedule the cell on the workers. It becomes a tf.function that returns the value of its "
+        "last line. Variables that it assigns are local; all others are those of the notebook.",
         _Cell(shell, cell),
         _common_args,
+        example="--times 10",
     )
     return SingleCommand(over, bare=True)
 
 
 def _common_args(parser: Parser) -> None:
     parser.add_argument(
-        "--times", type=int, metavar="N", help="schedule it so often, and return a list"
+        "--times", type=int, metavar="N", help="schedule it N times, and return a list"
     )
-    parser.add_argument("--cluster", metavar="C", help="which cluster, where several live")
+    parser.add_argument("--cluster", metavar="C", help="name of the cluster, if several run")
 
 
 def _line_args(parser: Parser) -> None:
@@ -50,7 +52,7 @@ def _line_args(parser: Parser) -> None:
         "--args",
         nargs="+",
         metavar="EXPR",
-        help="expression for its arguments: a tuple, or the only one",
+        help="expression for its arguments: a tuple, or a single argument",
     )
 
 
@@ -81,7 +83,9 @@ class _Cell:
 
 def _schedule(options: argparse.Namespace, function: Any, args: tuple[Any, ...]) -> Any:
     if options.times is not None and options.times < 1:
-        raise UsageError(f"--times {options.times} is no number of closures", fix="use 1 or more")
+        raise UsageError(
+            f"--times {options.times} is not a valid number of closures", fix="use 1 or more"
+        )
     clusters = lookup.coordinated()
     only = next(iter(clusters)) if len(clusters) == 1 else None
     coordinator = lookup.pick(options.cluster or only).coordinator()
@@ -97,19 +101,19 @@ def as_function(code: str, name: str, namespace: dict[str, Any]) -> Callable[[],
     code : str
         Statements; names that they assign are local to the function.
     name : str
-        Of the function.
+        Name of the function.
     namespace : dict
-        Its globals.
+        Globals of the function.
 
     Raises
     ------
     SyntaxError
     UsageError
-        There is no statement.
+        `code` has no statement.
     """
     body = ast.parse(code, f"<{name}>").body
     if not body:
-        raise UsageError("the cell is empty", fix="write the function's body below the first line")
+        raise UsageError("the cell is empty", fix="write the function body below the first line")
     last = body[-1]
     if isinstance(last, ast.Expr):
         body[-1] = ast.copy_location(ast.Return(last.value), last)
@@ -117,12 +121,14 @@ def as_function(code: str, name: str, namespace: dict[str, Any]) -> Callable[[],
     definition = module.body[0]
     assert isinstance(definition, ast.FunctionDef)
     definition.body = body
-    # AutoGraph reads a function's source, so it must be where Python looks for it.
+    # AutoGraph reads the source of a function by inspect.getsource, which uses linecache.
     source = ast.unparse(ast.fix_missing_locations(module)) + "\n"
     file = f"<{name}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     compiled = compile(source, file, "exec")
-    code_object = next(one for one in compiled.co_consts if isinstance(one, types.CodeType))
+    code_object = next(
+        constant for constant in compiled.co_consts if isinstance(constant, types.CodeType)
+    )
     function = types.FunctionType(code_object, namespace, name)
     function.__module__ = str(namespace.get("__name__", "__main__"))
     return function

@@ -22,18 +22,49 @@ _SESSION = "spark = tfd.spark.session()"
 def command_line(shell: Any) -> CommandLine:
     """Return the subcommands of ``%tfd_spark`` for `shell`."""
     commands = (
-        Command("run", "start a cluster that runs a function in each node", _Run(shell), _run_args),
-        Command("train", "feed the rows of an RDD or DataFrame", _Train(shell), _train_args),
+        Command(
+            "run",
+            "start a cluster that runs a function in each node",
+            _Run(shell),
+            _run_args,
+            example="main_fun --args args --executors 3 --ps 1",
+        ),
+        Command(
+            "train",
+            "feed the rows of an RDD or DataFrame",
+            _Train(shell),
+            _train_args,
+            example="rows --epochs 3",
+        ),
         Command(
             "inference",
             "compute a result for each row of an RDD or DataFrame",
             _Inference(shell),
             _inference_args,
+            example="rows --schema 'guess long'",
         ),
-        Command("shutdown", "finish and shut down the cluster", _shutdown, _shutdown_args),
-        Command("status", "show phase, nodes, feeding and errors", _status, _status_args),
-        Command("logs", "show the output of the nodes", _logs, _logs_args),
-        Command("check", "check that this Spark can run a cluster", _Check(shell), _check_args),
+        Command(
+            "shutdown",
+            "finish and shut down the cluster",
+            _shutdown,
+            _shutdown_args,
+            example="--timeout 60",
+        ),
+        Command(
+            "status",
+            "show phase, nodes, feeding and errors",
+            _status,
+            _status_args,
+            example="--live",
+        ),
+        Command("logs", "show the output of the nodes", _logs, _logs_args, example="worker:1"),
+        Command(
+            "check",
+            "check that this Spark can run a cluster",
+            _Check(shell),
+            _check_args,
+            example="--executors 3",
+        ),
     )
     return CommandLine("%tfd_spark", "Run TensorFlow clusters on Spark executors.", commands)
 

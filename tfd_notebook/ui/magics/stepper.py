@@ -1,4 +1,4 @@
-"""``%tfd_pause``, ``resume``, ``step``, ``join``, ``cancel``, ``values``: the stepper."""
+"""The stepper: ``%tfd_pause``, ``resume``, ``step``, ``join``, ``cancel`` and ``values``."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from tfd_notebook.ui.magics.cluster import say
 
 def pause(shell: Any) -> CommandLine:
     """Return ``%tfd_pause``."""
-    summary = "Give no closure to any worker; those that run go on."
-    return _line("pause", summary, _does("pause", "paused"), _name)
+    summary = "Hold queued closures back. Running closures continue."
+    return _line("pause", summary, _control_command("pause", "paused"), _name, "training")
 
 
 def resume(shell: Any) -> CommandLine:
     """Return ``%tfd_resume``."""
-    summary = "Let a paused coordinator go on."
-    return _line("resume", summary, _does("resume", "it goes on"), _name)
+    summary = "Resume a paused coordinator."
+    return _line("resume", summary, _control_command("resume", "resumed"), _name, "training")
 
 
 def step(shell: Any) -> CommandLine:
     """Return ``%tfd_step``."""
-    return _line("step", "Let the next closures of a paused coordinator run.", _step, _step_args)
+    return _line("step", "Run the next closures of a paused coordinator.", _step, _step_args, "3")
 
 
 def join(shell: Any) -> CommandLine:
     """Return ``%tfd_join``."""
-    return _line("join", "Wait until all closures have ended.", _join, _join_args)
+    return _line("join", "Wait until all closures have ended.", _join, _join_args, "--timeout 60")
 
 
 def cancel(shell: Any) -> CommandLine:
     """Return ``%tfd_cancel``."""
-    command = Command("%tfd_cancel", "Cancel a closure that is queued or runs.", _cancel, _id)
-    return SingleCommand(command)
+    summary = "Cancel a queued or running closure."
+    return SingleCommand(Command("%tfd_cancel", summary, _cancel, _cancel_args, example="17"))
 
 
 def values(shell: Any) -> CommandLine:
     """Return ``%tfd_values``."""
-    return _line("values", "The latest closures: where each is, what it took.", _values, _which)
+    summary = "Show the latest closures with their worker, state and times."
+    return _line("values", summary, _values, _values_args, "--state failed")
 
 
 def _line(
@@ -51,19 +52,23 @@ def _line(
     summary: str,
     run: Callable[[argparse.Namespace], Any],
     prepare: Callable[[Parser], None],
+    example: str,
 ) -> CommandLine:
-    return SingleCommand(Command(f"%tfd_{name}", summary, run, prepare), bare=True)
+    command = Command(f"%tfd_{name}", summary, run, prepare, example=example)
+    return SingleCommand(command, bare=True)
 
 
 def _name(parser: Parser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="which cluster, where several live")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="name of the cluster, if several run"
+    )
 
 
-def _does(verb: str, said: str) -> Callable[[argparse.Namespace], None]:
+def _control_command(method: str, state: str) -> Callable[[argparse.Namespace], None]:
     def run(options: argparse.Namespace) -> None:
         coordinator = lookup.pick_coordinator(options.name)
-        getattr(coordinator, verb)()
-        say(f"{said}: {views.counted(coordinator.values.counts()) or 'nothing is queued'}")
+        getattr(coordinator, method)()
+        say(f"{state}: {views.counted(coordinator.values.counts()) or 'nothing is queued'}")
 
     return run
 
@@ -73,39 +78,42 @@ def _step_args(parser: Parser) -> None:
         "number",
         nargs="*",
         metavar="[N] [NAME]",
-        help="how many closures (default 1); which cluster, where several live",
+        help="number of closures (default: 1); name of the cluster, if several run",
     )
 
 
-def number_and_name(words: Sequence[str], wanted: str) -> tuple[int | None, str | None]:
-    """Read ``[N] [NAME]`` in any order: the number is the word of digits.
+def number_and_name(words: Sequence[str], usage: str) -> tuple[int | None, str | None]:
+    """Return the number and the name of ``[N] [NAME]``, in any order.
 
     Raises
     ------
     UsageError
-        One word is too many.
+        Two numbers or two names are given. The error shows `usage`.
     """
     numbers = [word for word in words if word.removeprefix("-").isdecimal()]
     names = [word for word in words if word not in numbers]
     if len(numbers) > 1 or len(names) > 1:
-        raise UsageError(f"{' '.join(words)!r} says too much", fix=f"write {wanted}")
+        raise UsageError(
+            f"invalid arguments {' '.join(words)!r}: expected one number and one name",
+            fix=f"write {usage}",
+        )
     return int(numbers[0]) if numbers else None, names[0] if names else None
 
 
 def _step(options: argparse.Namespace) -> None:
     count, name = number_and_name(options.number, "[N] [NAME]")
     coordinator = lookup.pick_coordinator(name)
-    done = coordinator.step(1 if count is None else count)
-    say(f"{done} ended: {views.counted(coordinator.values.counts())}")
+    ended = coordinator.step(1 if count is None else count)
+    say(f"{ended} ended: {views.counted(coordinator.values.counts())}")
 
 
 def _join_args(parser: Parser) -> None:
     _name(parser)
     parser.add_argument(
-        "--timeout", type=float, metavar="S", help="seconds to wait at most (default: no limit)"
+        "--timeout", type=float, metavar="S", help="maximum wait in seconds (default: no limit)"
     )
     parser.add_argument(
-        "--background", action="store_true", help="wait in a thread; returns what tells the result"
+        "--background", action="store_true", help="wait in a thread, and return its BackgroundJoin"
     )
 
 
@@ -114,29 +122,31 @@ def _join(options: argparse.Namespace) -> Any:
     if options.background:
         return coordinator.join_in_background(options.timeout)
     coordinator.join(options.timeout)
-    say(f"all have ended: {views.counted(coordinator.values.counts()) or 'there was none'}")
+    say(f"all have ended: {views.counted(coordinator.values.counts()) or 'no closures'}")
     return None
 
 
-def _id(parser: Parser) -> None:
-    parser.add_argument("id", type=int, metavar="ID", help="as %%tfd_values shows it")
+def _cancel_args(parser: Parser) -> None:
+    parser.add_argument("id", type=int, metavar="ID", help="id of the closure from %%tfd_values")
     _name(parser)
 
 
 def _cancel(options: argparse.Namespace) -> None:
     cancelled = lookup.pick_coordinator(options.name).cancel(options.id)
-    say(f"closure {options.id} " + ("is cancelled" if cancelled else "had ended before"))
+    say(f"closure {options.id} " + ("is cancelled" if cancelled else "had already ended"))
 
 
-def _which(parser: Parser) -> None:
+def _values_args(parser: Parser) -> None:
     _name(parser)
-    parser.add_argument("--state", metavar="S", help="only those in this state, such as queued")
-    parser.add_argument("--worker", type=int, metavar="I", help="only those of this worker")
     parser.add_argument(
-        "--rows", type=int, default=20, metavar="N", help="the latest so many (default 20)"
+        "--state", metavar="S", help="show only closures in this state, such as queued"
+    )
+    parser.add_argument("--worker", type=int, metavar="I", help="show only closures of this worker")
+    parser.add_argument(
+        "--rows", type=int, default=20, metavar="N", help="show the latest N (default: 20)"
     )
 
 
 def _values(options: argparse.Namespace) -> views.Table:
-    known = lookup.pick_coordinator(options.name).values
-    return known.table(options.rows, options.state, options.worker)
+    closures = lookup.pick_coordinator(options.name).values
+    return closures.table(options.rows, options.state, options.worker)

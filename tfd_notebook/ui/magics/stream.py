@@ -16,13 +16,21 @@ from tfd_notebook.ui.magics.cluster import say
 def command_line(shell: Any) -> CommandLine:
     """Return the subcommands of ``%tfd_stream`` for `shell`."""
     commands = (
-        Command("start", "iterate a dataset in the background", _Start(shell), _start_args),
-        Command("pause", "let a stream wait", _does("pause"), _name_args),
-        Command("resume", "let it go on", _does("resume"), _name_args),
-        Command("stop", "end it", _does("stop"), _name_args),
-        Command("status", "the streams and datasets of all clusters", _status),
+        Command(
+            "start",
+            "iterate a dataset in the background",
+            _Start(shell),
+            _start_args,
+            example="batches --name train",
+        ),
+        Command("pause", "pause a stream", _control_command("pause"), _name_args, example="train"),
+        Command(
+            "resume", "resume a stream", _control_command("resume"), _name_args, example="train"
+        ),
+        Command("stop", "stop a stream", _control_command("stop"), _name_args, example="train"),
+        Command("status", "show the streams and datasets of all clusters", _status),
     )
-    return CommandLine("%tfd_stream", "Datasets iterated in the background.", commands)
+    return CommandLine("%tfd_stream", "Iterate datasets in the background.", commands)
 
 
 def dataset_argument(parser: Parser) -> None:
@@ -30,8 +38,8 @@ def dataset_argument(parser: Parser) -> None:
     parser.add_argument(
         "dataset",
         metavar="DATASET",
-        help="variable that holds the dataset, or an expression (quote it where it has spaces); "
-        "it is evaluated in the notebook's namespace",
+        help="variable that holds the dataset, or an expression in the notebook's namespace (in "
+        "quotation marks if it contains spaces)",
     )
 
 
@@ -43,11 +51,13 @@ def _start_args(parser: Parser) -> None:
         metavar="N",
         help="name of the stream (default: the variable's name)",
     )
-    parser.add_argument("--cluster", metavar="C", help="which cluster, where several live")
+    parser.add_argument("--cluster", metavar="C", help="name of the cluster, if several run")
 
 
 def _name_args(parser: Parser) -> None:
-    parser.add_argument("stream", nargs="?", metavar="NAME", help="which stream, where several run")
+    parser.add_argument(
+        "stream", nargs="?", metavar="NAME", help="name of the stream, if several run"
+    )
 
 
 class _Start:
@@ -58,24 +68,24 @@ class _Start:
         cluster = lookup.pick(options.cluster)
         if not hasattr(cluster, "stream"):
             raise Unsupported(
-                f"the cluster {cluster.name!r} does not read datasets of this kernel",
-                fix="name another one with --cluster",
+                f"cluster {cluster.name!r} cannot read datasets of this kernel",
+                fix="name another cluster with --cluster",
             )
-        words = options.dataset
-        dataset = lookup.evaluate(self._shell, words)
-        name = options.label or (words if words.isidentifier() else None)
-        before = cluster.streams.get(name or "")
-        ran = before is not None and before.state in ("running", "paused")
+        source = options.dataset
+        dataset = lookup.evaluate(self._shell, source)
+        name = options.label or (source if source.isidentifier() else None)
+        previous = cluster.streams.get(name or "")
+        replaces = previous is not None and previous.state in ("running", "paused")
         stream = cluster.stream(dataset, name).start()
-        runs = "runs, the one before it was stopped" if ran else "runs"
-        say(f"stream {stream.name!r} {runs}; %tfd_stream stop {stream.name} ends it")
+        state = "is running; the previous one was stopped" if replaces else "is running"
+        say(f"stream {stream.name!r} {state}. Stop it with %tfd_stream stop {stream.name}")
         return stream
 
 
-def _does(verb: str) -> Callable[[argparse.Namespace], None]:
+def _control_command(method: str) -> Callable[[argparse.Namespace], None]:
     def run(options: argparse.Namespace) -> None:
         stream = lookup.pick_stream(options.stream)
-        getattr(stream, verb)()
+        getattr(stream, method)()
         say(f"stream {stream.name!r} is {stream.state}")
 
     return run
