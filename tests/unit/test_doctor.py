@@ -95,7 +95,7 @@ def test_a_check_that_fails_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_what_is_no_target_is_an_error() -> None:
     with pytest.raises(errors.UnknownName, match="no cluster 'nobody'"):
         tfd.doctor("nobody")
-    with pytest.raises(errors.UsageError, match="a int is nothing"):
+    with pytest.raises(errors.UsageError, match="cannot check a int"):
         tfd.doctor(3)
     with pytest.raises(errors.Malformed, match="no address"):
         tfd.doctor({"worker": ["a"]})
@@ -169,14 +169,14 @@ def test_the_only_data_worker_restarts() -> None:
             "localhost:1",
             Probe("localhost:1", "alive", "dispatcher", version=9),
             {at: Probe(at, probe, "data_worker", reason="refused")},  # type: ignore[arg-type]
-            ours=True,
+            own=True,
             rows={at: row},
         )
         return [f"{one.code} {one.what}" for one in diagnostics.look("service", seen)]
 
     diagnosis.load()
     assert found(TaskState.RESTARTING, "refused") == [
-        "TFD811 none of its data workers answers: data_worker:0 at localhost:2 is restarting (boom)"
+        "TFD811 none of its data workers responds: data_worker:0 at localhost:2 is restarting (boom)"
     ]
     assert found(TaskState.READY, "alive") == []
 
@@ -259,19 +259,21 @@ def dispatcher_of(*workers: str) -> Server:
 def test_an_unreachable_data_worker_takes_one_probe(waits: dict[str, list[float]]) -> None:
     diagnosis.load()
     with full_listener() as at, dispatcher_of(at) as dispatcher:
-        (one,) = diagnostics.look("service", Service.asked(dispatcher.address))
+        (one,) = diagnostics.look("service", Service.inspect(dispatcher.address))
     assert one.code == "TFD811"
     assert f"{at} is unreachable from here" in one.what
     assert len(waits[at]) == 2, "a call, and a connection to tell hung from unreachable"
-    assert sum(waits[at]) <= data_service_checks._ASK_SECONDS
+    assert sum(waits[at]) <= data_service_checks._PROBE_SECONDS
 
 
 def test_a_data_worker_that_is_reachable_again_is_not_named(waits: dict[str, list[float]]) -> None:
     diagnosis.load()
     answer = {probe._METHODS["data_worker"]: b""}
     with Server(answer) as worker, dispatcher_of(worker.address) as dispatcher:
-        assert not list(diagnostics.look("service", Service.asked(dispatcher.address)))
-        assert all(timeout <= data_service_checks._ASK_SECONDS for timeout in waits[worker.address])
+        assert not list(diagnostics.look("service", Service.inspect(dispatcher.address)))
+        assert all(
+            timeout <= data_service_checks._PROBE_SECONDS for timeout in waits[worker.address]
+        )
 
 
 def test_another_task_answers_and_nobody_answers() -> None:
@@ -507,7 +509,7 @@ def test_too_many_restarts_and_reconnects(cluster: tfd.Cluster, fake: Fake) -> N
         fake.nodes[0]._on_event({**body, "event": "away", "grace": 600.0})
         fake.nodes[0]._on_event({**body, "event": "back", "seconds": 1.0})
     said = [one.what for one in tfd.doctor(cluster) if one.code == "TFD853"]
-    assert any("localhost was lost and made again 3 times" in what for what in said)
+    assert any("localhost was lost and restored 3 times" in what for what in said)
 
 
 def test_tasks_that_do_not_work(cluster: tfd.Cluster, fake: Fake) -> None:

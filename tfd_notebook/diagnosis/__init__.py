@@ -1,4 +1,4 @@
-"""The doctor: has every feature look for what it knows can be wrong."""
+"""The doctor: runs the checks that every package registers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tfd_notebook.views.diagnostics import Findings
 
 __all__ = ["doctor", "load"]
 
-#: The modules that register what they look for.
-_OWNERS = (
+#: The modules that register findings and checks.
+_CHECK_MODULES = (
     "tfd_notebook.launchers.diagnostics",
     "tfd_notebook.resolvers.diagnostics",
     "tfd_notebook.data.diagnostics",
@@ -26,50 +26,57 @@ _OWNERS = (
     "tfd_notebook.diagnosis.cluster_checks",
     "tfd_notebook.spark.preflight.diagnostics",
 )
-_ASK_SECONDS = 2.0
+_PROBE_SECONDS = 2.0
 
 
 def load() -> None:
-    """Have all owners register what they look for."""
-    for owner in _OWNERS:
-        importlib.import_module(owner)
+    """Import the modules that register findings and checks."""
+    for module in _CHECK_MODULES:
+        importlib.import_module(module)
 
 
 def doctor(target: Any = None) -> Findings:
-    """Look for what is wrong, or will be, though nothing has raised an error.
+    """Find current and future problems that have not raised an error yet.
 
-    It changes nothing. What it asks over the network has a limit of a few seconds.
+    It changes nothing. Its network requests have a timeout of a few seconds.
 
     Parameters
     ----------
     target : optional
-        A cluster, or its name; ``"host:port"`` of a dispatcher or of another task; a mapping, a
-        ``tf.train.ClusterSpec`` or a resolver that names tasks; a ``tf.data.Dataset``; or a
-        SparkSession. Default: this process, what TF_CONFIG names, and all clusters of this process
-        with the datasets that read from them.
+        The object to check:
+
+        * a cluster, or its name
+        * the address ``"host:port"`` of a dispatcher or of another task
+        * a mapping, a ``tf.train.ClusterSpec`` or a resolver that names tasks
+        * a ``tf.data.Dataset``
+        * a SparkSession
+
+        Default: this process, the tasks that TF_CONFIG names, and all clusters of this process with
+        the datasets that read from them.
 
     Returns
     -------
     Findings
-        A sequence of `Finding`, the worst first, each with ``code severity where what why fix``.
+        A sequence of `Finding`, the most severe first, each with
+        ``code severity where what why fix``.
 
     Raises
     ------
     UnknownName
-        There is no cluster of that name in this process.
+        This process has no cluster with this name.
     UsageError
-        `target` is nothing of all that.
+        `target` is of another type.
     ResolveError
-        What names the tasks cannot be meant.
+        The description of the tasks is invalid.
     """
     load()
     if target is None:
-        return everything()
+        return check_all()
     if isinstance(target, str) and ":" in target:
-        return _address(target)
+        return _check_address(target)
     if isinstance(target, (str, Cluster)):
-        cluster = _named(target) if isinstance(target, str) else target
-        return Findings(of_cluster(cluster), [f"cluster {cluster.name!r}"])
+        cluster = _cluster_by_name(target) if isinstance(target, str) else target
+        return Findings(check_cluster(cluster), [f"cluster {cluster.name!r}"])
     if type(target).__module__.startswith("pyspark."):
         from tfd_notebook.spark.preflight import check
 
@@ -78,29 +85,29 @@ def doctor(target: Any = None) -> Findings:
         from tfd_notebook.data.diagnostics import inspect_dataset
 
         return Findings(diagnostics.look("dataset", inspect_dataset(target)), ["the dataset"])
-    return _described(target)
+    return _check_tasks(target)
 
 
-def everything() -> Findings:
-    """Look at this process, at TF_CONFIG, and at all clusters of this process."""
+def check_all() -> Findings:
+    """Check this process, TF_CONFIG, and all clusters of this process."""
     from tfd_notebook.resolvers.diagnostics import of_environment
 
     load()
-    found = list(diagnostics.look("process", None))
-    looked_at = ["this process"]
+    findings = list(diagnostics.look("process", None))
+    checked = ["this process"]
     described = of_environment()
     if described is not None:
-        found += diagnostics.look("tasks", described)
-        looked_at.append("TF_CONFIG")
+        findings += diagnostics.look("tasks", described)
+        checked.append("TF_CONFIG")
     clusters = registry.clusters()
     for name, cluster in clusters.items():
-        found += of_cluster(cluster)
-        looked_at.append(f"cluster {name!r}")
-    return Findings([*found, *_together(clusters)], looked_at)
+        findings += check_cluster(cluster)
+        checked.append(f"cluster {name!r}")
+    return Findings([*findings, *_check_shared(clusters)], checked)
 
 
-def of_cluster(cluster: Cluster) -> Iterator[Finding]:
-    """Look at one cluster, its service, its servers and the datasets that read from it."""
+def check_cluster(cluster: Cluster) -> Iterator[Finding]:
+    """Check a cluster, its service, its servers and the datasets that read from it."""
     from tfd_notebook.diagnosis import cluster_checks, data_service_checks
     from tfd_notebook.resolvers.diagnostics import Described
 
@@ -109,15 +116,14 @@ def of_cluster(cluster: Cluster) -> Iterator[Finding]:
     snapshot = cluster.snapshot()
     target = cluster_checks.target_of(cluster)
     if target is not None and "dispatcher:0" in _ready(cluster):
-        ours = snapshot.launcher != "foreign"
-        seen = data_service_checks.Service.asked(
+        service = data_service_checks.Service.inspect(
             target,
-            ours,
+            snapshot.launcher != "foreign",
             cluster.removed_addresses,
             [row for row in snapshot.tasks if row.role is Role.DATA_WORKER],
         )
-        for one in diagnostics.look("service", seen):
-            yield one.at(cluster.name)
+        for finding in diagnostics.look("service", service):
+            yield finding.at(cluster.name)
     tasks: dict[str, dict[int, str]] = {}
     for row in snapshot.tasks:
         if row.role in SERVER_ROLES and row.task in _ready(cluster):
@@ -137,44 +143,48 @@ def _ready(cluster: Cluster) -> set[str]:
     return {row.task for row in cluster.snapshot().tasks if row.state is TaskState.READY}
 
 
-def _together(clusters: Mapping[str, Cluster]) -> Iterator[Finding]:
+def _check_shared(clusters: Mapping[str, Cluster]) -> Iterator[Finding]:
+    """Check resources that several clusters share."""
     from tfd_notebook.diagnosis import cluster_checks
 
-    yield from cluster_checks.double_booked(
-        {name: one.snapshot() for name, one in clusters.items()}
+    yield from cluster_checks.oversubscribed_gpus(
+        {name: cluster.snapshot() for name, cluster in clusters.items()}
     )
 
 
-def _named(name: str) -> Cluster:
+def _cluster_by_name(name: str) -> Cluster:
     known = registry.clusters()
     if name not in known:
         raise UnknownName(
-            f"there is no cluster {name!r} in this process",
-            fix=f"clusters here: {', '.join(known) or 'none'}; tfd doctor {name} finds others",
+            f"no cluster {name!r} in this process",
+            fix=f"clusters here: {', '.join(known) or 'none'}; for another process: "
+            f"tfd doctor {name}",
         )
     return known[name]
 
 
-def _address(address: str) -> Findings:
+def _check_address(address: str) -> Findings:
     from tfd_notebook.diagnosis.data_service_checks import Service
     from tfd_notebook.resolvers.diagnostics import Described
 
-    found = probe.probe(address, _ASK_SECONDS)
-    if found.alive and found.kind == "server" and found.task is not None:
-        job, _, index = found.task.partition(":")
-        described = Described({job: {int(index): found.address}}, address, {found.address: found})
-        return Findings(diagnostics.look("tasks", described), [f"{found.task} at {found.address}"])
-    if found.alive and found.kind == "data_worker":
-        return Findings([], [f"data worker at {found.address}"])
-    seen = Service.asked(address)
-    return Findings(diagnostics.look("service", seen), [seen.place])
+    result = probe.probe(address, _PROBE_SECONDS)
+    if result.alive and result.kind == "server" and result.task is not None:
+        job, _, index = result.task.partition(":")
+        tasks = {job: {int(index): result.address}}
+        described = Described(tasks, address, {result.address: result})
+        checked = f"{result.task} at {result.address}"
+        return Findings(diagnostics.look("tasks", described), [checked])
+    if result.alive and result.kind == "data_worker":
+        return Findings([], [f"data worker at {result.address}"])
+    service = Service.inspect(address)
+    return Findings(diagnostics.look("service", service), [service.place])
 
 
-def _described(target: Any) -> Findings:
+def _check_tasks(target: Any) -> Findings:
     from tfd_notebook.resolvers.diagnostics import Described
     from tfd_notebook.resolvers.validation import checked
 
-    place = str(getattr(target, "place", "the tasks that were named"))
+    place = str(getattr(target, "place", "the named tasks"))
     spec = target.cluster_spec() if hasattr(target, "cluster_spec") else target
     jobs = {job: spec.task_indices(job) for job in spec.jobs} if hasattr(spec, "jobs") else None
     if jobs is not None:
@@ -184,11 +194,11 @@ def _described(target: Any) -> Findings:
         }
     if not isinstance(spec, Mapping):
         raise UsageError(
-            f"a {type(target).__name__} is nothing that the doctor knows",
+            f"invalid target: the doctor cannot check a {type(target).__name__}",
             fix="name a cluster, an address, tasks or a dataset",
         )
     tasks = checked(spec, place)
-    # Some resolvers number the tasks of several clusters anew.
-    same = getattr(target, "may_be", None)
-    described = Described.asked(tasks, place, same) if same else Described.asked(tasks, place)
+    # A resolver of several clusters renumbers their tasks, and then has `may_be`.
+    may_be = getattr(target, "may_be", None)
+    described = Described.asked(tasks, place, may_be) if may_be else Described.asked(tasks, place)
     return Findings(diagnostics.look("tasks", described), [place])

@@ -1,4 +1,4 @@
-"""What can be wrong with a cluster that lives."""
+"""Checks of a running cluster."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tfd_notebook.net import proxies
 if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
 
-#: Restarts of a task, or of a connection to a host, that are too many.
+#: Number of restarts of a task, or of reconnects to a host, that is reported.
 _OFTEN = 3
-#: What changes in a kernel by itself, and concerns no task.
-_OWN = re.compile(
+#: Variables that change in a kernel without the user, and do not affect tasks.
+_IGNORED = re.compile(
     r"(_|COLUMNS|LINES|OLDPWD|PWD|SHLVL|TERM|TF2_BEHAVIOR|no_grpc_proxy"
-    # ParameterServerStrategy sets these two in the process of its coordinator.
+    # ParameterServerStrategy sets these in the process of its coordinator.
     r"|TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE|TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY)$"
     r"|CUDA_|ENABLE_RUNTIME_|HDF5_|IPY|JPY_|JUPYTER|KMP_|MPL|PYDEVD|PYTEST|TFD_|TPU_"
 )
@@ -36,19 +36,19 @@ DOUBLE = kind(
     "TFD843",
     "warning",
     "GPU that two tasks share",
-    "each takes all of its memory, or both are slower than one alone",
+    "each takes the whole memory of the GPU, or both are slower",
 )
 LATE = kind(
     "TFD832",
     "warning",
     "environment that came too late for the tasks",
-    "tasks have the environment of the moment at which their cluster started",
+    "tasks keep the environment from the start of their cluster",
 )
 STALE = kind(
     "TFD833",
     "warning",
     "stale modules",
-    "a process keeps the version of a module that it imported",
+    "a process keeps the version of a module that it has imported",
 )
 KERAS = kind(
     "TFD851",
@@ -60,24 +60,24 @@ OPEN = kind(
     "TFD852",
     "warning",
     "tasks open to others",
-    "whoever reaches such a port can run graphs, which read and write files",
+    "any client that reaches such a port can run graphs, which read and write files",
 )
 OFTEN = kind(
     "TFD853",
     "warning",
     "too many restarts or reconnects",
-    "each one loses what was under way, and something causes them",
+    "each one loses or delays work in progress, and the cause persists",
 )
-BAD = kind("TFD854", "error", "task that does not work", "what it should do is not done")
+BAD = kind("TFD854", "error", "task that does not work", "the work of this task is not done")
 
 
 @check("cluster")
 def bad_tasks(cluster: Cluster) -> Iterator[Finding]:
-    """Find tasks that failed, are lost, or hang."""
+    """Report tasks that failed, are lost, or hang."""
     for row in cluster.snapshot().tasks:
         if row.state in (TaskState.FAILED, TaskState.LOST, TaskState.HUNG):
             fix = f"see cluster.logs({row.task!r}), then cluster.restart({row.task!r})"
-            what = f"{row.task} is {row.state}: {row.reason or 'no reason is known'}"
+            what = f"{row.task} is {row.state}: {row.reason or 'unknown reason'}"
             if memory.is_reason(row.reason):
                 fix = memory.FIX
                 if row.role is Role.DATA_WORKER:
@@ -87,13 +87,13 @@ def bad_tasks(cluster: Cluster) -> Iterator[Finding]:
 
 @check("cluster")
 def proxy(cluster: Cluster) -> Iterator[Finding]:
-    """Find a proxy that was set after the cluster started."""
+    """Report a proxy that was set after the cluster started."""
     rows = [row for row in cluster.snapshot().tasks if row.address and not row.state.ended]
     hosts = [Endpoint.parse(row.address).host for row in rows]
-    if rows and (found := proxies.in_the_way(hosts)) is not None:
-        variable, missing = found
+    if rows and (conflict := proxies.in_the_way(hosts)) is not None:
+        variable, missing = conflict
         yield PROXY.found(
-            f"{variable} was set after the start, and has no exception for {listed(missing)}",
+            f"{variable} was set after the start, without an exception for {listed(missing)}",
             f'del os.environ["{variable}"], or add these hosts to os.environ["no_grpc_proxy"]',
             cluster.name,
         )
@@ -101,7 +101,7 @@ def proxy(cluster: Cluster) -> Iterator[Finding]:
 
 @check("cluster")
 def open_tasks(cluster: Cluster) -> Iterator[Finding]:
-    """Find ports that everybody reaches, or for which that is not known."""
+    """Report ports that are open to all hosts, or whose peers are unknown."""
     by_peers: dict[str, list[str]] = {}
     for row in cluster.snapshot().tasks:
         if row.open_to == "everyone" or row.open_to.startswith("unknown"):
@@ -109,50 +109,50 @@ def open_tasks(cluster: Cluster) -> Iterator[Finding]:
     for peers, tasks in by_peers.items():
         yield OPEN.found(
             f"{listed(tasks)} are open to {peers}",
-            'name the networks that need them: allow=("10.0.0.0/8",) at the launcher',
+            'allow only the networks that need them, such as allow=("10.0.0.0/8",) of the launcher',
             cluster.name,
         )
 
 
 @check("cluster")
 def often(cluster: Cluster) -> Iterator[Finding]:
-    """Find tasks that are restarted again and again, and hosts that come and go."""
+    """Report tasks that restart often, and hosts whose connection is lost often."""
     for row in cluster.snapshot().tasks:
         if row.restarts >= _OFTEN:
             yield OFTEN.found(
                 f"{row.task} was restarted {row.restarts} times",
-                f"see cluster.logs({row.task!r}) for what ends it",
+                f"see cluster.logs({row.task!r}) for the cause",
                 cluster.name,
             )
     for host, count in cluster.reconnects.items():
         if count >= _OFTEN:
             yield OFTEN.found(
-                f"the connection to {host} was lost and made again {count} times",
-                "see whether the network, the host or a firewall ends it",
+                f"the connection to {host} was lost and restored {count} times",
+                "check whether the network, the host or a firewall closes it",
                 cluster.name,
             )
 
 
 @check("cluster")
 def near_memory_limit(cluster: Cluster) -> Iterator[Finding]:
-    """Find tasks that the administrator's policy will soon end."""
+    """Report tasks that are close to the memory limit of the administrator's policy."""
     policy = limits()
     if policy.memory_gb is None:
         return
     for row in cluster.snapshot().tasks:
         if row.rss_mb is not None and row.rss_mb > NEAR * policy.memory_gb * 1e3:
             yield MEMORY.found(
-                f"{row.task} holds {row.rss_mb / 1e3:.2f} GB of memory, and a task is ended above "
+                f"{row.task} uses {row.rss_mb / 1e3:.2f} GB of memory, and a task is ended above "
                 f"{policy.memory_gb:g} GB ({policy.quote('memory_gb')})",
-                "give each task less to hold, or ask who administers this host",
+                "reduce the memory of each task, or ask the administrator of this host",
                 cluster.name,
             )
 
 
 @check("cluster")
 def keras_3(cluster: Cluster) -> Iterator[Finding]:
-    """Find models of a Keras that does not support the strategy of this cluster."""
-    keras = sys.modules.get("keras")  # TensorFlow's own import may have loaded it
+    """Report models of a Keras that does not support the strategy of this cluster."""
+    keras = sys.modules.get("keras")  # TensorFlow itself may have imported it.
     version = str(getattr(keras, "__version__", ""))
     if version.startswith("3.") and cluster.snapshot().planned.get(Role.PS) and _has_model(keras):
         yield KERAS.found(
@@ -162,14 +162,14 @@ def keras_3(cluster: Cluster) -> Iterator[Finding]:
 
 def _has_model(keras: Any) -> bool:
     """Return True if this process holds a Keras model."""
-    # isinstance() would call the code of objects that define __class__.
-    kinds = {type(one) for one in gc.get_objects()}
+    # isinstance() would run the code of objects that define __class__.
+    kinds = {type(value) for value in gc.get_objects()}
     return any(keras.Model in kind.__mro__ and kind is not keras.Model for kind in kinds)
 
 
 @check("cluster")
 def late_environment(cluster: Cluster) -> Iterator[Finding]:
-    """Find variables that were set, changed or removed after the tasks had got theirs."""
+    """Report variables that were set, changed or removed after the cluster had started."""
     began = cluster.surroundings
     if began is None or cluster.service_in_process:
         return
@@ -178,24 +178,24 @@ def late_environment(cluster: Cluster) -> Iterator[Finding]:
         for name in began.environment.keys() | os.environ.keys()
         if began.environment.get(name) != os.environ.get(name)
         and name not in cluster.config.env
-        and not _OWN.match(name)
+        and not _IGNORED.match(name)
     )
     if names:
         yield LATE.found(
             f"{listed(names)} changed after the cluster had started",
-            "set them before the cluster starts, or pass env={...}, and start it anew",
+            "set them before the cluster starts, or pass env={...}, and start it again",
             cluster.name,
         )
 
 
 @check("cluster")
 def stale_modules(cluster: Cluster) -> Iterator[Finding]:
-    """Find the user's modules that were edited after a task had imported them."""
+    """Report modules of the user that were edited after a task had imported them."""
     if cluster.surroundings is None or cluster.service_in_process:
         return
     tasks: dict[str, list[str]] = {}
-    for task, found in sorted(cluster.inspect_tasks().items()):
-        for name in found["stale"]:
+    for task, report in sorted(cluster.inspect_tasks().items()):
+        for name in report["stale"]:
             tasks.setdefault(name, []).append(task)
     for name, stale in sorted(tasks.items()):
         yield STALE.found(
@@ -206,23 +206,23 @@ def stale_modules(cluster: Cluster) -> Iterator[Finding]:
         )
 
 
-def double_booked(snapshots: Mapping[str, Snapshot]) -> Iterator[Finding]:
-    """Find GPUs that several tasks see, of one cluster or of several."""
-    seen: dict[tuple[str, int], list[str]] = {}
+def oversubscribed_gpus(snapshots: Mapping[str, Snapshot]) -> Iterator[Finding]:
+    """Report GPUs that several tasks use, of one cluster or of several."""
+    users: dict[tuple[str, int], list[str]] = {}
     for name, snapshot in snapshots.items():
         for gpu in snapshot.gpus:
             if gpu.task:
-                seen.setdefault((gpu.host, gpu.index), []).append(f"{name}/{gpu.task}")
-    for (host, index), tasks in seen.items():
+                users.setdefault((gpu.host, gpu.index), []).append(f"{name}/{gpu.task}")
+    for (host, index), tasks in users.items():
         if len(tasks) > 1:
             yield DOUBLE.found(
-                f"GPU {index} of {host} is seen by {', '.join(tasks)}",
-                "give each cluster GPUs of its own: gpus=[0], gpus=[1]",
+                f"GPU {index} of {host} is used by {', '.join(tasks)}",
+                "give each cluster different GPUs: gpus=[0], gpus=[1]",
             )
 
 
 def target_of(cluster: Cluster) -> str | None:
-    """Return the address of a cluster's dispatcher; None where it has none."""
+    """Return the address of a cluster's dispatcher, or None without one."""
     try:
         return cluster.service_target.partition("://")[2]
     except TfdError:

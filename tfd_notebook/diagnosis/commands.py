@@ -13,10 +13,10 @@ from tfd_notebook.diagnosis import support_bundle
 def doctor(request: Mapping[str, Any]) -> Any:
     """Return the findings about the cluster that a request names, or about this process."""
     if request.get("name") is None:
-        return diagnosis.everything().records()
+        return diagnosis.check_all().records()
     return diagnosis.doctor(cluster_of(request)).records()
 
 
 def support(request: Mapping[str, Any]) -> Any:
     """Return the part of a support bundle that describes this process."""
-    return support_bundle.of_process()
+    return support_bundle.describe_process()

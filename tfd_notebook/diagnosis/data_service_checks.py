@@ -1,4 +1,4 @@
-"""What can be wrong with a tf.data service, as its addresses tell."""
+"""Checks of a tf.data service by probes of its addresses."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from tfd_notebook.net.host import why_unreached
 from tfd_notebook.net.probe import Probe
 from tfd_notebook.resolvers.diagnostics import SILENT, advertised, is_loopback, shared_ports
 
-_ASK_SECONDS = 2.0
-#: Workers that a finding names.
-_SHOWN = 3
+_PROBE_SECONDS = 2.0
+#: Maximum number of workers that a finding names.
+_MAX_NAMES = 3
 
 NO_WORKERS = kind(
     "TFD811",
     "error",
     "dispatcher without workers",
-    "whoever reads waits for ever for an element that nobody makes",
+    "a reader waits indefinitely, because a dispatcher itself produces no elements",
 )
 LEFT = kind(
     "TFD812",
     "warning",
     "workers that left",
-    "the dispatcher still sends readers there, and what they had prepared is lost",
+    "readers keep trying their addresses, and the elements that they had prepared are lost",
 )
 
 
 @dataclass(frozen=True)
 class Service:
-    """A dispatcher and its data workers, as they answered.
+    """Results of probes of a dispatcher and its data workers.
 
     Parameters
     ----------
     address : str
     dispatcher : Probe
     workers : mapping of str to Probe
-        By the address that the dispatcher knows.
-    ours : bool
-        Whether a cluster of this process runs it.
+        By the address that is registered at the dispatcher.
+    own : bool
+        Whether a cluster of this process runs the service. Default false.
     rows : mapping of str to TaskRow
         The data workers of that cluster, by address.
     """
@@ -54,138 +54,142 @@ class Service:
     address: str
     dispatcher: Probe
     workers: Mapping[str, Probe]
-    ours: bool = False
+    own: bool = False
     rows: Mapping[str, TaskRow] = field(default_factory=dict)
 
     @classmethod
-    def asked(
+    def inspect(
         cls,
         address: str,
-        ours: bool = False,
+        own: bool = False,
         removed: Collection[str] = (),
         rows: Iterable[TaskRow] = (),
     ) -> Service:
-        """Ask the dispatcher at ``"host:port"``, and all workers that it knows.
+        """Probe the dispatcher at ``"host:port"``, and all workers that are registered there.
 
         Parameters
         ----------
         address : str
-        ours : bool
-            Whether a cluster of this process runs it. Default false.
+        own : bool
+            Whether a cluster of this process runs the service. Default false.
         removed : collection of str
-            Addresses of workers that a scale-in removed: the dispatcher keeps them, and an error
+            Addresses of workers that a scale-in removed. The dispatcher keeps them, and an error
             server on their ports answers readers.
         rows : iterable of TaskRow
-            The data workers of the cluster that runs it.
+            The data workers of the cluster that runs the service.
         """
         address = str(Endpoint.parse(address))
-        found = probe.probe(address, _ASK_SECONDS, expect="dispatcher")
+        dispatcher = probe.probe(address, _PROBE_SECONDS, expect="dispatcher")
         workers: tuple[str, ...] = ()
-        if found.kind == "dispatcher":
-            with contextlib.suppress(TfdError):  # it has just ended
-                known = probe.dispatcher_workers(address, _ASK_SECONDS)
-                workers = tuple(at for at in known if at not in removed)
-        answers = probe.probe_many(workers, _ASK_SECONDS)
-        known_rows = {row.address: row for row in rows}
-        return cls(address, found, dict(zip(workers, answers, strict=True)), ours, known_rows)
+        if dispatcher.kind == "dispatcher":
+            with contextlib.suppress(TfdError):  # The dispatcher has ended since the probe.
+                registered = probe.dispatcher_workers(address, _PROBE_SECONDS)
+                workers = tuple(worker for worker in registered if worker not in removed)
+        results = dict(zip(workers, probe.probe_many(workers, _PROBE_SECONDS), strict=True))
+        return cls(address, dispatcher, results, own, {row.address: row for row in rows})
 
     @property
     def place(self) -> str:
-        """What it is called."""
+        """The name of the service in findings."""
         return f"dispatcher at {self.address}"
 
     @property
-    def living(self) -> list[str]:
-        """The addresses of workers that answer."""
-        return [address for address, found in self.workers.items() if _works(found)]
+    def running(self) -> list[str]:
+        """The addresses of the workers that respond."""
+        return [address for address, result in self.workers.items() if _responds(result)]
 
 
-def _works(found: Probe) -> bool:
-    return found.alive and found.kind == "data_worker"
-
-
-@check("service")
-def silent(seen: Service) -> Iterator[Finding]:
-    """Find a dispatcher that does not answer."""
-    found = seen.dispatcher
-    if not found.alive or found.kind != "dispatcher":
-        who = f"a {found.kind} answers" if found.alive else f"{found.state}, {found.reason}"
-        yield SILENT.found(f"no dispatcher: {who}", "start it, or correct its address", seen.place)
+def _responds(result: Probe) -> bool:
+    return result.alive and result.kind == "data_worker"
 
 
 @check("service")
-def no_workers(seen: Service) -> Iterator[Finding]:
-    """Find a dispatcher without any worker that answers."""
-    if seen.dispatcher.kind != "dispatcher" or seen.living:
+def silent(service: Service) -> Iterator[Finding]:
+    """Report a dispatcher that does not respond."""
+    result = service.dispatcher
+    if not result.alive or result.kind != "dispatcher":
+        cause = f"a {result.kind} answers" if result.alive else f"{result.state}, {result.reason}"
+        fix = "start it, or correct its address"
+        yield SILENT.found(f"no dispatcher: {cause}", fix, service.place)
+
+
+@check("service")
+def no_workers(service: Service) -> Iterator[Finding]:
+    """Report a dispatcher without a worker that responds."""
+    if service.dispatcher.kind != "dispatcher" or service.running:
         return
-    if not seen.workers:
+    if not service.workers:
         fix = "cluster.scale(data_workers=2), or start workers with its address"
-        yield NO_WORKERS.found("it has no data worker", fix, seen.place)
+        yield NO_WORKERS.found("it has no data worker", fix, service.place)
         return
-    said = [_unanswered(address, found, seen) for address, found in seen.workers.items()]
-    more = f", and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
+    causes = [_unanswered(address, result, service) for address, result in service.workers.items()]
+    more = f", and {len(causes) - _MAX_NAMES} more" if len(causes) > _MAX_NAMES else ""
+    listing = "; ".join(cause for cause, _ in causes[:_MAX_NAMES])
     yield NO_WORKERS.found(
-        f"none of its data workers answers: {'; '.join(what for what, _ in said[:_SHOWN])}{more}",
-        said[0][1],
-        seen.place,
+        f"none of its data workers responds: {listing}{more}", causes[0][1], service.place
     )
 
 
-def _unanswered(address: str, found: Probe, seen: Service) -> tuple[str, str]:
-    """Return why a worker does not answer, and what to do."""
-    row = seen.rows.get(address)
+def _unanswered(address: str, result: Probe, service: Service) -> tuple[str, str]:
+    """Return why a worker does not respond, and the fix."""
+    row = service.rows.get(address)
     if row is not None and row.state in (TaskState.RESTARTING, TaskState.STARTING):
         reason = f" ({row.reason})" if row.reason else ""
         return (
             f"{row.task} at {address} is {row.state}{reason}",
             f"wait until it is ready; cluster.logs({row.task!r}) shows what ended it",
         )
-    if found.alive:
-        return f"{address}: a {found.kind} answers there", "start the workers again"
-    if found.state == "refused":
+    if result.alive:
+        return f"{address}: a {result.kind} answers there", "start the workers again"
+    if result.state == "refused":
         fix = "cluster.scale(data_workers=2), or start workers with its address"
-        return f"{address}: {found.reason}", fix
-    return why_unreached(address, found, "" if row is None else row.open_to)
+        return f"{address}: {result.reason}", fix
+    return why_unreached(address, result, "" if row is None else row.open_to)
 
 
 @check("service")
-def left(seen: Service) -> Iterator[Finding]:
-    """Find workers that the dispatcher knows and that are gone."""
-    gone = [f"{at} ({found.state})" for at, found in seen.workers.items() if not _works(found)]
-    if gone and seen.living:
+def left(service: Service) -> Iterator[Finding]:
+    """Report registered workers that do not respond."""
+    missing = [
+        f"{address} ({result.state})"
+        for address, result in service.workers.items()
+        if not _responds(result)
+    ]
+    if missing and service.running:
         yield LEFT.found(
-            f"{len(gone)} of {len(seen.workers)} data workers do not answer: {', '.join(gone[:3])}",
-            "start them again at their addresses, or read anew with those that are left",
-            seen.place,
+            f"{len(missing)} of {len(service.workers)} data workers do not respond: "
+            f"{', '.join(missing[:_MAX_NAMES])}",
+            "start them again at their addresses, or read again from the remaining ones",
+            service.place,
         )
 
 
 @check("service")
-def addresses(seen: Service) -> Iterator[Finding]:
-    """Find workers that other hosts cannot reach, and ports that are shared."""
-    named = {f"data_worker at {address}": address for address in seen.workers}
-    remote = not is_loopback(Endpoint.parse(seen.address).host)
-    yield from advertised(named, seen.place, others=remote)
-    yield from shared_ports({"dispatcher": seen.address, **named}, seen.place)
+def addresses(service: Service) -> Iterator[Finding]:
+    """Report workers that other hosts cannot reach, and ports that several servers share."""
+    named = {f"data_worker at {address}": address for address in service.workers}
+    remote = not is_loopback(Endpoint.parse(service.address).host)
+    yield from advertised(named, service.place, others=remote)
+    yield from shared_ports({"dispatcher": service.address, **named}, service.place)
 
 
 @check("service")
-def versions(seen: Service) -> Iterator[Finding]:
-    """Find a dispatcher that speaks another version than the TensorFlow of this process."""
-    theirs = seen.dispatcher.version
-    # Only TensorFlow's own dispatcher tells which version it speaks, so one is started.
-    if seen.ours or theirs is None or "tensorflow" not in sys.modules:
+def versions(service: Service) -> Iterator[Finding]:
+    """Report a dispatcher whose protocol version differs from this process's TensorFlow."""
+    version = service.dispatcher.version
+    # TensorFlow has no API for its version of the protocol, so a dispatcher is started.
+    if service.own or version is None or "tensorflow" not in sys.modules:
         return
     from tfd_notebook.data.service.servers import Dispatcher
 
-    own = Dispatcher()
+    dispatcher = Dispatcher()
     try:
-        mine = probe.probe(own.target, _ASK_SECONDS, expect="dispatcher").version
+        own = probe.probe(dispatcher.target, _PROBE_SECONDS, expect="dispatcher").version
     finally:
-        own.stop()
-    if mine is not None and mine != theirs:
+        dispatcher.stop()
+    if own is not None and own != version:
         yield VERSIONS.found(
-            f"the dispatcher speaks version {theirs} of the service, this process {mine}",
-            "have the same TensorFlow there and here",
-            seen.place,
+            f"the dispatcher uses protocol version {version}, and this process version {own}",
+            "install the same TensorFlow version for both",
+            service.place,
         )

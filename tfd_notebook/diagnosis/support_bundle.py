@@ -1,4 +1,4 @@
-"""An archive for a ticket: what somebody needs who was not there, without secrets."""
+"""Archive for a support ticket: the state of processes and clusters, without secrets."""
 
 from __future__ import annotations
 
@@ -30,55 +30,55 @@ from tfd_notebook.views import text
 from tfd_notebook.views.diagnostics import Findings
 
 _LINES = 200
-#: Of all variables only these matter here.
+#: Environment variables that the archive contains, in addition to redacted secrets.
 _VARIABLES = re.compile(
     r"CONDA_|CUDA_|GRPC_|JUPYTER|KUBERNETES_|LD_LIBRARY|NCCL_|NVIDIA_|OMP_|PATH$|PYTHON|SLURM_|SM_"
     r"|TF_|TFD_|TMPDIR$|TPU_|VIRTUAL_ENV|XDG_|XLA_|((http|https|grpc|no|no_grpc)_proxy$)",
     re.IGNORECASE,
 )
-#: Distributions whose versions matter.
+#: Distributions whose versions the archive contains.
 _DISTRIBUTIONS = re.compile(
     r"anywidget|asyncssh|cloudpickle|comm$|cryptography|grpcio|ipykernel|ipython|ipywidgets|jupyter"
     r"|keras|kubernetes|numpy|nvidia|pandas|protobuf|psutil|tensorflow|tf[-_d]|tornado|traitlets"
 )
-_README = """What tfd support wrote on {when}.
+_README = """Written by tfd support on {when}.
 
-It holds versions, findings, the state of clusters, the last lines of their logs, profiles, and the
-environment variables that matter here. What looks like a token, a password or a key was taken out.
-Read it before you give it to anybody.
+This archive contains versions, findings, the state of clusters, the last lines of their logs,
+profiles, and the relevant environment variables. Tokens, passwords and keys were removed if they
+were recognized. Read the archive before you share it.
 """
 
 
-def of_process() -> dict[str, str]:
-    """Return what there is to tell of this process: texts by file name, without secrets."""
+def describe_process() -> dict[str, str]:
+    """Return the texts about this process by file name, without secrets."""
     clusters = registry.clusters()
-    redactor = Redactor(os.environ, *(one.config.env for one in clusters.values()))
-    seen = diagnosis.everything()
-    found = Findings(map(redactor.value, seen), redactor.value(seen.looked_at))
+    redactor = Redactor(os.environ, *(cluster.config.env for cluster in clusters.values()))
+    unredacted = diagnosis.check_all()
+    findings = Findings(map(redactor.value, unredacted), redactor.value(unredacted.looked_at))
     texts = {
         "versions.json": _json(versions()),
         "environment.json": _json(redactor.value(_environment())),
-        "findings.json": _json(found.records()),
-        "findings.txt": repr(found),
+        "findings.json": _json(findings.records()),
+        "findings.txt": repr(findings),
     }
-    for name, one in clusters.items():
-        snapshot = redactor.value(one.snapshot())
+    for name, cluster in clusters.items():
+        snapshot = redactor.value(cluster.snapshot())
         texts[f"{name}/state.json"] = _json(as_dict(snapshot))
         texts[f"{name}/state.txt"] = text(snapshot)
-        texts[f"{name}/configuration.json"] = _json(redactor.value(pack(one.config)))
+        texts[f"{name}/configuration.json"] = _json(redactor.value(pack(cluster.config)))
         for row in snapshot.tasks:
             texts[f"{name}/logs/{row.task.replace(':', '-')}.txt"] = redactor.text(
-                _log(one, row.task)
+                _log(cluster, row.task)
             )
     return texts
 
 
-def of_host() -> dict[str, str]:
-    """Return what there is to tell of this user on this host: profiles and agents."""
+def describe_host() -> dict[str, str]:
+    """Return the texts about this user's profiles and agents on this host, without secrets."""
     redactor = Redactor()
     texts = {}
-    for place in (config_files.SYSTEM, profiles.user_directory()):
-        for path in sorted(place.glob("*.toml")):
+    for profile_directory in (config_files.SYSTEM, profiles.user_directory()):
+        for path in sorted(profile_directory.glob("*.toml")):
             texts[f"profiles/{path.name}"] = redactor.text(_read(path))
     for directory, state in runtime_dir.agent_states():
         texts[f"agents/{directory.name}/state.json"] = _json(redactor.value(state))
@@ -94,14 +94,14 @@ def write(texts: Mapping[str, str], path: str | os.PathLike[str] | None = None) 
     Parameters
     ----------
     texts : mapping of str to str
-        By file name.
+        Texts by file name.
     path : path, optional
-        Default: ``tfd-support-<time>.tar.gz`` in this directory.
+        Default: ``tfd-support-<time>.tar.gz`` in the working directory.
 
     Raises
     ------
     UsageError
-        It exists, or cannot be written.
+        The file exists, or cannot be written.
     """
     name = f"tfd-support-{time.strftime('%Y%m%d-%H%M%S')}"
     target = Path(f"{name}.tar.gz" if path is None else path)
@@ -109,11 +109,11 @@ def write(texts: Mapping[str, str], path: str | os.PathLike[str] | None = None) 
         descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise UsageError(
-            f"{target} cannot be written: {error.strerror}", fix="name another file"
+            f"writing {target} failed: {error.strerror}", fix="name another file"
         ) from None
     with os.fdopen(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
-        for entry, said in {"README.txt": _README.format(when=time.ctime()), **texts}.items():
-            data = said.encode(errors="replace")
+        for entry, content in {"README.txt": _README.format(when=time.ctime()), **texts}.items():
+            data = content.encode(errors="replace")
             info = tarfile.TarInfo(f"{name}/{entry}")
             info.size, info.mtime, info.mode = len(data), int(time.time()), 0o600
             archive.addfile(info, io.BytesIO(data))
@@ -121,16 +121,19 @@ def write(texts: Mapping[str, str], path: str | os.PathLike[str] | None = None) 
 
 
 def versions() -> dict[str, Any]:
-    """Return the versions of what matters here."""
-    found = {
-        str(one.metadata["Name"]).lower(): one.version for one in importlib.metadata.distributions()
+    """Return the versions of Python, this package and the relevant distributions."""
+    installed = {
+        str(distribution.metadata["Name"]).lower(): distribution.version
+        for distribution in importlib.metadata.distributions()
     }
     return {
         "tfd_notebook": VERSION,
         "python": sys.version,
         "platform": platform.platform(),
         "processors": os.cpu_count(),
-        "packages": {name: found[name] for name in sorted(found) if _DISTRIBUTIONS.match(name)},
+        "packages": {
+            name: installed[name] for name in sorted(installed) if _DISTRIBUTIONS.match(name)
+        },
     }
 
 
@@ -142,18 +145,18 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _log(one: Cluster, task: str) -> str:
+def _log(cluster: Cluster, task: str) -> str:
     try:
-        return str(one.logs(task, _LINES))
-    except Exception as error:  # a task that is just gone must not keep the rest from being told
-        return f"no log: {type(error).__name__}: {error}"
+        return str(cluster.logs(task, _LINES))
+    except Exception as error:  # Another task's log must not be lost if this task has ended.
+        return f"reading the log failed: {type(error).__name__}: {error}"
 
 
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError as error:
-        return f"cannot be read: {error}"
+        return f"reading the file failed: {error}"
 
 
 def _json(value: Any) -> str:

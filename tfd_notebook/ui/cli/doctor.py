@@ -10,8 +10,7 @@ from typing import Any
 
 from tfd_notebook import diagnosis, views
 from tfd_notebook.cluster import control_socket
-from tfd_notebook.diagnosis import code_reference
-from tfd_notebook.diagnosis import support_bundle as archive
+from tfd_notebook.diagnosis import code_reference, support_bundle
 from tfd_notebook.errors import TfdError
 from tfd_notebook.model.diagnostics import SEVERITIES
 from tfd_notebook.ui.argparsing import Parser
@@ -52,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_host() -> tuple[list[dict[str, Any]], list[str]]:
     """Check this process, and request the findings of the user's other processes."""
-    records, checked = diagnosis.everything().records(), ["this host"]
+    records, checked = diagnosis.check_all().records(), ["this host"]
     # A finding about the host is reported by every process. Keep it once.
     known = {(record["code"], record["what"]) for record in records}
     for pid, answer in _call_all("doctor"):
@@ -100,11 +99,11 @@ def file_argument(parser: Parser) -> None:
 
 def support(options: argparse.Namespace) -> int:
     """Write the archive for a support ticket."""
-    texts = {f"here/{name}": text for name, text in archive.of_process().items()}
-    texts.update(archive.of_host())
+    texts = {f"here/{name}": text for name, text in support_bundle.describe_process().items()}
+    texts.update(support_bundle.describe_host())
     for pid, answer in _call_all("support"):
         if isinstance(answer, TfdError):
             answer = {"no-answer.txt": str(answer)}
         texts.update({f"process-{pid}/{name}": text for name, text in answer.items()})
-    print(f"{archive.write(texts, options.file)}: read it before you share it")
+    print(f"{support_bundle.write(texts, options.file)}: read it before you share it")
     return 0
