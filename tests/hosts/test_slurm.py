@@ -271,7 +271,7 @@ class TestDetection:
         within(step[1])
         considered, verdict = detection.detect({})
         assert (considered[-1].rule, verdict.resolver) == ("slurm", "slurm")
-        assert considered[-1].why == "a step of Slurm with 5 tasks"
+        assert considered[-1].why == "in a Slurm step with 5 tasks"
 
     def test_a_step_of_one_task(
         self, slurm: Slurm, within: Callable[[dict[str, str]], None], tmp_path: Path

@@ -176,7 +176,8 @@ def test_the_only_data_worker_restarts() -> None:
 
     diagnosis.load()
     assert found(TaskState.RESTARTING, "refused") == [
-        "TFD811 none of its data workers responds: data_worker:0 at localhost:2 is restarting (boom)"
+        "TFD811 none of its data workers responds: "
+        "data_worker:0 at localhost:2 is restarting (boom)"
     ]
     assert found(TaskState.READY, "alive") == []
 

@@ -203,9 +203,9 @@ class TestFirst:
         [
             (("slurmy",), {}, "no resolver 'slurmy'"),
             (("slurm",), {"tasks": 3}, "the resolver 'slurm'"),
-            ((42,), {}, "42 resolves nothing"),
-            (({"worker": ["h:1"]},), {"port": 3}, "arguments go with the name"),
-            (("local",), {}, "there is no cluster on this host"),
+            ((42,), {}, "invalid resolver 42"),
+            (({"worker": ["h:1"]},), {"port": 3}, "only the name of a resolver takes arguments"),
+            (("local",), {}, "no cluster on this host"),
             (("local",), {"name": "gone"}, "no cluster 'gone'"),
         ],
     )
@@ -231,7 +231,7 @@ class TestFirst:
             def master(self, *_: Any) -> str:
                 return ""
 
-        with pytest.raises(errors.ResolveError, match="Broken does not know its tasks"):
+        with pytest.raises(errors.ResolveError, match=r"Broken\.cluster_spec\(\) failed"):
             tfd.resolve(Broken())
 
 
@@ -296,7 +296,7 @@ class TestForms:
         assert [change["task"] for change in again["changes"]] == ["worker:1"]
         assert again["changed"] == 1
         assert desk.resolve(ask)["changes"] == ()
-        assert desk.found(ask).last.counts == {"alive": 1, "refused": 1}
+        assert desk.resolution(ask).last.counts == {"alive": 1, "refused": 1}
         names = [one["name"] for one in desk.choices({})["choices"]]
         assert names[0] == "auto"
         desk.close()

@@ -71,7 +71,7 @@ def test_a_file_and_arguments(shell: Any, tmp_path: Path, worker: Server) -> Non
     ("line", "what"),
     [
         ("slurmy", "no resolver 'slurmy'"),
-        ("file --set path", "sets nothing"),
+        ("file --set path", "invalid option 'path'"),
         ("file", "the resolver 'file'"),
         ("--watch 0", "more than 0 seconds"),
         ("--live --watch 3", "no effect with --live"),

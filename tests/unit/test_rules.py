@@ -222,7 +222,7 @@ def test_clusters_of_other_processes() -> None:
         assert verdict.resolver == ""
         assert "name='one'" in verdict.cell
         assert fired(name="two")[1].resolver == "local"
-        with pytest.raises(UnknownName, match="there are several clusters on this host"):
+        with pytest.raises(UnknownName, match="several clusters on this host"):
             tfd.resolve("local")
 
 

@@ -1,4 +1,4 @@
-"""Finding the cluster that a notebook belongs to: which one it is, and how its tasks are."""
+"""Detection of the cluster that a notebook belongs to, and of the state of its tasks."""
 
 from tfd_notebook.resolution.resolution import Resolution, resolve
 

@@ -1,7 +1,7 @@
-"""Where does this notebook run? One rule after the other; the first that fits decides.
+"""Rules that detect where this notebook runs. The first rule that matches decides.
 
-A rule looks at variables, files and what is imported already. None asks a metadata server, and
-none imports anything that the user did not.
+A rule reads environment variables, files and already imported modules. No rule queries a metadata
+server, or imports a module that the user has not imported.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfd_notebook._compat import pyspark as private
+from tfd_notebook._compat import pyspark as compat_pyspark
 from tfd_notebook.cluster import control_socket, registry
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launchers import profiles
@@ -26,30 +26,32 @@ from tfd_notebook.resolution import suggestions
 from tfd_notebook.resolvers import providers
 from tfd_notebook.resolvers.slurm_queue import partitions
 
-#: Where Kubernetes puts the credentials of a pod.
+#: Path of the token of a pod's service account in Kubernetes.
 TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-#: Seconds for Slurm's controller.
+#: Timeout in seconds for ``scontrol ping``.
 _PING_SECONDS = 3.0
-#: Seconds for each other process of this user, and what clusters of no use are.
-_OTHERS_SECONDS = 2.0
+#: Timeout in seconds for each of the user's other processes.
+_CALL_SECONDS = 2.0
+#: States of clusters without running tasks.
 _ENDED = ("new", "stopped", "failed", "lost", "left")
-#: Characters of what Slurm says.
-_MOST_SAID = 300
+#: Maximum number of characters of Slurm's output in a reason.
+_MAX_OUTPUT = 300
 _TPU = ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME", "TPU_CONFIG")
 
 
 @dataclass(frozen=True)
 class RuleOutcome:
-    """What a rule says.
+    """The result of a rule.
 
     Parameters
     ----------
     outcome : {"fired", "close", "no"}
+        ``"close"``: a part of the condition is met.
     why : str
     resolver : str
-        Which resolver knows the tasks, by name; empty where none does, and `cell` is an offer.
+        Name of the resolver that finds the tasks. Empty if `cell` is only a suggestion.
     cell : str
-        What to run next; empty where that depends on the tasks.
+        Code for the next cell. Empty if it depends on the tasks.
     """
 
     outcome: str
@@ -59,20 +61,20 @@ class RuleOutcome:
 
 
 def detect(options: dict[str, Any]) -> tuple[tuple[RuleResult, ...], RuleOutcome]:
-    """Return what became of the rules, to the first that fired; and what that one says.
+    """Return the results of the rules up to the first that fired, and its outcome.
 
     Parameters
     ----------
     options : dict
-        What the resolver will be given.
+        Arguments of the resolver.
     """
     considered = [RuleResult("argument", "no", "no resolver was named")]
     for name, rule in RULES.items():
-        verdict = rule(options)
-        considered.append(RuleResult(name, verdict.outcome, verdict.why))
-        if verdict.outcome == "fired":
-            return tuple(considered), verdict
-    raise AssertionError("the last rule fires always")
+        outcome = rule(options)
+        considered.append(RuleResult(name, outcome.outcome, outcome.why))
+        if outcome.outcome == "fired":
+            return tuple(considered), outcome
+    raise AssertionError("the last rule always fires")
 
 
 def _no(why: str) -> RuleOutcome:
@@ -88,28 +90,28 @@ def _tf_config(options: dict[str, Any]) -> RuleOutcome:
     if not text:
         return _no("TF_CONFIG is not set")
     try:
-        said = json.loads(text)
+        config = json.loads(text)
     except ValueError:
-        # What is wrong with it is the resolver's to say.
+        # The resolver raises the error with the position in the text.
         return RuleOutcome("fired", "TF_CONFIG is set", "tf_config")
-    if isinstance(said, dict) and not said.get("cluster"):
-        return _close("TF_CONFIG is set, and has no cluster in it")
+    if isinstance(config, dict) and not config.get("cluster"):
+        return _close("TF_CONFIG is set, but has no cluster")
     return RuleOutcome("fired", "TF_CONFIG has a cluster", "tf_config")
 
 
 def _sagemaker(options: dict[str, Any]) -> RuleOutcome:
     names = ("SM_HOSTS", "SM_CURRENT_HOST")
-    there = [name for name in names if os.environ.get(name)]
-    if len(there) == len(names):
+    present = [name for name in names if os.environ.get(name)]
+    if len(present) == len(names):
         return RuleOutcome("fired", "SM_HOSTS and SM_CURRENT_HOST are set", "sagemaker")
-    if there:
-        missing = next(name for name in names if name not in there)
-        return _close(f"{there[0]} is set, but {missing} is not")
+    if present:
+        missing = next(name for name in names if name not in present)
+        return _close(f"{present[0]} is set, but {missing} is not")
     return _no("SM_HOSTS is not set")
 
 
 def _step_tasks() -> int | None:
-    """Return how many tasks the Slurm step has that this process is in; None in no step."""
+    """Return the number of tasks of this process's Slurm step, or None outside a step."""
     if not os.environ.get("SLURM_STEP_ID"):
         return None
     text = os.environ.get("SLURM_STEP_NUM_TASKS", "")
@@ -119,34 +121,35 @@ def _step_tasks() -> int | None:
 def _slurm(options: dict[str, Any]) -> RuleOutcome:
     tasks = _step_tasks()
     if tasks is None:
-        return _no("SLURM_STEP_ID is not set: in no step of Slurm")
+        return _no("SLURM_STEP_ID is not set: not in a Slurm step")
     if tasks > 1:
-        return RuleOutcome("fired", f"a step of Slurm with {tasks} tasks", "slurm")
-    said = os.environ.get("SLURM_STEP_NUM_TASKS")
-    return _close(f"a step of Slurm, with SLURM_STEP_NUM_TASKS={said}: more than 1 is a cluster")
+        return RuleOutcome("fired", f"in a Slurm step with {tasks} tasks", "slurm")
+    count = os.environ.get("SLURM_STEP_NUM_TASKS")
+    return _close(
+        f"in a Slurm step with SLURM_STEP_NUM_TASKS={count}, but a cluster has more than 1 task"
+    )
 
 
 def _allocation(options: dict[str, Any]) -> RuleOutcome:
     job = os.environ.get("SLURM_JOB_ID")
     if not job:
-        return _no("SLURM_JOB_ID is not set: in no allocation of Slurm")
+        return _no("SLURM_JOB_ID is not set: not in a Slurm allocation")
     if _step_tasks() is not None:
-        return _close(f"in Slurm's job {job}, but in a step of it, which has no other task")
-    why = f"in the allocation of Slurm's job {job}, in no step: its tasks are yours to start"
+        return _close(f"in Slurm job {job}, but in a step without other tasks")
+    why = f"in the allocation of Slurm job {job}, outside its steps: you can start tasks in it"
     return RuleOutcome("fired", why, "slurm", suggestions.SRUN)
 
 
 def _tpu(options: dict[str, Any]) -> RuleOutcome:
-    there = [name for name in _TPU if os.environ.get(name)]
-    if not there:
+    present = [name for name in _TPU if os.environ.get(name)]
+    if not present:
         return _no("no variable names a TPU")
-    value = os.environ[there[0]]
+    value = os.environ[present[0]]
     if value.startswith("grpc://") or value == "local":
-        return RuleOutcome("fired", f"{there[0]} is set", "tpu")
-    # A name is looked up at Google's API, whose credentials may come from the metadata server.
-    return RuleOutcome(
-        "fired", f"{there[0]} names a TPU; Google is only asked if you say so", "", suggestions.TPU
-    )
+        return RuleOutcome("fired", f"{present[0]} is set", "tpu")
+    # Google's API resolves the name, with credentials that may be from the metadata server.
+    why = f"{present[0]} names a TPU; the query to Google needs your request"
+    return RuleOutcome("fired", why, "", suggestions.TPU)
 
 
 def _kubernetes(options: dict[str, Any]) -> RuleOutcome:
@@ -154,15 +157,15 @@ def _kubernetes(options: dict[str, Any]) -> RuleOutcome:
     token = TOKEN.is_file()
     if not host:
         return (
-            _close(f"KUBERNETES_SERVICE_HOST is not set, though {TOKEN} is there")
+            _close(f"{TOKEN} exists, but KUBERNETES_SERVICE_HOST is not set")
             if token
-            else (_no("KUBERNETES_SERVICE_HOST is not set: in no pod"))
+            else _no("KUBERNETES_SERVICE_HOST is not set: not in a pod")
         )
     if not token:
-        return _close("in a pod of Kubernetes, but it has no token of a service account")
+        return _close("in a Kubernetes pod, but it has no token of a service account")
     if "jobs" in options:
-        return RuleOutcome("fired", "in a pod of Kubernetes, with a service account", "kubernetes")
-    why = "in a pod of Kubernetes, with a service account; which pods are meant is not known"
+        return RuleOutcome("fired", "in a Kubernetes pod with a service account", "kubernetes")
+    why = "in a Kubernetes pod with a service account; jobs= must name the pods"
     return RuleOutcome("fired", why, "", suggestions.KUBERNETES)
 
 
@@ -171,9 +174,9 @@ def _spark(options: dict[str, Any]) -> RuleOutcome:
         return _no("pyspark is not imported")
     if providers.spark_clusters():
         return RuleOutcome("fired", "a TFCluster of this process runs on Spark", "spark")
-    if private.active_context() is None:
-        return _close("pyspark is imported, and no SparkContext lives here")
-    return RuleOutcome("fired", "a SparkContext lives here", "", suggestions.SPARK)
+    if compat_pyspark.active_context() is None:
+        return _close("pyspark is imported, but this process has no SparkContext")
+    return RuleOutcome("fired", "this process has a SparkContext", "", suggestions.SPARK)
 
 
 def _ray(options: dict[str, Any]) -> RuleOutcome:
@@ -183,81 +186,89 @@ def _ray(options: dict[str, Any]) -> RuleOutcome:
     if ray is None:
         return _no("RAY_ADDRESS is not set, and ray is not imported")
     if not ray.is_initialized():
-        return _close("ray is imported, and not initialised")
+        return _close("ray is imported, but not initialised")
     return RuleOutcome("fired", "ray is initialised", "", suggestions.RAY)
 
 
 def _jupyter(options: dict[str, Any]) -> RuleOutcome:
     kernels = providers.remote_kernels()
     if any(kernel.clusters for kernel in kernels):
-        return RuleOutcome("fired", "kernels elsewhere have clusters", "jupyter")
-    read = profiles.profiles().values()
-    known = [
-        one.name for one in read if isinstance(one, profiles.Profile) and one.launcher == "jupyter"
+        return RuleOutcome("fired", "remote kernels have clusters", "jupyter")
+    entries = profiles.profiles().values()
+    names = [
+        entry.name
+        for entry in entries
+        if isinstance(entry, profiles.Profile) and entry.launcher == "jupyter"
     ]
-    if known:
-        why = f"a Jupyter server is configured: the profile {known[0]!r}"
-        return RuleOutcome("fired", why, "", suggestions.start_with(known[0]))
+    if names:
+        why = f"the profile {names[0]!r} configures a Jupyter server"
+        return RuleOutcome("fired", why, "", suggestions.start_with(names[0]))
     if kernels:
-        return _close("kernels elsewhere are open, and none has a cluster")
-    for one in read:
-        if isinstance(one, UsageError):
-            return _close(one.what)
+        return _close("remote kernels are open, but none has a cluster")
+    for entry in entries:
+        if isinstance(entry, UsageError):
+            return _close(entry.what)
     return _no('no profile has launcher = "jupyter", and no tfd.RemoteKernel is open')
 
 
 def _slurm_reached(options: dict[str, Any]) -> RuleOutcome:
     if shutil.which("sinfo") is None or shutil.which("scontrol") is None:
-        return _no("there is no sinfo and scontrol here")
+        return _no("sinfo and scontrol are not installed")
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["scontrol", "ping"], capture_output=True, text=True, timeout=_PING_SECONDS
         )
     except subprocess.TimeoutExpired:
-        return _close(f"sinfo is here, but scontrol ping took more than {_PING_SECONDS:g} s")
+        return _close(f"sinfo is installed, but scontrol ping took more than {_PING_SECONDS:g} s")
     except OSError as error:
-        return _close(f"sinfo is here, but scontrol does not run: {error}")
-    if done.returncode or " UP" not in done.stdout:
-        said = " ".join((done.stdout or done.stderr).split())
-        return _close(f"sinfo is here, but Slurm's controller does not answer: {said[:_MOST_SAID]}")
+        return _close(f"sinfo is installed, but running scontrol failed: {error}")
+    if completed.returncode or " UP" not in completed.stdout:
+        output = " ".join((completed.stdout or completed.stderr).split())[:_MAX_OUTPUT]
+        return _close(f"sinfo is installed, but the Slurm controller does not respond: {output}")
     known = partitions()
-    up = [one for one in known if one.up]
+    up = [partition for partition in known if partition.up]
     if known and not up:
-        return _close("Slurm's controller answers, but no partition is up")
+        return _close("the Slurm controller responds, but no partition is up")
     cell = suggestions.sbatch(up[0] if up else None)
-    return RuleOutcome("fired", "Slurm's controller answers: jobs can be submitted", "", cell)
+    return RuleOutcome("fired", "the Slurm controller responds: you can submit jobs", "", cell)
 
 
 def sibling_process_clusters() -> dict[str, int]:
-    """Return the clusters of this user's other processes on this host: their pids by name."""
-    known = control_socket.clusters(_OTHERS_SECONDS, but=os.getpid())
-    return {one["name"]: one["pid"] for one in known if one["state"] not in _ENDED}
+    """Return the pids of the user's other processes on this host, by their clusters' names."""
+    records = control_socket.clusters(_CALL_SECONDS, but=os.getpid())
+    return {record["name"]: record["pid"] for record in records if record["state"] not in _ENDED}
 
 
 def _local(options: dict[str, Any]) -> RuleOutcome:
-    found = list(registry.clusters())
-    if len(found) == 1 or options.get("name") in found:
-        name = options.get("name", found[0])
-        return RuleOutcome("fired", f"nothing else: the cluster {name!r} of this process", "local")
-    if found:
-        why = f"nothing else: this process has the clusters {', '.join(map(repr, found))}"
-        return RuleOutcome("fired", why, "", suggestions.which_of(found))
-    theirs = sibling_process_clusters()
-    if len(theirs) == 1 or options.get("name") in theirs:
-        name = options.get("name", next(iter(theirs)))
-        why = f"nothing else: the cluster {name!r} of the process {theirs[name]}"
+    names = list(registry.clusters())
+    if len(names) == 1 or options.get("name") in names:
+        name = options.get("name", names[0])
+        why = f"no other rule matches: the cluster {name!r} of this process"
         return RuleOutcome("fired", why, "local")
-    if theirs:
-        why = f"nothing else: other processes have the clusters {', '.join(map(repr, theirs))}"
-        return RuleOutcome("fired", why, "", suggestions.which_of(list(theirs)))
-    staying = [one.name for one in detached.detached()]
-    if staying:
-        why = f"nothing else; {staying[0]!r} is a detached cluster of yours"
-        return RuleOutcome("fired", why, "", suggestions.attach_to(staying[0]))
-    return RuleOutcome("fired", "nothing else: tasks can run on this host", "", suggestions.LOCAL)
+    if names:
+        why = f"no other rule matches: this process has the clusters {_quoted(names)}"
+        return RuleOutcome("fired", why, "", suggestions.which_of(names))
+    pids = sibling_process_clusters()
+    if len(pids) == 1 or options.get("name") in pids:
+        name = options.get("name", next(iter(pids)))
+        why = f"no other rule matches: the cluster {name!r} of the process {pids[name]}"
+        return RuleOutcome("fired", why, "local")
+    if pids:
+        why = f"no other rule matches: other processes have the clusters {_quoted(pids)}"
+        return RuleOutcome("fired", why, "", suggestions.which_of(list(pids)))
+    detached_names = [record.name for record in detached.detached()]
+    if detached_names:
+        why = f"no other rule matches: {detached_names[0]!r} is a detached cluster"
+        return RuleOutcome("fired", why, "", suggestions.attach_to(detached_names[0]))
+    why = "no other rule matches: tasks can run on this host"
+    return RuleOutcome("fired", why, "", suggestions.LOCAL)
 
 
-#: The rules in their order; an argument comes before all of them.
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+#: The rules in their order. An argument precedes all of them.
 RULES: dict[str, Callable[[dict[str, Any]], RuleOutcome]] = {
     "tf_config": _tf_config,
     "sagemaker": _sagemaker,

@@ -1,4 +1,4 @@
-"""Resolvers by name, for those who choose one: in a line, in a form, or by a rule."""
+"""Resolvers by name, for the command line, forms and the detection rules."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tfd_notebook.model.spec import Role
 from tfd_notebook.resolution.detection import sibling_process_clusters
 from tfd_notebook.resolvers import providers
 
-#: What can be chosen, in words; the first is chosen by rules.
+#: The choices, each with a description.
 CHOICES = {
-    "auto": "the first of the rules that fits",
+    "auto": "the first rule that matches",
     "tf_config": "the variable TF_CONFIG",
     "sagemaker": "a training job of SageMaker",
     "slurm": "a step, allocation or job of Slurm",
@@ -23,9 +23,9 @@ CHOICES = {
     "tpu": "a Cloud TPU",
     "kubernetes": "pods of Kubernetes",
     "gce": "an instance group of Compute Engine",
-    "jupyter": "clusters in kernels elsewhere",
+    "jupyter": "clusters in remote kernels",
     "file": "a JSON or TOML file",
-    "local": "a cluster of this process, or of another one of yours on this host",
+    "local": "a cluster of this process, or of your other processes on this host",
 }
 
 _CLASSES = {
@@ -41,21 +41,21 @@ _CLASSES = {
 
 
 def create_resolver(name: str, options: Mapping[str, Any]) -> Any:
-    """Return the resolver of that name.
+    """Return the resolver with this name.
 
     Parameters
     ----------
     name : str
-        One of `CHOICES` but ``"auto"``, or the path of a cluster file.
+        One of `CHOICES` except ``"auto"``, or the path of a cluster file.
     options : mapping
-        Arguments of its class; ``name`` for ``"local"``.
+        Arguments of the resolver's class, or ``name`` for ``"local"``.
 
     Raises
     ------
     UsageError
-        There is none of that name, or it has no such option.
+        The name or an option is unknown.
     NotThere, NoTasks
-        What it would ask is not there.
+        The source of the tasks does not exist, or has no tasks.
     """
     if name == "local":
         return _local(**_checked(_local, "local", options))
@@ -66,7 +66,7 @@ def create_resolver(name: str, options: Mapping[str, Any]) -> Any:
         name = "file"
     if name not in _CLASSES:
         raise UnknownName(
-            f"there is no resolver {name!r}",
+            f"no resolver {name!r}",
             fix=f"use one of {', '.join(CHOICES)}, or the path of a .json or .toml file",
         )
     from tfd_notebook import resolvers
@@ -76,7 +76,7 @@ def create_resolver(name: str, options: Mapping[str, Any]) -> Any:
 
 
 def of_mapping(jobs: Any) -> Any:
-    """Return a resolver of a ``tf.train.ClusterSpec``, or of what one is made from."""
+    """Return a resolver of a ``tf.train.ClusterSpec``, or of a mapping that describes one."""
     import tensorflow as tf
 
     from tfd_notebook.resolvers.validation import checked
@@ -92,7 +92,8 @@ def _checked(kind: Callable[..., Any], name: str, options: Mapping[str, Any]) ->
         signature.bind(**options)
     except TypeError as error:
         raise UsageError(
-            f"the resolver {name!r}: {error}", fix=f"it takes {', '.join(signature.parameters)}"
+            f"invalid arguments of the resolver {name!r}: {error}",
+            fix=f"use {', '.join(signature.parameters)}",
         ) from None
     return options
 
@@ -101,7 +102,7 @@ def _kernels(task_type: str | None = None, task_id: int | None = None) -> Any:
     kernels = providers.remote_kernels()
     if not kernels:
         raise NotThere(
-            "no kernel elsewhere is open here",
+            "no remote kernel is open",
             fix='kernel = tfd.RemoteKernel("https://host:8888/?token=...")',
         )
     from tfd_notebook.resolvers import KernelResolver
@@ -110,30 +111,32 @@ def _kernels(task_type: str | None = None, task_id: int | None = None) -> Any:
 
 
 def _local(name: str | None = None) -> Any:
-    """Return the resolver of a cluster on this host, of this process before those of others."""
-    known = registry.clusters()
-    theirs = sibling_process_clusters() if name not in known and (name or not known) else {}
-    if name is None and len(known or theirs) == 1:
-        name = next(iter(known or theirs))
-    if name in theirs:
-        # Imports TensorFlow, which the command line does without.
+    """Return the resolver of a cluster of this process, or else of a sibling process."""
+    clusters = registry.clusters()
+    pids = sibling_process_clusters() if name not in clusters and (name or not clusters) else {}
+    if name is None and len(clusters or pids) == 1:
+        name = next(iter(clusters or pids))
+    if name in pids:
+        # Import time: this imports TensorFlow, which the command line does not need otherwise.
         from tfd_notebook.resolution.sibling_process import SiblingProcessResolver
 
-        return SiblingProcessResolver(name, theirs[name])
-    if name not in known:
-        names = [*known, *theirs]
+        return SiblingProcessResolver(name, pids[name])
+    if name not in clusters:
+        names = [*clusters, *pids]
+        if name:
+            what = f"no cluster {name!r} on this host"
+        else:
+            what = f"{'several clusters' if names else 'no cluster'} on this host"
         raise UnknownName(
-            f"there is no cluster {name!r} on this host"
-            if name
-            else f"there {'are several clusters' if names else 'is no cluster'} on this host",
+            what,
             fix=f"name= one of {', '.join(names)}" if names else "tfd.Cluster(workers=2, ps=1)",
         )
-    cluster = known[name]
+    cluster = clusters[name]
     tasks = [row for row in cluster.snapshot().tasks if row.address and not row.state.ended]
     if any(row.role in (Role.PS, Role.WORKER) for row in tasks):
         return cluster.resolver
     if not tasks:
-        raise NoTasks(f"the cluster {name!r} has no task", fix="scale or start it")
+        raise NoTasks(f"cluster {name!r} has no running task", fix="scale or start it")
     jobs: dict[str, dict[int, str]] = {}
     for row in tasks:
         jobs.setdefault(str(row.role), {})[row.index] = str(row.address)

@@ -1,4 +1,4 @@
-"""``tfd.resolve()``: which cluster this notebook belongs to, and how its tasks are."""
+"""``tfd.resolve()``: the cluster that this notebook belongs to, and the state of its tasks."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from tfd_notebook.resolvers.validation import Tasks
 
 
-#: Longest description of tasks that is repeated in a cell.
-_LONGEST = 200
+#: Maximum length of a mapping of tasks that a suggested cell repeats.
+_MAX_LENGTH = 200
 
 
 def resolve(resolver: Any = "auto", **kw: Any) -> Resolution:
-    """Find the cluster that this notebook belongs to, and look at its tasks.
+    """Find the cluster that this notebook belongs to, and probe its tasks.
 
-    Rules look at where the notebook runs, and the first that fits decides: TF_CONFIG, SageMaker, a
-    step or an allocation of Slurm, a TPU, a pod of Kubernetes, Spark, Ray, Jupyter servers that are
-    configured, a Slurm that can be reached, this host. No metadata server is asked unless you name
-    ``"tpu"`` or ``"gce"``, and nothing of Spark or Ray is imported.
+    Rules check the notebook's environment, and the first rule that matches decides. The order is:
+    TF_CONFIG, SageMaker, a Slurm step or allocation, a TPU, a Kubernetes pod, Spark, Ray,
+    configured Jupyter servers, a Slurm controller, this host. No metadata server is queried unless
+    you name ``"tpu"`` or ``"gce"``. Spark and Ray are not imported.
 
     Parameters
     ----------
     resolver : str, ClusterResolver, mapping, ClusterSpec or Cluster
         Instead of the rules: ``"tf_config"``, ``"sagemaker"``, ``"slurm"``, ``"tpu"``,
-        ``"kubernetes"``, ``"gce"``, ``"jupyter"``, ``"local"``, the path of a cluster file, a
-        resolver of yours, or the tasks themselves. Default ``"auto"``: the rules.
+        ``"kubernetes"``, ``"gce"``, ``"jupyter"``, ``"local"``, the path of a cluster file, your
+        own resolver, or the tasks themselves. Default ``"auto"``: the rules.
     **kw
         Arguments of the resolver, such as ``jobs=`` for Kubernetes and Slurm.
 
@@ -49,56 +49,56 @@ def resolve(resolver: Any = "auto", **kw: Any) -> Resolution:
     Raises
     ------
     ResolveError
-        What tells of the cluster is missing, or cannot be read.
+        The description of the cluster is missing or invalid, or its source does not respond.
     UsageError
-        There is no such resolver, or it has no such argument.
+        The resolver or one of its arguments is unknown.
 
     See Also
     --------
     tfd_notebook.resolvers
     """
     if resolver == "auto":
-        considered, verdict = detection.detect(kw)
-        made = factory.create_resolver(verdict.resolver, kw) if verdict.resolver else None
+        considered, outcome = detection.detect(kw)
+        created = factory.create_resolver(outcome.resolver, kw) if outcome.resolver else None
         again = suggestions.call("auto", kw)
-        found = Resolution(made, considered, again, verdict.cell)
+        resolution = Resolution(created, considered, again, outcome.cell)
     elif isinstance(resolver, str):
-        made = factory.create_resolver(resolver, kw)
-        said = RuleResult("argument", "fired", f"you said {resolver!r}")
-        found = Resolution(made, (said,), suggestions.call(resolver, kw))
+        created = factory.create_resolver(resolver, kw)
+        result = RuleResult("argument", "fired", f"you named {resolver!r}")
+        resolution = Resolution(created, (result,), suggestions.call(resolver, kw))
     else:
         if kw:
             raise UsageError(
-                f"{', '.join(kw)}: arguments go with the name of a resolver",
-                fix="give them to the resolver itself",
+                f"invalid arguments {', '.join(kw)}: only the name of a resolver takes arguments",
+                fix="pass them to the resolver itself",
             )
-        said = RuleResult("argument", "fired", f"you gave a {type(resolver).__name__}")
-        written = f"tfd.resolve({resolver!r})" if isinstance(resolver, dict) else ""
-        short = 0 < len(written) <= _LONGEST
-        again = written if short else "tfd.resolve(resolver)"
-        found = Resolution(_from_argument(resolver), (said,), again)
-    if found.resolver is not None:
-        found.look()
-    return found
+        result = RuleResult("argument", "fired", f"you passed a {type(resolver).__name__}")
+        source = f"tfd.resolve({resolver!r})" if isinstance(resolver, dict) else ""
+        is_short = 0 < len(source) <= _MAX_LENGTH
+        again = source if is_short else "tfd.resolve(resolver)"
+        resolution = Resolution(_from_argument(resolver), (result,), again)
+    if resolution.resolver is not None:
+        resolution.look()
+    return resolution
 
 
 def check_seconds(seconds: float) -> None:
-    """Raise UsageError unless somebody can watch for so long, or so often."""
+    """Raise UsageError unless `seconds` is a valid duration or interval of a watch."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
         raise UsageError(f"{seconds!r} must be more than 0 seconds", fix="such as 60")
 
 
 class Resolution:
-    """A cluster that was found, or where one could be; shown, it is a table of its tasks.
+    """The result of `resolve`: a cluster with its tasks, or a place for one.
 
-    Made by `resolve`.
+    It displays as a table of the tasks.
 
     Attributes
     ----------
     resolver : tf.distribute.cluster_resolver.ClusterResolver or None
-        Who knows the tasks; None where nobody does yet, and `cell` is an offer.
-    considered : tuple of Considered
-        The rules that were looked at, each with what became of it and why.
+        The resolver that finds the tasks. None if `cell` is only a suggestion.
+    considered : tuple of RuleResult
+        The rules up to the one that fired, each with its outcome and reason.
     """
 
     def __init__(
@@ -106,17 +106,17 @@ class Resolution:
         resolver: Any,
         considered: tuple[RuleResult, ...],
         again: str,
-        offer: str = "",
+        suggestion: str = "",
     ) -> None:
         self.resolver = resolver
         self.considered = considered
         self._again = again
-        self._offer = offer
+        self._suggestion = suggestion
         self._lock = threading.Lock()
-        self._eyes: Any = None
-        self._looked = False
-        self._look = ResolutionSnapshot(
-            self.rule, self._place(), time.time(), (), considered, cell=offer
+        self._prober: Any = None
+        self._probed = False
+        self._snapshot = ResolutionSnapshot(
+            self.rule, self._place(), time.time(), (), considered, cell=suggestion
         )
 
     @property
@@ -126,168 +126,177 @@ class Resolution:
 
     @property
     def cell(self) -> str:
-        """What can be run next, as source."""
-        return self._look.cell
+        """Code suggestion for the next cell."""
+        return self._snapshot.cell
 
     @property
     def last(self) -> ResolutionSnapshot:
         """The latest `ResolutionSnapshot`: ``tasks``, ``counts``, ``changes`` and more."""
-        return self._look
+        return self._snapshot
 
     def cluster_spec(self) -> Any:
-        """Return the ``tf.train.ClusterSpec`` of now.
+        """Return the present ``tf.train.ClusterSpec``.
 
         Raises
         ------
         ResolveError
-            It is not known which tasks there are.
+            The tasks cannot be listed.
         """
-        return self._present().cluster_spec()
+        return self._require_resolver().cluster_spec()
 
     def attach(self, name: str = "found", connect: bool = True) -> Cluster:
-        """Use the cluster: watch it, read from it, coordinate it; see `tfd_notebook.attach`.
+        """Attach to the cluster, to watch it, read from it and coordinate it.
 
         Parameters
         ----------
         name : str
-            How it is called here. Default ``"found"``. A cluster of this process keeps its own.
+            Name of the cluster in this process. Default ``"found"``. A cluster of this process
+            keeps its own name.
         connect : bool
-            Whether this process shall be able to coordinate its workers. Default true.
+            Whether this process connects to the workers, to coordinate them. Default true.
+
+        See Also
+        --------
+        tfd_notebook.attach
         """
         from tfd_notebook.cluster.attach import attach
 
         spec = self.cluster_spec()
-        if own := self._own():
-            known: Cluster = registry.clusters()[own]
-            return known
+        if own := self._own_name():
+            cluster: Cluster = registry.clusters()[own]
+            return cluster
         return attach(spec, name, connect=connect)
 
     def look(self) -> ResolutionSnapshot:
-        """Ask for the tasks, and each of them who it is, all at the same time.
+        """List the tasks, and probe all of them concurrently.
 
         Returns
         -------
-        Look
+        ResolutionSnapshot
             1,000 tasks take at most 4 s.
 
         Raises
         ------
         ResolveError
-            It is not known which tasks there are.
+            The tasks cannot be listed.
         """
-        return self._see(patient=False)
+        return self._probe(raises=True)
 
     def glance(self) -> ResolutionSnapshot:
-        """Look again; what cannot be found out is in ``trouble``, with the tasks of the last time.
+        """Probe the tasks again without raising.
+
+        If the tasks cannot be listed, ``trouble`` has the error, and ``tasks`` those of the
+        previous time.
 
         Returns
         -------
-        Look
+        ResolutionSnapshot
         """
-        return self._see(patient=True)
+        return self._probe(raises=False)
 
     def watch(
         self, seconds: float | None = None, every: float = 1.0
     ) -> Iterator[ResolutionSnapshot]:
-        """Yield what is seen now, and then each time that something changed.
+        """Yield the present snapshot, and then a snapshot after each change.
 
-        What could not be found out is in ``trouble`` meanwhile, with the tasks of the last time.
+        If the tasks cannot be listed, ``trouble`` has the error, and ``tasks`` those of the
+        previous time.
 
         Parameters
         ----------
         seconds : float, optional
-            For how long. Default: until the loop is left, or interrupted.
+            Duration of the watch. Default: no limit.
         every : float
-            Seconds between the ends and begins of looks. Default 1.
+            Seconds from the end of a probe to the start of the next one. Default 1.
         """
         check_seconds(every)
         if seconds is not None:
             check_seconds(seconds)
-        self._present()
+        self._require_resolver()
         end = None if seconds is None else time.monotonic() + seconds
         never = threading.Event()
-        seen: ResolutionSnapshot | None = None
+        last: ResolutionSnapshot | None = None
         while True:
-            look = self.glance()
-            if seen is None or (look.changes, look.trouble) != (seen.changes, seen.trouble):
-                yield look
-            seen = look
-            left = every if end is None else min(every, end - time.monotonic())
-            if left <= 0:
+            snapshot = self.glance()
+            if last is None or (snapshot.changes, snapshot.trouble) != (last.changes, last.trouble):
+                yield snapshot
+            last = snapshot
+            remaining = every if end is None else min(every, end - time.monotonic())
+            if remaining <= 0:
                 return
-            never.wait(left)
+            never.wait(remaining)
 
     def to_frame(self) -> pd.DataFrame:
-        """Return the tasks as they were seen last, as a DataFrame.
+        """Return the tasks of the latest snapshot as a DataFrame.
 
         Its columns are ``job task address state identity accelerators latency_ms reason``.
         """
-        return views.sightings_table(self._look).to_frame()
+        return views.sightings_table(self._snapshot).to_frame()
 
     def history(self) -> views.Table:
-        """Return the ups and downs that were seen, as a table."""
-        return views.changes_table(self._look)
+        """Return the changes of the tasks as a table."""
+        return views.changes_table(self._snapshot)
 
     def close(self) -> None:
-        """Close the connections to the tasks; the next look opens them anew."""
+        """Close the connections to the tasks. The next probe opens new ones."""
         with self._lock:
-            if self._eyes is not None:
-                self._eyes.close()
+            if self._prober is not None:
+                self._prober.close()
 
     def __repr__(self) -> str:
-        return views.look_text(self._look)
+        return views.look_text(self._snapshot)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return views.look_bundle(self._look)
+        return views.look_bundle(self._snapshot)
 
-    def _present(self) -> Any:
+    def _require_resolver(self) -> Any:
         if self.resolver is None:
-            raise NotThere(
-                f"{self.considered[-1].why}: no cluster was found", fix=self.cell.splitlines()[0]
-            )
+            raise NotThere(f"no cluster: {self.considered[-1].why}", fix=self.cell.splitlines()[0])
         return self.resolver
 
-    def _see(self, patient: bool) -> ResolutionSnapshot:
-        resolver = self._present()
+    def _probe(self, raises: bool) -> ResolutionSnapshot:
+        resolver = self._require_resolver()
+        # Import time: task_probe imports TensorFlow, which a suggestion does not need.
         from tfd_notebook.resolution.task_probe import TaskProber
 
         with self._lock:
-            if self._eyes is None:
-                self._eyes = TaskProber(getattr(resolver, "may_be", _same))
-            start, now, before = time.monotonic(), time.time(), self._look
+            if self._prober is None:
+                self._prober = TaskProber(getattr(resolver, "may_be", _is_same_task))
+            start, now, before = time.monotonic(), time.time(), self._snapshot
             try:
                 tasks = _tasks(resolver)
-                seen, trouble = self._eyes.look(tasks), ""
+                statuses, trouble = self._prober.probe(tasks), ""
             except TfdError as error:
-                if not patient:
+                if raises:
                     raise
-                self._look = replace(before, time=now, trouble=error.what)
-                return self._look
-            new = changes(before.tasks, seen, now) if self._looked else ()
-            self._looked = True
-            offered = self._offer and not any(task.state == "alive" for task in seen)
-            self._look = replace(
+                self._snapshot = replace(before, time=now, trouble=error.what)
+                return self._snapshot
+            new = changes(before.tasks, statuses, now) if self._probed else ()
+            self._probed = True
+            any_alive = any(status.state == "alive" for status in statuses)
+            suggest_start = self._suggestion and not any_alive
+            self._snapshot = replace(
                 before,
                 place=self._place(),
                 time=now,
-                tasks=seen,
+                tasks=statuses,
                 seconds=time.monotonic() - start,
                 changes=(*before.changes, *new)[-MOST_CHANGES:],
                 trouble=trouble,
-                cell=self._offer if offered else self._use(tasks),
+                cell=self._suggestion if suggest_start else self._use(tasks),
             )
-            return self._look
+            return self._snapshot
 
-    def _own(self) -> str:
-        """Return the name of the cluster of this process that this is; empty where it is none."""
+    def _own_name(self) -> str:
+        """Return the cluster's name if it is a cluster of this process, else an empty string."""
         from tfd_notebook.resolvers.cluster import OwnResolver
 
-        known = registry.clusters()
-        own = isinstance(self.resolver, OwnResolver) and self.resolver.name in known
-        return self.resolver.name if own else ""
+        clusters = registry.clusters()
+        is_own = isinstance(self.resolver, OwnResolver) and self.resolver.name in clusters
+        return self.resolver.name if is_own else ""
 
     def _use(self, tasks: Tasks) -> str:
-        if name := self._own():
+        if name := self._own_name():
             return suggestions.own(name)
         try:
             job, index = self.resolver.task_type, self.resolver.task_id
@@ -301,36 +310,36 @@ class Resolution:
         if self.resolver is None:
             return ""
         kind = type(self.resolver).__name__
-        given = "the tasks that were given" if kind == "SimpleClusterResolver" else kind
-        return str(getattr(self.resolver, "place", given))
+        default = "the named tasks" if kind == "SimpleClusterResolver" else kind
+        return str(getattr(self.resolver, "place", default))
 
 
-def _same(who: str | None, job: str, index: int) -> bool:
-    return who is None or who == f"{job}:{index}"
+def _is_same_task(identity: str | None, job: str, index: int) -> bool:
+    return identity is None or identity == f"{job}:{index}"
 
 
 def _tasks(resolver: Any) -> Tasks:
-    """Return the tasks that any ClusterResolver knows."""
+    """Return the tasks of a ClusterResolver of any class."""
     from tfd_notebook.resolvers.base import Resolver
     from tfd_notebook.resolvers.validation import checked, tasks_of
 
     if isinstance(resolver, Resolver):
         return resolver.tasks()
     try:
-        found = tasks_of(resolver.cluster_spec())
+        tasks = tasks_of(resolver.cluster_spec())
     except TfdError:
         raise
     except Exception as error:
         name = type(resolver).__name__
         raise ResolveError(
-            f"{name} does not know its tasks: {type(error).__name__}: {error}",
-            fix="see tfd.resolvers for one that names what is wrong",
+            f"{name}.cluster_spec() failed: {type(error).__name__}: {error}",
+            fix="use a class of tfd.resolvers, whose errors name the cause",
         ) from error
-    return checked(found, type(resolver).__name__)
+    return checked(tasks, type(resolver).__name__)
 
 
 def _from_argument(resolver: Any) -> Any:
-    """Return the resolver that somebody meant."""
+    """Return the resolver for an argument of `resolve`."""
     import tensorflow as tf
 
     if isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver):
@@ -341,6 +350,6 @@ def _from_argument(resolver: Any) -> Any:
     if isinstance(own, tf.distribute.cluster_resolver.ClusterResolver):
         return own
     raise UsageError(
-        f"{resolver!r} resolves nothing",
-        fix="give a name, a ClusterResolver, a ClusterSpec or a Cluster",
+        f"invalid resolver {resolver!r}",
+        fix="pass a name, a ClusterResolver, a ClusterSpec or a Cluster",
     )

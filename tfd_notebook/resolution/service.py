@@ -1,4 +1,4 @@
-"""Resolving by request: for lines, whose values are words, and for forms in a browser."""
+"""Resolutions for magics, the command line, and forms in a browser."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from tfd_notebook.errors import UsageError
-from tfd_notebook.model import resolution
-from tfd_notebook.model.resolution import ResolutionSnapshot, TaskStatus
+from tfd_notebook.model.resolution import ResolutionSnapshot, TaskStatus, as_json, records
 from tfd_notebook.resolution import factory
 from tfd_notebook.resolution.resolution import Resolution, resolve
 
-#: Resolutions that are kept for forms: each has open connections, and a history.
-_MOST_KEPT = 4
+#: Maximum number of resolutions kept for forms. Each has open connections and a history.
+_MAX_KEPT = 4
 
 
 def read_options(pairs: Iterable[str]) -> dict[str, Any]:
-    """Return what ``NAME=VALUE`` says; a value is JSON where it can be read so, else text.
+    """Return the options of ``NAME=VALUE`` pairs. A value that is not valid JSON is a string.
 
     Raises
     ------
@@ -31,7 +30,7 @@ def read_options(pairs: Iterable[str]) -> dict[str, Any]:
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not sign or not _is_name(name):
-            raise UsageError(f"{pair!r} sets nothing", fix="write NAME=VALUE, such as port=8470")
+            raise UsageError(f"invalid option {pair!r}", fix="write NAME=VALUE, such as port=8470")
         try:
             options[name] = json.loads(value)
         except ValueError:
@@ -40,59 +39,60 @@ def read_options(pairs: Iterable[str]) -> dict[str, Any]:
 
 
 class ResolveService:
-    """Answers forms: the same question again is the same resolution, with its history."""
+    """The commands of forms. Equal requests share a resolution and its history."""
 
     def __init__(self) -> None:
         self._kept: dict[str, tuple[Resolution, TaskTableDelta]] = {}
 
     def choices(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what can be chosen, as JSON values."""
-        return {
-            "choices": [{"name": name, "summary": said} for name, said in factory.CHOICES.items()]
-        }
+        """Return the choices of resolvers, as JSON values."""
+        choices = [{"name": name, "summary": text} for name, text in factory.CHOICES.items()]
+        return {"choices": choices}
 
     def resolve(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is seen, as JSON values.
+        """Return the snapshot of a resolution, as JSON values.
 
         Parameters
         ----------
         request : mapping
-            ``resolver``, ``options``, ``again``: whether to look at what was found before, and
-            ``since``: the ``number`` of the answer that is known, to be told only of tasks that
-            changed (the answer has the same ``since`` then, and else None).
+            ``resolver`` and ``options`` select the resolution. ``again`` is true to probe the
+            tasks of a kept resolution. ``since`` is the ``number`` of the front end's last answer.
+            The answer then contains only changed tasks and the same ``since``. If that answer is
+            no longer kept, it contains all tasks, and ``since`` is None.
         """
         again = request.get("again") is True
-        found, told = self._entry(request, fresh=not again)
-        look = found.glance() if again and found.resolver is not None else found.last
-        return {**told.tell(look, request.get("since")), "found": found.resolver is not None}
+        resolution, delta = self._entry(request, fresh=not again)
+        is_resolved = resolution.resolver is not None
+        snapshot = resolution.glance() if again and is_resolved else resolution.last
+        return {**delta.message(snapshot, request.get("since")), "found": is_resolved}
 
-    def found(self, request: Mapping[str, Any], fresh: bool = False) -> Resolution:
-        """Return the resolution that `request` means, anew if `fresh`."""
+    def resolution(self, request: Mapping[str, Any], fresh: bool = False) -> Resolution:
+        """Return the resolution of `request`. If `fresh`, discard a kept one first."""
         return self._entry(request, fresh)[0]
 
     def _entry(self, request: Mapping[str, Any], fresh: bool) -> tuple[Resolution, TaskTableDelta]:
         resolver, options = request.get("resolver", "auto"), request.get("options") or {}
         if not isinstance(resolver, str) or len(resolver) > 1000:
-            raise UsageError(f"{str(resolver)[:100]!r} is no name of a resolver")
+            raise UsageError(f"invalid name of a resolver: {str(resolver)[:100]!r}")
         if not isinstance(options, Mapping) or not all(map(_is_name, options)):
-            raise UsageError(f"{str(options)[:100]!r} are no options", fix='write {"port": 8470}')
+            raise UsageError(f"invalid options {str(options)[:100]!r}", fix='write {"port": 8470}')
         key = json.dumps([resolver, options], sort_keys=True)
         if fresh or key not in self._kept:
-            self._forget(key)
+            self._discard(key)
             self._kept[key] = resolve(resolver, **options), TaskTableDelta()
-            for oldest in list(self._kept)[:-_MOST_KEPT]:
-                self._forget(oldest)
+            for oldest in list(self._kept)[:-_MAX_KEPT]:
+                self._discard(oldest)
         return self._kept[key]
 
     def close(self) -> None:
-        """Keep nothing, and close all connections."""
+        """Discard all resolutions and close their connections."""
         for key in list(self._kept):
-            self._forget(key)
+            self._discard(key)
 
-    def _forget(self, key: str) -> None:
-        known = self._kept.pop(key, None)
-        if known is not None:
-            known[0].close()
+    def _discard(self, key: str) -> None:
+        entry = self._kept.pop(key, None)
+        if entry is not None:
+            entry[0].close()
 
 
 def _is_name(name: Any) -> bool:
@@ -104,66 +104,67 @@ def _is_name(name: Any) -> bool:
     )
 
 
-#: The latest changes, which are all that a front end shows.
-_MOST_CHANGES = 20
-#: Tables that are remembered: front ends that look at other times have older ones.
-_MOST_TABLES = 4
-#: Latencies are told again when they differ by more than this factor, and these milliseconds.
+#: Maximum number of changes in an answer: the number that a front end shows.
+_MAX_CHANGES = 20
+#: Maximum number of kept tables. Front ends that update at other times have older ones.
+_MAX_TABLES = 4
+#: A latency counts as changed if it differs by more than this factor and these milliseconds.
 _FACTOR, _MILLISECONDS = 2.0, 5.0
 
-#: Numbers of tables. A kernel that was restarted gives none again that a front end still has.
+#: Numbers of tables. They start at the time, so that a restarted kernel repeats no number.
 _numbers = itertools.count(time.time_ns() // 1_000_000)
 
 
 class TaskTableDelta:
-    """What front ends know of one cluster."""
+    """Changes of the task table of a cluster since a front end's last answer."""
 
     def __init__(self) -> None:
         self._tables: dict[int, dict[str, TaskStatus]] = {}
 
-    def tell(self, look: ResolutionSnapshot, since: Any = None) -> dict[str, Any]:
-        """Return `look` as JSON values.
+    def message(self, snapshot: ResolutionSnapshot, since: Any = None) -> dict[str, Any]:
+        """Return `snapshot` as JSON values.
 
         Parameters
         ----------
-        look : Look
+        snapshot : ResolutionSnapshot
         since : int, optional
-            ``number`` of the table that the front end has. If it has the same tasks, ``tasks`` are
-            those that changed, and ``since`` says so; else all, and ``since`` is None.
+            ``number`` of the front end's table. If it has the same tasks in the same order,
+            ``tasks`` are the changed ones, and ``since`` is returned. Otherwise ``tasks`` are all,
+            and ``since`` is None.
         """
-        number, table = self._number(look)
+        number, table = self._number(snapshot)
         known = self._tables.get(since) if isinstance(since, int) else None
         if known is None or list(known) != list(table):
             since, known = None, {}
         rows = [task for name, task in table.items() if known.get(name) != task]
-        brief = replace(look, tasks=(), changes=look.changes[-_MOST_CHANGES:])
+        brief = replace(snapshot, tasks=(), changes=snapshot.changes[-_MAX_CHANGES:])
         return {
-            **resolution.as_json(brief),
-            "counts": look.counts,
-            "tasks": resolution.records(rows),
-            "changed": len(look.changes),
+            **as_json(brief),
+            "counts": snapshot.counts,
+            "tasks": records(rows),
+            "changed": len(snapshot.changes),
             "number": number,
             "since": since,
         }
 
-    def _number(self, look: ResolutionSnapshot) -> tuple[int, dict[str, TaskStatus]]:
-        """Return the table that is told for `look`, and its number: a new one if it is another."""
+    def _number(self, snapshot: ResolutionSnapshot) -> tuple[int, dict[str, TaskStatus]]:
+        """Return the number of the table of `snapshot`, new if the table changed, and the table."""
         last, before = next(reversed(self._tables.items()), (0, {}))
-        table = {task.name: task for task in look.tasks}
+        table = {task.name: task for task in snapshot.tasks}
         for name, task in table.items():
-            if name in before and _alike(before[name], task):
+            if name in before and _is_similar(before[name], task):
                 table[name] = before[name]
         if self._tables and list(table.items()) == list(before.items()):
             return last, before
         number = next(_numbers)
         self._tables[number] = table
-        for oldest in list(self._tables)[:-_MOST_TABLES]:
+        for oldest in list(self._tables)[:-_MAX_TABLES]:
             del self._tables[oldest]
         return number, table
 
 
-def _alike(before: TaskStatus, now: TaskStatus) -> bool:
-    """Whether only the latency differs, and not by much."""
+def _is_similar(before: TaskStatus, now: TaskStatus) -> bool:
+    """Return True if only the latency differs, within `_FACTOR` or `_MILLISECONDS`."""
     least, most = sorted((before.latency_ms, now.latency_ms))
-    near = most <= _FACTOR * least or most - least <= _MILLISECONDS
-    return near and {**vars(before), "latency_ms": 0} == {**vars(now), "latency_ms": 0}
+    is_near = most <= _FACTOR * least or most - least <= _MILLISECONDS
+    return is_near and {**vars(before), "latency_ms": 0} == {**vars(now), "latency_ms": 0}

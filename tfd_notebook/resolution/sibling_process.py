@@ -1,4 +1,4 @@
-"""The tasks of a cluster that another process of this user on this host has."""
+"""Resolver for a cluster of another process of this user on this host."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _SECONDS = 5.0
 
 
 class SiblingProcessResolver(Resolver):
-    """The tasks of a cluster, requested from its process at each call.
+    """A resolver that requests the tasks of a cluster from its process at each call.
 
     Parameters
     ----------
     name : str
-        Of the cluster.
+        Name of the cluster.
     pid : int
-        Of the process.
+        Process of the cluster.
     """
 
     def __init__(self, name: str, pid: int) -> None:

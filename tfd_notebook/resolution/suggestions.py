@@ -1,4 +1,4 @@
-"""The next cell: what somebody who found a cluster, or where one could be, may want to run."""
+"""Code suggestions for the next cell, given a resolved cluster or a place for one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from tfd_notebook.resolvers.slurm_queue import Partition
 from tfd_notebook.resolvers.validation import Tasks
 
-#: What the job of a cell asks for, where the partition allows it; time in minutes.
+#: Number of tasks and minutes of a suggested Slurm job, if the partition allows them.
 _TASKS = 2
 _MINUTES = 60
 
@@ -47,8 +47,8 @@ tfd.resolve("kubernetes", jobs={
     "worker": "app=train,role=worker",
 })"""
 LOCAL = "cluster = tfd.Cluster(workers=2, ps=1)"
-SPARK = f"{LOCAL}  # on the driver's host: Spark tells of no task of TensorFlow's"
-RAY = f"{LOCAL}  # on this host: Ray tells of no task of TensorFlow's"
+SPARK = f"{LOCAL}  # on the driver's host: Spark has no information about TensorFlow tasks"
+RAY = f"{LOCAL}  # on this host: Ray has no information about TensorFlow tasks"
 
 _ATTACHED = ("chief", "evaluator", "master", "ps", "worker")
 
@@ -59,7 +59,7 @@ def sbatch(partition: Partition | None) -> str:
     Parameters
     ----------
     partition : Partition, optional
-        None where nothing is known of the partitions.
+        None if the partitions are unknown.
     """
     tasks, minutes, options = _TASKS, _MINUTES, []
     if partition is not None:
@@ -73,30 +73,30 @@ def sbatch(partition: Partition | None) -> str:
 
 
 def start_with(launcher: str) -> str:
-    """Return the cell that starts a cluster by a launcher's profile."""
+    """Return the cell that starts a cluster with a profile of a launcher."""
     return f"cluster = tfd.Cluster(workers=2, ps=1, launcher={launcher!r})"
 
 
 def attach_to(name: str) -> str:
-    """Return the cell that takes up a detached cluster."""
+    """Return the cell that attaches to a detached cluster."""
     return f"cluster = tfd.attach({name!r})"
 
 
 def own(name: str) -> str:
-    """Return the cell that takes a cluster of this process."""
+    """Return the cell that gets a cluster of this process."""
     return f"cluster = tfd.clusters()[{name!r}]"
 
 
 def which_of(names: Sequence[str]) -> str:
-    """Return the cell that says which cluster is meant."""
+    """Return the cell that selects one of several clusters."""
     return f'tfd.resolve("local", name={names[0]!r})'
 
 
-def call(said: str, options: Mapping[str, Any]) -> str:
-    """Return how to resolve the same again."""
-    words = [repr(said)] if said and said != "auto" else []
-    words += [f"{name}={value!r}" for name, value in options.items()]
-    return f"tfd.resolve({', '.join(words)})"
+def call(resolver: str, options: Mapping[str, Any]) -> str:
+    """Return the source of a call that repeats a resolution."""
+    arguments = [repr(resolver)] if resolver and resolver != "auto" else []
+    arguments += [f"{name}={value!r}" for name, value in options.items()]
+    return f"tfd.resolve({', '.join(arguments)})"
 
 
 def use(tasks: Tasks, again: str, own: tuple[str, int] | None, rule: str) -> str:
@@ -106,10 +106,11 @@ def use(tasks: Tasks, again: str, own: tuple[str, int] | None, rule: str) -> str
     ----------
     tasks : dict
     again : str
-        An expression for the resolution.
+        Source of an expression that repeats the resolution.
     own : tuple, optional
-        Which of the tasks this process is.
+        Job and index of the task that this process is.
     rule : str
+        ``"tpu"`` for a TPU.
     """
     if rule == "tpu":
         return (

@@ -1,4 +1,4 @@
-"""Looking at all tasks of a cluster at once, as TensorFlow would reach them."""
+"""Concurrent probes of all tasks of a cluster, by the route that TensorFlow uses."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from tfd_notebook.net.probe import Kind, Probe, Prober
 from tfd_notebook.resolvers.base import NO_ACCELERATORS
 from tfd_notebook.resolvers.validation import Tasks
 
-#: Seconds for one answer.
+#: Timeout in seconds of a probe.
 TIMEOUT = 1.0
-#: Seconds within which all tasks are looked at.
+#: Seconds within which all tasks are probed.
 LIMIT = 4.0
-#: Tasks that are asked at the same time: more threads only wait for each other.
-_LEAST_PARALLEL, _MOST_PARALLEL = 32, 400
-#: Clusters with more tasks are connected to anew at each look: connections are open files.
-_MOST_KEPT = 200
-#: Where gRPC finds its proxy, in its order.
+#: Minimum and maximum number of threads. More threads only wait for each other.
+_MIN_THREADS, _MAX_THREADS = 32, 400
+#: Maximum number of probes whose connections stay open: connections are open files.
+_MAX_OPEN = 200
+#: Variables that name gRPC's proxy, in gRPC's order.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _SERVER: Kind = "server"
-#: What answers in jobs that are no ``tf.distribute.Server``.
+#: Kinds of servers in jobs that do not run a ``tf.distribute.Server``.
 _KINDS: dict[str, Kind] = {"dispatcher": "dispatcher", "data_worker": "data_worker"}
 
-#: Whether a server that calls itself so can be the task of this job and index.
+#: Returns True if a server with this task name can be the task of this job and index.
 MayBe = Callable[[str | None, str, int], bool]
 
 
 class TaskProber:
-    """Look at tasks again and again; safe to use from one thread at a time.
+    """A prober of tasks that keeps its connections. Only one thread at a time may use it.
 
     Parameters
     ----------
     may_be : callable
-        Tells whether a server of some name can be a task.
+        Returns True if a server with a task name can be the task of a job and index.
     """
 
     def __init__(self, may_be: MayBe) -> None:
@@ -44,36 +44,41 @@ class TaskProber:
         self._direct = Prober()
         self._proxied = Prober(via_proxy=True)
 
-    def look(self, tasks: Tasks) -> tuple[TaskStatus, ...]:
-        """Return what each task answers, in the order of `tasks`, within 4 s for 1,000 tasks."""
-        wanted = [(job, index, at) for job, found in tasks.items() for index, at in found.items()]
-        if not wanted:
+    def probe(self, tasks: Tasks) -> tuple[TaskStatus, ...]:
+        """Return the state of each task, in the order of `tasks`.
+
+        1,000 tasks take at most 4 s.
+        """
+        places = [
+            (job, index, address)
+            for job, addresses in tasks.items()
+            for index, address in addresses.items()
+        ]
+        if not places:
             return ()
         proxy = next((name for name in _PROXIES if os.environ.get(name)), "")
-        # One address may be given to several tasks.
-        first = {address: _KINDS.get(job, _SERVER) for job, _, address in wanted}
-        questions = len(first) * (2 if proxy else 1)
-        parallel = min(
-            max(int(questions * TIMEOUT / (LIMIT - TIMEOUT)), _LEAST_PARALLEL), questions
-        )
-        with ThreadPoolExecutor(min(parallel, _MOST_PARALLEL), "tfd-look") as pool:
-            through = pool.map(self._probe_proxied, first, first.values()) if proxy else ()
-            direct = pool.map(self._probe_direct, first, first.values())
-            answers = dict(zip(first, direct, strict=True))
-            proxied = dict(zip(first, through, strict=False))
-        found = []
-        for job, index, address in wanted:
-            seen = self._judged(job, index, answers[address])
+        # Several tasks may have the same address.
+        kinds = {address: _KINDS.get(job, _SERVER) for job, _, address in places}
+        count = len(kinds) * (2 if proxy else 1)
+        threads = min(max(int(count * TIMEOUT / (LIMIT - TIMEOUT)), _MIN_THREADS), count)
+        with ThreadPoolExecutor(min(threads, _MAX_THREADS), "tfd-probe") as pool:
+            through = pool.map(self._probe_proxied, kinds, kinds.values()) if proxy else ()
+            direct = pool.map(self._probe_direct, kinds, kinds.values())
+            results = dict(zip(kinds, direct, strict=True))
+            proxied = dict(zip(kinds, through, strict=False))
+        statuses = []
+        for job, index, address in places:
+            status = self._status(job, index, results[address])
             if proxy:
-                by_proxy = self._judged(job, index, proxied[address])
-                seen = _as_tensorflow(seen, by_proxy, proxy)
-            found.append(seen)
-        if questions > _MOST_KEPT:
+                via_proxy = self._status(job, index, proxied[address])
+                status = _status_for_tensorflow(status, via_proxy, proxy)
+            statuses.append(status)
+        if count > _MAX_OPEN:
             self.close()
-        return tuple(found)
+        return tuple(statuses)
 
     def close(self) -> None:
-        """Close all connections; the next look opens new ones."""
+        """Close all connections. The next probe opens new ones."""
         self._direct.close()
         self._proxied.close()
 
@@ -83,29 +88,29 @@ class TaskProber:
     def _probe_proxied(self, address: str, kind: Kind) -> Probe:
         return self._proxied.probe(address, TIMEOUT, kind)
 
-    def _judged(self, job: str, index: int, found: Probe) -> TaskStatus:
+    def _status(self, job: str, index: int, result: Probe) -> TaskStatus:
         kind = _KINDS.get(job, _SERVER)
-        name = found.task
-        identity = name or (str(found.kind) if found.alive and found.kind != "server" else "")
-        state, reason = str(found.state), found.reason
-        if found.alive and found.kind != kind:
-            state, reason = "mismatch", f"a {_words(found.kind)} answers there"
-        elif found.alive and found.kind == "server" and not self._may_be(name, job, index):
+        name = result.task
+        identity = name or (str(result.kind) if result.alive and result.kind != "server" else "")
+        state, reason = str(result.state), result.reason
+        if result.alive and result.kind != kind:
+            state, reason = "mismatch", f"a {_label(result.kind)} answers there"
+        elif result.alive and result.kind == "server" and not self._may_be(name, job, index):
             state, reason = "mismatch", f"{identity} answers there"
         return TaskStatus(
             job,
             index,
-            found.address,
+            result.address,
             state,
             identity,
-            _accelerators(found),
-            round(found.latency_ms, 1),
+            _accelerators(result),
+            round(result.latency_ms, 1),
             reason,
         )
 
 
-def _as_tensorflow(direct: TaskStatus, through: TaskStatus, proxy: str) -> TaskStatus:
-    """Return how TensorFlow sees a task: it obeys the variables that name a proxy."""
+def _status_for_tensorflow(direct: TaskStatus, through: TaskStatus, proxy: str) -> TaskStatus:
+    """Return the status by the route that TensorFlow uses: its gRPC follows proxy variables."""
     if through.state == direct.state:
         return direct
     host = direct.address.rpartition(":")[0]
@@ -113,20 +118,20 @@ def _as_tensorflow(direct: TaskStatus, through: TaskStatus, proxy: str) -> TaskS
         **{
             **vars(through),
             "identity": through.identity or direct.identity,
-            "reason": f"{through.reason or through.state} by the proxy of {proxy}, which "
-            f"TensorFlow obeys; directly it is {direct.state}. Add {host} to no_proxy",
+            "reason": f"{through.reason or through.state} through the proxy of {proxy}, which "
+            f"TensorFlow uses; directly it is {direct.state}. Add {host} to no_proxy",
         }
     )
 
 
-def _accelerators(found: Probe) -> str:
-    counts = Counter(d.type for d in found.devices if d.type not in NO_ACCELERATORS)
+def _accelerators(result: Probe) -> str:
+    counts = Counter(d.type for d in result.devices if d.type not in NO_ACCELERATORS)
     return " ".join(f"{kind}:{count}" for kind, count in sorted(counts.items()))
 
 
-def _words(kind: str | None) -> str:
-    words: Mapping[str | None, str] = {
+def _label(kind: str | None) -> str:
+    labels: Mapping[str | None, str] = {
         "server": "tf.distribute server",
         "data_worker": "data worker",
     }
-    return words.get(kind, str(kind))
+    return labels.get(kind, str(kind))

@@ -82,7 +82,7 @@ def _attach(shell: Any, request: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(f"invalid variable {name!r}: expected a name")
     variable = lookup.check_variable(name)
     # cluster.strategy() connects this kernel later, if the user calls it.
-    cluster = _service.found(request).attach(connect=False)
+    cluster = _service.resolution(request).attach(connect=False)
     bound = lookup.bind(shell.user_ns, variable, cluster)
     message = f"attached to cluster {cluster.name!r}; it is in the variable {bound!r}"
     return {"cluster": cluster.name, "variable": bound, "said": message}
