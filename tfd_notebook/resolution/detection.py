@@ -243,24 +243,24 @@ def _local(options: dict[str, Any]) -> RuleOutcome:
     names = list(registry.clusters())
     if len(names) == 1 or options.get("name") in names:
         name = options.get("name", names[0])
-        why = f"no other rule matches: the cluster {name!r} of this process"
+        why = f"no other rule matches; using the cluster {name!r} of this process"
         return RuleOutcome("fired", why, "local")
     if names:
-        why = f"no other rule matches: this process has the clusters {_quoted(names)}"
+        why = f"no other rule matches; this process has the clusters {_quoted(names)}"
         return RuleOutcome("fired", why, "", suggestions.which_of(names))
     pids = sibling_process_clusters()
     if len(pids) == 1 or options.get("name") in pids:
         name = options.get("name", next(iter(pids)))
-        why = f"no other rule matches: the cluster {name!r} of the process {pids[name]}"
+        why = f"no other rule matches; using the cluster {name!r} of the process {pids[name]}"
         return RuleOutcome("fired", why, "local")
     if pids:
-        why = f"no other rule matches: other processes have the clusters {_quoted(pids)}"
+        why = f"no other rule matches; other processes have the clusters {_quoted(pids)}"
         return RuleOutcome("fired", why, "", suggestions.which_of(list(pids)))
     detached_names = [record.name for record in detached.detached()]
     if detached_names:
-        why = f"no other rule matches: {detached_names[0]!r} is a detached cluster"
+        why = f"no other rule matches; {detached_names[0]!r} is a detached cluster"
         return RuleOutcome("fired", why, "", suggestions.attach_to(detached_names[0]))
-    why = "no other rule matches: tasks can run on this host"
+    why = "no other rule matches; tasks can run on this host"
     return RuleOutcome("fired", why, "", suggestions.LOCAL)
 
 

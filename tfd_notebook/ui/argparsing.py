@@ -258,7 +258,7 @@ def add_start_options(parser: Parser) -> None:
         "--launcher",
         default="local",
         metavar="L",
-        help="run the tasks there; the command launchers lists the choices (default: local)",
+        help="launcher of the tasks; the command launchers lists the choices (default: local)",
     )
     parser.add_argument("--name", help="name of the cluster (default: cluster)")
     parser.add_argument("--host", metavar="H", help="host name or address that the tasks advertise")

@@ -76,7 +76,7 @@ def command_line() -> CommandLine:
         Command("watch", "follow a cluster", _watch, _watch_args, example="images --interval 5"),
         Command(
             "pause",
-            "hold the closures of a coordinator back",
+            "hold queued closures back",
             _pause,
             targets.add_arguments,
             example="training",
