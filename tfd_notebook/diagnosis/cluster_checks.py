@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
 
 #: Number of restarts of a task, or of reconnects to a host, that is reported.
-_OFTEN = 3
+_MANY_RESTARTS = 3
 #: Variables that change in a kernel without the user, and do not affect tasks.
 _IGNORED = re.compile(
     r"(_|COLUMNS|LINES|OLDPWD|PWD|SHLVL|TERM|TF2_BEHAVIOR|no_grpc_proxy"
@@ -32,47 +32,49 @@ _IGNORED = re.compile(
     r"|CUDA_|ENABLE_RUNTIME_|HDF5_|IPY|JPY_|JUPYTER|KMP_|MPL|PYDEVD|PYTEST|TFD_|TPU_"
 )
 
-DOUBLE = kind(
+SHARED_GPU = kind(
     "TFD843",
     "warning",
     "GPU that two tasks share",
     "each takes the whole memory of the GPU, or both are slower",
 )
-LATE = kind(
+LATE_ENVIRONMENT = kind(
     "TFD832",
     "warning",
     "environment that came too late for the tasks",
     "tasks keep the environment from the start of their cluster",
 )
-STALE = kind(
+STALE_MODULES = kind(
     "TFD833",
     "warning",
     "stale modules",
     "a process keeps the version of a module that it has imported",
 )
-KERAS = kind(
+KERAS_3 = kind(
     "TFD851",
     "warning",
     "Keras 3 with parameter servers",
     "fit, evaluate and predict raise an error under ParameterServerStrategy",
 )
-OPEN = kind(
+OPEN_TASKS = kind(
     "TFD852",
     "warning",
     "tasks open to others",
     "any client that reaches such a port can run graphs, which read and write files",
 )
-OFTEN = kind(
+FREQUENT_RESTARTS = kind(
     "TFD853",
     "warning",
     "too many restarts or reconnects",
     "each one loses or delays work in progress, and the cause persists",
 )
-BAD = kind("TFD854", "error", "task that does not work", "the work of this task is not done")
+FAILED_TASK = kind(
+    "TFD854", "error", "task that does not work", "the work of this task is not done"
+)
 
 
 @check("cluster")
-def bad_tasks(cluster: Cluster) -> Iterator[Finding]:
+def failed_tasks(cluster: Cluster) -> Iterator[Finding]:
     """Report tasks that failed, are lost, or hang."""
     for row in cluster.snapshot().tasks:
         if row.state in (TaskState.FAILED, TaskState.LOST, TaskState.HUNG):
@@ -82,7 +84,7 @@ def bad_tasks(cluster: Cluster) -> Iterator[Finding]:
                 fix = memory.FIX
                 if row.role is Role.DATA_WORKER:
                     what += f".{cluster.memory_cause()}"
-            yield BAD.found(what, fix, cluster.name)
+            yield FAILED_TASK.found(what, fix, cluster.name)
 
 
 @check("cluster")
@@ -107,7 +109,7 @@ def open_tasks(cluster: Cluster) -> Iterator[Finding]:
         if row.open_to == "everyone" or row.open_to.startswith("unknown"):
             by_peers.setdefault(row.open_to, []).append(row.task)
     for peers, tasks in by_peers.items():
-        yield OPEN.found(
+        yield OPEN_TASKS.found(
             f"{listed(tasks)} are open to {peers}",
             'allow only the networks that need them, such as allow=("10.0.0.0/8",) of the launcher',
             cluster.name,
@@ -115,18 +117,18 @@ def open_tasks(cluster: Cluster) -> Iterator[Finding]:
 
 
 @check("cluster")
-def often(cluster: Cluster) -> Iterator[Finding]:
+def frequent_restarts(cluster: Cluster) -> Iterator[Finding]:
     """Report tasks that restart often, and hosts whose connection is lost often."""
     for row in cluster.snapshot().tasks:
-        if row.restarts >= _OFTEN:
-            yield OFTEN.found(
+        if row.restarts >= _MANY_RESTARTS:
+            yield FREQUENT_RESTARTS.found(
                 f"{row.task} was restarted {row.restarts} times",
                 f"see cluster.logs({row.task!r}) for the cause",
                 cluster.name,
             )
     for host, count in cluster.reconnects.items():
-        if count >= _OFTEN:
-            yield OFTEN.found(
+        if count >= _MANY_RESTARTS:
+            yield FREQUENT_RESTARTS.found(
                 f"the connection to {host} was lost and restored {count} times",
                 "check whether the network, the host or a firewall closes it",
                 cluster.name,
@@ -155,7 +157,7 @@ def keras_3(cluster: Cluster) -> Iterator[Finding]:
     keras = sys.modules.get("keras")  # TensorFlow itself may have imported it.
     version = str(getattr(keras, "__version__", ""))
     if version.startswith("3.") and cluster.snapshot().planned.get(Role.PS) and _has_model(keras):
-        yield KERAS.found(
+        yield KERAS_3.found(
             f"{NO_KERAS}, and this process has a model of Keras {version}", KERAS_2, cluster.name
         )
 
@@ -170,18 +172,18 @@ def _has_model(keras: Any) -> bool:
 @check("cluster")
 def late_environment(cluster: Cluster) -> Iterator[Finding]:
     """Report variables that were set, changed or removed after the cluster had started."""
-    began = cluster.surroundings
-    if began is None or cluster.service_in_process:
+    initial = cluster.surroundings
+    if initial is None or cluster.service_in_process:
         return
     names = sorted(
         name
-        for name in began.environment.keys() | os.environ.keys()
-        if began.environment.get(name) != os.environ.get(name)
+        for name in initial.environment.keys() | os.environ.keys()
+        if initial.environment.get(name) != os.environ.get(name)
         and name not in cluster.config.env
         and not _IGNORED.match(name)
     )
     if names:
-        yield LATE.found(
+        yield LATE_ENVIRONMENT.found(
             f"{listed(names)} changed after the cluster had started",
             "set them before the cluster starts, or pass env={...}, and start it again",
             cluster.name,
@@ -198,7 +200,7 @@ def stale_modules(cluster: Cluster) -> Iterator[Finding]:
         for name in report["stale"]:
             tasks.setdefault(name, []).append(task)
     for name, stale in sorted(tasks.items()):
-        yield STALE.found(
+        yield STALE_MODULES.found(
             f"{name} was edited after {listed(stale)} had imported it",
             f"importlib.reload({name}) in this process, then "
             + "; ".join(f"cluster.restart({task!r})" for task in stale),
@@ -215,7 +217,7 @@ def oversubscribed_gpus(snapshots: Mapping[str, Snapshot]) -> Iterator[Finding]:
                 users.setdefault((gpu.host, gpu.index), []).append(f"{name}/{gpu.task}")
     for (host, index), tasks in users.items():
         if len(tasks) > 1:
-            yield DOUBLE.found(
+            yield SHARED_GPU.found(
                 f"GPU {index} of {host} is used by {', '.join(tasks)}",
                 "give each cluster different GPUs: gpus=[0], gpus=[1]",
             )

@@ -27,7 +27,7 @@ NO_WORKERS = kind(
     "dispatcher without workers",
     "a reader waits indefinitely, because a dispatcher itself produces no elements",
 )
-LEFT = kind(
+MISSING_WORKERS = kind(
     "TFD812",
     "warning",
     "workers that left",
@@ -148,7 +148,7 @@ def _unanswered(address: str, result: Probe, service: Service) -> tuple[str, str
 
 
 @check("service")
-def left(service: Service) -> Iterator[Finding]:
+def missing_workers(service: Service) -> Iterator[Finding]:
     """Report registered workers that do not respond."""
     missing = [
         f"{address} ({result.state})"
@@ -156,7 +156,7 @@ def left(service: Service) -> Iterator[Finding]:
         if not _responds(result)
     ]
     if missing and service.running:
-        yield LEFT.found(
+        yield MISSING_WORKERS.found(
             f"{len(missing)} of {len(service.workers)} data workers do not respond: "
             f"{', '.join(missing[:_MAX_NAMES])}",
             "start them again at their addresses, or read again from the remaining ones",

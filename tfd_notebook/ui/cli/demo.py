@@ -43,19 +43,19 @@ def main(batches: int = 24) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     began = time.monotonic()
     photographs = _photographs()
-    _say("Starting a dispatcher and one data worker (child processes) ...")
+    _print_line("Starting a dispatcher and one data worker (child processes) ...")
     with Cluster(data_workers=1, name="demo") as cluster:
-        _say(f"ready after {time.monotonic() - began:.1f} s\n")
+        _print_line(f"ready after {time.monotonic() - began:.1f} s\n")
         with _quiet_stderr():
             import keras  # noqa: F401 - imports TensorFlow, which prints to stderr
         _train(cluster, crops(photographs), batches)
         _stream(cluster, crops(photographs))
-        _say(f"\n{views.text(cluster.snapshot())}")
-    _say("\nThe same with the servers inside this process:")
+        _print_line(f"\n{views.text(cluster.snapshot())}")
+    _print_line("\nThe same with the servers inside this process:")
     with Cluster(data_workers=2, name="demo-inprocess", launcher="inprocess") as cluster:
         _train(cluster, crops(photographs), batches)
-        _say(f"\n{views.text(cluster.snapshot())}")
-    _say(f"\nDone in {time.monotonic() - began:.0f} s. All servers have stopped.")
+        _print_line(f"\n{views.text(cluster.snapshot())}")
+    _print_line(f"\nDone in {time.monotonic() - began:.0f} s. All servers have stopped.")
     return 0
 
 
@@ -144,7 +144,7 @@ def _train(cluster: Cluster, dataset: Any, batches: int) -> None:
     with _progress(cluster, "train"):
         history = _network().fit(cluster.observe(epoch, name="train"), verbose=0, shuffle=False)
     accuracy = history.history["accuracy"][-1]
-    _say(f"one epoch of model.fit: accuracy {accuracy:.2f}")
+    _print_line(f"one epoch of model.fit: accuracy {accuracy:.2f}")
 
 
 def _stream(cluster: Cluster, dataset: Any) -> None:
@@ -154,21 +154,21 @@ def _stream(cluster: Cluster, dataset: Any) -> None:
         with _progress(cluster, "background"):
             stream.wait(elements=20, timeout=60)
         estimate = cluster.what_if(4).records()[-1]
-        _say("scaling from 1 to 4 data workers ...")
+        _print_line("scaling from 1 to 4 data workers ...")
         cluster.scale(data_workers=4)
         with _progress(cluster, "background"):
             stream.wait(elements=stream.elements + 60, timeout=60)
-        _say(
+        _print_line(
             f"estimate from the cost of a batch: {estimate['low']:.0f} to {estimate['high']:.0f} "
             f"batches/s ({estimate['because']})"
         )
         victim = "data_worker:0"
         killed = cluster.kill(victim)
-        _say(f"killing {victim} (pid {killed}) ...")
+        _print_line(f"killing {victim} (pid {killed}) ...")
         with _progress(cluster, "background"):
             stream.wait(elements=stream.elements + 60, timeout=60)
             pid = _await_restart(cluster, stream, victim, killed)
-    _say(f"{victim} is ready again (pid {pid}); the stream was not interrupted")
+    _print_line(f"{victim} is ready again (pid {pid}); the stream was not interrupted")
 
 
 def _await_restart(cluster: Cluster, stream: Any, task: str, killed: int | None) -> int | None:
@@ -206,7 +206,7 @@ def _progress(cluster: Cluster, consumer: str) -> Iterator[None]:
         yield
     finally:
         unsubscribe()
-        _say(line(cluster.snapshot()))
+        _print_line(line(cluster.snapshot()))
 
 
 def _line_start() -> str:
@@ -214,7 +214,7 @@ def _line_start() -> str:
     return "\r\x1b[K" if sys.stdout.isatty() else ""
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(_line_start() + text, flush=True)
 
 

@@ -152,7 +152,7 @@ class _ClusterLine(CommandLine):
         return StartForm(lambda: start_form.commands(self._shell), fallback)
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     """Print a message as output of the cell."""
     print(text)  # noqa: T201
 
@@ -164,9 +164,9 @@ class _Start:
     def __call__(self, options: argparse.Namespace) -> Any:
         started = start_form.start(self._shell, options)
         cluster = started.cluster
-        say(started.message)
+        report(started.message)
         if Role.DISPATCHER in cluster.snapshot().observed and not cluster.data_workers():
-            say("the cluster has no data worker yet: %tfd_cluster scale --data-workers 2")
+            report("the cluster has no data worker yet: %tfd_cluster scale --data-workers 2")
         return cluster
 
 
@@ -262,13 +262,13 @@ def _logs(options: argparse.Namespace) -> None:
         )
     cluster, task = lookup.pick_task(options.words, need_task=options.follow)
     if not options.follow:
-        say(str(cluster.logs(task, options.lines)))
+        report(str(cluster.logs(task, options.lines)))
         return
     try:
         for line in cluster.logs(task, options.lines, follow=True):
-            say(line)
+            report(line)
     except KeyboardInterrupt:
-        say(f"(stopped following {task})")
+        report(f"(stopped following {task})")
 
 
 def _restart(options: argparse.Namespace) -> views.View:
@@ -282,13 +282,13 @@ def _kill(options: argparse.Namespace) -> None:
     cluster, task = lookup.pick_task(options.words, need_task=True)
     assert task is not None
     pid = cluster.kill(task)
-    say(f"{task} had no process" if pid is None else f"{task} (process {pid}) was killed")
+    report(f"{task} had no process" if pid is None else f"{task} (process {pid}) was killed")
 
 
 def _interrupt(options: argparse.Namespace) -> None:
     cluster = lookup.pick(options.name)
     cluster.interrupt()
-    say(f"cancelled every read from cluster {cluster.name!r}")
+    report(f"cancelled every read from cluster {cluster.name!r}")
 
 
 def _recover_args(parser: Parser) -> None:
@@ -317,9 +317,9 @@ class _Recover:
         if build is not None:
             build = lookup.evaluate(self._shell, build, "a function that builds the model")
         coordinator = cluster.recover(options.checkpoint, build)
-        say(f"cluster {cluster.name!r} has a new strategy and a new coordinator")
+        report(f"cluster {cluster.name!r} has a new strategy and a new coordinator")
         if options.checkpoint is not None and not cluster.can_build:
-            say(f"build the model again, then restore it from {options.checkpoint}")
+            report(f"build the model again, then restore it from {options.checkpoint}")
         return coordinator
 
 
@@ -331,7 +331,7 @@ class _Attach:
         variable = lookup.check_variable(options.output)
         cluster = attach.attach(options.name or _only_detached())
         bound = lookup.bind(self._shell.user_ns, variable, cluster)
-        say(f"attached to cluster {cluster.name!r}; it is in the variable {bound!r}")
+        report(f"attached to cluster {cluster.name!r}; it is in the variable {bound!r}")
         return cluster
 
 
@@ -363,7 +363,7 @@ def _lease_command(command: str) -> Callable[[argparse.Namespace], None]:
     def run(options: argparse.Namespace) -> None:
         cluster = lookup.pick(options.name)
         until = getattr(cluster, command)(options.hours)
-        say(
+        report(
             f"cluster {cluster.name!r} is detached until {time.ctime(until)}: it keeps running "
             "after this kernel ends"
         )
@@ -410,7 +410,7 @@ def _stop(options: argparse.Namespace) -> None:
     )
     for cluster in clusters:
         cluster.stop()
-        say(f"cluster {cluster.name!r} is {cluster.state}")
+        report(f"cluster {cluster.name!r} is {cluster.state}")
 
 
 def _launchers(options: argparse.Namespace) -> views.Table:

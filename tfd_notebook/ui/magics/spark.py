@@ -12,7 +12,7 @@ from tfd_notebook import views
 from tfd_notebook.errors import StateError, UnknownName, UsageError
 from tfd_notebook.ui.argparsing import Command, CommandLine, Parser, nearest
 from tfd_notebook.ui.magics import lookup, start_form
-from tfd_notebook.ui.magics.cluster import say
+from tfd_notebook.ui.magics.cluster import report
 
 #: Seconds to wait until a cluster that starts in the background is registered.
 _APPEAR_SECONDS = 10.0
@@ -213,11 +213,11 @@ class _Run:
         )
         if options.background:
             started = _begin(run)
-            say("starting; %tfd_spark status --live shows the progress; the result is a future")
+            report("starting; %tfd_spark status --live shows the progress; the result is a future")
             return started
         started = run()
         bound = lookup.bind(self._shell.user_ns, variable, started)
-        say(f"cluster {started.name!r} runs on Spark; it is in the variable {bound!r}")
+        report(f"cluster {started.name!r} runs on Spark; it is in the variable {bound!r}")
         return started
 
 
@@ -267,9 +267,9 @@ class _Train:
             rows, options.epochs, options.feed_timeout, wait=not options.background
         )
         if options.background:
-            say(f"feeding cluster {cluster.name!r}; the result is a future")
+            report(f"feeding cluster {cluster.name!r}; the result is a future")
             return future
-        say(f"cluster {cluster.name!r} has consumed all rows")
+        report(f"cluster {cluster.name!r} has consumed all rows")
         return None
 
 
@@ -324,9 +324,9 @@ def _shutdown(options: argparse.Namespace) -> Any:
         grace_secs=options.grace, timeout=options.timeout, wait=not options.background
     )
     if options.background:
-        say(f"cluster {cluster.name!r} is shutting down; the result is a future")
+        report(f"cluster {cluster.name!r} is shutting down; the result is a future")
         return future
-    say(f"cluster {cluster.name!r} has stopped; the SparkContext keeps running")
+    report(f"cluster {cluster.name!r} has stopped; the SparkContext keeps running")
     return None
 
 
@@ -358,7 +358,7 @@ def _logs_args(parser: Parser) -> None:
 
 
 def _logs(options: argparse.Namespace) -> None:
-    say(str(_pick(options.cluster, ended=True).logs(options.node, options.lines)))
+    report(str(_pick(options.cluster, ended=True).logs(options.node, options.lines)))
 
 
 def _check_args(parser: Parser) -> None:

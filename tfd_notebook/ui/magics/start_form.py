@@ -115,7 +115,7 @@ def start_by(shell: Any, request: Mapping[str, Any]) -> dict[str, Any]:
         "variable": started.variable,
         "reused": started.reused,
         "said": started.message,
-        "line": " ".join((PROG, *map(_written, tokens))),
+        "line": " ".join((PROG, *map(_readable, tokens))),
     }
 
 
@@ -141,7 +141,7 @@ def tokens_of(options: Any) -> list[str]:
     return tokens
 
 
-def _written(token: str) -> str:
+def _readable(token: str) -> str:
     """Return ``--workers 2`` for the token ``--workers=2``."""
     option, sign, value = token.partition("=")
     return f"{option} {shlex.quote(value)}" if sign else option

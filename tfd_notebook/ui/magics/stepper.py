@@ -10,7 +10,7 @@ from tfd_notebook import views
 from tfd_notebook.errors import UsageError
 from tfd_notebook.ui.argparsing import Command, CommandLine, Parser, SingleCommand
 from tfd_notebook.ui.magics import lookup
-from tfd_notebook.ui.magics.cluster import say
+from tfd_notebook.ui.magics.cluster import report
 
 
 def pause(shell: Any) -> CommandLine:
@@ -68,7 +68,7 @@ def _control_command(method: str, state: str) -> Callable[[argparse.Namespace], 
     def run(options: argparse.Namespace) -> None:
         coordinator = lookup.pick_coordinator(options.name)
         getattr(coordinator, method)()
-        say(f"{state}: {views.counted(coordinator.values.counts()) or 'nothing is queued'}")
+        report(f"{state}: {views.counted(coordinator.values.counts()) or 'nothing is queued'}")
 
     return run
 
@@ -104,7 +104,7 @@ def _step(options: argparse.Namespace) -> None:
     count, name = number_and_name(options.number, "[N] [NAME]")
     coordinator = lookup.pick_coordinator(name)
     ended = coordinator.step(1 if count is None else count)
-    say(f"{ended} ended: {views.counted(coordinator.values.counts())}")
+    report(f"{ended} ended: {views.counted(coordinator.values.counts())}")
 
 
 def _join_args(parser: Parser) -> None:
@@ -113,7 +113,9 @@ def _join_args(parser: Parser) -> None:
         "--timeout", type=float, metavar="S", help="maximum wait in seconds (default: no limit)"
     )
     parser.add_argument(
-        "--background", action="store_true", help="wait in a thread, and return its BackgroundJoin"
+        "--background",
+        action="store_true",
+        help="wait in a thread, and return a BackgroundJoin",
     )
 
 
@@ -122,7 +124,7 @@ def _join(options: argparse.Namespace) -> Any:
     if options.background:
         return coordinator.join_in_background(options.timeout)
     coordinator.join(options.timeout)
-    say(f"all have ended: {views.counted(coordinator.values.counts()) or 'no closures'}")
+    report(f"all have ended: {views.counted(coordinator.values.counts()) or 'no closures'}")
     return None
 
 
@@ -133,7 +135,7 @@ def _cancel_args(parser: Parser) -> None:
 
 def _cancel(options: argparse.Namespace) -> None:
     cancelled = lookup.pick_coordinator(options.name).cancel(options.id)
-    say(f"closure {options.id} " + ("is cancelled" if cancelled else "had already ended"))
+    report(f"closure {options.id} " + ("is cancelled" if cancelled else "had already ended"))
 
 
 def _values_args(parser: Parser) -> None:

@@ -10,7 +10,7 @@ from tfd_notebook import views
 from tfd_notebook.errors import Unsupported
 from tfd_notebook.ui.argparsing import Command, CommandLine, Parser
 from tfd_notebook.ui.magics import lookup
-from tfd_notebook.ui.magics.cluster import say
+from tfd_notebook.ui.magics.cluster import report
 
 
 def command_line(shell: Any) -> CommandLine:
@@ -78,7 +78,7 @@ class _Start:
         replaces = previous is not None and previous.state in ("running", "paused")
         stream = cluster.stream(dataset, name).start()
         state = "is running; the previous one was stopped" if replaces else "is running"
-        say(f"stream {stream.name!r} {state}. Stop it with %tfd_stream stop {stream.name}")
+        report(f"stream {stream.name!r} {state}. Stop it with %tfd_stream stop {stream.name}")
         return stream
 
 
@@ -86,7 +86,7 @@ def _control_command(method: str) -> Callable[[argparse.Namespace], None]:
     def run(options: argparse.Namespace) -> None:
         stream = lookup.pick_stream(options.stream)
         getattr(stream, method)()
-        say(f"stream {stream.name!r} is {stream.state}")
+        report(f"stream {stream.name!r} is {stream.state}")
 
     return run
 
