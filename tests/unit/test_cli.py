@@ -16,6 +16,7 @@ from tfd_notebook.cluster import control_socket
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.ui.cli import main
+from tfd_notebook.ui.cli.commands import command_line
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +128,11 @@ def test_help(capsys: Any, arguments: list[str]) -> None:
     status, shown = tfd(capsys, *arguments)
     assert status == 0
     assert shown.startswith("usage: tfd")
+
+
+@pytest.mark.parametrize("name", command_line().commands)
+def test_the_help_of_each_command_has_an_example(capsys: Any, name: str) -> None:
+    assert f"\nexample: tfd {name}" in tfd(capsys, name, "--help")[1]
 
 
 def test_start_help_names_a_command_that_lists_the_launchers(capsys: Any) -> None:

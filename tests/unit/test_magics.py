@@ -184,6 +184,24 @@ def test_an_error_is_shown_without_a_traceback(shell: Any, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "magic",
+    [
+        "%tfd_cluster start",
+        "%tfd_stream start",
+        "%tfd_spark run",
+        "%tfd_resolve",
+        "%tfd_explain",
+        "%tfd_schedule",
+        "%tfd_join",
+        "%tfd_kernel",
+    ],
+)
+def test_help_has_an_example(shell: Any, capsys: Any, magic: str) -> None:
+    assert shell.run_cell(f"{magic} --help").success
+    assert f"\nexample: {magic} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     "line", ["%tfd_cluster --help", "%tfd_cluster ?", "%tfd_cluster start ?", "%tfd_stream help"]
 )
 def test_help(shell: Any, capsys: Any, line: str) -> None:
