@@ -95,7 +95,7 @@ def test_a_check_that_fails_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_what_is_no_target_is_an_error() -> None:
     with pytest.raises(errors.UnknownName, match="no cluster 'nobody'"):
         tfd.doctor("nobody")
-    with pytest.raises(errors.UsageError, match="cannot check a int"):
+    with pytest.raises(errors.UsageError, match="invalid target of type int"):
         tfd.doctor(3)
     with pytest.raises(errors.Malformed, match="no address"):
         tfd.doctor({"worker": ["a"]})

@@ -194,7 +194,7 @@ def _check_tasks(target: Any) -> Findings:
         }
     if not isinstance(spec, Mapping):
         raise UsageError(
-            f"invalid target: the doctor cannot check a {type(target).__name__}",
+            f"invalid target of type {type(target).__name__}",
             fix="name a cluster, an address, tasks or a dataset",
         )
     tasks = checked(spec, place)

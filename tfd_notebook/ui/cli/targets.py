@@ -91,10 +91,11 @@ def find(options: argparse.Namespace) -> ClusterTarget:
         raise UsageError("several clusters match", fix=f"add NAME or --pid: {listing}")
     if options.name is None and options.pid is None:
         raise StateError("no running cluster", fix="tfd start --data-workers 2")
-    wanted = repr(options.name) if options.name is not None else f"of process {options.pid}"
+    name = "" if options.name is None else f" {options.name!r}"
+    process = "" if options.pid is None else f" of process {options.pid}"
     names = [record["name"] for record in known]
     raise UnknownName(
-        f"no cluster {wanted}",
+        f"no cluster{name}{process}",
         fix=nearest(str(options.name), names) + f"clusters: {listing or 'none'}",
     )
 
