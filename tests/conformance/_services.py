@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from tensorflow.data.experimental import service
 
 import tfd_notebook as tfd
+from tfd_notebook.cluster import data_service
 
 BACK_ENDS = ("servers", "local", "inprocess")
 
@@ -84,7 +85,7 @@ class Tasks:
 
     @property
     def workers(self) -> int:
-        return len(self.cluster.data_workers())
+        return len(data_service.of(self.cluster).data_workers())
 
     def distribute(self, mode: str, **options: Any) -> Callable[[Any], Any]:
         return self.cluster.distribute(mode, **options)

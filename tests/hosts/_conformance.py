@@ -20,6 +20,7 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tests.hosts._hosts import Host, Hosts
 from tfd_notebook import errors
+from tfd_notebook.cluster import data_service
 from tfd_notebook.launchers.base import Launcher
 from tfd_notebook.launchers.client import orphans
 
@@ -123,10 +124,10 @@ class Conformance:
 
     def test_it_scales_up_and_down(self, shared: tfd.Cluster) -> None:
         shared.scale(data_workers=4)
-        assert len(shared.data_workers()) == 4
+        assert len(data_service.of(shared).data_workers()) == 4
         assert numbers(shared) == list(range(100))
         shared.scale(data_workers=2)
-        assert len(shared.data_workers()) == 2
+        assert len(data_service.of(shared).data_workers()) == 2
         assert numbers(shared) == list(range(100))
 
     def test_what_blocks_can_be_interrupted(self, shared: tfd.Cluster) -> None:
@@ -145,7 +146,12 @@ class Conformance:
 
         named = tf.data.Dataset.range(10).apply(shared.distribute("dynamic", job_name="once"))
         assert sorted(int(x) for x in named) == list(range(10))
-        until(lambda: shared.journal is not None and shared.journal.read().finished("once"))
+        until(
+            lambda: (
+                data_service.of(shared).journal is not None
+                and data_service.of(shared).journal.read().finished("once")
+            )
+        )
         with pytest.raises(errors.FinishedJob, match="once-2"):
             tf.data.Dataset.range(10).apply(shared.distribute("dynamic", job_name="once"))
 

@@ -17,6 +17,7 @@ import tfd_notebook as tfd
 from tests._reading import read
 from tests.integration import _oplibrary
 from tfd_notebook._compat.tf_data import graph
+from tfd_notebook.cluster import data_service
 from tfd_notebook.data.service import graph_inspection
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -64,12 +65,12 @@ def test_elements_in_the_memory_of_another_process(cluster: tfd.Cluster) -> None
             service.distribute("parallel_epochs", target, data_transfer_protocol=protocol)
         )
 
-    remote = by_tensorflow(cluster.service_target, "local").prefetch(1)
+    remote = by_tensorflow(data_service.of(cluster).service_target, "local").prefetch(1)
     assert codes(remote) == {"TFD816"}
     for read_it in (cluster.observe, cluster.stream):
         with pytest.raises(tfd.errors.NoWorkers, match='data_transfer_protocol="local"'):
             read_it(remote)
-    repaired = by_tensorflow(cluster.service_target, None)
+    repaired = by_tensorflow(data_service.of(cluster).service_target, None)
     assert codes(repaired) == set()
     assert len(read(cluster.observe(repaired))) == 3
     with tfd.Cluster(data_workers=1, name="inside", launcher="inprocess") as inside:

@@ -229,8 +229,8 @@ def test_two_of_one_name_are_refused_and_blocks_let_go(stays: tfd.Cluster) -> No
 # As two do that are detached at the same moment.
 TWIN = """
 import tfd_notebook as tfd
-from tfd_notebook.cluster.lease import LeasedCluster
-LeasedCluster._require_no_detached_namesake = lambda self: None
+from tfd_notebook.cluster.lease import Lease
+Lease._require_no_detached_namesake = lambda self: None
 tfd.Cluster(name="twin").detach(1)
 """
 

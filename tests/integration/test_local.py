@@ -24,6 +24,7 @@ import tensorflow as tf
 import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
+from tfd_notebook.cluster import data_service
 from tfd_notebook.launchers import local
 from tfd_notebook.launchers.client import orphans
 from tfd_notebook.model.spec import ClusterConfig, TaskState
@@ -330,7 +331,7 @@ def test_scale_up_and_down_leaves_no_process(cluster):
     assert all(psutil.pid_exists(pid) for pid in pids)
     cluster.scale(data_workers=2)
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
-    assert len(cluster.data_workers()) == 2
+    assert len(data_service.of(cluster).data_workers()) == 2
 
 
 def test_a_port_is_held_against_strangers_also_while_its_task_is_down(cluster):

@@ -16,6 +16,7 @@ import pytest
 import tfd_notebook as tfd
 from tests._waiting import until
 from tfd_notebook import errors
+from tfd_notebook.cluster import data_service
 from tfd_notebook.launchers import base
 from tfd_notebook.launchers.client.detached import remote_detached_clusters
 
@@ -74,7 +75,7 @@ def test_a_killed_task_comes_back_at_its_port(cluster: tfd.Cluster) -> None:
     before = next(task for task in cluster.tasks if task.name == "data_worker:1")
     os.kill(before.pid or 0, signal.SIGKILL)
     until(lambda: {t.pid for t in cluster.tasks if t.state == "ready"} - {before.pid, None})
-    until(lambda: cluster.state == "ready" and len(cluster.data_workers()) == 2)
+    until(lambda: cluster.state == "ready" and len(data_service.of(cluster).data_workers()) == 2)
     after = next(task for task in cluster.tasks if task.name == "data_worker:1")
     assert after.address == before.address
     assert numbers(cluster) == list(range(100))
@@ -85,7 +86,7 @@ def test_it_restarts_and_scales(cluster: tfd.Cluster) -> None:
     cluster.restart("data_worker:0")
     assert {t.pid for t in cluster.tasks if t.name == "data_worker:0"} != {before["data_worker:0"]}
     cluster.scale(data_workers=3)
-    assert len(cluster.data_workers()) == 3
+    assert len(data_service.of(cluster).data_workers()) == 3
     assert numbers(cluster) == list(range(100))
     cluster.scale(data_workers=2)
     assert numbers(cluster) == list(range(100))

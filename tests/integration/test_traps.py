@@ -21,6 +21,7 @@ import tfd_notebook as tfd
 from tests._waiting import until
 from tests.integration._consume import KINDS, Enough, consume
 from tfd_notebook import errors
+from tfd_notebook.cluster import data_service
 from tfd_notebook.data.service import graph_inspection
 from tfd_notebook.model.spec import TaskState
 
@@ -147,7 +148,7 @@ class TestNobodyServes:
             pressed: list[float] = []
 
             def press() -> None:
-                until(lambda: cluster.consumers.stuck(0.3))
+                until(lambda: data_service.of(cluster).consumers.stuck(0.3))
                 pressed.append(time.monotonic())
                 os.kill(os.getpid(), signal.SIGINT)
 

@@ -11,6 +11,7 @@ from tensorflow.data.experimental import service
 import tfd_notebook as tfd
 from tests._reading import Reader, read
 from tests._waiting import until
+from tfd_notebook.cluster import data_service
 from tfd_notebook.data.service.journal import JOURNAL_DIR, Journal
 from tfd_notebook.errors import WorkDirError
 
@@ -33,8 +34,8 @@ def test_an_in_process_cluster_keeps_its_journal_in_memory(directory: Path) -> N
         assert [row["job"] for row in cluster.jobs().records()] == ["first"]
         until(lambda: cluster.snapshot().journal_bytes)
         cluster.restart("dispatcher:0")
-        assert cluster.journal is not None
-        assert [job.name for job in cluster.journal.read().jobs] == ["first"]
+        assert data_service.of(cluster).journal is not None
+        assert [job.name for job in data_service.of(cluster).journal.read().jobs] == ["first"]
         with Reader(numbers.repeat().apply(cluster.distribute("dynamic"))) as reader:
             reader.first(30)
         assert tf.io.gfile.glob(f"ram://journals/*/{JOURNAL_DIR}/journal_*")

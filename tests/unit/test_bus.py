@@ -368,7 +368,7 @@ def test_a_silent_client_is_forgotten_and_reconnects(
 ) -> None:
     monkeypatch.setattr(session, "SILENT_SECONDS", 0.2)
     steered = Steered()
-    cluster._coordinator = steered  # type: ignore[assignment]
+    cluster._training._coordinator = steered  # type: ignore[assignment]
     panel.says("hello", tells=tells)
     panel.says("want", values=["shown"])
     until(lambda: steered.present == 1)
@@ -715,7 +715,7 @@ def test_a_kernel_that_works_unseen_gives_a_sign_of_life(
     def consumers() -> tuple[StreamRow, ...]:
         return (replace(row, elements=next(elements) if rows["working"] else 5),)
 
-    monkeypatch.setattr(cluster._consumers, "rows", consumers)
+    monkeypatch.setattr(cluster._context.consumers, "rows", consumers)
     panel.asks("list")  # it looks for the first time now
     panel.asks("list")
     time.sleep(0.3)
@@ -785,11 +785,11 @@ def test_presence_goes_from_one_coordinator_to_the_next(cluster: Cluster) -> Non
     presences, one, other = ControllerPresence(), Steered(), Steered()
     looking, living = [frozenset({"shown", "gone"})], {"shown": cluster}
     presences.renew(living, looking)
-    cluster._coordinator = one  # type: ignore[assignment]
+    cluster._training._coordinator = one  # type: ignore[assignment]
     presences.renew(living, looking)
     presences.renew(living, looking)
     assert one.present == 1
-    cluster._coordinator = other  # type: ignore[assignment]
+    cluster._training._coordinator = other  # type: ignore[assignment]
     presences.renew(living, looking)
     assert (one.present, other.present) == (0, 1)
     presences.renew(living, [frozenset()])
@@ -798,7 +798,7 @@ def test_presence_goes_from_one_coordinator_to_the_next(cluster: Cluster) -> Non
 
 def test_who_looks_at_a_widget_is_present_until_it_is_closed(cluster: Cluster) -> None:
     steered = Steered()
-    cluster._coordinator = steered  # type: ignore[assignment]
+    cluster._training._coordinator = steered  # type: ignore[assignment]
     with browser(cluster=cluster) as widget:
         widget.says("hello")
         until(lambda: steered.present == 1)
@@ -811,7 +811,7 @@ def test_who_looks_at_a_widget_is_present_until_it_is_closed(cluster: Cluster) -
 
 def test_a_panel_is_present_where_it_looks_at_closures(panel: Browser, cluster: Cluster) -> None:
     steered = Steered()
-    cluster._coordinator = steered  # type: ignore[assignment]
+    cluster._training._coordinator = steered  # type: ignore[assignment]
     panel.says("hello")
     until(lambda: panel.tree)
     panel.says("want", values=["nobody"])

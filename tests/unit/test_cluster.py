@@ -7,6 +7,7 @@ import pytest
 
 import tfd_notebook as tfd
 from tfd_notebook import errors
+from tfd_notebook.cluster import data_service
 from tfd_notebook.launchers import Fake
 from tfd_notebook.model.snapshot import TASK_COLUMNS
 from tfd_notebook.model.spec import Role, TaskState
@@ -83,7 +84,7 @@ def test_unknown_launchers_and_arguments_are_refused(fake):
 
 def test_scale(cluster, fake):
     cluster.scale(data_workers=4)
-    assert [row.index for row in cluster.data_workers()] == [0, 1, 2, 3]
+    assert [row.index for row in data_service.of(cluster).data_workers()] == [0, 1, 2, 3]
     cluster.scale(data_workers=1)
     seen = cluster.snapshot()
     assert [row.task for row in seen.tasks] == ["dispatcher:0", "data_worker:0"]
@@ -99,7 +100,7 @@ def test_training_tasks_need_no_dispatcher(fake):
     for call in (
         lambda: cluster.dispatcher,
         lambda: cluster.distribute("dynamic"),
-        lambda: cluster.service_target,
+        lambda: data_service.of(cluster).service_target,
         cluster.jobs,
     ):
         with pytest.raises(errors.StateError, match=r"no dispatcher[^$]*scale\(data_workers=2\)"):
@@ -213,7 +214,7 @@ def test_planned_requested_and_observed_differ_while_a_task_is_down(cluster, fak
     seen = cluster.snapshot()
     assert seen.state == "degraded"
     assert (seen.planned[Role.DATA_WORKER], seen.observed[Role.DATA_WORKER]) == (2, 1)
-    assert [row.task for row in cluster.data_workers()] == ["data_worker:0"]
+    assert [row.task for row in data_service.of(cluster).data_workers()] == ["data_worker:0"]
 
 
 def test_a_failure_is_said_aloud(cluster, fake, caplog):
@@ -279,11 +280,11 @@ def test_subscribers_and_commands(cluster):
     assert done.wait(5)
     unsubscribe()
     ran = threading.Event()
-    cluster.command(ran.set)
+    cluster._monitor.command(ran.set)
     assert ran.wait(5)
     failed = threading.Event()
-    cluster.command(lambda: 1 / 0)
-    cluster.command(failed.set)
+    cluster._monitor.command(lambda: 1 / 0)
+    cluster._monitor.command(failed.set)
     assert failed.wait(5)
     assert any("ZeroDivisionError" in notice.what for notice in cluster.snapshot().notices)
 

@@ -13,6 +13,7 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
 from tfd_notebook import errors, views
+from tfd_notebook.cluster import data_service
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.cluster.registry import clusters
 from tfd_notebook.ui import magics
@@ -326,7 +327,7 @@ def test_gpus_are_read(words: str, meaning: Any) -> None:
 def test_a_cluster_made_in_python_can_be_handled_by_magics(shell: Any) -> None:
     with Cluster(launcher="fake", data_workers=1, name="mine") as cluster:
         tfd(shell, "scale mine --data-workers 2")
-        assert len(cluster.data_workers()) == 2
+        assert len(data_service.of(cluster).data_workers()) == 2
 
 
 STEPPER = ("tfd_pause", "tfd_resume", "tfd_step", "tfd_join", "tfd_cancel", "tfd_values")

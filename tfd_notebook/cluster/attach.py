@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from tfd_notebook import errors, views
@@ -155,14 +155,12 @@ def attach(
                 location, RemoteDetachedCluster
             ) else report
 
-        cluster = Cluster._from_running_tasks(
-            config, base.launcher(config.launcher, config.options), adopt
-        )
+        cluster = _from_running_tasks(config, base.launcher(config.launcher, config.options), adopt)
     except BaseException:
         agents.close()
         raise
     if connect:
-        cluster._hide_gpus_from_kernel()
+        cluster._training.hide_gpus_from_kernel()
     return cluster
 
 
@@ -198,9 +196,31 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
     existing = registry.clusters().get(name)
     if existing is not None and existing.config == config:
         return existing
-    cluster = Cluster._from_running_tasks(config, launcher, adopt)
+    cluster = _from_running_tasks(config, launcher, adopt)
     if connect:
-        cluster._hide_gpus_from_kernel()
+        cluster._training.hide_gpus_from_kernel()
+    return cluster
+
+
+def _from_running_tasks(
+    config: spec.ClusterConfig,
+    launcher: base.Launcher,
+    adopt: Callable[[Cluster], tuple[base.Node, Mapping[str, Any]]],
+) -> Cluster:
+    """Return a cluster of tasks that are running already.
+
+    `adopt` connects to the tasks and sends their events to the cluster's monitor.
+    """
+    with registry.locked() as known:
+        if config.name in registry.clusters():
+            raise errors.NameTaken(
+                f"another cluster {config.name!r} is running in this process",
+                fix="stop or leave that cluster first",
+            )
+        cluster = object.__new__(Cluster)
+        cluster._initialize(config, launcher)
+        known[config.name] = cluster
+    cluster._lifecycle.adopt(lambda: adopt(cluster))
     return cluster
 
 

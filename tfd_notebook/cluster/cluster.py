@@ -5,39 +5,57 @@ from __future__ import annotations
 import atexit
 import contextlib
 import inspect
-import os
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tfd_notebook import errors
-from tfd_notebook.cluster import control_socket, registry
+from tfd_notebook._compat.tf_data import graph
+from tfd_notebook.cluster import registry
 from tfd_notebook.cluster.config import build_config
+from tfd_notebook.cluster.context import ClusterContext
+from tfd_notebook.cluster.data_service import ClusterDataService
 from tfd_notebook.cluster.handles import ClusterDispatcher, TaskHandle
-from tfd_notebook.cluster.lease import LeasedCluster
-from tfd_notebook.cluster.watchdog import Watchdog
-from tfd_notebook.data.service.protocols import TaskEnvironment
+from tfd_notebook.cluster.lease import Lease
+from tfd_notebook.cluster.lifecycle import Lifecycle
+from tfd_notebook.cluster.monitor import Monitor
+from tfd_notebook.cluster.reports import ClusterReports
+from tfd_notebook.cluster.task_manager import TaskManager
+from tfd_notebook.cluster.training import ParameterServerTraining
+from tfd_notebook.data.consume.consumers import Consumers
+from tfd_notebook.data.service import distribute as service
 from tfd_notebook.launchers import base
+from tfd_notebook.model.limit import Limit
+from tfd_notebook.model.snapshot import Snapshot
 from tfd_notebook.model.spec import (
     ClusterConfig,
     Policy,
-    Role,
     Service,
-    check_count,
-    count_name,
-    is_same,
 )
-from tfd_notebook.net.clock import Deadline
 
 if TYPE_CHECKING:
-    pass
+    import pandas as pd
 
-_STOP_SECONDS = 10.0
+    from tfd_notebook.coordinator.coordinator import Coordinator
+    from tfd_notebook.data.consume.stream import Stream
+    from tfd_notebook.resolvers.cluster import OwnResolver
+    from tfd_notebook.views import Table
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-class Cluster(LeasedCluster):
+def _documented_by(source: Any) -> Callable[[_Method], _Method]:
+    """Copy the docstring of the component's method that a method calls."""
+
+    def copy(method: _Method) -> _Method:
+        method.__doc__ = source.__doc__
+        graph.keep_unconverted(method)  # a tf.function may call it
+        return method
+
+    return copy
+
+
+class Cluster:
     """A cluster of TensorFlow servers, started by a launcher and supervised from this process.
 
     The tasks form a tf.data service, a parameter server training, or both.
@@ -100,33 +118,14 @@ class Cluster(LeasedCluster):
     def __new__(
         cls, *, name: str | None = None, if_exists: str = "reuse", **options: Any
     ) -> Cluster:
-        if if_exists not in ("reuse", "replace", "error"):
-            raise errors.UsageError(
-                f"invalid if_exists {if_exists!r}", fix="use reuse, replace or error"
-            )
         config, launcher = build_config(name, options)
-        stopped: Cluster | None = None
-        while True:
-            with registry.locked() as known:
-                existing = registry.clusters().get(config.name)
-                if existing is None or existing is stopped:
-                    cluster = super().__new__(cls)
-                    cluster._initialize(config, launcher)
-                    known[config.name] = cluster
-                    return cluster
-                if not existing._is_ending and if_exists != "replace":
-                    same = is_same(existing._config, config)
-                    if if_exists == "error" or not same:
-                        raise errors.NameTaken(
-                            f"cluster {config.name!r} is already running"
-                            + ("" if same else " with another specification"),
-                            fix="scale that cluster (cluster.scale, %tfd_cluster scale), stop it, "
-                            'pass if_exists="replace", or choose another name=',
-                        )
-                    return existing
-            # Not under the lock: the thread that ends the cluster acquires it.
-            existing.stop()
-            stopped = existing
+
+        def create() -> Cluster:
+            cluster = super(Cluster, cls).__new__(cls)
+            cluster._initialize(config, launcher)
+            return cluster
+
+        return registry.get_or_create(config, if_exists, create)
 
     def __init__(
         self,
@@ -154,11 +153,20 @@ class Cluster(LeasedCluster):
     )
 
     def _initialize(self, config: ClusterConfig, launcher: base.Launcher) -> None:
-        super()._initialize(config, launcher)
-        self._pid = os.getpid()
-        self._is_ending = False
-        self._ending_thread: threading.Thread | None = None
-        self._has_ended = threading.Event()
+        consumers = Consumers(task_of=lambda address: self._monitor.task_at(address))
+        self._monitor = Monitor(config, consumers)
+        self._task_manager = TaskManager(config, launcher, self._monitor)
+        self._context = context = ClusterContext(
+            config, consumers, self._monitor, self._task_manager, threading.RLock()
+        )
+        self._lease = Lease(context, lambda: self._training.used)
+        self._data_service = ClusterDataService(context, self, self._lease.store_description)
+        self._training = ParameterServerTraining(context, self, self._lease.store_description)
+        self._monitor.coordinator = self._training.row
+        self._reports = ClusterReports(context, self._data_service)
+        self._lifecycle = Lifecycle(
+            context, self._data_service, self._training, self._lease, cluster=self
+        )
         for role, count in config.counts.items():
             self._monitor.plan(role, count)
         # atexit runs callbacks in reverse order: register again, to run before the launchers'.
@@ -167,134 +175,20 @@ class Cluster(LeasedCluster):
 
     # Start and end
 
+    @_documented_by(Lifecycle.start)
     def start(self) -> Cluster:
-        """Start all tasks and return when they are ready.
-
-        Raises
-        ------
-        StateError
-            The cluster was stopped. Create a new `Cluster` instead.
-        LaunchError
-            A task failed to start. All tasks are stopped again.
-        """
-        with self._lock:
-            if self.state in ("ready", "degraded"):
-                return self
-            if self.state != "new":
-                raise errors.StateError(
-                    f"cluster {self.name!r} is {self.state} and cannot be started again",
-                    fix="create a new one with tfd.Cluster(...)",
-                )
-            self._environment = TaskEnvironment.now()
-            self._start_monitoring()
-            self._notify_of_detached_namesake()
-            try:
-                self._task_manager.start_all()
-                if self._is_ending:
-                    raise errors.LaunchError(f"cluster {self.name!r} was stopped while it started")
-                if self.policy.time_limit is not None:
-                    self._monitor.expires = Deadline(self.policy.time_limit)
-            except BaseException as error:
-                was_ending = self._is_ending
-                self._end("failed")
-                if was_ending:  # `stop` cannot see tasks that started after it
-                    self._task_manager.close(_STOP_SECONDS)
-                    if isinstance(error, errors.TfdError):
-                        notices = [notice.what for notice in self._monitor.snapshot().notices][-1:]
-                        raise errors.LaunchError(
-                            f"cluster {self.name!r} ended while it started"
-                            + "".join(f": {what}" for what in notices)
-                        ) from None
-                raise
-            self._hide_gpus_from_kernel()
-            self._monitor.set_state("ready")
-            self._store_description()
+        self._lifecycle.start()
         return self
 
-    def _start_monitoring(self) -> None:
-        """Publish the cluster to other processes and start its monitor."""
-        control_socket.ensure_started()
-        registry.notify_cluster_start()
-        self._monitor.set_state("starting")
-        watchdog = Watchdog(
-            self._task_manager, self._monitor, self._consumers, self.policy.hang_seconds, self._end
-        )
-        self._monitor.start(on_tick=watchdog)
-
-    @classmethod
-    def _from_running_tasks(
-        cls,
-        config: ClusterConfig,
-        launcher: base.Launcher,
-        adopt: Callable[[Cluster], tuple[base.Node, Mapping[str, Any]]],
-    ) -> Cluster:
-        """Return a cluster of tasks that are running already.
-
-        `adopt` connects to the tasks and sends their events to the cluster's monitor.
-        """
-        with registry.locked() as known:
-            if config.name in registry.clusters():
-                raise errors.NameTaken(
-                    f"another cluster {config.name!r} is running in this process",
-                    fix="stop or leave that cluster first",
-                )
-            cluster = object.__new__(cls)
-            cluster._initialize(config, launcher)
-            known[config.name] = cluster
-        with cluster._lock:
-            cluster._start_monitoring()
-            try:
-                cluster._adopt_tasks(*adopt(cluster))
-            except BaseException:
-                cluster._end("left")
-                raise
-            cluster._monitor.set_state("ready")
-        return cluster
-
+    @_documented_by(Lifecycle.stop)
     def stop(self) -> None:
-        """Stop the streams, then all tasks. No-op if the cluster is already stopped.
+        self._lifecycle.stop()
 
-        Workers and evaluator stop first, then parameter servers, data workers and the dispatcher.
-
-        Consumers blocked in this process raise `Interrupted`. If another thread is already
-        stopping the cluster, this call waits until it has finished.
-        """
-        if os.getpid() == self._pid and not self.ended:
-            self._end("stopped")
-            if threading.current_thread() is not self._ending_thread:
-                self._has_ended.wait(2 * _STOP_SECONDS)
-
+    @_documented_by(Lifecycle.join)
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until no consumer reads from the cluster and all closures have finished.
+        return self._lifecycle.join(timeout)
 
-        Ctrl-C interrupts the wait.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds. Default: no limit.
-
-        Returns
-        -------
-        bool
-            True.
-
-        Raises
-        ------
-        TimeLimit
-            After `timeout` seconds, a consumer still reads, or a closure is queued or running.
-        PausedError
-            No timeout is set and the coordinator is paused; see its `join`.
-        Exception
-            The error of a closure.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        self._consumers.wait_idle(timeout)
-        if self.has_coordinator:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            self.present_coordinator().join(left)
-        return True
-
+    @_documented_by(Lifecycle.scale)
     def scale(
         self,
         *,
@@ -302,100 +196,27 @@ class Cluster(LeasedCluster):
         workers: int | None = None,
         ps: int | None = None,
     ) -> None:
-        """Change the number of tasks. Returns when new tasks are ready.
+        self._lifecycle.scale(data_workers, workers, ps)
 
-        Tasks with the highest index are removed first.
-
-        Parameters
-        ----------
-        data_workers : int, optional
-            Elements that a removed worker has buffered for a running epoch are not delivered. A
-            notice reports this. The first data worker also adds the dispatcher.
-        workers : int, optional
-            An added worker can reach all others. It gets the same number of GPUs as they have.
-        ps : int, optional
-            Cannot change while the cluster is running.
-
-        Raises
-        ------
-        UsageError, StateError, LaunchError
-        Unsupported
-            The number of parameter servers would change. Variables are placed on them.
-        """
-        requested = {Role.DATA_WORKER: data_workers, Role.WORKER: workers, Role.PS: ps}
-        counts = {
-            role: check_count(count_name(role), count)
-            for role, count in requested.items()
-            if count is not None
-        }
-        if not counts:
-            raise errors.UsageError(
-                "scale needs the number of tasks of a role", fix="cluster.scale(data_workers=4)"
-            )
-        with self._lock:
-            self._require_running()
-            ps_count = len(self._task_manager.rows_of(Role.PS))
-            if counts.pop(Role.PS, ps_count) != ps_count:
-                raise errors.Unsupported(
-                    f"scaling from {ps_count} to {ps} ps failed: the variables of a running "
-                    "cluster are placed on its parameter servers",
-                    fix=f"save a checkpoint, create a new cluster with ps={ps}, restore it there",
-                )
-            self._scale(counts)
-
+    @_documented_by(Lifecycle.restart)
     def restart(self, task: str) -> None:
-        """Start a new process for `task` on the same port. Returns when it is ready.
+        self._lifecycle.restart(task)
 
-        Raises
-        ------
-        UnknownName
-            The cluster has no such task.
-        LaunchError
-            The new process failed to start.
-        """
-        self._require_running()
-        self._task_manager.restart(task, {})
-
+    @_documented_by(Lifecycle.kill)
     def kill(self, task: str) -> int | None:
-        """Kill the process of `task`, like a crash. The policy determines if it is restarted.
+        return self._lifecycle.kill(task)
 
-        Returns
-        -------
-        int or None
-            The pid of the killed process, or None if the task had no process.
-        """
-        self._require_running()
-        pid: int | None = self._task_manager.ask("kill", task=task)
-        return pid
-
+    @_documented_by(Lifecycle.interrupt)
     def interrupt(self) -> None:
-        """Cancel all reads of this process from the cluster. The tasks keep running."""
-        self._consumers.cancel_all(
-            errors.Interrupted(
-                f"reading from cluster {self.name!r} was interrupted", fix="iterate again"
-            )
-        )
+        self._lifecycle.interrupt()
 
+    @_documented_by(Lifecycle.wait_ended)
     def wait_ended(self, timeout: float | None = None) -> bool:
-        """Wait until the cluster has ended and return True, or False after `timeout` seconds.
+        return self._lifecycle.wait_ended(timeout)
 
-        Ctrl-C interrupts the wait.
-        """
-        limit = float("inf") if timeout is None else timeout
-        return self._monitor.wait(lambda _: self.ended, limit)
-
+    @_documented_by(Lifecycle.leave)
     def leave(self) -> None:
-        """Disconnect this process from a detached cluster. Otherwise, stop the cluster.
-
-        The tasks of a detached cluster keep running. Consumers in this process raise
-        `Interrupted`, and the coordinator stops. `tfd_notebook.attach` connects again.
-        """
-        if os.getpid() != self._pid:
-            return  # in a forked child, the cluster belongs to the parent
-        if not self.detached:
-            self.stop()
-        elif not self.ended:
-            self._end("left")
+        self._lifecycle.leave()
 
     def __enter__(self) -> Cluster:
         return self.start()
@@ -408,12 +229,228 @@ class Cluster(LeasedCluster):
     ) -> None:
         self.leave()
 
+    # Lease
+
+    @_documented_by(Lease.detach)
+    def detach(self, hours: float = 8.0) -> float:
+        return self._lease.detach(hours)
+
+    @_documented_by(Lease.renew)
+    def renew(self, hours: float = 8.0) -> float:
+        return self._lease.renew(hours)
+
+    # Data service
+
+    @_documented_by(service.distribute)
+    def distribute(
+        self,
+        processing_mode: Any,
+        job_name: str | None = None,
+        consumer_index: int | None = None,
+        num_consumers: int | None = None,
+        max_outstanding_requests: int | None = None,
+        data_transfer_protocol: str | None = None,
+        compression: str | None = "auto",
+        cross_trainer_cache: Any = None,
+        target_workers: str = "AUTO",
+    ) -> Callable[[Any], Any]:
+        self._data_service.require_service()
+        return service.distribute(
+            self._data_service,
+            processing_mode,
+            job_name,
+            consumer_index,
+            num_consumers,
+            max_outstanding_requests,
+            data_transfer_protocol,
+            compression,
+            cross_trainer_cache,
+            target_workers,
+        )
+
+    @_documented_by(service.register)
+    def register(
+        self, dataset: Any, dataset_id: str | None = None, compression: str | None = "auto"
+    ) -> str:
+        self._data_service.require_service()
+        return service.register(self._data_service, dataset, dataset_id, compression)
+
+    @_documented_by(service.from_dataset_id)
+    def from_dataset_id(
+        self,
+        processing_mode: Any,
+        dataset_id: Any,
+        element_spec: Any = None,
+        job_name: str | None = None,
+        consumer_index: int | None = None,
+        num_consumers: int | None = None,
+        max_outstanding_requests: int | None = None,
+        data_transfer_protocol: str | None = None,
+        cross_trainer_cache: Any = None,
+        target_workers: str = "AUTO",
+    ) -> Any:
+        self._data_service.require_service()
+        return service.from_dataset_id(
+            self._data_service,
+            processing_mode,
+            dataset_id,
+            element_spec,
+            job_name,
+            consumer_index,
+            num_consumers,
+            max_outstanding_requests,
+            data_transfer_protocol,
+            cross_trainer_cache,
+            target_workers,
+        )
+
+    @_documented_by(service.save)
+    def save(
+        self, dataset: Any, path: str, compression: str | None = "AUTO", timeout: float = 600.0
+    ) -> None:
+        self._data_service.require_service()
+        service.save(self._data_service, dataset, path, compression, timeout)
+
+    def observe(self, dataset: Any, name: str | None = None) -> Any:
+        """Return `dataset` with its throughput shown under `name`.
+
+        The result is still a ``tf.data.Dataset``.
+        """
+        from tfd_notebook.data.consume import observe  # imports TensorFlow
+
+        self._context.require_running()
+        return observe.watch(dataset, self._context.consumers, name)
+
+    @_documented_by(ClusterDataService.stream)
+    def stream(
+        self,
+        dataset: Any,
+        name: str | None = None,
+        *,
+        buffer: int | None = None,
+        sinks: Sequence[Callable[[Any], object]] = (),
+        discard: bool = True,
+    ) -> Stream:
+        return self._data_service.stream(dataset, name, buffer=buffer, sinks=sinks, discard=discard)
+
+    @property
+    def streams(self) -> Mapping[str, Stream]:
+        """The streams that `stream` created, by name."""
+        return self._data_service.streams
+
+    @property
+    def limit(self) -> Limit:
+        """The bottleneck of the current consumer. If there are several, of the one served last."""
+        return self._data_service.limit
+
+    # Training
+
+    @property
+    def resolver(self) -> OwnResolver:
+        """A ClusterResolver of the workers and parameter servers, always up to date.
+
+        `coordinator` accepts a strategy that you create with it.
+
+        See Also
+        --------
+        tf.distribute.cluster_resolver.ClusterResolver
+        """
+        return self._training.resolver
+
+    @_documented_by(ParameterServerTraining.strategy)
+    def strategy(self, *args: Any, **options: Any) -> Any:
+        return self._training.strategy(*args, **options)
+
+    @_documented_by(ParameterServerTraining.coordinator)
+    def coordinator(self, strategy: Any = None) -> Coordinator:
+        return self._training.coordinator(strategy)
+
+    @_documented_by(ParameterServerTraining.recover)
+    def recover(
+        self, checkpoint: str | None = None, build: Callable[[Coordinator], Any] | None = None
+    ) -> Coordinator:
+        return self._training.recover(checkpoint, build)
+
+    @property
+    def has_coordinator(self) -> bool:
+        """True if the cluster has a coordinator that is not stopped."""
+        return self._training.has_coordinator
+
+    @_documented_by(ParameterServerTraining.present_coordinator)
+    def present_coordinator(self) -> Coordinator:
+        return self._training.present_coordinator()
+
+    # Reports
+
+    def snapshot(self) -> Snapshot:
+        """Return the current state of the cluster."""
+        return self._monitor.snapshot()
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the tasks as a DataFrame with the columns `model.snapshot.TASK_COLUMNS`."""
+        return self.snapshot().to_frame()
+
+    @_documented_by(ClusterReports.logs)
+    def logs(
+        self, task: str | None = None, lines: int = 100, follow: bool = False
+    ) -> str | Iterator[str]:
+        return self._reports.logs(task, lines, follow)
+
+    @_documented_by(ClusterReports.log_from)
+    def log_from(self, task: str, offset: int | None = None, lines: int = 100) -> tuple[str, int]:
+        return self._reports.log_from(task, offset, lines)
+
+    @_documented_by(ClusterReports.limits)
+    def limits(self, name: str | None = None) -> tuple[tuple[float, Limit], ...]:
+        return self._reports.limits(name)
+
+    @_documented_by(ClusterReports.gpus)
+    def gpus(self) -> Table:
+        return self._reports.gpus()
+
+    @_documented_by(ClusterReports.jobs)
+    def jobs(self) -> Table:
+        return self._reports.jobs()
+
+    @_documented_by(ClusterReports.what_if)
+    def what_if(self, *data_workers: int) -> Table:
+        return self._reports.what_if(*data_workers)
+
+    @_documented_by(ClusterReports.subscribe)
+    def subscribe(self, subscriber: Callable[[Snapshot], None]) -> Callable[[], None]:
+        return self._reports.subscribe(subscriber)
+
     # State
+
+    @property
+    def name(self) -> str:
+        """The name of the cluster."""
+        return self._context.name
+
+    @property
+    def config(self) -> ClusterConfig:
+        """The checked configuration of the cluster."""
+        return self._context.config
+
+    @property
+    def policy(self) -> Policy:
+        """The restarts, timeouts and other supervision of the tasks."""
+        return self._context.policy
+
+    @property
+    def state(self) -> str:
+        """One of new, starting, ready, degraded, stopping, stopped, failed, lost and left."""
+        return self._monitor.state
+
+    @property
+    def detached(self) -> bool:
+        """True if the cluster outlives this kernel."""
+        return self._lease.detached
 
     @property
     def ended(self) -> bool:
         """True if the cluster has ended, or if this process has left it."""
-        return self.state in ("stopped", "failed", "lost", "left")
+        return self._lifecycle.ended
 
     @property
     def tasks(self) -> tuple[TaskHandle, ...]:
@@ -426,7 +463,7 @@ class Cluster(LeasedCluster):
                 row.address,
                 row.pid,
                 self._task_manager,
-                self._worker_limit,
+                self._reports.worker_limit,
             )
             for row in self.snapshot().tasks
         )
@@ -440,12 +477,8 @@ class Cluster(LeasedCluster):
         StateError
             The cluster has no data worker, and therefore no dispatcher.
         """
-        self._require_dispatcher()
+        self._context.require_dispatcher()
         return ClusterDispatcher(self)
-
-    def command(self, work: Callable[[], Any]) -> None:
-        """Call `work` in the monitor's thread. An exception becomes a notice."""
-        self._monitor.command(work)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         from tfd_notebook import views
@@ -457,40 +490,6 @@ class Cluster(LeasedCluster):
         ready = ", ".join(f"{count} {role}" for role, count in snapshot.observed.items())
         state = f"{snapshot.state} on {snapshot.launcher}"
         return f"<Cluster {self.name!r} {state}: {ready or 'no task'} ready>"
-
-    # Internals
-
-    def _end(self, state: str) -> None:
-        with registry.locked():
-            if self._is_ending:
-                return
-            self._is_ending, self._ending_thread = True, threading.current_thread()
-        if state not in ("lost", "left"):
-            self._monitor.set_state("stopping")
-        kind = errors.AgentLost if state == "lost" else errors.Interrupted
-        why = f": {self._monitor.why_lost}" if state == "lost" else ""
-        self._consumers.cancel_all(
-            kind(f"cluster {self.name!r} is {state}{why}", fix="create a new one: tfd.Cluster(...)")
-        )
-        for stream in self._streams.values():
-            with contextlib.suppress(errors.TfdError):
-                stream.stop()
-        self._stop_coordinator()
-        if state == "stopped" and self._task_manager.is_foreign:
-            state = "left"
-        if state == "left":
-            self._task_manager.leave()
-        else:
-            self._task_manager.close(_STOP_SECONDS)
-        self._monitor.set_state(state)
-        self._monitor.close()
-        with registry.locked() as known:
-            if known.get(self.name) is self:
-                del known[self.name]
-            last = not registry.running_clusters()
-        if last:
-            control_socket.stop()
-        self._has_ended.set()
 
 
 def _stop_all() -> None:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
-from tfd_notebook._compat.tf_data import graph
 from tfd_notebook.agent import work_dir as agent_work_dir
-from tfd_notebook.cluster.monitor import Monitor
-from tfd_notebook.cluster.task_manager import DISPATCHER, TaskManager
+from tfd_notebook.cluster.context import ClusterContext
+from tfd_notebook.cluster.task_manager import DISPATCHER
 from tfd_notebook.data.consume.consumers import Consumers
-from tfd_notebook.data.service import distribute as service_distribute
 from tfd_notebook.data.service.journal import Journal
-from tfd_notebook.data.service.protocols import DataServiceProtocol, Registered, TaskEnvironment
+from tfd_notebook.data.service.protocols import Registered, TaskEnvironment
 from tfd_notebook.data.service.py_functions import FunctionWatch
-from tfd_notebook.launchers.base import Launcher
 from tfd_notebook.model.limit import Limit
-from tfd_notebook.model.snapshot import Snapshot, TaskRow
-from tfd_notebook.model.spec import ClusterConfig, Policy, Role
+from tfd_notebook.model.snapshot import TaskRow
+from tfd_notebook.model.spec import Policy, Role
 
 if TYPE_CHECKING:
+    from tfd_notebook.cluster.cluster import Cluster
     from tfd_notebook.data.consume.stream import Stream
 
 
@@ -32,73 +28,48 @@ _SPARE_BYTES = 100_000
 #: Longer than the timeout of the agent's request to a task.
 _INSPECT_SECONDS = 5.0
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def _of_cluster(
-    function: Callable[Concatenate[DataServiceProtocol, _P], _R],
-) -> Callable[Concatenate[ClusterDataService, _P], _R]:
-    """Return a method that calls a function of `data.service.distribute` with the cluster."""
-
-    def method(self: ClusterDataService, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        self._require_service()
-        return function(self, *args, **kwargs)
-
-    functools.update_wrapper(method, function)
-    signature = inspect.signature(function)
-    _, *rest = signature.parameters.values()
-    itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    method.__signature__ = signature.replace(parameters=[itself, *rest])  # type: ignore[attr-defined]
-    graph.keep_unconverted(method)
-    return method
-
 
 class ClusterDataService:
-    """The tf.data service of a `Cluster`, a `data.service.protocols.DataServiceProtocol`."""
+    """The tf.data service of a `Cluster`, a `data.service.protocols.DataServiceProtocol`.
 
-    def _initialize(self, config: ClusterConfig, launcher: Launcher) -> None:
-        self._config = config
-        self._consumers = Consumers(task_of=self._task_at)
-        self._monitor = Monitor(config, self._consumers)
+    Parameters
+    ----------
+    context : ClusterContext
+    owner : Cluster
+    on_change : callable
+        Called after the configuration of the dispatcher has changed.
+    """
+
+    def __init__(
+        self, context: ClusterContext, owner: Cluster, on_change: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._owner = weakref.ref(owner)
+        self._on_change = on_change
+        self._monitor, self._task_manager = context.monitor, context.task_manager
         self._monitor.memory_cause = self.memory_cause
-        self._task_manager = TaskManager(config, launcher, self._monitor)
         self._journal: Journal | None = None
         self._registered: dict[str, Registered] = {}
         self._functions = FunctionWatch()
-        self._environment: TaskEnvironment | None = None
         self._streams: dict[str, Stream] = {}
         #: The actual name of each stream, by the requested name.
         self._stream_names: dict[str, str] = {}
-        self._lock = threading.RLock()
+        self.environment: TaskEnvironment | None = None
 
-    def _task_at(self, address: str) -> str | None:
-        rows = self._monitor.rows()
-        return next((row.task for row in rows if row.address == address), None)
+    @property
+    def owner(self) -> Cluster | None:
+        """The cluster, if it is still referenced."""
+        return self._owner()
 
     @property
     def name(self) -> str:
         """The name of the cluster."""
-        return self._config.name
-
-    @property
-    def config(self) -> ClusterConfig:
-        """The checked configuration of the cluster."""
-        return self._config
-
-    @property
-    def state(self) -> str:
-        """One of new, starting, ready, degraded, stopping, stopped, failed, lost and left."""
-        return self._monitor.snapshot().state
-
-    def snapshot(self) -> Snapshot:
-        """Return the current state of the cluster."""
-        return self._monitor.snapshot()
+        return self._context.name
 
     @property
     def policy(self) -> Policy:
         """The restarts, timeouts and other supervision of the tasks."""
-        return self._config.policy
+        return self._context.policy
 
     @property
     def streams(self) -> Mapping[str, Stream]:
@@ -108,22 +79,7 @@ class ClusterDataService:
     @property
     def consumers(self) -> Consumers:
         """The consumers in this process that read from the cluster."""
-        return self._consumers
-
-    distribute = _of_cluster(service_distribute.distribute)
-    register = _of_cluster(service_distribute.register)
-    from_dataset_id = _of_cluster(service_distribute.from_dataset_id)
-    save = _of_cluster(service_distribute.save)
-
-    def observe(self, dataset: Any, name: str | None = None) -> Any:
-        """Return `dataset` with its throughput shown under `name`.
-
-        The result is still a ``tf.data.Dataset``.
-        """
-        from tfd_notebook.data.consume import observe as consume_observe
-
-        self._require_running()
-        return consume_observe.watch(dataset, self._consumers, name)
+        return self._context.consumers
 
     def stream(
         self,
@@ -161,8 +117,8 @@ class ClusterDataService:
         """
         from tfd_notebook.data.consume.stream import Stream
 
-        self._require_running()
-        with self._lock:
+        self._context.require_running()
+        with self._context.lock:
             if name is None:
                 taken = self._streams
                 name = next(n for i in range(1, 10**6) if (n := f"stream-{i}") not in taken)
@@ -170,7 +126,7 @@ class ClusterDataService:
             if previous is not None:
                 previous.stop()
             stream = Stream(
-                dataset, self._consumers, name, buffer=buffer, sinks=sinks, discard=discard
+                dataset, self.consumers, name, buffer=buffer, sinks=sinks, discard=discard
             )
             self._stream_names[name] = stream.name
             self._streams[stream.name] = stream
@@ -181,7 +137,7 @@ class ClusterDataService:
     @property
     def service_target(self) -> str:
         """``"grpc://host:port"`` of the dispatcher."""
-        self._require_service()
+        self.require_service()
         return f"grpc://{self._task_manager.row(DISPATCHER).address}"
 
     @property
@@ -216,7 +172,7 @@ class ClusterDataService:
     @property
     def surroundings(self) -> TaskEnvironment | None:
         """The environment of this process when it started the tasks, or None if it did not."""
-        return self._environment
+        return self.environment
 
     @property
     def removed_addresses(self) -> frozenset[str]:
@@ -254,7 +210,7 @@ class ClusterDataService:
         """The bottleneck of the current consumer. If there are several, of the one served last."""
         from tfd_notebook.data.explain.live_limit import NOTHING
 
-        latest = self._consumers.latest()
+        latest = self.consumers.latest()
         return latest.live.limit if latest is not None else NOTHING
 
     def data_workers(self) -> tuple[TaskRow, ...]:
@@ -291,33 +247,24 @@ class ClusterDataService:
 
     def enable_static_sharding(self) -> None:
         """Give the dispatcher the addresses of its workers. Restart it if they have changed."""
-        with self._lock:
+        with self._context.lock:
             if self._task_manager.knows_workers():
                 return
-            if not self._config.service.fault_tolerant and self._consumers.reading():
+            if not self._context.config.service.fault_tolerant and self.consumers.reading():
                 raise errors.StateError(
                     "sharding by file or data needs a restart of the dispatcher; without "
                     "fault_tolerant, this would end the current reads",
                     fix="finish reading first, or use Service(fault_tolerant=True)",
                 )
             self._task_manager.enable_static_sharding()
+        self._on_change()
 
-    def _require_running(self) -> None:
-        if self.state not in ("ready", "degraded", "starting"):
-            fix = {
-                "new": "cluster.start()",
-                "left": "tfd.attach(...) connects to it again",
-            }.get(self.state, "create a new one: tfd.Cluster(...)")
-            raise errors.StateError(f"cluster {self.name!r} is {self.state}", fix=fix)
-
-    def _require_service(self) -> None:
+    def require_service(self) -> None:
         """Raise StateError unless the cluster runs and has a dispatcher."""
-        self._require_running()
-        self._require_dispatcher()
+        self._context.require_running()
+        self._context.require_dispatcher()
 
-    def _require_dispatcher(self) -> None:
-        if not self._monitor.snapshot().planned.get(Role.DISPATCHER):
-            raise errors.StateError(
-                f"cluster {self.name!r} has no dispatcher, because it has no data worker",
-                fix="cluster.scale(data_workers=2) starts both",
-            )
+
+def of(cluster: Cluster) -> ClusterDataService:
+    """Return the data service of a cluster, for packages above this one."""
+    return cluster._data_service

@@ -128,8 +128,9 @@ class Monitor:
 
     @property
     def state(self) -> str:
-        """The state of the whole cluster, without ``degraded``, which `snapshot` derives."""
-        return self._state
+        """The state of the whole cluster; ``degraded`` if ready tasks are missing."""
+        with self._changed:
+            return self._derived_state()
 
     def set_state(self, state: str) -> None:
         """Set the state of the whole cluster."""
@@ -226,15 +227,7 @@ class Monitor:
         coordinator = self.coordinator(self.tasks())
         with self._changed:
             tasks = self.tasks()
-            observed: dict[Role, int] = {}
-            for row in tasks:
-                if row.state is TaskState.READY:
-                    observed[row.role] = observed.get(row.role, 0) + 1
-            state = self._state
-            if state == "ready" and any(
-                observed.get(role, 0) < wanted for role, wanted in self._planned.items()
-            ):
-                state = "degraded"
+            state = self._derived_state()
             return Snapshot(
                 version=self._version,
                 time=time.time(),
@@ -248,7 +241,7 @@ class Monitor:
                 else tuple(itertools.chain.from_iterable(self._gpus.values())),
                 planned=dict(self._planned),
                 requested=dict(self._requested),
-                observed=observed,
+                observed=self._observed(),
                 events=tuple(self.events),
                 journal_bytes=self.journal_bytes,
                 expires=None if self.expires is None else self.expires.wall,
@@ -265,6 +258,10 @@ class Monitor:
         """Return the current tasks in arbitrary order."""
         with self._changed:
             return tuple(self._rows.values())
+
+    def task_at(self, address: str) -> str | None:
+        """Return the task at an address, or None if there is none."""
+        return next((row.task for row in self.rows() if row.address == address), None)
 
     def wait(self, predicate: Callable[[dict[str, TaskRow]], bool], timeout: float) -> bool:
         """Wait until `predicate` holds for the rows by task name. Return False on timeout."""
@@ -288,6 +285,18 @@ class Monitor:
         return unsubscribe
 
     # Internals
+
+    def _observed(self) -> dict[Role, int]:
+        """Return the number of ready tasks by role, in display order."""
+        ready = Counter(row.role for row in self._rows.values() if row.state is TaskState.READY)
+        return {role: ready[role] for role in Role if ready[role]}
+
+    def _derived_state(self) -> str:
+        if self._state != "ready":
+            return self._state
+        observed = self._observed()
+        missing = any(observed.get(role, 0) < count for role, count in self._planned.items())
+        return "degraded" if missing else "ready"
 
     def _work(self) -> None:
         open_ = True

@@ -8,6 +8,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tfd_notebook import errors
+from tfd_notebook.model.spec import ClusterConfig, is_same
+
 if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
 
@@ -22,6 +25,50 @@ def clusters() -> dict[str, Cluster]:
     """Return the running clusters of this process by name."""
     with _lock:
         return {name: cluster for name, cluster in _clusters.items() if not cluster.ended}
+
+
+def get_or_create(config: ClusterConfig, if_exists: str, create: Callable[[], Cluster]) -> Cluster:
+    """Return the running cluster of a name, or a new one.
+
+    Parameters
+    ----------
+    config : ClusterConfig
+    if_exists : {"reuse", "replace", "error"}
+        What to do if a cluster of that name is running; see `Cluster`.
+    create : callable
+        Returns a new cluster, which is not started yet.
+
+    Raises
+    ------
+    UsageError
+        Invalid `if_exists`.
+    NameTaken
+        A cluster of that name is running with another specification.
+    """
+    if if_exists not in ("reuse", "replace", "error"):
+        raise errors.UsageError(
+            f"invalid if_exists {if_exists!r}", fix="use reuse, replace or error"
+        )
+    stopped: Cluster | None = None
+    while True:
+        with _lock:
+            existing = clusters().get(config.name)
+            if existing is None or existing is stopped:
+                cluster = _clusters[config.name] = create()
+                return cluster
+            if not existing._lifecycle.is_ending and if_exists != "replace":
+                same = is_same(existing.config, config)
+                if if_exists == "error" or not same:
+                    raise errors.NameTaken(
+                        f"cluster {config.name!r} is already running"
+                        + ("" if same else " with another specification"),
+                        fix="scale that cluster (cluster.scale, %tfd_cluster scale), stop it, "
+                        'pass if_exists="replace", or choose another name=',
+                    )
+                return existing
+        # Not under the lock: the thread that ends the cluster acquires it.
+        existing.stop()
+        stopped = existing
 
 
 def running_clusters() -> dict[str, Any]:

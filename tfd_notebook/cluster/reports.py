@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfd_notebook import errors
+from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.cluster.data_service import ClusterDataService
 from tfd_notebook.data.service.usage import processors
 from tfd_notebook.model.limit import Limit
@@ -15,8 +16,6 @@ from tfd_notebook.model.snapshot import Snapshot
 from tfd_notebook.model.spec import check_count
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from tfd_notebook.data.explain.scaling_estimate import Forecast
     from tfd_notebook.data.service.protocols import Registered
     from tfd_notebook.views import Table
@@ -25,12 +24,20 @@ if TYPE_CHECKING:
 _FORECAST_SECONDS = 3
 
 
-class ClusterReports(ClusterDataService):
-    """The reports of a `Cluster`."""
+class ClusterReports:
+    """The reports of a `Cluster`.
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return the tasks as a DataFrame with the columns `model.snapshot.TASK_COLUMNS`."""
-        return self.snapshot().to_frame()
+    Parameters
+    ----------
+    context : ClusterContext
+    data_service : ClusterDataService
+    """
+
+    def __init__(self, context: ClusterContext, data_service: ClusterDataService) -> None:
+        self._context = context
+        self._data_service = data_service
+        self._monitor, self._task_manager = context.monitor, context.task_manager
+        self._consumers = context.consumers
 
     def gpus(self) -> Table:
         """Return the table of the GPUs available to tasks, used or not.
@@ -45,7 +52,7 @@ class ClusterReports(ClusterDataService):
         """
         from tfd_notebook import views
 
-        return views.gpus_table(self.snapshot().gpus)
+        return views.gpus_table(self._monitor.snapshot().gpus)
 
     def subscribe(self, subscriber: Callable[[Snapshot], None]) -> Callable[[], None]:
         """Call `subscriber` with a new snapshot about twice a second, from another thread.
@@ -80,7 +87,7 @@ class ClusterReports(ClusterDataService):
             return self._task_manager.follow(task, lines)
         if task is not None:
             return self._task_manager.log(task, lines)
-        names = [row.task for row in self.snapshot().tasks]
+        names = [row.task for row in self._monitor.snapshot().tasks]
         return "\n".join(f"--- {name}\n{self._task_manager.log(name, lines)}" for name in names)
 
     def log_from(self, task: str, offset: int | None = None, lines: int = 100) -> tuple[str, int]:
@@ -124,15 +131,16 @@ class ClusterReports(ClusterDataService):
         source = self._consumers.latest() if name is None else self._consumers.named(name)
         return tuple(source.live.history) if source is not None else ()
 
-    def _worker_limit(self, task: str) -> Limit:
-        from tfd_notebook.data.explain.live_limit import worker_limit
+    def worker_limit(self, task: str) -> Limit:
+        """Return the bottleneck of one data worker."""
+        from tfd_notebook.data.explain.live_limit import worker_limit as limit_of_worker
         from tfd_notebook.data.service.usage import workers_of
 
         latest = self._consumers.latest()
-        return worker_limit(
+        return limit_of_worker(
             task,
-            workers_of(self.snapshot().tasks),
-            self.service_on_this_host and self._consumers.machine_is_busy(),
+            workers_of(self._monitor.snapshot().tasks),
+            self._data_service.service_on_this_host and self._consumers.machine_is_busy(),
             None if latest is None else latest.live.delivery,
         )
 
@@ -159,18 +167,20 @@ class ClusterReports(ClusterDataService):
         """
         from tfd_notebook import views
 
-        self._require_dispatcher()
-        journal = self.journal
+        self._context.require_dispatcher()
+        journal = self._data_service.journal
         if journal is None:
             raise errors.StateError(
                 "listing the jobs failed: this cluster's dispatcher keeps no journal",
                 fix="start the cluster with service=tfd.Service(fault_tolerant=True)",
             )
         readers: dict[str, list[str]] = {}
-        for row in self.snapshot().streams:
+        for row in self._monitor.snapshot().streams:
             if row.state == "running" and row.job:
                 readers.setdefault(row.job, []).append(row.name)
-        return views.jobs_table(journal.read(), readers, _split_counts(self.registered))
+        return views.jobs_table(
+            journal.read(), readers, _split_counts(self._data_service.registered)
+        )
 
     def what_if(self, *data_workers: int) -> Table:
         """Estimate the current consumer's throughput with other numbers of data workers.
@@ -200,7 +210,7 @@ class ClusterReports(ClusterDataService):
 
         for count in data_workers:
             check_count("data_workers", count)
-        self._require_running()
+        self._context.require_running()
         return views.forecast_table(*self._forecast(data_workers or (2, 4, 8)))
 
     def _forecast(self, counts: Sequence[int]) -> tuple[list[Forecast], str]:
@@ -211,7 +221,7 @@ class ClusterReports(ClusterDataService):
         from tfd_notebook.data.service.usage import Workers
 
         source = self._consumers.latest()
-        if source is None or not self.data_workers():
+        if source is None or not self._data_service.data_workers():
             raise errors.StateError(
                 "estimate failed: no consumer reads from the cluster",
                 fix="start a stream, cluster.stream(dataset).start(), and try again",
@@ -221,7 +231,7 @@ class ClusterReports(ClusterDataService):
                 "estimate failed: the current dataset does not read from the data workers",
                 fix="read dataset.apply(cluster.distribute('dynamic')), and try again",
             )
-        workers, sampler = Workers(self), ProcessSampler()
+        workers, sampler = Workers(self._data_service), ProcessSampler()
         readings = [source.reading()]
         for _ in range(_FORECAST_SECONDS):
             time.sleep(1.0)
@@ -242,8 +252,8 @@ class ClusterReports(ClusterDataService):
             rates=[float(rate) for rate in rates],
             wait_fraction=min(1.0, (last.waited - first.waited) / _FORECAST_SECONDS),
             worker_cpu=sum(worker.cpu or 0.0 for worker in used) or sampler.cpu,
-            consumer_cpu=0.0 if self.service_in_process else sampler.cpu,
-            cores=processors() if self.service_on_this_host else None,
+            consumer_cpu=0.0 if self._data_service.service_in_process else sampler.cpu,
+            cores=processors() if self._data_service.service_on_this_host else None,
             behind=source.live.limit.kind in ("source", "stage", "python", "device_copy"),
             useful=delivery.can_use if delivery is not None else lambda count: count,
         )

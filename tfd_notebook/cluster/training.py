@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tfd_notebook import errors
-from tfd_notebook.cluster.reports import ClusterReports
-from tfd_notebook.launchers.base import Launcher
-from tfd_notebook.model.limit import Limit
+from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.model.snapshot import CoordinatorRow, TaskRow
-from tfd_notebook.model.spec import ClusterConfig, Endpoint, Role
+from tfd_notebook.model.spec import Endpoint, Role
 
 if TYPE_CHECKING:
+    from tfd_notebook.cluster.cluster import Cluster
     from tfd_notebook.coordinator.coordinator import Coordinator
     from tfd_notebook.resolvers.cluster import OwnResolver
 
@@ -26,11 +25,25 @@ KERAS_2 = (
 )
 
 
-class ParameterServerTraining(ClusterReports):
-    """Parameter server training on a `Cluster`: its resolver, strategy and coordinator."""
+class ParameterServerTraining:
+    """Parameter server training on a `Cluster`: its resolver, strategy and coordinator.
 
-    def _initialize(self, config: ClusterConfig, launcher: Launcher) -> None:
-        super()._initialize(config, launcher)
+    Parameters
+    ----------
+    context : ClusterContext
+    owner : Cluster
+        Advice names the user's variable that holds it.
+    on_change : callable
+        Called after a strategy was created or workers were scaled.
+    """
+
+    def __init__(
+        self, context: ClusterContext, owner: Cluster, on_change: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._owner = weakref.ref(owner)
+        self._on_change = on_change
+        self._monitor, self._task_manager = context.monitor, context.task_manager
         self._strategy: Any = None
         #: The user's arguments for the strategy.
         self._strategy_options: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
@@ -38,10 +51,9 @@ class ParameterServerTraining(ClusterReports):
         #: The variables of the current strategy, with their task and bytes.
         self._variables: list[tuple[weakref.ref[Any], str, int]] = []
         #: Whether a coordinator has used the tasks since they were started.
-        self._used = False
-        #: Builds the model again in `recover`, if set.
+        self.used = False
+        #: The `build` of the latest coordinator.
         self._build: Callable[[Coordinator], Any] | None = None
-        self._monitor.coordinator = self._coordinator_row
 
     @property
     def resolver(self) -> OwnResolver:
@@ -58,8 +70,10 @@ class ParameterServerTraining(ClusterReports):
         coordinator_connection.require()
         from tfd_notebook.resolvers.cluster import OwnResolver
 
-        self._require_running()
-        return OwnResolver(self._task_manager.cluster_spec, self._handle_connection, self.name)
+        self._context.require_running()
+        return OwnResolver(
+            self._task_manager.cluster_spec, self._handle_connection, self._context.name
+        )
 
     def strategy(self, *args: Any, **options: Any) -> Any:
         """Return a new ``ParameterServerStrategy`` on this cluster.
@@ -96,20 +110,21 @@ class ParameterServerTraining(ClusterReports):
         from tfd_notebook.coordinator import connection as coordinator_connection
 
         coordinator_connection.require()
-        with self._lock:
-            self._require_running()
+        with self._context.lock:
+            self._context.require_running()
             self._require_servers()
             coordinator_connection.await_readers()
-            self._stop_coordinator()
-            if self._used and self.policy.recycle:
+            self.stop_coordinator()
+            if self.used and self._context.policy.recycle:
                 self._restart_servers()
-            self.check_servers()
+            self._check_servers()
             self._strategy_options = (args, options)
             coordinator_connection.prepare(self._task_manager.cluster_spec())
-            self._used = True
+            self.used = True
             strategy = tf.distribute.ParameterServerStrategy(self.resolver, *args, **options)
             self._bind_strategy(strategy)
-            return strategy
+        self._on_change()
+        return strategy
 
     def coordinator(self, strategy: Any = None) -> Coordinator:
         """Return the coordinator of a strategy, an extended ClusterCoordinator.
@@ -137,8 +152,8 @@ class ParameterServerTraining(ClusterReports):
         coordinator_connection.require()
         from tfd_notebook._compat.tf_coordinator import connection
 
-        with self._lock:
-            self._require_running()
+        with self._context.lock:
+            self._context.require_running()
             if strategy is None:
                 if self._coordinator is None or self._coordinator.stopped:
                     self.strategy()
@@ -185,11 +200,11 @@ class ParameterServerTraining(ClusterReports):
         """
         path = _latest(checkpoint) if checkpoint is not None else None
         if build is None and path is not None:
-            build = self._build
-        with self._lock:
-            self._require_running()
+            build = self._coordinator.build if self._coordinator is not None else self._build
+        with self._context.lock:
+            self._context.require_running()
             self._require_servers()
-            self._stop_coordinator()
+            self.stop_coordinator()
             self._task_manager.await_servers()
             args, options = self._strategy_options
             self.strategy(*args, **options)
@@ -200,7 +215,7 @@ class ParameterServerTraining(ClusterReports):
                 built = build(coordinator)
             if path is not None:
                 _restore(built, path)
-            self.remember_build(build)
+            coordinator.build = build
         elif path is not None:
             self._monitor.notice(
                 "warning",
@@ -211,16 +226,7 @@ class ParameterServerTraining(ClusterReports):
             )
         return coordinator
 
-    def remember_build(self, build: Callable[[Coordinator], Any]) -> None:
-        """Set the function that `recover` uses to build the model; see `build` there."""
-        self._build = build
-
-    @property
-    def can_build(self) -> bool:
-        """True if `recover` has a function to build the model."""
-        return self._build is not None
-
-    def check_servers(self) -> None:
+    def _check_servers(self) -> None:
         """Probe every worker and parameter server.
 
         Raises
@@ -250,7 +256,7 @@ class ParameterServerTraining(ClusterReports):
 
     # Internals
 
-    def _hide_gpus_from_kernel(self) -> None:
+    def hide_gpus_from_kernel(self) -> None:
         """Hide the GPUs from this kernel if the cluster has workers and parameter servers."""
         from tfd_notebook.coordinator import connection as coordinator_connection
 
@@ -274,14 +280,14 @@ class ParameterServerTraining(ClusterReports):
         with coordinator_connection.new_connection_event() as is_new:
             if not is_new:
                 return
-            self._used = True
+            self.used = True
             known = {
                 Endpoint.parse(address).host
                 for tasks in self._task_manager.cluster_spec().values()
                 for address in tasks
             }
             host = "localhost" if known == {"localhost"} else None
-            coordinator_connection.close(self._config.allow, host)
+            coordinator_connection.close(self._context.config.allow, host)
             connection.send_functions()
 
     def _require_local(self, strategy: Any) -> None:
@@ -295,7 +301,7 @@ class ParameterServerTraining(ClusterReports):
         }
         if not known.intersection((*spec.get("worker", ()), *spec.get("ps", ()))):
             raise errors.UsageError(
-                f"invalid strategy: it does not belong to cluster {self.name!r}",
+                f"invalid strategy: it does not belong to cluster {self._context.name!r}",
                 fix="create it with cluster.strategy(), or with cluster.resolver",
             )
 
@@ -308,7 +314,7 @@ class ParameterServerTraining(ClusterReports):
         coordinator = Coordinator(strategy)
         if coordinator.stopped:
             raise _stopped()
-        self._stop_coordinator()
+        self.stop_coordinator()
         self._variables = variables = []
         connection.watch_variables(strategy, lambda new: variables.append(_variable_size(new)))
         connection.refuse_keras(strategy, lambda: errors.Unsupported(NO_KERAS, fix=KERAS_2))
@@ -325,25 +331,28 @@ class ParameterServerTraining(ClusterReports):
             self._report_lost_strategy,
             self._monitor.notice,
             self._task_manager.serve_errors_for_lost_workers,
-            self,
+            self._owner(),
         )
+        coordinator.build = self._build
         self._strategy, self._coordinator = strategy, coordinator
 
     def _require_servers(self) -> None:
         for role, name in ((Role.PS, "parameter server"), (Role.WORKER, "worker")):
             if not self._task_manager.rows_of(role):
                 raise errors.StateError(
-                    f"cluster {self.name!r} has no {name}, and ParameterServerStrategy needs one",
+                    f"cluster {self._context.name!r} has no {name}, and ParameterServerStrategy "
+                    "needs one",
                     fix="create a cluster with both: tfd.Cluster(workers=2, ps=1)",
                 )
 
-    def _stop_coordinator(self) -> None:
+    def stop_coordinator(self) -> None:
         """Stop the current coordinator, if any. Calls that wait for its results raise."""
         coordinator, self._coordinator, self._strategy = self._coordinator, None, None
         if coordinator is not None:
+            self._build = coordinator.build
             coordinator.stop()
 
-    def _scale(self, counts: Mapping[Role, int]) -> None:
+    def scale(self, counts: Mapping[Role, int]) -> None:
         """Scale the tasks and the workers of the current coordinator."""
         coordinator, wanted = self._coordinator, counts.get(Role.WORKER)
         before = len(self._task_manager.rows_of(Role.WORKER))
@@ -389,11 +398,6 @@ class ParameterServerTraining(ClusterReports):
         return sizes
 
     @property
-    def coordinator_limit(self) -> Limit:
-        """The current bottleneck of the coordinator."""
-        return self.present_coordinator().limit
-
-    @property
     def has_coordinator(self) -> bool:
         """True if the cluster has a coordinator that is not stopped."""
         return self._coordinator is not None and not self._coordinator.stopped
@@ -408,11 +412,13 @@ class ParameterServerTraining(ClusterReports):
         """
         if self._coordinator is None:
             raise errors.StateError(
-                f"cluster {self.name!r} has no coordinator", fix="create one: cluster.coordinator()"
+                f"cluster {self._context.name!r} has no coordinator",
+                fix="create one: cluster.coordinator()",
             )
         return self._coordinator
 
-    def _coordinator_row(self, tasks: tuple[TaskRow, ...]) -> CoordinatorRow | None:
+    def row(self, tasks: tuple[TaskRow, ...]) -> CoordinatorRow | None:
+        """Return the row of the coordinator in a snapshot, or None if there is no coordinator."""
         coordinator = self._coordinator
         return None if coordinator is None else coordinator.row(tasks)
 

@@ -49,6 +49,8 @@ class Coordinator(closure_queue.ClusterCoordinator):
     ----------
     values : Values
         All RemoteValues: ``counts()``, ``to_frame()``, ``value(id)``.
+    build : callable or None
+        Builds the model again in `Cluster.recover`.
 
     Raises
     ------
@@ -102,10 +104,9 @@ class Coordinator(closure_queue.ClusterCoordinator):
         self._metrics = CoordinatorMetrics(self._store)
         #: Whether every transition is recorded. Otherwise only those visible in RemoteValues are.
         self.full = fallback.recognised()
-        self._queue: closure_queue.WatchedQueue | None = None
-        if self.full:
-            self._queue = closure_queue.WatchedQueue(self._store, error_hints.explain)
-        queue = self._queue
+        queue = closure_queue.WatchedQueue(self._store, error_hints.explain) if self.full else None
+        self._queue = queue
+        self.build: Callable[[Coordinator], Any] | None = None
         self.values = Values(self._store, lambda: queue is not None and queue.gate.closed)
 
     @classmethod
@@ -124,8 +125,7 @@ class Coordinator(closure_queue.ClusterCoordinator):
 
     @property
     def _workers(self) -> Sequence[Any]:
-        workers: Sequence[Any] = connection.cluster_of(self).workers
-        return workers
+        return connection.cluster_of(self).workers  # type: ignore[no-any-return]
 
     def bind_cluster(
         self,

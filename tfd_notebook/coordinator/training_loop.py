@@ -204,7 +204,7 @@ class _TrainingLoop:
         )
         restored = manager.restore_or_initialize()
         build = self._build
-        self._cluster.remember_build(lambda coordinator: build(coordinator).checkpoint)
+        coordinator.build = lambda coordinator: build(coordinator).checkpoint
         self._progress.work = work
         self._progress.checkpoint = restored or ""
         number = str(restored or "").rpartition("-")[2]

@@ -282,7 +282,8 @@ def repeated(path: InspectedDataset) -> Iterator[Finding]:
         yield REPEATED.found(
             f'with "{mode.lower()}" an epoch contains each element {workers} times, once from each '
             "data worker",
-            f'use {variable_of(host, "cluster")}.distribute("dynamic") to get each element once',
+            f'use {variable_of(host.owner, "cluster")}.distribute("dynamic") to get each element '
+            "once",
             host.name,
         )
 

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tfd_notebook.cluster import registry
+from tfd_notebook.cluster import data_service, registry
 from tfd_notebook.cluster.cluster import Cluster
 from tfd_notebook.errors import UnknownName, UsageError
 from tfd_notebook.model import diagnostics
@@ -119,7 +119,7 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
         service = data_service_checks.Service.inspect(
             target,
             snapshot.launcher != "foreign",
-            cluster.removed_addresses,
+            data_service.of(cluster).removed_addresses,
             [row for row in snapshot.tasks if row.role is Role.DATA_WORKER],
         )
         for finding in diagnostics.look("service", service):
@@ -130,7 +130,11 @@ def check_cluster(cluster: Cluster) -> Iterator[Finding]:
             tasks.setdefault(str(row.role), {})[row.index] = row.address
     if tasks:
         yield from diagnostics.look("tasks", Described.asked(tasks, cluster.name))
-    reads = [known.read() for known in cluster.registered.values() if known.read is not None]
+    reads = [
+        known.read()
+        for known in data_service.of(cluster).registered.values()
+        if known.read is not None
+    ]
     if any(read is not None for read in reads):
         from tfd_notebook.data.diagnostics import inspect_dataset
 

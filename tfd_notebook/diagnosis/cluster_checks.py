@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfd_notebook.agent import memory
 from tfd_notebook.agent.admin_policy import limits
+from tfd_notebook.cluster import data_service
 from tfd_notebook.cluster.training import KERAS_2, NO_KERAS
 from tfd_notebook.errors import TfdError
 from tfd_notebook.launchers.diagnostics import MEMORY, NEAR, PROXY
@@ -83,7 +84,7 @@ def failed_tasks(cluster: Cluster) -> Iterator[Finding]:
             if memory.is_reason(row.reason):
                 fix = memory.FIX
                 if row.role is Role.DATA_WORKER:
-                    what += f".{cluster.memory_cause()}"
+                    what += f".{data_service.of(cluster).memory_cause()}"
             yield FAILED_TASK.found(what, fix, cluster.name)
 
 
@@ -126,7 +127,7 @@ def frequent_restarts(cluster: Cluster) -> Iterator[Finding]:
                 f"see cluster.logs({row.task!r}) for the cause",
                 cluster.name,
             )
-    for host, count in cluster.reconnects.items():
+    for host, count in data_service.of(cluster).reconnects.items():
         if count >= _MANY_RESTARTS:
             yield FREQUENT_RESTARTS.found(
                 f"the connection to {host} was lost and restored {count} times",
@@ -172,8 +173,8 @@ def _has_model(keras: Any) -> bool:
 @check("cluster")
 def late_environment(cluster: Cluster) -> Iterator[Finding]:
     """Report variables that were set, changed or removed after the cluster had started."""
-    initial = cluster.surroundings
-    if initial is None or cluster.service_in_process:
+    initial = data_service.of(cluster).surroundings
+    if initial is None or data_service.of(cluster).service_in_process:
         return
     names = sorted(
         name
@@ -193,10 +194,10 @@ def late_environment(cluster: Cluster) -> Iterator[Finding]:
 @check("cluster")
 def stale_modules(cluster: Cluster) -> Iterator[Finding]:
     """Report modules of the user that were edited after a task had imported them."""
-    if cluster.surroundings is None or cluster.service_in_process:
+    if data_service.of(cluster).surroundings is None or data_service.of(cluster).service_in_process:
         return
     tasks: dict[str, list[str]] = {}
-    for task, report in sorted(cluster.inspect_tasks().items()):
+    for task, report in sorted(data_service.of(cluster).inspect_tasks().items()):
         for name in report["stale"]:
             tasks.setdefault(name, []).append(task)
     for name, stale in sorted(tasks.items()):
@@ -226,6 +227,6 @@ def oversubscribed_gpus(snapshots: Mapping[str, Snapshot]) -> Iterator[Finding]:
 def target_of(cluster: Cluster) -> str | None:
     """Return the address of a cluster's dispatcher, or None without one."""
     try:
-        return cluster.service_target.partition("://")[2]
+        return data_service.of(cluster).service_target.partition("://")[2]
     except TfdError:
         return None

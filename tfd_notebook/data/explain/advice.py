@@ -103,7 +103,8 @@ def more_workers(workers: int, delivery: Delivery | None, saturated: bool, wante
         return few_splits(delivery.shared)
     if saturated:
         return ALL_CORES_BUSY
-    cluster = "cluster" if delivery is None else variable_of(delivery.host(), "cluster")
+    host = None if delivery is None else delivery.host()
+    cluster = "cluster" if host is None else variable_of(host.owner, "cluster")
     return f"{cluster}.scale(data_workers={wanted or workers + 1})"
 
 

@@ -60,10 +60,14 @@ class TaskEnvironment:
 
 
 class DataServiceProtocol(Protocol):
-    """A tf.data service as the data package uses it. `Cluster` implements it."""
+    """A tf.data service as the data package uses it."""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def owner(self) -> object:
+        """The object that a user's variable holds, for suggested code."""
 
     @property
     def policy(self) -> Policy: ...

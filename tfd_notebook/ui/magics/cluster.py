@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tfd_notebook import views
-from tfd_notebook.cluster import attach
+from tfd_notebook.cluster import attach, data_service
 from tfd_notebook.errors import UsageError
 from tfd_notebook.launchers.client import detached
 from tfd_notebook.model.spec import Role
@@ -165,7 +165,10 @@ class _Start:
         started = start_form.start(self._shell, options)
         cluster = started.cluster
         report(started.message)
-        if Role.DISPATCHER in cluster.snapshot().observed and not cluster.data_workers():
+        if (
+            Role.DISPATCHER in cluster.snapshot().observed
+            and not data_service.of(cluster).data_workers()
+        ):
             report("the cluster has no data worker yet: %tfd_cluster scale --data-workers 2")
         return cluster
 
@@ -318,7 +321,7 @@ class _Recover:
             build = lookup.evaluate(self._shell, build, "a function that builds the model")
         coordinator = cluster.recover(options.checkpoint, build)
         report(f"cluster {cluster.name!r} has a new strategy and a new coordinator")
-        if options.checkpoint is not None and not cluster.can_build:
+        if options.checkpoint is not None and coordinator.build is None:
             report(f"build the model again, then restore it from {options.checkpoint}")
         return coordinator
 

@@ -1,0 +1,326 @@
+"""The life of a cluster: start, changes of its tasks, and the ways in which it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tfd_notebook import errors
+from tfd_notebook.cluster import control_socket, registry
+from tfd_notebook.cluster.context import ClusterContext
+from tfd_notebook.cluster.data_service import ClusterDataService
+from tfd_notebook.cluster.lease import Lease
+from tfd_notebook.cluster.training import ParameterServerTraining
+from tfd_notebook.cluster.watchdog import Watchdog
+from tfd_notebook.data.service.protocols import TaskEnvironment
+from tfd_notebook.launchers import base
+from tfd_notebook.model.spec import Role, check_count, count_name
+from tfd_notebook.net.clock import Deadline
+
+if TYPE_CHECKING:
+    from tfd_notebook.cluster.cluster import Cluster
+
+_STOP_SECONDS = 10.0
+
+
+class Lifecycle:
+    """Starts, changes and ends the tasks of a `Cluster`.
+
+    Parameters
+    ----------
+    context : ClusterContext
+    data_service : ClusterDataService
+    training : ParameterServerTraining
+    lease : Lease
+    cluster : Cluster
+        The cluster in the registry.
+    """
+
+    def __init__(
+        self,
+        context: ClusterContext,
+        data_service: ClusterDataService,
+        training: ParameterServerTraining,
+        lease: Lease,
+        *,
+        cluster: Cluster,
+    ) -> None:
+        self._context, self._cluster = context, cluster
+        self._data_service, self._training, self._lease = data_service, training, lease
+        self._monitor, self._task_manager = context.monitor, context.task_manager
+        self._consumers = context.consumers
+        self._pid = os.getpid()
+        #: True once the cluster has begun to end.
+        self.is_ending = False
+        self._ending_thread: threading.Thread | None = None
+        self._has_ended = threading.Event()
+
+    def start(self) -> None:
+        """Start all tasks and return when they are ready.
+
+        Raises
+        ------
+        StateError
+            The cluster was stopped. Create a new `Cluster` instead.
+        LaunchError
+            A task failed to start. All tasks are stopped again.
+        """
+        with self._context.lock:
+            if self._monitor.state in ("ready", "degraded"):
+                return
+            if self._monitor.state != "new":
+                raise errors.StateError(
+                    f"cluster {self._context.name!r} is {self._monitor.state} and cannot be "
+                    "started again",
+                    fix="create a new one with tfd.Cluster(...)",
+                )
+            self._data_service.environment = TaskEnvironment.now()
+            self._start_monitoring()
+            self._lease.notify_of_namesake()
+            try:
+                self._task_manager.start_all()
+                if self.is_ending:
+                    raise errors.LaunchError(
+                        f"cluster {self._context.name!r} was stopped while it started"
+                    )
+                if self._context.policy.time_limit is not None:
+                    self._monitor.expires = Deadline(self._context.policy.time_limit)
+            except BaseException as error:
+                was_ending = self.is_ending
+                self._end("failed")
+                if was_ending:  # `stop` cannot see tasks that started after it
+                    self._task_manager.close(_STOP_SECONDS)
+                    if isinstance(error, errors.TfdError):
+                        notices = [notice.what for notice in self._monitor.snapshot().notices][-1:]
+                        raise errors.LaunchError(
+                            f"cluster {self._context.name!r} ended while it started"
+                            + "".join(f": {what}" for what in notices)
+                        ) from None
+                raise
+            self._training.hide_gpus_from_kernel()
+            self._monitor.set_state("ready")
+            self._lease.store_description()
+
+    def _start_monitoring(self) -> None:
+        """Publish the cluster to other processes and start its monitor."""
+        control_socket.ensure_started()
+        registry.notify_cluster_start()
+        self._monitor.set_state("starting")
+        watchdog = Watchdog(
+            self._task_manager,
+            self._monitor,
+            self._consumers,
+            self._context.policy.hang_seconds,
+            self._end,
+        )
+        self._monitor.start(on_tick=watchdog)
+
+    def stop(self) -> None:
+        """Stop the streams, then all tasks. No-op if the cluster is already stopped.
+
+        Workers and evaluator stop first, then parameter servers, data workers and the dispatcher.
+
+        Consumers blocked in this process raise `Interrupted`. If another thread is already
+        stopping the cluster, this call waits until it has finished.
+        """
+        if os.getpid() == self._pid and not self.ended:
+            self._end("stopped")
+            if threading.current_thread() is not self._ending_thread:
+                self._has_ended.wait(2 * _STOP_SECONDS)
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until no consumer reads from the cluster and all closures have finished.
+
+        Ctrl-C interrupts the wait.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds. Default: no limit.
+
+        Returns
+        -------
+        bool
+            True.
+
+        Raises
+        ------
+        TimeLimit
+            After `timeout` seconds, a consumer still reads, or a closure is queued or running.
+        PausedError
+            No timeout is set and the coordinator is paused; see its `join`.
+        Exception
+            The error of a closure.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._consumers.wait_idle(timeout)
+        if self._training.has_coordinator:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            self._training.present_coordinator().join(left)
+        return True
+
+    def scale(self, data_workers: int | None, workers: int | None, ps: int | None) -> None:
+        """Change the number of tasks. Returns when new tasks are ready.
+
+        Tasks with the highest index are removed first.
+
+        Parameters
+        ----------
+        data_workers : int, optional
+            Elements that a removed worker has buffered for a running epoch are not delivered. A
+            notice reports this. The first data worker also adds the dispatcher.
+        workers : int, optional
+            An added worker can reach all others. It gets the same number of GPUs as they have.
+        ps : int, optional
+            Cannot change while the cluster is running.
+
+        Raises
+        ------
+        UsageError, StateError, LaunchError
+        Unsupported
+            The number of parameter servers would change. Variables are placed on them.
+        """
+        requested = {Role.DATA_WORKER: data_workers, Role.WORKER: workers, Role.PS: ps}
+        counts = {
+            role: check_count(count_name(role), count)
+            for role, count in requested.items()
+            if count is not None
+        }
+        if not counts:
+            raise errors.UsageError(
+                "scale needs the number of tasks of a role", fix="cluster.scale(data_workers=4)"
+            )
+        with self._context.lock:
+            self._context.require_running()
+            ps_count = len(self._task_manager.rows_of(Role.PS))
+            if counts.pop(Role.PS, ps_count) != ps_count:
+                raise errors.Unsupported(
+                    f"scaling from {ps_count} to {ps} ps failed: the variables of a running "
+                    "cluster are placed on its parameter servers",
+                    fix=f"save a checkpoint, create a new cluster with ps={ps}, restore it there",
+                )
+            try:
+                self._training.scale(counts)
+            finally:
+                self._lease.store_description()
+
+    def restart(self, task: str) -> None:
+        """Start a new process for `task` on the same port. Returns when it is ready.
+
+        Raises
+        ------
+        UnknownName
+            The cluster has no such task.
+        LaunchError
+            The new process failed to start.
+        """
+        self._context.require_running()
+        self._task_manager.restart(task, {})
+
+    def kill(self, task: str) -> int | None:
+        """Kill the process of `task`, like a crash. The policy determines if it is restarted.
+
+        Returns
+        -------
+        int or None
+            The pid of the killed process, or None if the task had no process.
+        """
+        self._context.require_running()
+        pid: int | None = self._task_manager.ask("kill", task=task)
+        return pid
+
+    def interrupt(self) -> None:
+        """Cancel all reads of this process from the cluster. The tasks keep running."""
+        self._consumers.cancel_all(
+            errors.Interrupted(
+                f"reading from cluster {self._context.name!r} was interrupted", fix="iterate again"
+            )
+        )
+
+    def wait_ended(self, timeout: float | None = None) -> bool:
+        """Wait until the cluster has ended and return True, or False after `timeout` seconds.
+
+        Ctrl-C interrupts the wait.
+        """
+        limit = float("inf") if timeout is None else timeout
+        return self._monitor.wait(lambda _: self.ended, limit)
+
+    def leave(self) -> None:
+        """Disconnect this process from a detached cluster. Otherwise, stop the cluster.
+
+        The tasks of a detached cluster keep running. Consumers in this process raise
+        `Interrupted`, and the coordinator stops. `tfd_notebook.attach` connects again.
+        """
+        if os.getpid() != self._pid:
+            return  # in a forked child, the cluster belongs to the parent
+        if not self._lease.detached:
+            self.stop()
+        elif not self.ended:
+            self._end("left")
+
+    @property
+    def ended(self) -> bool:
+        """True if the cluster has ended, or if this process has left it."""
+        return self._monitor.state in ("stopped", "failed", "lost", "left")
+
+    def adopt(self, connect: Callable[[], tuple[base.Node, Mapping[str, Any]]]) -> None:
+        """Manage tasks that are running already, which `connect` connects to."""
+        with self._context.lock:
+            self._start_monitoring()
+            try:
+                self._adopt_tasks(*connect())
+            except BaseException:
+                self._end("left")
+                raise
+            self._monitor.set_state("ready")
+
+    def _adopt_tasks(self, node: base.Node, report: Mapping[str, Any]) -> None:
+        """Set the state of the cluster from an agent's report; see `AgentNode.adopt`."""
+        about = report["about"]
+        self._task_manager.adopt(node, about["fleet"], report["tasks"])
+        # The servers may still hold variables of an earlier coordinator.
+        self._training.used = bool(about["used"])
+        self._monitor.handle_event(
+            {"event": "lease", "cluster": self._context.name, "left": report["lease"]}
+        )
+        if report["left"] is not None:
+            self._monitor.expires = Deadline(report["left"])
+
+    def _end(self, state: str) -> None:
+        with registry.locked():
+            if self.is_ending:
+                return
+            self.is_ending, self._ending_thread = True, threading.current_thread()
+        if state not in ("lost", "left"):
+            self._monitor.set_state("stopping")
+        kind = errors.AgentLost if state == "lost" else errors.Interrupted
+        why = f": {self._monitor.why_lost}" if state == "lost" else ""
+        self._consumers.cancel_all(
+            kind(
+                f"cluster {self._context.name!r} is {state}{why}",
+                fix="create a new one: tfd.Cluster(...)",
+            )
+        )
+        for stream in self._data_service.streams.values():
+            with contextlib.suppress(errors.TfdError):
+                stream.stop()
+        self._training.stop_coordinator()
+        if state == "stopped" and self._task_manager.is_foreign:
+            state = "left"
+        if state == "left":
+            self._task_manager.leave()
+        else:
+            self._task_manager.close(_STOP_SECONDS)
+        self._monitor.set_state(state)
+        self._monitor.close()
+        with registry.locked() as known:
+            if known.get(self._context.name) is self._cluster:
+                del known[self._context.name]
+            last = not registry.running_clusters()
+        if last:
+            control_socket.stop()
+        self._has_ended.set()
