@@ -27,6 +27,7 @@ from tfd_notebook import errors
 from tfd_notebook.cluster import data_service
 from tfd_notebook.launchers import local
 from tfd_notebook.launchers.client import orphans
+from tfd_notebook.model.events import Notice
 from tfd_notebook.model.spec import ClusterConfig, TaskState
 from tfd_notebook.net import runtime_dir
 
@@ -274,7 +275,7 @@ def test_a_listener_that_raises_ends_neither_the_agent_nor_other_clusters(cluste
         }
         node.request("hold", tasks=[task])
         node.request("stop", tasks=["dispatcher:0"])
-        until(lambda: any(event["event"] == "notice" for event in heard))
+        until(lambda: any(isinstance(event, Notice) for event in heard))
     finally:
         node.close()
     assert "KeyError" in caplog.text

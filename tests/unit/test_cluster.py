@@ -9,6 +9,7 @@ import tfd_notebook as tfd
 from tfd_notebook import errors
 from tfd_notebook.cluster import data_service
 from tfd_notebook.launchers import Fake
+from tfd_notebook.model.events import TasksLost
 from tfd_notebook.model.snapshot import TASK_COLUMNS
 from tfd_notebook.model.spec import Role, TaskState
 
@@ -267,7 +268,7 @@ def test_before_the_start(fake):
 
 
 def test_a_lost_agent_is_told(cluster, fake):
-    fake.nodes[0]._on_event({"event": "lost", "cluster": "cluster", "reason": "it died"})
+    fake.nodes[0]._on_event(TasksLost("it died"))
     assert cluster.state == "lost"
     assert {task.state for task in cluster.tasks} == {TaskState.LOST}
 

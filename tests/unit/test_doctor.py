@@ -25,6 +25,7 @@ from tfd_notebook.diagnosis import data_service_checks
 from tfd_notebook.diagnosis.data_service_checks import Service
 from tfd_notebook.launchers import Fake
 from tfd_notebook.model import diagnostics
+from tfd_notebook.model.events import HostDisconnected, HostReconnected
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import Role, TaskState
 from tfd_notebook.net import config_files, probe, tf_messages
@@ -506,9 +507,8 @@ def test_too_many_restarts_and_reconnects(cluster: tfd.Cluster, fake: Fake) -> N
     (found,) = (one for one in tfd.doctor(cluster) if one.code == "TFD853")
     assert "data_worker:0 was restarted 3 times" in found.what
     for _ in range(3):
-        body = {"cluster": "images", "host": "localhost"}
-        fake.nodes[0]._on_event({**body, "event": "away", "grace": 600.0})
-        fake.nodes[0]._on_event({**body, "event": "back", "seconds": 1.0})
+        fake.nodes[0]._on_event(HostDisconnected("localhost", 600.0))
+        fake.nodes[0]._on_event(HostReconnected("localhost", 1.0))
     said = [one.what for one in tfd.doctor(cluster) if one.code == "TFD853"]
     assert any("localhost was lost and restored 3 times" in what for what in said)
 

@@ -39,6 +39,7 @@ from tfd_notebook.launchers.client.session import AgentSession
 from tfd_notebook.launchers.fake import Fake
 from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher
 from tfd_notebook.model import spec
+from tfd_notebook.model.events import TasksLost, from_json
 from tfd_notebook.model.snapshot import GpuRow, NodeRow, Snapshot, SparkRow
 from tfd_notebook.model.spec import ClusterConfig, Policy, Role, Service
 from tfd_notebook.net import agent_protocol, messages, validation
@@ -318,7 +319,7 @@ def test_an_agent_holds_what_it_was_asked_for(asked: dict[str, Any], held: Any) 
     client.handle_line(frame({"re": 2, "ok": True, "value": held}))
     with pytest.raises(errors.AgentLost, match=rf"{HOST}.*'hold'"):
         reply.result(0)
-    assert [body["event"] for body in told] == ["lost"]
+    assert [type(event) for event in told] == [TasksLost]
 
 
 @pytest.mark.parametrize("asked", [{}, {"port": 4000}, {"host": "fd00::1"}])
@@ -330,7 +331,7 @@ def test_a_task_is_reported_at_its_own_address(asked: dict[str, Any]) -> None:
     client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": at}}))
     assert reply.result(0) == {"worker:0": at}
     client.handle_line(frame({**TASK, "address": at}))
-    assert told == [planned, {**TASK, "address": at}]
+    assert told == [from_json(planned), from_json({**TASK, "address": at})]
     client.submit("hold", cluster="c", tasks=[packed("worker:1", **asked)])
     client.handle_line(frame({"re": 3, "ok": True, "value": {"worker:1": at}}))
     assert client.alive
@@ -345,7 +346,7 @@ def test_an_agent_reports_no_other_task_or_address(change: dict[str, Any]) -> No
     client.handle_line(frame({"re": 2, "ok": True, "value": {"worker:0": "10.0.0.5:4000"}}))
     client.handle_line(frame({**TASK, **change}))
     assert f"session with {HOST}" in client.why_lost
-    assert [body["event"] for body in told] == ["lost"]
+    assert [type(event) for event in told] == [TasksLost]
 
 
 def test_a_resynchronised_agent_reports_no_other_task() -> None:
@@ -355,7 +356,7 @@ def test_a_resynchronised_agent_reports_no_other_task() -> None:
     found = {**ADOPT, "tasks": [TASK, {**TASK, "task": "worker:1"}]}
     client.handle_line(frame({"re": 3, "ok": True, "value": found}))
     assert "worker:1" in client.why_lost
-    assert [body["event"] for body in told] == ["lost"]
+    assert [type(event) for event in told] == [TasksLost]
 
 
 def test_a_detached_cluster_has_tasks_that_another_process_added() -> None:
@@ -364,7 +365,7 @@ def test_a_detached_cluster_has_tasks_that_another_process_added() -> None:
     client.submit("lease", cluster="c", seconds=5.0, renew=False)
     other = {**TASK, "task": "worker:1", "address": "10.0.0.5:4001"}
     client.handle_line(frame(other))
-    assert told == [other]
+    assert told == [from_json(other)]
     client.handle_line(frame({**other, "address": "10.0.0.6:4001"}))
     assert "task.address" in client.why_lost
 
@@ -429,7 +430,7 @@ def test_a_link_ends_with_an_invalid_message_and_names_the_host() -> None:
     assert channel.closed
     assert f"session with {HOST}" in link.client.why_lost
     assert "task.pid" in link.client.why_lost
-    assert [body["event"] for body in told] == ["lost"]
+    assert [type(event) for event in told] == [TasksLost]
     link.close()
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from tfd_notebook import errors
 from tfd_notebook.launchers.client.agent_client import AgentClient
+from tfd_notebook.model.events import ClusterEnded, LeaseChanged, TasksLost, from_json
 from tfd_notebook.net import agent_protocol
 
 
@@ -89,7 +90,7 @@ def test_a_lost_agent_fails_waiting_and_later_requests_and_tells_clusters():
         waiting.result(1)
     with pytest.raises(errors.AgentLost, match="it ended"):
         client.request("x", 1)
-    assert told == [{"event": "lost", "cluster": "c", "reason": "it ended"}]
+    assert told == [TasksLost("it ended")]
 
 
 def test_events_reach_their_cluster_only():
@@ -141,8 +142,8 @@ def test_an_agent_that_has_forgotten_a_session_is_asked_how_all_is():
     }
     found = {"about": {}, "directory": "/d", "lease": 9, "left": None, "tasks": [event]}
     client.handle_line(frame({"re": asked[0]["id"], "ok": True, "value": found}))
-    assert told == [event, {"event": "lease", "cluster": "c", "left": 9}]
+    assert told == [from_json(event), LeaseChanged(9)]
     client.handle_line(frame({**hello, "whole": False}))
     unknown = agent_protocol.pack_error(errors.StateError("no such cluster"))
     client.handle_line(frame({"re": asked[1]["id"], "ok": False, "error": unknown}))
-    assert told[2]["event"] == "ended"
+    assert isinstance(told[2], ClusterEnded)

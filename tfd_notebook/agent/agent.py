@@ -33,6 +33,7 @@ from tfd_notebook.agent.handlers import BY_SESSION, REPEATABLE, AgentHandlers
 from tfd_notebook.agent.sessions import AgentListener, Session, own_pipes
 from tfd_notebook.agent.task_supervisor import TaskSupervisor
 from tfd_notebook.errors import TfdError, TimeLimit
+from tfd_notebook.model.events import Event, TaskMeasured
 from tfd_notebook.model.spec import TaskState
 from tfd_notebook.net import agent_protocol, clock, runtime_dir
 
@@ -161,10 +162,9 @@ class Agent(AgentHandlers):
                 traceback.print_exc()
             session.send({"re": body["id"], "ok": False, "error": agent_protocol.pack_error(error)})
 
-    def publish(
-        self, cluster: str, body: dict[str, Any], except_for: Session | None = None
-    ) -> None:
+    def publish(self, cluster: str, event: Event, except_for: Session | None = None) -> None:
         """Send an event to the sessions that listen to `cluster`, except one."""
+        body = {"cluster": cluster, **event.to_json()}
         for session in self._sessions.values():
             if cluster in session.subscriptions and session is not except_for:
                 try:
@@ -289,10 +289,7 @@ class Agent(AgentHandlers):
             measured["bytes_sent"] = stats["bytes_sent"]
             measured["working"] = stats["working"]
             task.keep_connections(dict(stats["connections"]))
-        cluster = task._cluster.name
-        self.publish(
-            cluster, {"event": "measure", "cluster": cluster, "task": task.spec.name, **measured}
-        )
+        self.publish(task._cluster.name, TaskMeasured(task.spec.name, **measured))
 
     async def _stats(self, process: processes.Process) -> tuple[dict[str, Any] | None, str]:
         """Return the statistics of a task, or the reason if it does not respond.

@@ -13,6 +13,7 @@ from tfd_notebook.agent.dataset_functions import Functions
 from tfd_notebook.agent.stunnel import TunnelEnd, make_key
 from tfd_notebook.agent.task_supervisor import trim_log
 from tfd_notebook.errors import StateError, TfdError, UnknownName
+from tfd_notebook.model.events import ClusterEnded, LeaseChanged, Notice, TaskChanged
 from tfd_notebook.model.spec import STOP_ORDER, Policy, TaskState
 from tfd_notebook.net import clock, runtime_dir
 from tfd_notebook.net.clock import Deadline
@@ -122,43 +123,35 @@ class AgentCluster:
         """Send the new state of a task to the cluster's listeners."""
         if task.state is TaskState.READY and self.ready_since is None:
             self.ready_since = clock.now()
-        self._agent.publish(self.name, {**self._event(task), "log": list(log)})
+        self._agent.publish(self.name, self._event(task, log))
         with self.reported("writing the agent's state"):
             self._agent.write_state()
 
     def task_events(self) -> list[dict[str, Any]]:
         """Return an event with the current state of each task."""
-        return [{**self._event(task), "log": []} for task in self.tasks.values()]
+        return [
+            {"cluster": self.name, **self._event(task).to_json()} for task in self.tasks.values()
+        ]
 
-    def _event(self, task: TaskSupervisor) -> dict[str, Any]:
+    def _event(self, task: TaskSupervisor, log: tuple[str, ...] = ()) -> TaskChanged:
         runs = task.state is not TaskState.RESTARTING  # else its process is ending
-        return {
-            "event": "task",
-            "cluster": self.name,
-            "task": task.spec.name,
-            "state": str(task.state),
-            "reason": task.reason,
-            "address": task.address,
-            "pid": task.process.pid if runs and task.process else None,
-            "restarts": task.restarts,
-            "open_to": task.open_to if task.process else "",
-        }
+        return TaskChanged(
+            task.spec.name,
+            task.state,
+            task.reason,
+            address=task.address,
+            pid=task.process.pid if runs and task.process else None,
+            restarts=task.restarts,
+            open_to=task.open_to if task.process else "",
+            log=log,
+        )
 
     def notice(
         self, severity: str, what: str, task: TaskSupervisor | None = None, fix: str | None = None
     ) -> None:
         """Send a notice to the cluster's listeners."""
-        self._agent.publish(
-            self.name,
-            {
-                "event": "notice",
-                "cluster": self.name,
-                "severity": severity,
-                "what": what,
-                "task": task.spec.name if task else None,
-                "fix": fix,
-            },
-        )
+        name = task.spec.name if task else None
+        self._agent.publish(self.name, Notice(severity, what, name, fix))
 
     @contextlib.contextmanager
     def reported(self, doing: str, task: TaskSupervisor | None = None) -> Iterator[None]:
@@ -184,7 +177,7 @@ class AgentCluster:
     def hold(self, seconds: float) -> None:
         """Extend the lease to `seconds` from now, and write it to the state files."""
         self.lease = Deadline(seconds)
-        self._agent.publish(self.name, {"event": "lease", "cluster": self.name, "left": seconds})
+        self._agent.publish(self.name, LeaseChanged(seconds))
         self.write_state()
         self._agent.write_state()
 
@@ -222,6 +215,5 @@ class AgentCluster:
             if self._tunnels is not None:
                 self._tunnels.close()
         finally:
-            body = {"event": "ended", "cluster": self.name, "reason": reason}
-            self._agent.publish(self.name, body, except_for=self.ended_by)
+            self._agent.publish(self.name, ClusterEnded(reason), except_for=self.ended_by)
             runtime_dir.remove(self.directory)

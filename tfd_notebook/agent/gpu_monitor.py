@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from tfd_notebook.agent import gpu_discovery
 from tfd_notebook.agent.cluster import AgentCluster
+from tfd_notebook.model.events import Event, GpusMeasured
 
 _EVERY_TICKS = 5
 
@@ -17,12 +17,12 @@ class GpuMonitor:
 
     Parameters
     ----------
-    send_event : callable
+    publish : callable
         Takes the name of a cluster, and an event for its listeners.
     """
 
-    def __init__(self, send_event: Callable[[str, dict[str, Any]], None]) -> None:
-        self._send_event = send_event
+    def __init__(self, publish: Callable[[str, Event], None]) -> None:
+        self._publish = publish
         self._sampler = gpu_discovery.GpuSampler()
         self._reading: asyncio.Future[None] | None = None
 
@@ -52,4 +52,4 @@ class GpuMonitor:
                 }
                 for gpu in cluster.gpus
             ]
-            self._send_event(cluster.name, {"event": "gpus", "cluster": cluster.name, "gpus": gpus})
+            self._publish(cluster.name, GpusMeasured(tuple(gpus)))

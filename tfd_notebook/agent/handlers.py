@@ -16,6 +16,7 @@ from tfd_notebook.agent.admin_policy import limits
 from tfd_notebook.agent.cluster import AgentCluster
 from tfd_notebook.agent.task_supervisor import TaskSupervisor, read_log
 from tfd_notebook.errors import NameTaken, StateError, no_lease
+from tfd_notebook.model.events import Event
 from tfd_notebook.model.spec import Role, TaskSpec
 from tfd_notebook.net import clock, ports, runtime_dir, validation
 from tfd_notebook.net.host import reach
@@ -54,9 +55,7 @@ class AgentHandlers(ABC):
         """Write the state file with which `tfd sweep` identifies orphans."""
 
     @abstractmethod
-    def publish(
-        self, cluster: str, body: dict[str, Any], except_for: Session | None = None
-    ) -> None:
+    def publish(self, cluster: str, event: Event, except_for: Session | None = None) -> None:
         """Send an event to the sessions that listen to `cluster`, except one."""
 
     @abstractmethod

@@ -150,7 +150,7 @@ def attach(
         config = spec.unpack(about["config"])
 
         def adopt(cluster: Cluster) -> tuple[base.Node, Mapping[str, Any]]:
-            node, report = agents.adopt(config, cluster._monitor.handle_event)
+            node, report = agents.adopt(config, cluster._monitor.apply)
             return node, {**report, "about": about} if isinstance(
                 location, RemoteDetachedCluster
             ) else report
@@ -181,8 +181,8 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
     )
 
     def adopt(cluster: Cluster) -> tuple[external.ExternalNode, dict[str, Any]]:
-        node = external.ExternalNode(jobs, name, cluster._monitor.handle_event)
-        roles = [event["task"].partition(":")[0] for event in node.first]
+        node = external.ExternalNode(jobs, name, cluster._monitor.apply)
+        roles = [event.task.partition(":")[0] for event in node.first]
         fleet: dict[str, Any] = {
             "counts": {role: roles.count(role) for role in roles},
             "deal": GpuAllocation().pack(),
@@ -191,7 +191,12 @@ def _foreign(target: Any, name: str, connect: bool) -> Cluster:
             "work_dir": None,
         }
         about = {"fleet": fleet, "used": True}
-        return node, {"about": about, "lease": None, "left": None, "tasks": node.first}
+        return node, {
+            "about": about,
+            "lease": None,
+            "left": None,
+            "tasks": [task.to_json() for task in node.first],
+        }
 
     existing = registry.clusters().get(name)
     if existing is not None and existing.config == config:

@@ -154,7 +154,12 @@ class Cluster:
 
     def _initialize(self, config: ClusterConfig, launcher: base.Launcher) -> None:
         consumers = Consumers(task_of=lambda address: self._monitor.task_at(address))
-        self._monitor = Monitor(config, consumers)
+        self._monitor = Monitor(
+            config,
+            consumers,
+            coordinator=lambda tasks: self._training.row(tasks),
+            memory_cause=lambda: self._data_service.memory_cause(),
+        )
         self._task_manager = TaskManager(config, launcher, self._monitor)
         self._context = context = ClusterContext(
             config, consumers, self._monitor, self._task_manager, threading.RLock()
@@ -162,13 +167,10 @@ class Cluster:
         self._lease = Lease(context, lambda: self._training.used)
         self._data_service = ClusterDataService(context, self, self._lease.store_description)
         self._training = ParameterServerTraining(context, self, self._lease.store_description)
-        self._monitor.coordinator = self._training.row
         self._reports = ClusterReports(context, self._data_service)
         self._lifecycle = Lifecycle(
             context, self._data_service, self._training, self._lease, cluster=self
         )
-        for role, count in config.counts.items():
-            self._monitor.plan(role, count)
         # atexit runs callbacks in reverse order: register again, to run before the launchers'.
         atexit.unregister(_stop_all)
         atexit.register(_stop_all)

@@ -47,7 +47,6 @@ class ClusterDataService:
         self._owner = weakref.ref(owner)
         self._on_change = on_change
         self._monitor, self._task_manager = context.monitor, context.task_manager
-        self._monitor.memory_cause = self.memory_cause
         self._journal: Journal | None = None
         self._registered: dict[str, Registered] = {}
         self._functions = FunctionWatch()
@@ -182,7 +181,7 @@ class ClusterDataService:
     @property
     def reconnects(self) -> Mapping[str, int]:
         """The number of reconnects to each host."""
-        return dict(self._monitor.reconnects)
+        return self._monitor.reconnects
 
     def memory_cause(self) -> str:
         """Return a sentence about the largest buffer of the distributed datasets, or "".

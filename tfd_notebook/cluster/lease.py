@@ -13,6 +13,7 @@ from tfd_notebook import errors
 from tfd_notebook.agent.admin_policy import limits
 from tfd_notebook.cluster.context import ClusterContext
 from tfd_notebook.launchers.client import detached
+from tfd_notebook.model.events import LeaseChanged
 from tfd_notebook.model.spec import pack, without_values
 
 _MAX_HOURS = 24.0 * 365
@@ -94,7 +95,7 @@ class Lease:
     @property
     def detached(self) -> bool:
         """True if the cluster outlives this kernel."""
-        return self._monitor.lease is not None
+        return self._monitor.detached
 
     def _set(self, hours: float, renew: bool) -> float:
         check_hours(hours)
@@ -104,7 +105,7 @@ class Lease:
         if not renew and not self.detached:
             self._require_no_detached_namesake()
         left = float(self._task_manager.ask("lease", seconds=hours * 3600.0, renew=renew))
-        self._monitor.handle_event({"event": "lease", "cluster": self._context.name, "left": left})
+        self._monitor.apply(LeaseChanged(left))
         self.store_description()
         return time.time() + left
 

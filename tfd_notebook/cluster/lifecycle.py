@@ -18,8 +18,8 @@ from tfd_notebook.cluster.training import ParameterServerTraining
 from tfd_notebook.cluster.watchdog import Watchdog
 from tfd_notebook.data.service.protocols import TaskEnvironment
 from tfd_notebook.launchers import base
+from tfd_notebook.model.events import ExpiryChanged, LeaseChanged, StateChanged
 from tfd_notebook.model.spec import Role, check_count, count_name
-from tfd_notebook.net.clock import Deadline
 
 if TYPE_CHECKING:
     from tfd_notebook.cluster.cluster import Cluster
@@ -88,7 +88,7 @@ class Lifecycle:
                         f"cluster {self._context.name!r} was stopped while it started"
                     )
                 if self._context.policy.time_limit is not None:
-                    self._monitor.expires = Deadline(self._context.policy.time_limit)
+                    self._monitor.apply(ExpiryChanged(self._context.policy.time_limit))
             except BaseException as error:
                 was_ending = self.is_ending
                 self._end("failed")
@@ -102,14 +102,14 @@ class Lifecycle:
                         ) from None
                 raise
             self._training.hide_gpus_from_kernel()
-            self._monitor.set_state("ready")
+            self._monitor.apply(StateChanged("ready"))
             self._lease.store_description()
 
     def _start_monitoring(self) -> None:
         """Publish the cluster to other processes and start its monitor."""
         control_socket.ensure_started()
         registry.notify_cluster_start()
-        self._monitor.set_state("starting")
+        self._monitor.apply(StateChanged("starting"))
         watchdog = Watchdog(
             self._task_manager,
             self._monitor,
@@ -276,7 +276,7 @@ class Lifecycle:
             except BaseException:
                 self._end("left")
                 raise
-            self._monitor.set_state("ready")
+            self._monitor.apply(StateChanged("ready"))
 
     def _adopt_tasks(self, node: base.Node, report: Mapping[str, Any]) -> None:
         """Set the state of the cluster from an agent's report; see `AgentNode.adopt`."""
@@ -284,11 +284,9 @@ class Lifecycle:
         self._task_manager.adopt(node, about["fleet"], report["tasks"])
         # The servers may still hold variables of an earlier coordinator.
         self._training.used = bool(about["used"])
-        self._monitor.handle_event(
-            {"event": "lease", "cluster": self._context.name, "left": report["lease"]}
-        )
+        self._monitor.apply(LeaseChanged(report["lease"]))
         if report["left"] is not None:
-            self._monitor.expires = Deadline(report["left"])
+            self._monitor.apply(ExpiryChanged(report["left"]))
 
     def _end(self, state: str) -> None:
         with registry.locked():
@@ -296,7 +294,7 @@ class Lifecycle:
                 return
             self.is_ending, self._ending_thread = True, threading.current_thread()
         if state not in ("lost", "left"):
-            self._monitor.set_state("stopping")
+            self._monitor.apply(StateChanged("stopping"))
         kind = errors.AgentLost if state == "lost" else errors.Interrupted
         why = f": {self._monitor.why_lost}" if state == "lost" else ""
         self._consumers.cancel_all(
@@ -315,7 +313,7 @@ class Lifecycle:
             self._task_manager.leave()
         else:
             self._task_manager.close(_STOP_SECONDS)
-        self._monitor.set_state(state)
+        self._monitor.apply(StateChanged(state))
         self._monitor.close()
         with registry.locked() as known:
             if known.get(self._context.name) is self._cluster:

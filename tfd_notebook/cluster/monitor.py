@@ -16,7 +16,24 @@ from typing import Any
 
 from tfd_notebook.agent import memory
 from tfd_notebook.data.consume.consumers import Consumers
-from tfd_notebook.model.events import Event, EventLog, Notice, TaskChanged, TaskMeasured
+from tfd_notebook.model.events import (
+    ClusterEnded,
+    Event,
+    EventLog,
+    ExpiryChanged,
+    GpusMeasured,
+    HostDisconnected,
+    HostReconnected,
+    JournalMeasured,
+    LeaseChanged,
+    Notice,
+    PlanChanged,
+    StateChanged,
+    TaskChanged,
+    TaskMeasured,
+    TasksLost,
+)
+from tfd_notebook.model.rate_window import RateWindow
 from tfd_notebook.model.snapshot import CoordinatorRow, GpuRow, Snapshot, TaskRow
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
 from tfd_notebook.net.clock import Deadline
@@ -56,38 +73,42 @@ class Monitor:
     config : ClusterConfig
     consumers : Consumers
         The consumers in this process that read from the cluster.
+    coordinator : callable
+        Takes the tasks and returns the row of the coordinator, if any.
+    memory_cause : callable
+        Returns a sentence about the largest buffer of the data workers, with a leading space.
     """
 
-    def __init__(self, config: ClusterConfig, consumers: Consumers) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        consumers: Consumers,
+        coordinator: Callable[[tuple[TaskRow, ...]], CoordinatorRow | None],
+        memory_cause: Callable[[], str],
+    ) -> None:
         self._config = config
         self._consumers = consumers
         self._on_tick: Callable[[], None] = lambda: None
-        #: Takes the tasks and returns the row of the coordinator, if any.
-        self.coordinator: Callable[[tuple[TaskRow, ...]], CoordinatorRow | None] = lambda _: None
-        #: Returns a sentence about the largest buffer of the data workers, with a leading space.
-        self.memory_cause: Callable[[], str] = lambda: ""
+        self._coordinator, self._memory_cause = coordinator, memory_cause
         self._rows: dict[str, TaskRow] = {}
         #: The GPUs of each host, in display order.
         self._gpus: dict[str, tuple[GpuRow, ...]] = {}
-        self._sent: dict[str, deque[tuple[float, int]]] = {}
+        self._sent: dict[str, RateWindow] = {}
         self._working: dict[str, deque[float]] = {}
         self._changed = threading.Condition()
         self._version = 0
         self._state = "new"
-        self._planned: dict[Role, int] = {}
+        self._planned: dict[Role, int] = dict(config.counts)
         self._requested: dict[Role, int] = {}
         self._subscribers: list[Subscriber] = []
         self._commands: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self.events = EventLog()
-        self.journal_bytes: int | None = None
-        self.expires: Deadline | None = None
-        #: Number of reconnects to each host.
-        self.reconnects: Counter[str] = Counter()
-        self.lease: Deadline | None = None
-        #: Why the cluster was ended by its agent or another process; empty if it was not.
-        self.over = ""
-        #: Why the tasks are lost; empty if they are not.
-        self.why_lost = ""
+        self._events = EventLog()
+        self._journal_bytes: int | None = None
+        self._expires: Deadline | None = None
+        self._reconnects: Counter[str] = Counter()
+        self._lease: Deadline | None = None
+        self._over = ""
+        self._why_lost = ""
         self._thread: threading.Thread | None = None
 
     # Updates
@@ -108,23 +129,11 @@ class Monitor:
             if thread is not threading.current_thread():
                 thread.join(timeout)
 
-    def plan(self, role: Role, count: int) -> None:
-        """Set the number of tasks of `role` that the user requested."""
-        with self._changed:
-            self._planned[role] = count
-            self._touch()
-
     @property
     def planned(self) -> dict[Role, int]:
         """The number of tasks of each role that the user requested."""
         with self._changed:
             return dict(self._planned)
-
-    def request(self, role: Role, count: int) -> None:
-        """Set the number of tasks of `role` that were requested from the launcher."""
-        with self._changed:
-            self._requested[role] = count
-            self._touch()
 
     @property
     def state(self) -> str:
@@ -132,50 +141,54 @@ class Monitor:
         with self._changed:
             return self._derived_state()
 
-    def set_state(self, state: str) -> None:
-        """Set the state of the whole cluster."""
-        with self._changed:
-            if self._state != state:
-                self._state = state
-                self._touch()
-
-    def handle_event(self, body: dict[str, Any]) -> None:
-        """Apply an event of a node, as JSON values."""
-        kind = body["event"]
-        if kind == "task":
-            self._task_changed(
-                TaskChanged(
-                    task=body["task"],
-                    state=TaskState(body["state"]),
-                    reason=body["reason"],
-                    address=body["address"],
-                    pid=body["pid"],
-                    restarts=body["restarts"],
-                    open_to=body["open_to"],
-                    log=tuple(body["log"]),
-                    host=body.get("host", ""),
-                )
-            )
-        elif kind == "measure":
-            known = ("task", *_MEASURED, "working")
-            self._measured(TaskMeasured(**{k: body[k] for k in known if k in body}))
-        elif kind == "gpus":
-            self.take_gpus(body.get("host") or "localhost", body["gpus"])
-        elif kind == "notice":
-            self.notice(body["severity"], body["what"], task=body["task"], fix=body["fix"])
-        elif kind == "lease":
-            with self._changed:
-                self.lease = None if body["left"] is None else Deadline(body["left"])
-                self._touch()
-        elif kind == "ended":
-            self.over = body["reason"]
-            self.notice("warning", f"the cluster has ended: {self.over}")
-        elif kind == "away":
-            self._host_disconnected(body["host"], body["grace"])
-        elif kind == "back":
-            self._host_reconnected(body["host"], body["seconds"])
-        elif kind == "lost":
-            self._lost(body["reason"])
+    def apply(self, event: Event) -> None:
+        """Apply an event of a node."""
+        match event:
+            case TaskChanged():
+                self._task_changed(event)
+            case TaskMeasured():
+                self._measured(event)
+            case GpusMeasured():
+                self.set_gpus(event.host or "localhost", event.gpus)
+            case Notice():
+                self.notice(event.severity, event.what, task=event.task, fix=event.fix)
+            case StateChanged():
+                with self._changed:
+                    if self._state != event.state:
+                        self._state = event.state
+                        self._log(event)
+            case PlanChanged():
+                with self._changed:
+                    if event.planned is not None:
+                        self._planned[event.role] = event.planned
+                    if event.requested is not None:
+                        self._requested[event.role] = event.requested
+                    self._log(event)
+            case ExpiryChanged():
+                with self._changed:
+                    self._expires = None if event.left is None else Deadline(event.left)
+                    self._log(event)
+            case JournalMeasured():
+                with self._changed:
+                    self._journal_bytes = event.size
+                    self._touch()
+            case LeaseChanged():
+                with self._changed:
+                    self._lease = None if event.left is None else Deadline(event.left)
+                    self._log(event)
+            case ClusterEnded():
+                self._over = event.reason
+                self._append(event)
+                self.notice("warning", f"the cluster has ended: {self._over}")
+            case HostDisconnected():
+                self._append(event)
+                self._host_disconnected(event.host, event.grace)
+            case HostReconnected():
+                self._append(event)
+                self._host_reconnected(event.host, event.seconds)
+            case TasksLost():
+                self._append(event)
+                self._lost(event.reason)
 
     def notice(
         self, severity: str, what: str, *, task: str | None = None, fix: str | None = None
@@ -185,7 +198,7 @@ class Monitor:
         self._append(notice)
         log.log(_LEVELS[severity], "%s: %s", self._config.name, notice)
 
-    def take_gpus(self, host: str, gpus: Iterable[Mapping[str, Any]]) -> None:
+    def set_gpus(self, host: str, gpus: Iterable[Mapping[str, Any]]) -> None:
         """Set the GPUs of a host, as JSON values with the fields of `gpus.Gpu` and their usage."""
         rows = tuple(
             GpuRow(
@@ -224,7 +237,7 @@ class Monitor:
         """Return the current state of the cluster."""
         streams = self._consumers.rows()
         # Not under the lock: the coordinator acquires its own locks.
-        coordinator = self.coordinator(self.tasks())
+        coordinator = self._coordinator(self.tasks())
         with self._changed:
             tasks = self.tasks()
             state = self._derived_state()
@@ -242,10 +255,10 @@ class Monitor:
                 planned=dict(self._planned),
                 requested=dict(self._requested),
                 observed=self._observed(),
-                events=tuple(self.events),
-                journal_bytes=self.journal_bytes,
-                expires=None if self.expires is None else self.expires.wall,
-                lease=None if self.lease is None else self.lease.wall,
+                events=tuple(self._events),
+                journal_bytes=self._journal_bytes,
+                expires=None if self._expires is None else self._expires.wall,
+                lease=None if self._lease is None else self._lease.wall,
                 coordinator=coordinator,
             )
 
@@ -253,6 +266,36 @@ class Monitor:
         """Return the current tasks in display order, with their rates."""
         with self._changed:
             return tuple(sorted(self._rows.values(), key=lambda r: (_ORDER[r.role], r.index)))
+
+    @property
+    def detached(self) -> bool:
+        """True if the cluster has a lease."""
+        return self._lease is not None
+
+    @property
+    def expired(self) -> bool:
+        """True if the time limit has passed."""
+        return self._expires is not None and self._expires.over
+
+    @property
+    def over(self) -> str:
+        """The reason for which an agent or another process ended the cluster; empty if none did."""
+        return self._over
+
+    @property
+    def why_lost(self) -> str:
+        """The reason for which the tasks are lost; empty if they are not."""
+        return self._why_lost
+
+    @property
+    def journal_bytes(self) -> int | None:
+        """The size of the dispatcher's journal, or None while it is unknown."""
+        return self._journal_bytes
+
+    @property
+    def reconnects(self) -> Mapping[str, int]:
+        """The number of reconnects to each host."""
+        return dict(self._reconnects)
 
     def rows(self) -> tuple[TaskRow, ...]:
         """Return the current tasks in arbitrary order."""
@@ -341,7 +384,7 @@ class Monitor:
                 pss_mb=None if exited else row.pss_mb,
                 gpu="" if exited else row.gpu,
             )
-            self.events.append(event)
+            self._events.append(event)
             self._touch()
         self._publish_notice(event, before)
 
@@ -351,7 +394,7 @@ class Monitor:
         memory_limit = memory.is_reason(event.reason)
         if memory_limit:
             fix = memory.FIX
-            cause = self.memory_cause() if event.task.startswith(Role.DATA_WORKER) else ""
+            cause = self._memory_cause() if event.task.startswith(Role.DATA_WORKER) else ""
         if event.state is TaskState.FAILED:
             last = f" Last output: {event.log[-1]!r}" if event.log else ""
             last = cause if memory_limit else last
@@ -377,38 +420,19 @@ class Monitor:
                 name: value for name in _MEASURED if (value := getattr(event, name)) is not None
             }
             if event.bytes_sent is not None:
-                history = self._sent.setdefault(event.task, deque(maxlen=60))
-                if history and event.bytes_sent < history[-1][1]:
-                    history.clear()
+                window = self._sent.setdefault(event.task, RateWindow(_RATE_SECONDS))
+                if not window.add(time.monotonic(), event.bytes_sent):
                     self._working.pop(event.task, None)
-                history.append((time.monotonic(), event.bytes_sent))
+            sent = self._sent.get(event.task)
             # Computed once per measurement, because rows are read ten times more often.
             self._rows[event.task] = replace(
                 row,
                 **values,
-                bytes_per_s=self._rate(event.task),
-                rates=self._rates(event.task),
+                bytes_per_s=None if sent is None else sent.rate,
+                rates=() if sent is None else sent.rates,
                 working=self._share(event.task, event.working),
             )
             self._touch()
-
-    def _recent(self, task: str) -> list[tuple[float, int]]:
-        history = self._sent.get(task) or deque[tuple[float, int]]()
-        return [entry for entry in history if entry[0] >= history[-1][0] - _RATE_SECONDS]
-
-    def _rate(self, task: str) -> float | None:
-        recent = self._recent(task)
-        if len(recent) < 2:
-            return None
-        (began, first), (ended, last) = recent[0], recent[-1]
-        return (last - first) / (ended - began) if ended > began else None
-
-    def _rates(self, task: str) -> tuple[float, ...]:
-        return tuple(
-            (last - first) / (ended - began)
-            for (began, first), (ended, last) in itertools.pairwise(self._recent(task))
-            if ended > began
-        )
 
     def _share(self, task: str, sampled: float | None) -> float | None:
         """Return the mean share of the last measurements, or None if there are too few."""
@@ -426,7 +450,7 @@ class Monitor:
         )
 
     def _host_reconnected(self, host: str, seconds: float) -> None:
-        self.reconnects[host] += 1
+        self._reconnects[host] += 1
         tasks = self._set_reason(host, _DISCONNECTED, "")
         self.notice("info", f"reconnected to {host} after {seconds:.0f} s ({', '.join(tasks)})")
 
@@ -445,14 +469,17 @@ class Monitor:
             for name, row in self._rows.items():
                 if not row.state.ended:
                     self._rows[name] = replace(row, state=TaskState.LOST, reason=reason, pid=None)
-            self._state, self.why_lost = "lost", reason
+            self._state, self._why_lost = "lost", reason
             self._touch()
         self.notice("error", reason, fix="start the cluster again")
 
     def _append(self, event: Event) -> None:
         with self._changed:
-            self.events.append(event)
-            self._touch()
+            self._log(event)
+
+    def _log(self, event: Event) -> None:
+        self._events.append(event)
+        self._touch()
 
     def _touch(self) -> None:
         self._version += 1

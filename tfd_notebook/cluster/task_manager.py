@@ -18,6 +18,7 @@ from tfd_notebook.cluster.journal_mirror import JournalCopy
 from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.server_config import JOBS
 from tfd_notebook.launchers import base
+from tfd_notebook.model.events import PlanChanged, from_json
 from tfd_notebook.model.snapshot import TaskRow
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
 from tfd_notebook.net import ports, proxies
@@ -89,11 +90,11 @@ class TaskManager:
         config = self._config
         if note := proxies.bypass():
             self._monitor.notice("info", note)
-        (self._node,) = self._launcher.connect(config, self._monitor.handle_event)
+        (self._node,) = self._launcher.connect(config, self._monitor.apply)
         self._copy_journal()
         self._gpu_allocation = self._allocate_gpus(config.counts.get(Role.WORKER, 0))
         for role, count in config.counts.items():
-            self._monitor.request(role, count)
+            self._monitor.apply(PlanChanged(role, requested=count))
         self._add({role: range(n) for role, n in config.counts.items()}, config.policy.minimum)
 
     def _copy_journal(self) -> None:
@@ -122,12 +123,12 @@ class TaskManager:
         fewer_data_workers = False
         for role, count in wanted.items():
             present = self.rows_of(role)
-            self._monitor.plan(role, count)
+            self._monitor.apply(PlanChanged(role, planned=count))
             surplus = [row.task for row in reversed(present) if row.index >= count]
             if surplus:
                 self._remove(surplus)
                 fewer_data_workers |= role is Role.DATA_WORKER
-            self._monitor.request(role, count)
+            self._monitor.apply(PlanChanged(role, requested=count))
             known = {row.index for row in present}
             missing[role] = [index for index in range(count) if index not in known]
             for row in present:
@@ -140,8 +141,7 @@ class TaskManager:
             self._remove([f"{role}:{index}" for role in missing for index in missing[role]])
             for role in wanted:
                 left = len(self.rows_of(role))
-                self._monitor.plan(role, left)
-                self._monitor.request(role, left)
+                self._monitor.apply(PlanChanged(role, planned=left, requested=left))
             raise
         if fewer_data_workers and self._static_addresses:
             self.enable_static_sharding()
@@ -190,10 +190,9 @@ class TaskManager:
         self._removed_addresses = set(about["removed"])
         self.work_dir = about["work_dir"]
         for role, count in about["counts"].items():
-            self._monitor.plan(Role(role), count)
-            self._monitor.request(Role(role), count)
+            self._monitor.apply(PlanChanged(Role(role), planned=count, requested=count))
         for event in tasks:
-            self._monitor.handle_event(event)
+            self._monitor.apply(from_json(event))
 
     def enable_static_sharding(self) -> None:
         """Give the dispatcher the addresses of its workers. Restart it if they have changed."""
@@ -392,7 +391,7 @@ class TaskManager:
         reports = self._node.gpus()
         for report in reports:
             # This sets the display order of the hosts. Agents send tasks and utilization later.
-            self._monitor.take_gpus(report["host"], report["gpus"])
+            self._monitor.set_gpus(report["host"], report["gpus"])
         hosts = [
             gpu_allocation.HostGpus(
                 report["host"],

@@ -11,6 +11,7 @@ from tfd_notebook.cluster.monitor import Monitor
 from tfd_notebook.cluster.task_manager import TaskManager
 from tfd_notebook.data.consume.consumers import Consumers
 from tfd_notebook.data.service.usage import workers_of
+from tfd_notebook.model.events import ExpiryChanged, JournalMeasured
 
 _JOURNAL_EVERY_SECONDS = 5.0
 _LIMITS_EVERY_SECONDS = 1.0
@@ -49,9 +50,8 @@ class Watchdog:
         self._stuck: set[str] = set()
 
     def __call__(self) -> None:
-        expires = self._monitor.expires
-        if expires is not None and expires.over:
-            self._monitor.expires = None
+        if self._monitor.expired:
+            self._monitor.apply(ExpiryChanged(None))
             self._monitor.notice("warning", "time limit reached: stopping the cluster")
             self._end_in_thread("stopped")
         if self._monitor.state == "lost":
@@ -91,7 +91,8 @@ class Watchdog:
             size = agent_work_dir.total_bytes(work_dir)
         except OSError:  # the directory is removed when the cluster stops
             return
-        before, self._monitor.journal_bytes = self._monitor.journal_bytes or 0, size
+        before = self._monitor.journal_bytes or 0
+        self._monitor.apply(JournalMeasured(size))
         if before <= _JOURNAL_WARN_BYTES < size:
             self._monitor.notice(
                 "warning",

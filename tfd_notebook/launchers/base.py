@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from tfd_notebook.errors import UnknownName, Unsupported, UsageError
 from tfd_notebook.launchers import profiles
+from tfd_notebook.model.events import Event
 from tfd_notebook.model.spec import SERVER_ROLES, ClusterConfig, Role
 
 ENTRY_POINTS = "tfd_notebook.launchers"
@@ -19,7 +20,7 @@ ENTRY_POINTS = "tfd_notebook.launchers"
 ALL_ROLES = frozenset((Role.DISPATCHER, Role.DATA_WORKER, *SERVER_ROLES))
 
 #: Receives the events of a node: JSON values, see `tfd_notebook.net.agent_protocol`.
-OnEvent = Callable[[dict[str, Any]], None]
+OnEvent = Callable[[Event], None]
 
 
 class Node(ABC):

@@ -13,6 +13,7 @@ import psutil
 
 from tfd_notebook.errors import LaunchError, TfdError, Unsupported, UsageError
 from tfd_notebook.launchers.base import Launcher, Node, OnEvent
+from tfd_notebook.model.events import TaskChanged
 from tfd_notebook.model.spec import ClusterConfig, Endpoint, Role, TaskState
 from tfd_notebook.net import probe
 
@@ -115,7 +116,7 @@ class ExternalNode(Node):
         missing = [name for name, state in self._states.items() if state is not TaskState.READY]
         if len(missing) == len(self._states):
             task = missing[0]
-            cause = next(event["reason"] for event in self.first if event["task"] == task)
+            cause = next(event.reason for event in self.first if event.task == task)
             raise LaunchError(
                 f"connecting to {task} at {self._addresses[task]} failed: {cause}",
                 task=task,
@@ -170,7 +171,7 @@ class ExternalNode(Node):
                 index = sum(name.startswith(f"{Role.DATA_WORKER}:") for name in self._addresses)
                 self._addresses[f"{Role.DATA_WORKER}:{index}"] = address
 
-    def _probe_tasks(self) -> list[dict[str, Any]]:
+    def _probe_tasks(self) -> list[TaskChanged]:
         """Probe all tasks; return an event for each task whose state changed."""
         names = list(self._addresses)
         probes = probe.probe_many(
@@ -200,19 +201,8 @@ class ExternalNode(Node):
         hung = first or self._silent[name] >= _HUNG_AFTER_PROBES
         return (TaskState.HUNG if hung else self._states[name]), reason
 
-    def _event(self, name: str, state: TaskState, reason: str) -> dict[str, Any]:
-        return {
-            "event": "task",
-            "cluster": self._cluster,
-            "task": name,
-            "state": str(state),
-            "reason": reason,
-            "address": self._addresses[name],
-            "pid": None,
-            "restarts": 0,
-            "open_to": "",
-            "log": [],
-        }
+    def _event(self, name: str, state: TaskState, reason: str) -> TaskChanged:
+        return TaskChanged(name, state, reason, address=self._addresses[name])
 
 
 def _is_local(host: str) -> bool:

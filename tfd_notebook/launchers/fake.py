@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from tfd_notebook.errors import UnknownName, no_lease
 from tfd_notebook.launchers.base import Launcher, Node, OnEvent
+from tfd_notebook.model.events import GpusMeasured, LeaseChanged, TaskChanged, TaskMeasured
 from tfd_notebook.model.spec import ClusterConfig, Role, TaskState
 
 _GPU = "Imaginary 80GB"
@@ -91,17 +92,7 @@ class FakeNode(Node):
         """Send the event that `task` entered `state`."""
         known = self.tasks[task]
         known.update(fields)
-        self._on_event(
-            {
-                "event": "task",
-                "cluster": self._cluster,
-                "task": task,
-                "state": str(state),
-                "reason": reason,
-                "log": [],
-                **known,
-            }
-        )
+        self._on_event(TaskChanged(task, state, reason, **known))
 
     def gpus(self) -> list[dict[str, Any]]:
         return [
@@ -139,12 +130,11 @@ class FakeNode(Node):
             }
             for place, gpu in enumerate(self._gpus[host])
         ]
-        body = {"event": "gpus", "cluster": self._cluster, "host": host, "gpus": known}
-        self._on_event(body)
+        self._on_event(GpusMeasured(tuple(known), host))
 
     def measure(self, task: str, **measured: Any) -> None:
         """Send a measurement of `task`, such as ``cpu_percent``, ``rss_mb`` or ``bytes_sent``."""
-        self._on_event({"event": "measure", "cluster": self._cluster, "task": task, **measured})
+        self._on_event(TaskMeasured(task, **measured))
 
     def _do_hold(self, tasks: list[dict[str, Any]]) -> dict[str, str]:
         held = {}
@@ -193,7 +183,7 @@ class FakeNode(Node):
         if renew and not self.leased:
             raise no_lease(self._cluster)
         self.leased = True
-        self._on_event({"event": "lease", "cluster": self._cluster, "left": seconds})
+        self._on_event(LeaseChanged(seconds))
         return seconds
 
     def _do_describe(self, about: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from tfd_notebook.agent import tf_servers
 from tfd_notebook.agent.error_server import ErrorServer
 from tfd_notebook.errors import FilterFailed, StateError, TfdError, UnknownName, Unsupported
 from tfd_notebook.launchers.base import ALL_ROLES, Launcher, Node, OnEvent
+from tfd_notebook.model.events import Notice, TaskChanged, TaskMeasured
 from tfd_notebook.model.spec import (
     SERVER_ROLES,
     STOP_ORDER,
@@ -49,15 +50,12 @@ class InProcess(Launcher):
         tf_servers.check_room(count)
         if tf_servers.endless() and count:
             on_event(
-                {
-                    "event": "notice",
-                    "severity": "warning",
-                    "what": f"{tf_servers.endless()} servers of earlier clusters still run in this "
+                Notice(
+                    "warning",
+                    f"{tf_servers.endless()} servers of earlier clusters still run in this "
                     "process, with about 40 MB and 85 threads each: TensorFlow cannot stop them",
-                    "task": None,
-                    "fix": 'restart the kernel to end them; launcher="local" does not have this '
-                    "limit",
-                }
+                    fix='restart the kernel to end them; launcher="local" does not have this limit',
+                )
             )
         return (InProcessNode(config, on_event),)
 
@@ -289,18 +287,15 @@ class InProcessNode(Node):
 
     def _publish(self, name: str, task: _InProcessTask, state: TaskState, reason: str = "") -> None:
         self._on_event(
-            {
-                "event": "task",
-                "cluster": self._cluster,
-                "task": name,
-                "state": str(state),
-                "reason": reason,
-                "address": task.address,
-                "pid": os.getpid() if not state.ended else None,
-                "restarts": task.restarts,
-                "open_to": task.open_to if state is TaskState.READY else "",
-                "log": [],
-            }
+            TaskChanged(
+                name,
+                state,
+                reason,
+                address=task.address,
+                pid=os.getpid() if not state.ended else None,
+                restarts=task.restarts,
+                open_to=task.open_to if state is TaskState.READY else "",
+            )
         )
 
     def _measure(self) -> None:
@@ -312,11 +307,4 @@ class InProcessNode(Node):
             for name, sent in measured.items():
                 if sent < _HEARTBEAT_BYTES:
                     continue
-                self._on_event(
-                    {
-                        "event": "measure",
-                        "cluster": self._cluster,
-                        "task": name,
-                        "bytes_sent": sent,
-                    }
-                )
+                self._on_event(TaskMeasured(name, bytes_sent=sent))

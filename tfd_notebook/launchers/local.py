@@ -20,6 +20,7 @@ from tfd_notebook.errors import LaunchError, TfdError
 from tfd_notebook.launchers.base import ALL_ROLES, Launcher, Node, OnEvent
 from tfd_notebook.launchers.client.agent_client import AgentClient, AgentNode
 from tfd_notebook.launchers.client.orphans import sweep
+from tfd_notebook.model.events import Event, Notice, TasksLost
 from tfd_notebook.model.spec import ClusterConfig, Role
 from tfd_notebook.net import runtime_dir
 from tfd_notebook.net.bounded_write import write_to_pipe
@@ -53,14 +54,11 @@ class Local(Launcher):
         )
         if reloaded:
             on_event(
-                {
-                    "event": "notice",
-                    "severity": "info",
-                    "what": f"{', '.join(reloaded)} changed since TensorFlow was imported for new "
-                    "tasks, so it was imported again",
-                    "task": None,
-                    "fix": None,
-                }
+                Notice(
+                    "info",
+                    f"{', '.join(reloaded)} changed since TensorFlow was imported for new tasks, "
+                    "so it was imported again",
+                )
             )
         return (AgentNode.open(client, config, on_event, environment),)
 
@@ -75,18 +73,15 @@ def local_tunnel_agent(config: ClusterConfig, on_event: OnEvent) -> AgentNode:
         Receives the notices, and an error when the agent ends.
     """
 
-    def forward(body: dict[str, Any]) -> None:
-        if body["event"] == "lost":
-            body = {
-                "event": "notice",
-                "cluster": config.name,
-                "severity": "error",
-                "what": f"this kernel's agent ended, and its tunnels with it: {body['reason']}",
-                "task": None,
-                "fix": "start the cluster again",
-            }
-        if body["event"] == "notice":
-            on_event(body)
+    def forward(event: Event) -> None:
+        if isinstance(event, TasksLost):
+            event = Notice(
+                "error",
+                f"this kernel's agent ended, and its tunnels with it: {event.reason}",
+                fix="start the cluster again",
+            )
+        if isinstance(event, Notice):
+            on_event(event)
 
     return AgentNode.open(_agent().client, config, forward, _task_environment(config.env))
 

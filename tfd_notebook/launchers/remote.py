@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import uuid
 from abc import abstractmethod
@@ -30,6 +31,7 @@ from tfd_notebook.launchers.client.detached import DetachedClusterRecord
 from tfd_notebook.launchers.client.handshake import HostHandshake, read_handshake
 from tfd_notebook.launchers.client.multi_host import MultiHostNode, Tunnels
 from tfd_notebook.launchers.client.session import AgentSession, Channel
+from tfd_notebook.model.events import Event, GpusMeasured, Notice, TaskChanged
 from tfd_notebook.model.spec import ClusterConfig, Role
 from tfd_notebook.net import proxies, validation
 
@@ -242,8 +244,7 @@ class RemoteLauncher(Launcher):
                 RemoteNode.open_at(session, host, config, on_event, surroundings, allowed_networks)
             )
             for what in host.warnings(self._grace):
-                body = {"event": "notice", "severity": "warning", "task": None, "fix": None}
-                on_event({**body, "cluster": config.name, "what": what})
+                on_event(Notice("warning", what))
         return self._multi_host_node(nodes, config, on_event)
 
     def _preload(
@@ -368,8 +369,10 @@ def _close_session(host: RemoteHost, session: concurrent.futures.Future[AgentSes
 def _from_host(host: RemoteHost, on_event: OnEvent) -> OnEvent:
     """Return a callback that adds the host's label to its events."""
 
-    def forward(body: dict[str, Any]) -> None:
-        on_event({**body, "host": host.label})
+    def forward(event: Event) -> None:
+        if isinstance(event, (GpusMeasured, TaskChanged)):
+            event = dataclasses.replace(event, host=host.label)
+        on_event(event)
 
     return forward
 

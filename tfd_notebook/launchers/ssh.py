@@ -21,6 +21,7 @@ from tfd_notebook.launchers.client.agent_client import AgentClient
 from tfd_notebook.launchers.client.multi_host import Tunnels
 from tfd_notebook.launchers.client.session import Channel, SocketChannel
 from tfd_notebook.launchers.remote import RemoteHost, RemoteLauncher, RemoteNode, join_agent
+from tfd_notebook.model.events import Notice
 from tfd_notebook.net.bounded_write import write_to_pipe
 
 if TYPE_CHECKING:
@@ -357,14 +358,11 @@ class _SSHTunnels:
                 except LaunchError as error:
                     host.client.close_tunnels(host.label, port)
                     self._on_event(
-                        {
-                            "event": "notice",
-                            "cluster": self._cluster,
-                            "severity": "error",
-                            "what": f"the tunnel at port {port} was closed: {error.what}",
-                            "task": None,
-                            "fix": error.fix,
-                        }
+                        Notice(
+                            "error",
+                            f"the tunnel at port {port} was closed: {error.what}",
+                            fix=error.fix,
+                        )
                     )
         except TfdError:
             pass  # the connection is lost again; the next reconnect repeats the check

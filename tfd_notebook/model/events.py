@@ -1,21 +1,50 @@
-"""Immutable events, and a bounded log of the latest ones."""
+"""Immutable events of a cluster, their JSON form, and a bounded log of the latest ones."""
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from tfd_notebook.model.spec import TaskState
+from tfd_notebook.model.spec import Role, TaskState
+
+_KINDS: dict[str, type[Event]] = {}
 
 
 @dataclass(frozen=True)
 class Event:
     """Base of all events. `time` is seconds since the epoch."""
 
-    time: float = field(default_factory=time.time, kw_only=True)
+    #: The name of the event in its JSON form. Empty for events that stay in this process.
+    name: ClassVar[str] = ""
+    time: float = field(default_factory=time.time, kw_only=True, compare=False)
+
+    def __init_subclass__(cls) -> None:
+        if cls.name:
+            _KINDS[cls.name] = cls
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the event as JSON values: its fields, and its name as ``event``."""
+        body = {
+            entry.name: getattr(self, entry.name)
+            for entry in dataclasses.fields(self)
+            if entry.name != "time"
+        }
+        return {"event": self.name, **body}
+
+
+def from_json(body: Mapping[str, Any]) -> Event:
+    """Return the event that `Event.to_json` converted; `net.messages.event` checks the fields.
+
+    Fields that the event does not have, such as the cluster, are ignored.
+    """
+    kind = _KINDS[body["event"]]
+    names = {entry.name for entry in dataclasses.fields(kind)} - {"time"}
+    return kind(**{name: value for name, value in body.items() if name in names})
 
 
 @dataclass(frozen=True)
@@ -42,6 +71,8 @@ class TaskChanged(Event):
         Display name of its host. Empty if the address contains it.
     """
 
+    name = "task"
+
     task: str
     state: TaskState
     reason: str = ""
@@ -52,6 +83,10 @@ class TaskChanged(Event):
     log: tuple[str, ...] = ()
     host: str = ""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", TaskState(self.state))
+        object.__setattr__(self, "log", tuple(self.log))
+
 
 @dataclass(frozen=True)
 class TaskMeasured(Event):
@@ -59,6 +94,8 @@ class TaskMeasured(Event):
 
     ``working`` is the share of samples in which a thread of a data worker was busy, 0 to 1.
     """
+
+    name = "measure"
 
     task: str
     cpu_percent: float | None = None
@@ -80,6 +117,8 @@ class Notice(Event):
     fix : str, optional
     """
 
+    name = "notice"
+
     severity: str
     what: str
     task: str | None = None
@@ -91,6 +130,95 @@ class Notice(Event):
         if not self.fix:
             return text
         return f"{text}{'' if text.endswith('.') else '.'} Next: {self.fix}"
+
+
+@dataclass(frozen=True)
+class GpusMeasured(Event):
+    """Use of a host's GPUs.
+
+    Parameters
+    ----------
+    gpus : sequence of mapping
+        The fields ``index name memory task used use_percent`` of each GPU; memory in bytes.
+    host : str
+        Display name of the host. Empty for this host.
+    """
+
+    name = "gpus"
+
+    gpus: tuple[Mapping[str, Any], ...]
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class StateChanged(Event):
+    """A new state of the whole cluster."""
+
+    state: str
+
+
+@dataclass(frozen=True)
+class PlanChanged(Event):
+    """A new number of tasks of a role: planned by the user, or requested from the launcher."""
+
+    role: Role
+    planned: int | None = None
+    requested: int | None = None
+
+
+@dataclass(frozen=True)
+class ExpiryChanged(Event):
+    """A new time limit: remaining seconds, or None without one."""
+
+    left: float | None
+
+
+@dataclass(frozen=True)
+class JournalMeasured(Event):
+    """Size of the dispatcher's journal in bytes."""
+
+    size: int
+
+
+@dataclass(frozen=True)
+class LeaseChanged(Event):
+    """A new lease of the cluster. `left` is its remaining seconds, or None without a lease."""
+
+    name = "lease"
+
+    left: float | None
+
+
+@dataclass(frozen=True)
+class ClusterEnded(Event):
+    """The end of the cluster by its agent or by another process."""
+
+    name = "ended"
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class HostDisconnected(Event):
+    """Loss of the connection to a host whose tasks keep running for `grace` seconds."""
+
+    host: str
+    grace: float
+
+
+@dataclass(frozen=True)
+class HostReconnected(Event):
+    """A new connection to a host, `seconds` after the loss."""
+
+    host: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TasksLost(Event):
+    """Loss of all tasks with their agent."""
+
+    reason: str
 
 
 class EventLog:

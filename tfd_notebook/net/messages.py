@@ -61,7 +61,7 @@ error = record({"kind": text, "what": text}, task=optional(text), fix=optional(t
 
 #: The events of an agent, by name.
 EVENTS: dict[str, Check] = {
-    "task": record(_task_event),
+    "task": record(_task_event, host=one_of("")),
     "measure": record(
         {"event": one_of("measure"), "cluster": cluster_name, "task": task_name},
         cpu_percent=optional(number),
@@ -82,7 +82,8 @@ EVENTS: dict[str, Check] = {
                 ),
                 1024,
             ),
-        }
+        },
+        host=one_of(""),
     ),
     "notice": record(
         {

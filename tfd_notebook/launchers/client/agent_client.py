@@ -21,6 +21,14 @@ from tfd_notebook.errors import (
     TimeLimit,
 )
 from tfd_notebook.launchers.base import Node, OnEvent
+from tfd_notebook.model.events import (
+    ClusterEnded,
+    Event,
+    LeaseChanged,
+    Notice,
+    TasksLost,
+    from_json,
+)
 from tfd_notebook.model.spec import ClusterConfig, Endpoint
 from tfd_notebook.net import agent_protocol, messages, validation
 
@@ -184,12 +192,12 @@ class AgentClient:
             for line in lines:
                 self._write(line)
 
-    def notify_all(self, body: dict[str, Any]) -> None:
+    def notify_all(self, event: Event) -> None:
         """Pass an event to the listeners of all clusters."""
         with self._lock:
             listeners = dict(self._listeners)
-        for name, listener in listeners.items():
-            _notify(listener, {**body, "cluster": name})
+        for listener in listeners.values():
+            _notify(listener, event)
 
     def clusters(self) -> tuple[str, ...]:
         """Return the names of the clusters that have a listener."""
@@ -295,7 +303,7 @@ class AgentClient:
             if listener is not None:
                 if body["event"] == "task":
                     self._check_task(body, "task")
-                _notify(listener, body)
+                _notify(listener, from_json(body))
 
     def _record_expected_tasks(self, do: str, arguments: dict[str, Any]) -> None:
         """Record the tasks that the agent may report after a request. The caller holds the lock."""
@@ -366,11 +374,11 @@ class AgentClient:
                 if error is None:
                     reply = adopted.result()
                     for event in reply["tasks"]:
-                        _notify(listener, event)
-                    _notify(listener, {"event": "lease", "cluster": name, "left": reply["lease"]})
+                        _notify(listener, from_json(event))
+                    _notify(listener, LeaseChanged(reply["lease"]))
                 elif not isinstance(error, AgentLost):  # `lost` notifies all listeners of that
                     reason = "it ended while its host was disconnected"
-                    _notify(listener, {"event": "ended", "cluster": name, "reason": reason})
+                    _notify(listener, ClusterEnded(reason))
 
             with contextlib.suppress(AgentLost):
                 self.submit("adopt", cluster=name).add_done_callback(publish)
@@ -386,8 +394,8 @@ class AgentClient:
             listeners, self._listeners = dict(self._listeners), {}
         for *_, reply in replies:
             reply.set_exception(AgentLost(reason, fix="start the cluster again"))
-        for name, listener in listeners.items():
-            _notify(listener, {"event": "lost", "cluster": name, "reason": reason})
+        for listener in listeners.values():
+            _notify(listener, TasksLost(reason))
         self.ready.set()
 
     @property
@@ -396,21 +404,18 @@ class AgentClient:
         return self._lost or ""
 
 
-def _notify(listener: OnEvent, body: dict[str, Any]) -> None:
+def _notify(listener: OnEvent, event: Event) -> None:
     """Pass an event to a listener. If the listener raises, pass a notice instead."""
     try:
-        listener(body)
+        listener(event)
     except Exception as error:
-        log.exception("event %r of cluster %r was ignored", body["event"], body["cluster"])
-        notice = {
-            "event": "notice",
-            "cluster": body["cluster"],
-            "severity": "error",
-            "what": f"an event of the cluster was ignored: {type(error).__name__}: {error}; its "
-            "state may be out of date",
-            "task": None,
-            "fix": "report this, with the output of `tfd support`",
-        }
+        log.exception("event %r was ignored", event)
+        notice = Notice(
+            "error",
+            f"an event of the cluster was ignored: {type(error).__name__}: {error}; its state may "
+            "be out of date",
+            fix="report this, with the output of `tfd support`",
+        )
         with contextlib.suppress(Exception):
             listener(notice)
 

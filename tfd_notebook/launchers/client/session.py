@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from tfd_notebook.errors import InvalidMessage, LaunchError, TfdError
 from tfd_notebook.launchers.client.agent_client import AgentClient
+from tfd_notebook.model.events import HostDisconnected, HostReconnected
 from tfd_notebook.net import agent_protocol, unix_socket, validation
 from tfd_notebook.net.bounded_write import write_all
 
@@ -220,7 +221,7 @@ class AgentSession:
     def _reconnect(self) -> Channel | None:
         """Return the next channel; None if the agent is lost."""
         since = time.monotonic()
-        self.client.notify_all({"event": "away", "host": self._host, "grace": self._grace})
+        self.client.notify_all(HostDisconnected(self._host, self._grace))
         for attempt in range(10**9):
             if self._closed.wait(_BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)]):
                 return None
@@ -246,6 +247,6 @@ class AgentSession:
                     channel.close()
                     return None
                 seconds = time.monotonic() - since
-                self.client.notify_all({"event": "back", "host": self._host, "seconds": seconds})
+                self.client.notify_all(HostReconnected(self._host, seconds))
                 return channel
         return None
