@@ -1,4 +1,4 @@
-"""Where a cluster's tasks are found: each a ``tf.distribute.cluster_resolver.ClusterResolver``."""
+"""Resolvers: implementations of ``tf.distribute.cluster_resolver.ClusterResolver``."""
 
 from __future__ import annotations
 

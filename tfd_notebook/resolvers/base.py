@@ -1,4 +1,4 @@
-"""What all resolvers have in common: TensorFlow's contract, kept in one place."""
+"""Base class of all resolvers: the implementation of TensorFlow's contract."""
 
 from __future__ import annotations
 
@@ -14,40 +14,39 @@ from tfd_notebook.errors import TasksMissing, UnknownName, UsageError
 from tfd_notebook.net.probe import Probe, probe_many
 from tfd_notebook.resolvers.validation import Found, Tasks, checked
 
-#: Seconds for a task's answer about its devices.
-_ASK_SECONDS = 5.0
-#: Devices that are no accelerators.
+#: Timeout for probing the devices of a task, in seconds.
+_PROBE_SECONDS = 5.0
+#: Device types that do not count as accelerators.
 NO_ACCELERATORS = ("CPU", "XLA_CPU", "XLA_GPU")
 
 
 class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
-    """A ClusterResolver that finds its tasks anew at every call, and remembers none.
+    """A ClusterResolver that looks up its tasks at every call and does not cache them.
 
-    A subclass overrides `cluster_spec`, as TensorFlow's skeleton does, with `master` and
-    `num_accelerators` if they differ from those here; everything else works with that. It need not
-    call ``__init__``.
+    A subclass overrides `cluster_spec`, as in TensorFlow's skeleton. It overrides `master` and
+    `num_accelerators` only if they differ from the defaults. It need not call ``__init__``.
 
     Parameters
     ----------
     task_type : str, optional
-        The job of this process. Default: what the system says, None where it says nothing.
+        The job of this process. Default: the job that the system reports, or None.
     task_id : int, optional
-        Its index in that job, from 0. Default: as for `task_type`.
+        The index of this process in its job, from 0. Default: as for `task_type`.
     rpc_layer : str
         The protocol between tasks. Default ``"grpc"``.
     environment : str
-        ``"google"`` inside of Google, empty (the default) elsewhere.
+        ``"google"`` inside Google, otherwise empty. Default empty.
 
     See Also
     --------
     tf.distribute.cluster_resolver.ClusterResolver
     """
 
-    #: Whether the servers know themselves by the same numbers: not those of several clusters. To
-    #: TensorFlow that is all one: who connects to a server says which task it is.
-    _numbers_are_theirs: ClassVar[bool] = True
+    #: True if servers report the same task index as this resolver. False when several clusters
+    #: are combined. TensorFlow does not care: the client assigns the task identity on connect.
+    _server_indexes: ClassVar[bool] = True
 
-    # Of a subclass that does not call `__init__`.
+    # Defaults for a subclass that does not call `__init__`.
     _task_type: str | None = None
     _task_id: int | None = None
     _rpc_layer: str | None = "grpc"
@@ -67,37 +66,37 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
 
     @property
     def place(self) -> str:
-        """Where the tasks are looked for, in words: errors begin with it."""
+        """Description of the source of the addresses, as the first words of errors."""
         return type(self).__name__
 
     def _find(self) -> Found:
-        """Return the addresses of all tasks by job, as they are now."""
+        """Return the current addresses of all tasks by job."""
         if type(self).cluster_spec is Resolver.cluster_spec:
             raise NotImplementedError(f"{type(self).__name__} must override cluster_spec()")
         spec: Found = self.cluster_spec().as_dict()
         return spec
 
     def _identity(self) -> tuple[str, int] | None:
-        """Return job and index of this process; None where they are not known."""
+        """Return job and index of this process; None if they are unknown."""
         return None
 
     def tasks(self) -> Tasks:
-        """Return the address of each task by job and index, as they are now.
+        """Return the current address of each task by job and index.
 
         Returns
         -------
         dict of str to dict of int to str
-            ``{"worker": {0: "host:port"}}``; an index may be missing while its task is not there.
+            ``{"worker": {0: "host:port"}}``. An index is missing while its task is absent.
 
         Raises
         ------
         ResolveError
-            With the place, what is wrong there and the next step.
+            The tasks cannot be resolved. The error has the source, the cause and the next step.
         """
         return checked(self._find(), self.place)
 
     def cluster_spec(self) -> Any:
-        """Return the ``tf.train.ClusterSpec`` of the tasks of now; raises like `tasks`."""
+        """Return the current ``tf.train.ClusterSpec``; raises like `tasks`."""
         return tf.train.ClusterSpec(self.tasks())
 
     def master(
@@ -106,19 +105,19 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return ``"grpc://host:port"`` of a task; empty without one, as TensorFlow does.
+        """Return ``"grpc://host:port"`` of a task; empty without a task, as TensorFlow does.
 
         Parameters
         ----------
         task_type, task_id : optional
-            The task. Default: the one that this process is.
+            The task. Default: the task of this process.
         rpc_layer : str, optional
-            Another protocol than the resolver's; ``""`` leaves it out.
+            A protocol that replaces the resolver's; ``""`` omits it.
 
         Raises
         ------
         UnknownName
-            There is no such task.
+            The task does not exist.
         """
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
@@ -134,32 +133,32 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """Return how many accelerators a task has; other tasks than this process are asked.
+        """Return the number of accelerators of a task; probe it unless it is this process.
 
         Parameters
         ----------
         task_type, task_id : optional
-            The task. Without `task_id`, what each task of the job has: where hosts differ, the
-            smallest number. Default: this process where it is a task, else the workers.
+            The task. Without `task_id`, the number that each task of the job has: the smallest
+            if hosts differ. Default: this process if it is a task, otherwise the workers.
         config_proto : optional
-            For TensorFlow's sake; not used.
+            Not used; part of TensorFlow's signature.
 
         Returns
         -------
         dict of str to int
-            ``{"GPU": 2}``, empty without any; of each other kind it has 0.
+            For example ``{"GPU": 2}``. Absent types count 0; empty without accelerators.
 
         Raises
         ------
         TasksMissing
-            A task does not answer within 5 s, or another one answers in its place.
+            A task does not answer within 5 s, or a different task answers at its address.
         UnknownName
-            There is no such task.
+            The task does not exist.
         """
-        own = self._own()
+        own = self._own_task()
         here = task_type is None and task_id is None
         tasks = {} if here and own else self.tasks()
-        # Without tasks there is this process, which is how strategies understand it.
+        # Strategies take an empty cluster for training in this process alone.
         if (here and not tasks) or (own and own == (task_type, task_id)):
             return _count(device.device_type for device in tf.config.get_visible_devices())
         job = task_type or (own[0] if own else "worker")
@@ -170,50 +169,50 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
         else:
             wanted = {task_id: self._address(tasks, job, task_id)}
         counts = [
-            _count(device.type for device in found.devices)
-            for found in self._ask({job: wanted}, _ASK_SECONDS).values()
+            _count(device.type for device in probe.devices)
+            for probe in self._probe_tasks({job: wanted}, _PROBE_SECONDS).values()
         ]
         least = {kind: min(count.get(kind, 0) for count in counts) for kind in sorted(counts[0])}
         return Counter({kind: count for kind, count in least.items() if count})
 
     def check(self, timeout: float = 5.0) -> None:
-        """Ask every task who it is, and raise what TensorFlow would wait for without a word.
+        """Probe every task, and raise an error where TensorFlow would block silently.
 
         Parameters
         ----------
         timeout : float
-            Seconds for each answer; all are asked at the same time. Default 5.
+            Seconds for each answer. All tasks are probed concurrently. Default 5.
 
         Raises
         ------
         TasksMissing
-            The host of a task is not known or cannot be reached, the task does not answer, or
-            another one answers in its place.
+            The host of a task is unknown or cannot be reached, the task does not answer, or a
+            different task answers at its address.
         """
-        self._ask(self.tasks(), timeout)
+        self._probe_tasks(self.tasks(), timeout)
 
     def watch(self, seconds: float | None = None, every: float = 1.0) -> Iterator[Any]:
-        """Yield the ``tf.train.ClusterSpec`` of now, and then each one that is different.
+        """Yield the current ``tf.train.ClusterSpec``, and then one after each change.
 
         Parameters
         ----------
         seconds : float, optional
-            For how long. Default: until the loop is left, or interrupted.
+            The time after which the iterator ends. Default: unlimited.
         every : float
-            Seconds between two looks, where the system does not tell of changes itself. Default 1.
+            Seconds between two polls if the system does not push changes. Default 1.
         """
         if not every > 0:
-            raise UsageError(f"every={every!r} must be more than 0 seconds")
+            raise UsageError(f"invalid every={every!r}: expected more than 0 seconds")
         end = None if seconds is None else time.monotonic() + seconds
-        seen: Tasks | None = None
-        for _ in self._looks(end, every):
+        previous: Tasks | None = None
+        for _ in self._polls(end, every):
             tasks = self.tasks()
-            if tasks != seen:
-                seen = tasks
+            if tasks != previous:
+                previous = tasks
                 yield tf.train.ClusterSpec(tasks)
 
-    def _looks(self, end: float | None, every: float) -> Iterator[None]:
-        """Yield when it is worth looking, until `end` of the monotonic clock: at once, and on."""
+    def _polls(self, end: float | None, every: float) -> Iterator[None]:
+        """Yield at once, and then before each poll, until `end` of the monotonic clock."""
         never = threading.Event()
         yield
         while end is None or (left := end - time.monotonic()) > 0:
@@ -222,16 +221,16 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
 
     @property
     def environment(self) -> str:
-        """``"google"`` inside of Google, empty elsewhere."""
+        """``"google"`` inside Google, otherwise empty."""
         return self._environment
 
     @property
     def task_type(self) -> str | None:
-        """The job of this process; None where it is not known, or none of the tasks."""
+        """The job of this process; None if it is unknown, or this process is not a task."""
         if self._task_type is not None:
             return self._task_type
-        found = self._identity()
-        return found[0] if found else None
+        identity = self._identity()
+        return identity[0] if identity else None
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
@@ -239,11 +238,11 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process in its job; None where it is not known."""
+        """The index of this process in its job; None if it is unknown."""
         if self._task_id is not None:
             return self._task_id
-        found = self._identity()
-        return found[1] if found else None
+        identity = self._identity()
+        return identity[1] if identity else None
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
@@ -258,14 +257,14 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
     def rpc_layer(self, rpc_layer: str | None) -> None:
         self._rpc_layer = rpc_layer
 
-    def may_be(self, who: str | None, job: str, index: int) -> bool:
-        """Whether a server that calls itself `who` can be this task."""
-        if who is None or not self._numbers_are_theirs:
-            return who is None or who.partition(":")[0] == job
-        return who == f"{job}:{index}"
+    def may_be(self, reported: str | None, job: str, index: int) -> bool:
+        """Return True if a server that reports the task `reported` can be this task."""
+        if reported is None or not self._server_indexes:
+            return reported is None or reported.partition(":")[0] == job
+        return reported == f"{job}:{index}"
 
-    def _own(self) -> tuple[str, int] | None:
-        """Return which task this process itself is."""
+    def _own_task(self) -> tuple[str, int] | None:
+        """Return job and index of this process; None if it is not a task."""
         job, index = self.task_type, self.task_id
         return None if job is None or index is None else (job, index)
 
@@ -276,34 +275,43 @@ class Resolver(tf.distribute.cluster_resolver.ClusterResolver):
             raise self._unknown(tasks, job, index) from None
 
     def _unknown(self, tasks: Tasks, job: str, index: int) -> UnknownName:
-        names = [f"{job}:{index}" for job, found in tasks.items() for index in found]
+        names = [f"{job}:{index}" for job, indexes in tasks.items() for index in indexes]
         listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         return UnknownName(
-            f"{self.place} has no task {job}:{index}", fix=f"tasks there: {listed or 'none'}"
+            f"{self.place} has no task {job}:{index}",
+            fix=f"use one of these tasks: {listed or 'none'}",
         )
 
-    def _ask(self, tasks: Mapping[str, Mapping[int, str]], timeout: float) -> dict[str, Probe]:
-        """Return what each task answered; all of them are the ones that they should be."""
-        names = [(job, index) for job, found in tasks.items() for index in found]
+    def _probe_tasks(
+        self, tasks: Mapping[str, Mapping[int, str]], timeout: float
+    ) -> dict[str, Probe]:
+        """Return the answer of each task by name.
+
+        Raises
+        ------
+        TasksMissing
+            A task does not answer, or a different task answers at its address.
+        """
+        names = [(job, index) for job, indexes in tasks.items() for index in indexes]
         addresses = [tasks[job][index] for job, index in names]
         missing: dict[str, str] = {}
         answers: dict[str, Probe] = {}
-        for (job, index), found in zip(names, probe_many(addresses, timeout), strict=True):
+        for (job, index), probe in zip(names, probe_many(addresses, timeout), strict=True):
             name = f"{job}:{index}"
-            answers[name] = found
-            if not found.alive:
-                missing[name] = f"{name} at {found.address}: {found.state}, {found.reason}"
-            elif found.kind != "server":
-                missing[name] = f"{name} at {found.address}: a {found.kind} answers there"
-            elif not self.may_be(found.task, job, index):
-                missing[name] = f"{name} at {found.address}: {found.task} answers there"
+            answers[name] = probe
+            if not probe.alive:
+                missing[name] = f"{name} at {probe.address}: {probe.state}, {probe.reason}"
+            elif probe.kind != "server":
+                missing[name] = f"{name} at {probe.address}: a {probe.kind} answers there"
+            elif not self.may_be(probe.task, job, index):
+                missing[name] = f"{name} at {probe.address}: {probe.task} answers there"
         if missing:
-            said = list(missing.values())
-            rest = f"; and {len(said) - 8} more" if len(said) > 8 else ""
+            reasons = list(missing.values())
+            rest = f"; and {len(reasons) - 8} more" if len(reasons) > 8 else ""
             raise TasksMissing(
-                f"{self.place}: {'; '.join(said[:8])}{rest}",
+                f"{self.place}: {'; '.join(reasons[:8])}{rest}",
                 task=next(iter(missing)) if len(missing) == 1 else None,
-                fix="start what is missing and correct addresses; TensorFlow would wait for it",
+                fix="start the missing tasks and correct the addresses; TensorFlow would block",
             )
         return answers
 

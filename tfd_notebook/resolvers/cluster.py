@@ -1,4 +1,4 @@
-"""The ClusterResolver of a cluster of ours: its answers are those of this moment."""
+"""The ClusterResolver of a `Cluster`. It reports the current tasks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tfd_notebook.resolvers.validation import Found
 
 
 class OwnResolver(Resolver):
-    """The workers and parameter servers of a `Cluster` that have not ended: ``cluster.resolver``.
+    """The running workers and parameter servers of a `Cluster`: ``cluster.resolver``.
 
-    Once this process is connected to them it is the ``chief`` among them.
+    Once this process is connected to them, it is their ``chief``.
 
     Parameters
     ----------
     spec : callable
         Returns the addresses by job.
     connected : callable
-        Called when this process is found to be connected to them.
+        Called when this process is connected to them.
     name : str
-        Of the cluster.
+        Name of the cluster.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class OwnResolver(Resolver):
         spec = {job: list(tasks) for job, tasks in self._spec().items()}
         chief = connection.address_in(spec)
         if chief is not None:
-            # A strategy asks again when it has connected: here it is noticed, whoever makes it.
+            # Every strategy calls `cluster_spec` after it has connected.
             self._connected()
             spec["chief"] = [chief]
         return spec

@@ -1,4 +1,4 @@
-"""What can be wrong with a description of a cluster, and with what answers at its addresses."""
+"""Checks of a cluster description, and of the servers at its addresses."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tfd_notebook.model.spec import Endpoint
 from tfd_notebook.net.probe import Probe, probe_many
 from tfd_notebook.resolvers.validation import TF_CONFIG_FORM, Tasks, checked, parsed
 
-#: The jobs that TensorFlow's strategies and ``TF_CONFIG`` know.
+#: The jobs that TensorFlow's strategies and ``TF_CONFIG`` support.
 JOBS = ("chief", "master", "worker", "ps", "evaluator")
-_ASK_SECONDS = 2.0
+_PROBE_SECONDS = 2.0
 _WHERE = "TF_CONFIG"
 
 ODD_JOB = kind(
-    "TFD801", "warning", "odd job name", "strategies know no such job, and its tasks do nothing"
+    "TFD801", "warning", "odd job name", "strategies ignore the job, so that its tasks do nothing"
 )
 NO_CHIEF = kind(
     "TFD802",
     "warning",
     "no chief",
-    "with parameter servers it is the chief that coordinates, and without one nothing is scheduled",
+    "the chief coordinates parameter servers; without a chief, nothing is scheduled",
 )
 UNREADABLE = kind(
     "TFD803",
@@ -41,54 +41,55 @@ LATE = kind(
     "TFD804",
     "warning",
     "TF_CONFIG that came too late",
-    "TensorFlow set up its devices for this process alone, and strategies of several hosts need "
-    "to be made before that",
+    "TensorFlow has set up its devices for this process alone, and strategies of several hosts "
+    "must be created before that",
 )
 TWICE = kind(
     "TFD805",
     "error",
     "duplicate address",
-    "the tasks cannot both listen there, and one of them is waited for for ever",
+    "only one of the tasks can listen there, and TensorFlow waits for the other indefinitely",
 )
 LOOPBACK = kind(
     "TFD806",
     "error",
     "localhost advertised to other hosts",
-    "on each other host it means that host, where the task is not",
+    "other hosts resolve it to themselves, and the task does not run there",
 )
 ANOTHER = kind(
     "TFD807",
     "error",
     "another task answers",
-    "TensorFlow would hang or compute at the wrong place: it does not look who answers",
+    "TensorFlow would hang or compute on the wrong task: it does not check the server's identity",
 )
 SHARED = kind(
     "TFD808",
     "error",
     "port shared by two servers",
-    "each connection gets to one of them by chance",
+    "each connection reaches one of them at random",
 )
-SILENT = kind("TFD809", "error", "nobody answers", "TensorFlow would wait for it without a word")
+SILENT = kind("TFD809", "error", "no answer", "TensorFlow would wait for it without a message")
 
 
-def _is(who: str | None, job: str, index: int) -> bool:
-    return who in (None, f"{job}:{index}")
+def _is(reported: str | None, job: str, index: int) -> bool:
+    return reported in (None, f"{job}:{index}")
 
 
 @dataclass(frozen=True)
 class Described:
-    """The tasks that a description names, and who answered at their addresses.
+    """The tasks of a cluster description, and the answers from their addresses.
 
     Parameters
     ----------
     tasks : mapping of str to mapping of int to str
         Addresses by job and index.
     place : str
-        What describes them.
+        Source of the description.
     answers : mapping of str to Probe
-        By address; empty where nobody was asked.
+        Answers by address; empty if no address was probed.
     may_be : callable
-        Whether a server that calls itself so, or tells nothing, can be the task of a job and index.
+        Returns True if a server that reports this task, or None, can be the task of a job and
+        index.
     """
 
     tasks: Tasks
@@ -100,14 +101,18 @@ class Described:
     def asked(
         cls, tasks: Tasks, place: str, may_be: Callable[[str | None, str, int], bool] = _is
     ) -> Described:
-        """Ask all addresses at the same time."""
+        """Probe all addresses concurrently."""
         addresses = list(dict.fromkeys(_flat(tasks).values()))
-        answers = probe_many(addresses, _ASK_SECONDS)
+        answers = probe_many(addresses, _PROBE_SECONDS)
         return cls(tasks, place, dict(zip(addresses, answers, strict=True)), may_be)
 
 
 def _flat(tasks: Tasks) -> dict[str, str]:
-    return {f"{job}:{index}": at for job, found in tasks.items() for index, at in found.items()}
+    return {
+        f"{job}:{index}": address
+        for job, addresses in tasks.items()
+        for index, address in addresses.items()
+    }
 
 
 def _parts(task: str) -> tuple[str, int]:
@@ -121,15 +126,16 @@ def _read() -> Tasks:
     Raises
     ------
     ResolveError
+        TF_CONFIG is invalid.
     """
     text = os.environ.get(_WHERE, "").strip()
-    found = parsed(text, _WHERE, TF_CONFIG_FORM) if text else {}
-    cluster = found.get("cluster") or {} if isinstance(found, Mapping) else found
+    config = parsed(text, _WHERE, TF_CONFIG_FORM) if text else {}
+    cluster = config.get("cluster") or {} if isinstance(config, Mapping) else config
     return checked(cluster, _WHERE)
 
 
 def of_environment() -> Described | None:
-    """Return what TF_CONFIG describes; None where there is none, or it cannot be read."""
+    """Return the cluster of TF_CONFIG; None if it is not set or invalid."""
     try:
         tasks = _read()
     except ResolveError:
@@ -139,7 +145,7 @@ def of_environment() -> Described | None:
 
 @check("process")
 def unreadable(_: None) -> Iterator[Finding]:
-    """Find a TF_CONFIG that cannot be meant."""
+    """Find an invalid TF_CONFIG."""
     try:
         _read()
     except ResolveError as error:
@@ -155,80 +161,86 @@ def late(_: None) -> Iterator[Finding]:
         return
     if count > 1 and context.runs_alone():
         yield LATE.found(
-            f"TF_CONFIG names {count} tasks, and TensorFlow is in use without them",
-            "restart the kernel, set TF_CONFIG before anything else, and make the strategy first",
+            f"TF_CONFIG names {count} tasks, but TensorFlow is in use without them",
+            "restart the kernel, set TF_CONFIG first, and then create the strategy",
             _WHERE,
         )
 
 
 @check("tasks")
-def odd_jobs(seen: Described) -> Iterator[Finding]:
-    """Find jobs that TensorFlow does not know."""
-    for job in seen.tasks:
+def odd_jobs(described: Described) -> Iterator[Finding]:
+    """Find jobs that TensorFlow does not support."""
+    for job in described.tasks:
         if job not in JOBS:
             near = difflib.get_close_matches(job, JOBS, n=1)
             yield ODD_JOB.found(
-                f"there is a job {job!r}",
+                f"unsupported job {job!r}",
                 (f"did you mean {near[0]!r}? " if near else "") + f"use {', '.join(JOBS)}",
-                seen.place,
+                described.place,
             )
 
 
 @check("tasks")
-def no_chief(seen: Described) -> Iterator[Finding]:
-    """Find parameter servers that nobody coordinates."""
-    if seen.place == _WHERE and "ps" in seen.tasks and not {"chief", "master"} & set(seen.tasks):
+def no_chief(described: Described) -> Iterator[Finding]:
+    """Find parameter servers without a chief."""
+    if (
+        described.place == _WHERE
+        and "ps" in described.tasks
+        and not {"chief", "master"} & set(described.tasks)
+    ):
         yield NO_CHIEF.found(
-            "there are parameter servers and no chief",
-            'add "chief": ["host:port"], and have that task run the coordinator',
-            seen.place,
+            "the cluster has parameter servers but no chief",
+            'add "chief": ["host:port"], and run the coordinator in that task',
+            described.place,
         )
 
 
 @check("tasks")
-def duplicates(seen: Described) -> Iterator[Finding]:
-    """Find addresses of several tasks."""
+def duplicates(described: Described) -> Iterator[Finding]:
+    """Find addresses that several tasks share."""
     holders: dict[str, list[str]] = {}
-    for task, address in _flat(seen.tasks).items():
+    for task, address in _flat(described.tasks).items():
         holders.setdefault(address, []).append(task)
     for address, tasks in holders.items():
         if len(tasks) > 1:
             yield TWICE.found(
                 f"{address} is the address of {', '.join(tasks)}",
-                "give each task a port of its own",
-                seen.place,
+                "give each task a separate port",
+                described.place,
             )
 
 
 @check("tasks")
-def localhost(seen: Described) -> Iterator[Finding]:
+def localhost(described: Described) -> Iterator[Finding]:
     """Find loopback addresses among those of several hosts."""
-    yield from advertised(_flat(seen.tasks), seen.place)
+    yield from advertised(_flat(described.tasks), described.place)
 
 
 def advertised(addresses: Mapping[str, str], place: str, others: bool = False) -> Iterator[Finding]:
-    """Find loopback addresses where others than this host use them.
+    """Find loopback addresses that other hosts use.
 
     Parameters
     ----------
     addresses : mapping of str to str
-        By task.
+        Addresses by task.
     place : str
+        Source of the addresses.
     others : bool
-        Whether it is known that other hosts use them. Default: where some address is another host.
+        True if other hosts use the addresses. If False, they do if any address is not loopback.
+        Default False.
     """
     local = {task: at for task, at in addresses.items() if is_loopback(Endpoint.parse(at).host)}
     if local and (others or len(local) < len(addresses)):
         named = ", ".join(f"{task} at {address}" for task, address in list(local.items())[:3])
         yield LOOPBACK.found(
-            f"{named}: other hosts cannot reach it there",
-            "use a name or an address by which the other hosts reach this one",
+            f"{named}: other hosts cannot reach this address",
+            "use a name or an address under which other hosts can reach this host",
             place,
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address means each host itself."""
+    """Return True if a name or address is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -236,61 +248,65 @@ def is_loopback(host: str) -> bool:
 
 
 @check("tasks")
-def answers(seen: Described) -> Iterator[Finding]:
-    """Find tasks that do not answer, and addresses where somebody else does."""
-    for task, address in _flat(seen.tasks).items():
-        found = seen.answers.get(address)
-        if found is None:
+def answers(described: Described) -> Iterator[Finding]:
+    """Find tasks that do not answer, and addresses where a different task answers."""
+    for task, address in _flat(described.tasks).items():
+        probe = described.answers.get(address)
+        if probe is None:
             continue
-        if not found.alive:
-            where = f"{found.state}, {found.reason}" if found.reason else found.state
+        if not probe.alive:
+            state = f"{probe.state}, {probe.reason}" if probe.reason else probe.state
             yield SILENT.found(
-                f"{task} at {address}: {where}", "start it, or correct its address", seen.place
+                f"{task} at {address}: {state}", "start it, or correct its address", described.place
             )
-        elif found.kind != "server" or not seen.may_be(found.task, *_parts(task)):
+        elif probe.kind != "server" or not described.may_be(probe.task, *_parts(task)):
             yield ANOTHER.found(
-                f"{found.task or f'a {found.kind}'} answers at {address}, the address of {task}",
-                "correct the address, or the numbers of the tasks",
-                seen.place,
+                f"{probe.task or f'a {probe.kind}'} answers at {address}, the address of {task}",
+                "correct the address, or the indexes of the tasks",
+                described.place,
             )
 
 
 @check("tasks")
-def shared(seen: Described) -> Iterator[Finding]:
-    """Find ports of this host at which several processes listen."""
-    yield from shared_ports(_flat(seen.tasks), seen.place)
+def shared(described: Described) -> Iterator[Finding]:
+    """Find ports of this host on which several processes listen."""
+    yield from shared_ports(_flat(described.tasks), described.place)
 
 
 def shared_ports(addresses: Mapping[str, str], place: str) -> Iterator[Finding]:
-    """Find ports of this host at which several processes listen.
+    """Find ports of this host on which several processes listen.
 
     Parameters
     ----------
     addresses : mapping of str to str
-        By task.
+        Addresses by task.
     place : str
+        Source of the addresses.
     """
-    mine = _own_hosts()
+    own_hosts = _own_hosts()
     for task, address in addresses.items():
-        at = Endpoint.parse(address)
-        if at.host in mine and len(pids := sorted(set(_listening(at.port)))) > 1:
+        endpoint = Endpoint.parse(address)
+        if endpoint.host not in own_hosts:
+            continue
+        pids = sorted(set(_listening(endpoint.port)))
+        if len(pids) > 1:
             yield SHARED.found(
-                f"processes {', '.join(map(str, pids))} listen at port {at.port}, that of {task}",
-                "end all but one, or give them ports of their own",
+                f"processes {', '.join(map(str, pids))} listen on port {endpoint.port} of {task}",
+                "end all but one of them, or give them separate ports",
                 place,
             )
 
 
 def _own_hosts() -> set[str]:
-    found = {"localhost", "127.0.0.1", "::1"}
-    found.update(a.address for some in psutil.net_if_addrs().values() for a in some)
-    return found
+    hosts = {"localhost", "127.0.0.1", "::1"}
+    hosts.update(a.address for interface in psutil.net_if_addrs().values() for a in interface)
+    return hosts
 
 
 def _listening(port: int) -> Iterable[int]:
     try:
         connections = psutil.net_connections("tcp")
-    except (psutil.Error, OSError):  # not for every user on every system
+    except (psutil.Error, OSError):  # some systems allow this to root only
         return ()
     return (
         c.pid

@@ -1,4 +1,4 @@
-"""The instance groups of Google's Compute Engine, by Google's client."""
+"""Resolver for instance groups of Google Compute Engine, based on Google's client library."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from tfd_notebook.resolvers import http_errors
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import Found, check_port, natural
 
-#: Seconds for one answer of the API.
-_ASK_SECONDS = 20.0
+#: Timeout for one request to the API, in seconds.
+_REQUEST_SECONDS = 20.0
 _RENEW = "gcloud auth application-default login, or GOOGLE_APPLICATION_CREDENTIALS=<key file>"
 _ALLOW = "the account needs roles/compute.viewer in that project"
-#: The TPUs' API knows no smaller one.
+#: The Cloud TPU API has no narrower scope.
+_USER = "the resolver for Google Cloud"
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -27,17 +28,17 @@ class GCEResolver(Resolver):
     ----------
     project, zone, instance_group : str
     port : int
-        Where the tasks listen. Default 8470.
+        Port of the tasks. Default 8470.
     job : str
-        The job of TensorFlow that the instances are. Default ``"worker"``.
+        The TensorFlow job of the instances. Default ``"worker"``.
     task_type, task_id : optional
-        Which task this process is. Default: none of them.
+        The task of this process. Default: not a task of the cluster.
     rpc_layer : str
         Default ``"grpc"``.
     credentials : google.auth.credentials.Credentials, optional
         Default: the application's default credentials.
     service : googleapiclient.discovery.Resource, optional
-        To be used instead of a client with these credentials.
+        API client that is used instead of a new one with these credentials.
 
     See Also
     --------
@@ -64,7 +65,7 @@ class GCEResolver(Resolver):
             ("instance_group", instance_group),
         ):
             if not isinstance(value, str) or not value:
-                raise UsageError(f"{name}={value!r} is no name")
+                raise UsageError(f"invalid {name}={value!r}: expected a name")
         self._where = {"project": project, "zone": zone}
         self._group = instance_group
         self._port = check_port("port", port)
@@ -79,12 +80,12 @@ class GCEResolver(Resolver):
 
     def _find(self) -> Found:
         with google_api("compute", "v1", self.place, self._credentials, self._service) as service:
-            names = sorted(self._names(service), key=natural)
+            names = sorted(self._instance_names(service), key=natural)
             if not names:
                 raise NoTasks(f"{self.place} has no running instance", fix="start or resize it")
             return {self._job: [self._address_of(service, name) for name in names]}
 
-    def _names(self, service: Any) -> Iterator[str]:
+    def _instance_names(self, service: Any) -> Iterator[str]:
         groups = service.instanceGroups()
         request = groups.listInstances(
             **self._where, instanceGroup=self._group, body={"instanceState": "RUNNING"}
@@ -105,49 +106,56 @@ class GCEResolver(Resolver):
 def google_api(
     name: str, version: str, place: str, credentials: Any = None, service: Any = None
 ) -> Iterator[Any]:
-    """Yield an API of Google's; what its client raises becomes an error of ours.
+    """Yield the client of a Google API; convert its exceptions to `ResolveError`.
 
     Parameters
     ----------
     name, version : str
-        Of the API.
+        Name and version of the API.
     place : str
-        What is asked for.
+        The requested resource, as the first words of errors.
     credentials, service : optional
         See `GCEResolver`.
     """
-    client = http_errors.library("googleapiclient.discovery", "a resolver of Google's", "gce")
-    wrong = http_errors.library("googleapiclient.errors", "a resolver of Google's", "gce")
-    auth = http_errors.library("google.auth", "a resolver of Google's", "gce")
-    http = http_errors.library("httplib2", "a resolver of Google's", "gce")
-    authorized = http_errors.library("google_auth_httplib2", "a resolver of Google's", "gce")
+    client = http_errors.library("googleapiclient.discovery", _USER, "gce")
+    client_errors = http_errors.library("googleapiclient.errors", _USER, "gce")
+    auth = http_errors.library("google.auth", _USER, "gce")
+    http = http_errors.library("httplib2", _USER, "gce")
+    authorized = http_errors.library("google_auth_httplib2", _USER, "gce")
     try:
         if service is not None:
             yield service
             return
         if credentials is None:
             credentials, _ = auth.default(scopes=[_SCOPE])
-        sender = authorized.AuthorizedHttp(credentials, http.Http(timeout=_ASK_SECONDS))
-        with client.build(name, version, http=sender, static_discovery=True) as made:
-            yield made
+        sender = authorized.AuthorizedHttp(credentials, http.Http(timeout=_REQUEST_SECONDS))
+        with client.build(name, version, http=sender, static_discovery=True) as resource:
+            yield resource
     except ResolveError:
         raise
     except auth.exceptions.TransportError as error:
         raise NoAnswer(
-            f"{place}: who gives out tokens does not answer: {error}", fix="look at the network"
+            f"{place}: the token server does not answer: {error}", fix="check the network"
         ) from error
     except auth.exceptions.GoogleAuthError as error:
         raise AccessDenied(
-            f"{place}: the credentials are missing, wrong or expired: {error}", fix=_RENEW
+            f"{place}: the credentials are missing, invalid or expired: {error}", fix=_RENEW
         ) from error
-    except wrong.HttpError as error:
+    except client_errors.HttpError as error:
         raise http_errors.of_status(
             int(error.resp.status), error.reason or "", place, _RENEW, _ALLOW
         ) from error
     except (OSError, http.HttpLib2Error) as error:
-        raise NoAnswer(f"{place} does not answer: {error}", fix="look at the network") from error
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, wrong.Error) as error:
+        raise NoAnswer(f"{place} does not answer: {error}", fix="check the network") from error
+    except (
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+        client_errors.Error,
+    ) as error:
         raise Malformed(
-            f"{place}: the API answers what cannot be read: {error!r}",
-            fix="something between may change or cut answers; try again",
+            f"{place}: invalid answer of the API: {error!r}",
+            fix="try again; a proxy may change or truncate answers",
         ) from error

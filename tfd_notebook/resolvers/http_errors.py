@@ -1,4 +1,4 @@
-"""What the answers of systems that are asked by HTTP mean, when they are no good."""
+"""Conversion of HTTP statuses and missing libraries to errors of the package."""
 
 from __future__ import annotations
 
@@ -8,38 +8,40 @@ from typing import Any
 from tfd_notebook.errors import AccessDenied, NoAnswer, NotThere, ResolveError, Unsupported
 
 
-def of_status(status: int, said: str, place: str, renew: str, allow: str) -> ResolveError:
+def of_status(status: int, reason: str, place: str, renew: str, allow: str) -> ResolveError:
     """Return the error for an HTTP status.
 
     Parameters
     ----------
     status : int
-    said : str
-        What came with it.
+        HTTP status.
+    reason : str
+        Text of the answer.
     place : str
-        What was asked.
+        The requested resource, as the first words of the error.
     renew, allow : str
-        The next step for credentials that are not accepted, and for those that do not suffice.
+        The next step for invalid credentials, and for insufficient permissions.
     """
-    said = " ".join(said.split())[:300]
+    reason = " ".join(reason.split())[:300]
     if status == 401:
         return AccessDenied(
-            f"{place}: the credentials are missing, wrong or expired (HTTP 401): {said}", fix=renew
+            f"{place}: the credentials are missing, invalid or expired (HTTP 401): {reason}",
+            fix=renew,
         )
     if status == 403:
         return AccessDenied(
-            f"{place}: the credentials do not suffice (HTTP 403): {said}", fix=allow
+            f"{place}: the permissions do not suffice (HTTP 403): {reason}", fix=allow
         )
     if status == 404:
         return NotThere(
-            f"{place} does not exist (HTTP 404): {said}", fix="correct the name, or create it"
+            f"{place} does not exist (HTTP 404): {reason}", fix="correct the name, or create it"
         )
-    later = "try again later" if status == 429 or status >= 500 else "correct what is asked for"
-    return NoAnswer(f"{place} answers with HTTP {status}: {said}", fix=later)
+    fix = "try again later" if status == 429 or status >= 500 else "correct the request"
+    return NoAnswer(f"{place} answers with HTTP {status}: {reason}", fix=fix)
 
 
-def library(name: str, who: str, extra: str) -> Any:
-    """Import an optional library.
+def library(name: str, user: str, extra: str) -> Any:
+    """Import an optional library for `user`, which the extra `extra` installs.
 
     Raises
     ------
@@ -50,5 +52,5 @@ def library(name: str, who: str, extra: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise Unsupported(
-            f"{who} needs the package {error.name}", fix=f'pip install "tfd-notebook[{extra}]"'
+            f"{user} needs the package {error.name}", fix=f'pip install "tfd-notebook[{extra}]"'
         ) from error

@@ -1,4 +1,4 @@
-"""The pods that Kubernetes runs, by the official client."""
+"""Resolver for pods of Kubernetes, based on the official client library."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from tfd_notebook.resolvers import http_errors, kubernetes_watch
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import Found, check_port, natural
 
-#: Seconds for one answer of the API.
-_ASK_SECONDS = 10.0
-#: How often a list that expired between two of its pages is begun again.
-_LISTS = 3
-#: Labels that number pods, in the order in which they are believed.
-_INDEXES = (
+#: Timeout for one request to the API, in seconds.
+_REQUEST_SECONDS = 10.0
+#: Attempts to list the pods. A list can expire between two pages (HTTP 410).
+_LIST_ATTEMPTS = 3
+#: Labels with the index of a pod, in the order of precedence.
+_INDEX_LABELS = (
     "batch.kubernetes.io/job-completion-index",
     "apps.kubernetes.io/pod-index",
     "training.kubeflow.org/replica-index",
 )
-_RENEW = "renew the credentials of the kubeconfig or service account; kubectl auth whoami tells"
-_ALLOW = "a Role in this namespace has to allow list and watch of pods to this account"
+_RENEW = "renew the credentials of the kubeconfig or service account; see kubectl auth whoami"
+_ALLOW = "grant this account a Role in this namespace that allows list and watch of pods"
 
 
 class KubernetesResolver(Resolver):
-    """The pods of a namespace that are ready, at addresses of their own.
+    """The ready pods of a namespace, at their pod IPs.
 
-    A pod is numbered by its index in an indexed Job, a StatefulSet or a Kubeflow job, so that a
-    task keeps its number while another one is away; other pods by the order of their names,
-    ``pod-2`` before ``pod-10``. Pods that have ended, or are about to, do not count.
+    In an indexed Job, a StatefulSet or a Kubeflow job, a pod has its own index. A task keeps this
+    index while another pod is absent. Other pods are numbered by the order of their names,
+    ``pod-2`` before ``pod-10``. Finished and terminating pods do not count.
 
     Parameters
     ----------
     jobs : mapping of str to str, or to sequence of str
-        The label selector of each job, or several: ``{"worker": "app=train,role=worker"}``.
+        One or more label selectors per job: ``{"worker": "app=train,role=worker"}``.
     port : int or str
-        Where the tasks listen: a number, or the name of a port in the pods. Default 8470.
+        Port of the tasks: a number, or the name of a port in the pods. Default 8470.
     namespace : str, optional
-        Default: that of the service account, or of the kubeconfig's context.
+        Default: the namespace of the service account, or of the kubeconfig's context.
     field_selector : str, optional
-        Which of the pods besides, such as ``"spec.nodeName=n1"``.
+        Additional filter for the pods, such as ``"spec.nodeName=n1"``.
     kubeconfig : str, optional
-        A file. Default: in a pod its service account, elsewhere ``$KUBECONFIG`` or
-        ``~/.kube/config``.
+        Path of the kubeconfig. Default: in a pod its service account, otherwise ``$KUBECONFIG``
+        or ``~/.kube/config``.
     context : str, optional
-        A context of the kubeconfig. Default: its current one.
+        A context of the kubeconfig. Default: the current context.
     client : kubernetes.client.CoreV1Api, optional
-        To be used instead; then `namespace` is ``"default"`` if not said. Default: one with fresh
-        credentials for each call.
+        API client. With it, the default of `namespace` is ``"default"``. Default: a new client
+        that reads the credentials again, for each call.
     task_type, task_id : optional
-        Which task this process is.
+        The task of this process.
     rpc_layer : str
         Default ``"grpc"``.
 
@@ -81,9 +81,10 @@ class KubernetesResolver(Resolver):
         super().__init__(task_type, task_id, rpc_layer)
         if not isinstance(jobs, Mapping) or not jobs:
             raise UsageError(
-                f"jobs={jobs!r} names no job", fix='write {"worker": "app=train,role=worker"}'
+                f"invalid jobs={jobs!r}: expected a selector for each job",
+                fix='write {"worker": "app=train,role=worker"}',
             )
-        self._selectors = {job: _selectors(job, wanted) for job, wanted in jobs.items()}
+        self._selectors = {job: _selectors(job, value) for job, value in jobs.items()}
         self._port = port if isinstance(port, str) and port else check_port("port", port)
         self._namespace = namespace
         self._fields = field_selector
@@ -104,32 +105,32 @@ class KubernetesResolver(Resolver):
             }
         return {job: self._addresses(job, groups) for job, groups in pods.items()}
 
-    def _looks(self, end: float | None, every: float) -> Iterator[None]:
-        selectors = sorted({one for several in self._selectors.values() for one in several})
+    def _polls(self, end: float | None, every: float) -> Iterator[None]:
+        selectors = sorted({selector for group in self._selectors.values() for selector in group})
         with self._api() as (api, namespace):
-            options = {"namespace": namespace, **_given(field_selector=self._fields)}
+            options = {"namespace": namespace, **_options(field_selector=self._fields)}
             watched = [{"label_selector": selector, **options} for selector in selectors]
             yield from kubernetes_watch.changes(api.list_namespaced_pod, watched, end)
 
     def _addresses(self, job: str, groups: list[list[Any]]) -> dict[int, str]:
         usable = [[pod for pod in pods if _usable(pod)] for pods in groups]
         if not any(usable):
-            raise self._none(job, [pod for pods in groups for pod in pods])
+            raise self._no_pods(job, [pod for pods in groups for pod in pods])
         pods = [pod for group in usable for pod in sorted(group, key=_by_name)]
         pods = list({pod.metadata.uid or pod.metadata.name: pod for pod in pods}.values())
         return {index: self._address_of(pod) for index, pod in _numbered(pods).items()}
 
-    def _none(self, job: str, pods: list[Any]) -> NoTasks:
+    def _no_pods(self, job: str, pods: list[Any]) -> NoTasks:
         selector = " or ".join(self._selectors[job])
         states = [f"{pod.metadata.name} is {_state(pod)}" for pod in pods]
         if states:
             more = ", ..." if len(states) > 4 else ""
             return NoTasks(
                 f"{self.place}: no pod of {selector} is ready: {', '.join(states[:4])}{more}",
-                fix="wait until they are; kubectl describe pod tells what holds them up",
+                fix="wait until they are ready; kubectl describe pod shows the cause",
             )
         return NoTasks(
-            f"{self.place}: there is no pod of {selector}",
+            f"{self.place}: no pod matches {selector}",
             fix=f"see kubectl get pods --selector '{self._selectors[job][0]}'",
         )
 
@@ -145,19 +146,20 @@ class KubernetesResolver(Resolver):
                     return int(port.container_port)
         raise Malformed(
             f"{self.place}: the pod {pod.metadata.name} has no port named {self._port!r}",
-            fix="name the port in the pod's containers, or give its number",
+            fix="name the port in the pod's containers, or use its number",
         )
 
     @contextlib.contextmanager
     def _api(self) -> Iterator[tuple[Any, str]]:
-        """Yield the API and the namespace; what the client raises becomes an error of ours."""
+        """Yield the API and the namespace; convert the client's exceptions to `ResolveError`."""
         kubernetes = http_errors.library("kubernetes", "KubernetesResolver", "kubernetes")
         urllib3 = http_errors.library("urllib3", "KubernetesResolver", "kubernetes")
         with contextlib.ExitStack() as stack:
             if self._client is None:
-                configuration, found = self._configure(kubernetes)
+                configuration, default_namespace = self._configure(kubernetes)
                 api = stack.enter_context(kubernetes.client.ApiClient(configuration))
-                core, namespace = kubernetes.client.CoreV1Api(api), self._namespace or found
+                core = kubernetes.client.CoreV1Api(api)
+                namespace = self._namespace or default_namespace
             else:
                 core, namespace = self._client, self._namespace or "default"
             place = f"Kubernetes at {core.api_client.configuration.host}, namespace {namespace!r}"
@@ -182,68 +184,69 @@ class KubernetesResolver(Resolver):
     def _configure(self, kubernetes: Any) -> tuple[Any, str]:
         """Return a configuration with the credentials of now, and the namespace that it names."""
         configuration = kubernetes.client.Configuration()
-        # Ours is the limit in time; retries would go past it.
+        # Retries of the client would exceed _REQUEST_SECONDS.
         configuration.retries = False
         inside = not (self._kubeconfig or self._context) and "KUBERNETES_SERVICE_HOST" in os.environ
         try:
             if inside:
                 kubernetes.config.load_incluster_config(client_configuration=configuration)
                 return configuration, _own_namespace(kubernetes)
-            # The client itself looks at the variable once, when it is imported.
+            # The client reads the variable only once, at import.
             path = self._kubeconfig or os.environ.get("KUBECONFIG")
             kubernetes.config.load_kube_config(
                 path, self._context, client_configuration=configuration
             )
             contexts, active = kubernetes.config.list_kube_config_contexts(path)
         except Exception as error:  # of many libraries: YAML, base64, certificates, files
-            where = "the pod's service account" if inside else self._kubeconfig or "the kubeconfig"
+            where = "the service account" if inside else self._kubeconfig or "the kubeconfig"
             raise AccessDenied(
-                f"Kubernetes: {where} gives no credentials: {error}",
+                f"Kubernetes: reading the credentials from {where} failed: {error}",
                 fix="mount the service account's token" if inside else "see kubectl config view",
             ) from error
         if self._context:
-            active = next(one for one in contexts if one["name"] == self._context)
+            active = next(item for item in contexts if item["name"] == self._context)
         return configuration, active["context"].get("namespace") or "default"
 
 
 def _list(api: Any, namespace: str, selector: str, fields: str | None) -> list[Any]:
-    """Return all pods, page by page; a list that expires meanwhile is begun again."""
+    """Return all pods of a paginated list; restart the list if it expires."""
     from kubernetes.client import ApiException
 
-    options = {"label_selector": selector, "limit": 500, "_request_timeout": _ASK_SECONDS}
-    options |= _given(field_selector=fields)
-    for again in reversed(range(_LISTS)):
+    options = {"label_selector": selector, "limit": 500, "_request_timeout": _REQUEST_SECONDS}
+    options |= _options(field_selector=fields)
+    for remaining in reversed(range(_LIST_ATTEMPTS)):
         pods: list[Any] = []
         token: str | None = None
         try:
             while token is None or token:
-                page = api.list_namespaced_pod(namespace, **options, **_given(_continue=token))
+                page = api.list_namespaced_pod(namespace, **options, **_options(_continue=token))
                 pods += page.items
                 token = page.metadata._continue or ""
             return pods
         except ApiException as error:
-            if error.status != 410 or not again:
+            if error.status != 410 or not remaining:
                 raise
-    raise AssertionError("the last round returns or raises")
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def _message(error: Any) -> str:
-    """Return what the API says of an error; its answer is a Status, if it comes from there."""
+    """Return the message of an error: of the API's Status object, or the text of the answer."""
     try:
         return str(json.loads(error.body)["message"])
     except (ValueError, TypeError, KeyError):
         return str(error.body or error.reason or "")
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _options(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value}
 
 
-def _selectors(job: str, wanted: Any) -> tuple[str, ...]:
-    selectors = (wanted,) if isinstance(wanted, str) else tuple(wanted or ())
-    if not selectors or not all(isinstance(one, str) and one.strip() for one in selectors):
+def _selectors(job: str, value: Any) -> tuple[str, ...]:
+    selectors = (value,) if isinstance(value, str) else tuple(value or ())
+    if not selectors or not all(isinstance(item, str) and item.strip() for item in selectors):
         raise UsageError(
-            f"jobs[{job!r}]={wanted!r} is no label selector", fix='write "app=train,role=worker"'
+            f"invalid jobs[{job!r}]={value!r}: expected a label selector",
+            fix='write "app=train,role=worker"',
         )
     return selectors
 
@@ -253,7 +256,7 @@ def _usable(pod: Any) -> bool:
 
 
 def _state(pod: Any) -> str:
-    """Return what keeps a pod from being used, in a word, or ``"ready"``."""
+    """Return ``"ready"``, or the state because of which a pod cannot be used."""
     status = pod.status
     if pod.metadata.deletion_timestamp is not None:
         return "ending"
@@ -268,21 +271,21 @@ def _by_name(pod: Any) -> tuple[Any, ...]:
 
 
 def _numbered(pods: list[Any]) -> dict[int, Any]:
-    """Return the pods by index: their own where all have one, else their order."""
+    """Return the pods by index: their own if all have one, otherwise their position."""
     indexes = [_index(pod) for pod in pods]
     owners = {_owner(pod) for pod in pods}
     if None in indexes or len(owners) > 1:
         return dict(enumerate(pods))
-    # Of two with one index, the younger one took the other's place.
-    young = sorted(zip(indexes, pods, strict=True), key=lambda one: _age(one[1]))
-    return dict(sorted({index: pod for index, pod in young if index is not None}.items()))
+    # Of two pods with the same index, the newer one replaces the older one.
+    by_age = sorted(zip(indexes, pods, strict=True), key=lambda item: _created(item[1]))
+    return dict(sorted({index: pod for index, pod in by_age if index is not None}.items()))
 
 
 def _index(pod: Any) -> int | None:
-    marks = {**(pod.metadata.annotations or {}), **(pod.metadata.labels or {})}
-    for name in _INDEXES:
-        if str(marks.get(name, "")).isdecimal():
-            return int(marks[name])
+    labels = {**(pod.metadata.annotations or {}), **(pod.metadata.labels or {})}
+    for name in _INDEX_LABELS:
+        if str(labels.get(name, "")).isdecimal():
+            return int(labels[name])
     if any(owner.kind == "StatefulSet" for owner in pod.metadata.owner_references or ()):
         match = re.search(r"-(\d+)$", pod.metadata.name)
         return int(match[1]) if match else None
@@ -293,12 +296,12 @@ def _owner(pod: Any) -> tuple[str, ...]:
     return tuple(owner.uid for owner in pod.metadata.owner_references or ())
 
 
-def _age(pod: Any) -> Any:
+def _created(pod: Any) -> Any:
     return pod.metadata.creation_timestamp.timestamp() if pod.metadata.creation_timestamp else 0
 
 
 def _own_namespace(kubernetes: Any) -> str:
-    """Return the namespace of the pod that this process is in."""
+    """Return the namespace of the pod in which this process runs."""
     token = Path(kubernetes.config.incluster_config.SERVICE_TOKEN_FILENAME)
     try:
         return token.with_name("namespace").read_text(encoding="utf-8").strip()

@@ -1,4 +1,4 @@
-"""Being told by Kubernetes that something has changed."""
+"""Notification about changes of Kubernetes resources, by the watch API."""
 
 from __future__ import annotations
 
@@ -8,35 +8,40 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-#: Seconds after which a watch without news is renewed: silence may be a connection that was lost.
+#: Seconds after which a watch without events is renewed: the connection may be lost.
 _WATCH_SECONDS = 30
-#: Seconds between two looks while nothing can be watched, and for the end of a watch.
+#: Seconds between two attempts while the watch fails.
 _PAUSE_SECONDS = 1.0
+#: Timeout for the end of a watch, in seconds.
 _JOIN_SECONDS = 5.0
+#: HTTP status: the resource version has expired.
 _GONE = 410
 
 
 class _Watcher:
-    """Rings after each change of what a list function lists, from when it was made.
+    """Thread that sets an event after each change of the listed resources.
 
     Parameters
     ----------
     list_function : callable
-        Of the client, such as ``CoreV1Api.list_namespaced_pod``.
+        List function of the client, such as ``CoreV1Api.list_namespaced_pod``.
     options : mapping
-        What it is called with.
-    news : threading.Event
-        To be set.
+        Arguments of the list function.
+    changed : threading.Event
+        The event to set.
     """
 
     def __init__(
-        self, list_function: Callable[..., Any], options: Mapping[str, Any], news: threading.Event
+        self,
+        list_function: Callable[..., Any],
+        options: Mapping[str, Any],
+        changed: threading.Event,
     ) -> None:
         self._list = list_function
         self._options = options
-        self._news = news
+        self._changed = changed
         self._ended = threading.Event()
-        self._version = self._now()
+        self._version = self._current_version()
         self._watch: Any = None
         self._thread = threading.Thread(target=self._run, name="tfd-resolve-watch", daemon=True)
         self._thread.start()
@@ -49,10 +54,10 @@ class _Watcher:
     def join(self) -> None:
         end = time.monotonic() + _JOIN_SECONDS
         while self._thread.is_alive() and time.monotonic() < end:
-            self.stop()  # again: the watch may have begun just then
+            self.stop()  # repeated: the watch may have started after the first call
             self._thread.join(0.1)
 
-    def _now(self) -> str:
+    def _current_version(self) -> str:
         answer = self._list(**self._options, limit=1, _request_timeout=_JOIN_SECONDS)
         return str(answer.metadata.resource_version)
 
@@ -61,13 +66,13 @@ class _Watcher:
             try:
                 self._follow()
             except Exception as error:
-                # Whoever looks next learns what is wrong; from here on there may be gaps.
-                self._news.set()
+                # The caller's next list call reports the error. Events may be missing from here.
+                self._changed.set()
                 gone = getattr(error, "status", None) == _GONE
                 self._ended.wait(_PAUSE_SECONDS / 10 if gone else _PAUSE_SECONDS)
                 with contextlib.suppress(Exception):
-                    self._version = self._now()
-                    self._news.set()
+                    self._version = self._current_version()
+                    self._changed.set()
 
     def _follow(self) -> None:
         from kubernetes import watch
@@ -87,11 +92,11 @@ class _Watcher:
                     return
                 self._version = self._watch.resource_version or self._version
                 if event and event["type"] != "BOOKMARK":
-                    self._news.set()
+                    self._changed.set()
 
 
 def _end(watchers: list[_Watcher]) -> None:
-    """Tell all, and then wait for all."""
+    """Stop all watchers concurrently, and wait for them."""
     for watcher in watchers:
         watcher.stop()
     for watcher in watchers:
@@ -106,21 +111,21 @@ def changes(
     Parameters
     ----------
     list_function : callable
-        Of the client.
+        List function of the client.
     watched : sequence of mapping
-        Arguments for it: one watch for each.
+        Arguments of the list function, one mapping for each watch.
     end : float, optional
-        Default: never.
+        Default: unlimited.
     """
-    news = threading.Event()
+    changed = threading.Event()
     with contextlib.ExitStack() as stack:
         watchers: list[_Watcher] = []
         stack.callback(_end, watchers)
         for options in watched:
-            watchers.append(_Watcher(list_function, options, news))
+            watchers.append(_Watcher(list_function, options, changed))
         yield
         while end is None or (left := end - time.monotonic()) > 0:
-            # In pieces, since not every wait answers Ctrl-C.
-            if news.wait(_PAUSE_SECONDS if end is None else min(_PAUSE_SECONDS, left)):
-                news.clear()
+            # Short waits, because not every wait can be interrupted with Ctrl-C.
+            if changed.wait(_PAUSE_SECONDS if end is None else min(_PAUSE_SECONDS, left)):
+                changed.clear()
                 yield

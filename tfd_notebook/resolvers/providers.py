@@ -1,4 +1,4 @@
-"""Sources of tasks in packages that resolvers cannot import; they register themselves here."""
+"""Registry of the task sources in packages that resolvers cannot import."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ _remote_kernels: list[Callable[[], Sequence[Any]]] = []
 
 
 def register_spark_clusters(provider: Callable[[], Mapping[str, Any]]) -> None:
-    """Let `provider` return the running TFClusters of this process by name, the newest last."""
+    """Register the function that returns this process's running TFClusters by name.
+
+    The newest cluster comes last.
+    """
     _spark_clusters[:] = [provider]
 
 
 def register_remote_kernels(provider: Callable[[], Sequence[Any]]) -> None:
-    """Let `provider` return the open `RemoteKernel` objects of this process."""
+    """Register the function that returns the open `RemoteKernel` objects of this process."""
     _remote_kernels[:] = [provider]
 
 

@@ -1,4 +1,4 @@
-"""The tasks of clusters that run in kernels elsewhere."""
+"""Resolver for the tasks of clusters in remote kernels."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import Found
 
 _JOBS = (Role.PS, Role.WORKER)
-_HERE = ("localhost", "127.0.0.1", "::1")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class KernelResolver(Resolver):
-    """The workers and parameter servers of all clusters in kernels elsewhere, as one cluster.
+    """The workers and parameter servers of all clusters in remote kernels, as one cluster.
 
-    They are numbered in the order of the kernels. Open each cluster to the hosts that shall use it
-    (``launcher=tfd.launchers.Local(allow=[...])``): tasks take peers from their own host only.
+    They are numbered in the order of the kernels. By default, tasks accept peers from their own
+    host only. Allow the other hosts in each cluster:
+    ``launcher=tfd.launchers.Local(allow=[...])``.
 
     Parameters
     ----------
     *kernels : tfd_notebook.RemoteKernel
-        Where they run. A task at ``localhost`` there is at the host of the kernel's server.
+        Kernels of the clusters. The address ``localhost`` of a task stands for the host of its
+        kernel's server.
     task_type, task_id : optional
-        Which task this process is. Default: none.
+        The task of this process. Default: not a task of the cluster.
     rpc_layer : str
         Default ``"grpc"``.
     """
 
-    _numbers_are_theirs = False
+    _server_indexes = False
 
     def __init__(
         self,
@@ -41,11 +43,14 @@ class KernelResolver(Resolver):
         rpc_layer: str | None = "grpc",
     ) -> None:
         if not kernels:
-            raise UsageError("no kernel to look at", fix="name a tfd.RemoteKernel at least")
+            raise UsageError(
+                "invalid kernels: expected at least 1, got none", fix="pass a tfd.RemoteKernel"
+            )
         for kernel in kernels:
             if not hasattr(kernel, "clusters"):
                 raise UsageError(
-                    f"{kernel!r} is no kernel elsewhere", fix="use tfd.RemoteKernel(server)"
+                    f"invalid kernel {kernel!r}: expected a tfd.RemoteKernel",
+                    fix="use tfd.RemoteKernel(server)",
                 )
         super().__init__(task_type, task_id, rpc_layer)
         self._kernels = kernels
@@ -55,21 +60,21 @@ class KernelResolver(Resolver):
         return "the kernels at " + ", ".join(kernel.label for kernel in self._kernels)
 
     def _find(self) -> Found:
-        found: dict[str, list[str]] = {}
+        tasks: dict[str, list[str]] = {}
         for kernel in self._kernels:
             if kernel.state != "ready":
                 raise NoAnswer(
                     f"the kernel at {kernel.label} is {kernel.state}",
-                    fix="make another tfd.RemoteKernel, and start its cluster again",
+                    fix="create a new tfd.RemoteKernel, and start its cluster again",
                 )
             for job, address in _addresses(kernel):
-                found.setdefault(job, []).append(address)
-        if not found:
+                tasks.setdefault(job, []).append(address)
+        if not tasks:
             raise NoTasks(
                 f"{self.place} have no worker and no parameter server",
-                fix='start some: kernel.run("cluster = tfd.Cluster(workers=2, ps=1)")',
+                fix='start tasks: kernel.run("cluster = tfd.Cluster(workers=2, ps=1)")',
             )
-        return found
+        return tasks
 
 
 def _addresses(kernel: Any) -> Iterator[tuple[str, str]]:
@@ -80,5 +85,6 @@ def _addresses(kernel: Any) -> Iterator[tuple[str, str]]:
             continue
         for row in sorted(cluster.snapshot().tasks, key=lambda row: row.index):
             if row.role in _JOBS and row.address and not row.state.ended:
-                at = Endpoint.parse(row.address)
-                yield str(row.role), str(Endpoint(host if at.host in _HERE else at.host, at.port))
+                endpoint = Endpoint.parse(row.address)
+                address = host if endpoint.host in _LOOPBACK else endpoint.host
+                yield str(row.role), str(Endpoint(address, endpoint.port))

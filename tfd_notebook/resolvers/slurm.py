@@ -1,4 +1,4 @@
-"""The tasks of a Slurm step, of an allocation, or of any other job."""
+"""Resolver for the tasks of a Slurm step, an allocation or a different Slurm job."""
 
 from __future__ import annotations
 
@@ -16,38 +16,39 @@ from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.slurm_queue import why_pending
 from tfd_notebook.resolvers.validation import Found, check_port
 
-#: Seconds for an answer of Slurm's controller.
-_ASK_SECONDS = 10.0
-#: More hosts than any cluster has: a range with a slip of the finger.
+#: Timeout for one command that queries Slurm's controller, in seconds.
+_REQUEST_SECONDS = 10.0
+#: Limit of a range of hosts. A longer range is a typing error.
 _MOST_HOSTS = 100_000
 
 
 class SlurmResolver(Resolver):
-    """The tasks of the Slurm step that this process is in, numbered by their ranks.
+    """The tasks of this process's Slurm step, numbered by their ranks.
 
-    In an allocation, but in no step, these are the tasks that ``srun`` would start there. The hosts
-    come in Slurm's order, ``n2`` before ``n10``, and each rank is where Slurm put it
+    In an allocation without a step, these are the tasks that ``srun`` would start. The hosts are in
+    Slurm's order, ``n2`` before ``n10``. The ranks are assigned to hosts as by Slurm
     (``--distribution`` block, cyclic or plane).
 
-    No environment variable is changed: let Slurm show each task its GPUs (``--gpus-per-task``).
+    The resolver does not change environment variables. To give each task its own GPUs, use
+    Slurm's ``--gpus-per-task``.
 
     Parameters
     ----------
     jobs : mapping of str to int, optional
-        How many tasks each job of TensorFlow has; the first ranks go to the job whose name comes
-        first in the alphabet, as TensorFlow has it. Default: all are workers.
+        The number of tasks of each TensorFlow job. As in TensorFlow, the first ranks go to the
+        alphabetically first job. Default: all tasks are workers.
     port_base : int
-        Port of the first task of a host; each further one has the next. Default 8888.
+        Port of the first task of a host. Each further task has the next port. Default 8888.
     gpus_per_node : int, optional
-        GPUs of each host, shared evenly by its tasks. Default: the tasks themselves are asked.
+        GPUs of each host, shared evenly by its tasks. Default: the tasks are probed.
     gpus_per_task : int, optional
-        GPUs of each task, instead.
+        GPUs of each task; replaces `gpus_per_node`.
     tasks_per_node : int or mapping of str to int, optional
-        Tasks of each host, or of each host by name. Default: what Slurm says.
+        Tasks of each host, or of each host by name. Default: the numbers of Slurm.
     rpc_layer : str
         Default ``"grpc"``.
     job : int or str, optional
-        The number of another Slurm job: Slurm is asked where it runs, each time.
+        The number of a different Slurm job. Each call looks up its hosts with ``squeue``.
 
     See Also
     --------
@@ -73,7 +74,9 @@ class SlurmResolver(Resolver):
         if isinstance(tasks_per_node, int):
             check_count("tasks_per_node", tasks_per_node)
         if job is not None and not re.fullmatch(r"\d+(_\d+)?", str(job)):
-            raise UsageError(f"job={job!r} is no number of a Slurm job", fix="see squeue --me")
+            raise UsageError(
+                f"invalid job={job!r}: expected the number of a Slurm job", fix="see squeue --me"
+            )
         self._jobs = dict(jobs or {})
         self._port_base = check_port("port_base", port_base)
         self._gpus_per_node = gpus_per_node
@@ -95,7 +98,7 @@ class SlurmResolver(Resolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """Return the GPUs of a task: as given, or else as `Resolver.num_accelerators` does."""
+        """Return the GPUs of a task: the arguments' number, or that of its probe."""
         gpus = self._gpus_per_task
         if gpus is None and self._gpus_per_node is not None:
             gpus = self._gpus_per_node // max(self._counts().values(), default=1)
@@ -105,34 +108,34 @@ class SlurmResolver(Resolver):
 
     def _find(self) -> Found:
         addresses = [
-            str(Endpoint(host, check_port("port_base + task", self._port_base + local)))
-            for host, local in self._places()
+            str(Endpoint(host, check_port("port_base + task", self._port_base + local_rank)))
+            for host, local_rank in self._placement()
         ]
         jobs = self._jobs or {"worker": len(addresses)}
         if sum(jobs.values()) != len(addresses):
             raise UsageError(
-                f"jobs={self._jobs} has {sum(jobs.values())} tasks, but {self.place} has "
-                f"{len(addresses)}",
-                fix=f"name {len(addresses)} in all, or start as many with srun --ntasks",
+                f"invalid jobs={self._jobs}: expected {len(addresses)} tasks as in {self.place}, "
+                f"got {sum(jobs.values())}",
+                fix=f"pass {len(addresses)} tasks, or change the number with srun --ntasks",
             )
-        rest = iter(addresses)
-        return {job: [next(rest) for _ in range(count)] for job, count in sorted(jobs.items())}
+        remaining = iter(addresses)
+        return {job: [next(remaining) for _ in range(count)] for job, count in sorted(jobs.items())}
 
     def _identity(self) -> tuple[str, int] | None:
         if self._job or not _in_step():
             return None
         rank = _number("SLURM_PROCID")
-        places = self._places()
-        if rank >= len(places):
+        placement = self._placement()
+        if rank >= len(placement):
             raise Malformed(
-                f"{self.place}: this is rank {rank}, and there are {len(places)} tasks",
+                f"{self.place}: invalid rank {rank}: expected less than {len(placement)}",
                 fix="leave Slurm's variables as they are",
             )
         node = os.environ.get("SLURMD_NODENAME")
-        if node and places[rank][0] != node:
+        if node and placement[rank][0] != node:
             raise Malformed(
-                f"{self.place}: rank {rank} is on {node}, and should be on {places[rank][0]}",
-                fix="use srun --distribution block, cyclic or plane, or say tasks_per_node=",
+                f"{self.place}: rank {rank} is on {node}, and should be on {placement[rank][0]}",
+                fix="use srun --distribution block, cyclic or plane, or pass tasks_per_node=",
             )
         for job, count in sorted(self._jobs.items()):
             if rank < count:
@@ -140,84 +143,88 @@ class SlurmResolver(Resolver):
             rank -= count
         return "worker", rank
 
-    def _places(self) -> list[tuple[str, int]]:
-        """Return host and number on that host of each task, by rank."""
+    def _placement(self) -> list[tuple[str, int]]:
+        """Return host and local rank of each task, by rank."""
         counts = self._counts()
         if not counts or not all(counts.values()):
-            raise NoTasks(f"{self.place} has no tasks", fix="start some with srun")
-        rounds = _round(counts) if not self._job else max(counts.values())
-        taken = dict.fromkeys(counts, 0)
-        places: list[tuple[str, int]] = []
-        while len(places) < sum(counts.values()):
+            raise NoTasks(f"{self.place} has no tasks", fix="start tasks with srun")
+        block = _block_size(counts) if not self._job else max(counts.values())
+        placed = dict.fromkeys(counts, 0)
+        placement: list[tuple[str, int]] = []
+        while len(placement) < sum(counts.values()):
             for host, count in counts.items():
-                for _ in range(min(rounds, count - taken[host])):
-                    places.append((host, taken[host]))
-                    taken[host] += 1
-        return places
+                for _ in range(min(block, count - placed[host])):
+                    placement.append((host, placed[host]))
+                    placed[host] += 1
+        return placement
 
     def _counts(self) -> dict[str, int]:
         """Return the number of tasks of each host, in Slurm's order."""
-        wanted = self._tasks_per_node
-        if isinstance(wanted, Mapping):
-            return dict(wanted)
-        hosts, counts = self._asked() if self._job else _environment()
-        if wanted is not None:
-            counts = [wanted] * len(hosts)
+        tasks_per_node = self._tasks_per_node
+        if isinstance(tasks_per_node, Mapping):
+            return dict(tasks_per_node)
+        hosts, counts = self._queued_job() if self._job else _environment()
+        if tasks_per_node is not None:
+            counts = [tasks_per_node] * len(hosts)
         if len(counts) != len(hosts):
             raise Malformed(
-                f"{self.place}: {len(hosts)} hosts, but the tasks of {len(counts)}",
-                fix="say tasks_per_node={host: tasks}",
+                f"{self.place}: {len(hosts)} hosts, but the number of tasks of {len(counts)}",
+                fix="pass tasks_per_node={host: tasks}",
             )
         return dict(zip(hosts, counts, strict=True))
 
-    def _asked(self) -> tuple[list[str], list[int]]:
-        """Return hosts and tasks of a job as Slurm tells them now."""
-        form = "State:20,NumTasks:12,NodeList:60000"
-        command = ["squeue", "--noheader", "--job", str(self._job), "--Format", form]
-        words = _said_by_slurm(command, self.place).split()
-        if not words:
-            raise NotThere(f"{self.place} is over, or never was", fix="see squeue and sacct")
-        if words[0] != "RUNNING":
-            why, fix = why_pending(str(self._job)) if words[0] == "PENDING" else ("", "")
-            what = f"{self.place} does not run: it is {words[0]}"
-            raise NoTasks(f"{what} ({why})" if why else what, fix=fix or "wait until it runs")
-        if len(words) < 3 or not words[1].isdecimal():
-            raise Malformed(
-                f"{self.place}: squeue says {' '.join(words)!r}, and not how many tasks are where",
-                fix="see what squeue is: it should be Slurm's own",
+    def _queued_job(self) -> tuple[list[str], list[int]]:
+        """Return hosts and tasks of a job as ``squeue`` reports them."""
+        columns = "State:20,NumTasks:12,NodeList:60000"
+        command = ["squeue", "--noheader", "--job", str(self._job), "--Format", columns]
+        fields = _slurm_output(command, self.place).split()
+        if not fields:
+            raise NotThere(f"{self.place} has ended or never existed", fix="see squeue and sacct")
+        if fields[0] != "RUNNING":
+            reason, fix = why_pending(str(self._job)) if fields[0] == "PENDING" else ("", "")
+            message = f"{self.place} does not run: it is {fields[0]}"
+            raise NoTasks(
+                f"{message} ({reason})" if reason else message, fix=fix or "wait until it runs"
             )
-        hosts = expand(words[2], self.place)
-        tasks = int(words[1])
+        if len(fields) < 3 or not fields[1].isdecimal():
+            raise Malformed(
+                f"{self.place}: invalid output of squeue {' '.join(fields)!r}: expected state, "
+                "number of tasks and hosts",
+                fix="check that squeue is Slurm's command",
+            )
+        hosts = expand(fields[2], self.place)
+        tasks = int(fields[1])
         if self._tasks_per_node is None and tasks % len(hosts):
             raise Malformed(
-                f"{self.place}: {tasks} tasks on {len(hosts)} hosts; Slurm does not tell which",
-                fix="say tasks_per_node={host: tasks}",
+                f"{self.place}: {tasks} tasks on {len(hosts)} hosts, and squeue does not report "
+                "the number per host",
+                fix="pass tasks_per_node={host: tasks}",
             )
         return hosts, [tasks // len(hosts)] * len(hosts)
 
 
 def expand(hosts: str, place: str) -> list[str]:
-    """Return the hosts of a list of Slurm's, in its order: ``"n[1-2,10]"`` are three.
+    """Return the hosts of a Slurm host list, in its order: ``"n[1-2,10]"`` has 3 hosts.
 
     Raises
     ------
     Malformed
-        It is no such list.
+        The list is invalid.
     """
-    found: list[str] = []
+    expanded: list[str] = []
     try:
         if not re.fullmatch(r"(?!,)(?:[^\[\],]|\[[\d,-]+\]|,(?!,|$))+", hosts):
             raise ValueError
         for part in re.findall(r"(?:[^\[\],]|\[[^\]]*\])+", hosts):
-            found += _expand_one(part)
+            expanded += _expand_part(part)
     except ValueError:
         raise Malformed(
-            f"{place}: {hosts!r} is no list of hosts", fix='such as "n[1-2,10],login"'
+            f"{place}: invalid list of hosts {hosts!r}", fix='use a list as "n[1-2,10],login"'
         ) from None
-    return found
+    return expanded
 
 
-def _expand_one(part: str) -> Iterable[str]:
+def _expand_part(part: str) -> Iterable[str]:
     head, bracket, tail = part.partition("[")
     if not bracket:
         return [part]
@@ -229,7 +236,7 @@ def _expand_one(part: str) -> Iterable[str]:
         if not 0 < len(span) <= _MOST_HOSTS:
             raise ValueError(piece)
         numbers += [str(number).zfill(len(first)) for number in span]
-    return [f"{head}{number}{end}" for number in numbers for end in _expand_one(rest)]
+    return [f"{head}{number}{end}" for number in numbers for end in _expand_part(rest)]
 
 
 def _in_step() -> bool:
@@ -237,7 +244,7 @@ def _in_step() -> bool:
 
 
 def _environment() -> tuple[list[str], list[int]]:
-    """Return hosts, and tasks of each, of the step that this process is in, or of its job."""
+    """Return the hosts, and the tasks of each, of this process's step or Slurm job."""
     hosts, tasks = (
         ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
         if _in_step()
@@ -246,21 +253,21 @@ def _environment() -> tuple[list[str], list[int]]:
     place = f"Slurm's {hosts}"
     if not os.environ.get(hosts):
         raise NotThere(
-            "SLURM_JOB_NODELIST is not set: this process is in no allocation of Slurm",
-            fix="start it with srun or sbatch, or name a job: SlurmResolver(job=1234)",
+            "SLURM_JOB_NODELIST is not set: this process is not in a Slurm allocation",
+            fix="start it with srun or sbatch, or pass a job: SlurmResolver(job=1234)",
         )
     counts: list[int] = []
     text = os.environ.get(tasks, "")
     for part in filter(None, text.split(",")):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
         if not match or int(match[2] or 1) > _MOST_HOSTS:
-            raise Malformed(f"{tasks}={text!r} cannot be read", fix='such as "3(x2),1"')
+            raise Malformed(f"invalid {tasks}={text!r}", fix='use a list as "3(x2),1"')
         counts += [int(match[1])] * int(match[2] or 1)
     return expand(os.environ[hosts], place), counts
 
 
-def _round(counts: Mapping[str, int]) -> int:
-    """Return how many ranks in a row a host gets, before it is the next one's turn."""
+def _block_size(counts: Mapping[str, int]) -> int:
+    """Return the number of consecutive ranks that Slurm places on one host."""
     method = re.split(r"[:,]", os.environ.get("SLURM_DISTRIBUTION", "block").lower())[0]
     if not _in_step() or method in ("block", "*", ""):
         return max(counts.values())
@@ -269,7 +276,7 @@ def _round(counts: Mapping[str, int]) -> int:
     if method.startswith("plane"):
         return _number("SLURM_DIST_PLANESIZE", least=1)
     raise Malformed(
-        f"SLURM_DISTRIBUTION={method!r}: which rank is on which host is not known",
+        f"unsupported SLURM_DISTRIBUTION={method!r}: the hosts of the ranks are unknown",
         fix="use srun --distribution block, cyclic or plane",
     )
 
@@ -277,26 +284,30 @@ def _round(counts: Mapping[str, int]) -> int:
 def _number(name: str, least: int = 0) -> int:
     text = os.environ.get(name, "")
     if not text.isdecimal() or int(text) < least:
-        raise Malformed(f"{name}={text!r} is no number", fix="leave Slurm's variables as they are")
+        raise Malformed(
+            f"invalid {name}={text!r}: expected a number",
+            fix="leave Slurm's variables as they are",
+        )
     return int(text)
 
 
-def _said_by_slurm(command: list[str], place: str) -> str:
+def _slurm_output(command: list[str], place: str) -> str:
     if shutil.which(command[0]) is None:
         raise NotThere(
-            f"{place}: there is no command {command[0]} here",
-            fix="ask on a host that can submit jobs",
+            f"{place}: command {command[0]} not found", fix="use a host that can submit jobs"
         )
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_SECONDS)
+        completed = subprocess.run(
+            command, capture_output=True, text=True, timeout=_REQUEST_SECONDS
+        )
     except subprocess.TimeoutExpired:
         raise NoAnswer(
-            f"{place}: {command[0]} did not answer within {_ASK_SECONDS:g} s",
+            f"{place}: {command[0]} did not answer within {_REQUEST_SECONDS:g} s",
             fix="see scontrol ping",
         ) from None
-    if done.returncode == 0:
-        return done.stdout
-    said = done.stderr.strip()
-    if "Invalid job id" in said:
+    if completed.returncode == 0:
+        return completed.stdout
+    error = completed.stderr.strip()
+    if "Invalid job id" in error:
         return ""
-    raise NoAnswer(f"{place}: {command[0]} failed: {said}", fix="see scontrol ping")
+    raise NoAnswer(f"{place}: {command[0]} failed: {error}", fix="see scontrol ping")

@@ -7,29 +7,29 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-_ASK_SECONDS = 10.0
+_REQUEST_SECONDS = 10.0
 
-#: Slurm's reasons: what each means, and what to change. {job}, {partition}, {time} and {nodes} are
-#: the job's number, its partition, and the partition's limits.
+#: Meaning and fix of Slurm's reasons for waiting. {job}, {partition}, {time} and {nodes} are the
+#: number of the Slurm job, its partition, and the partition's limits.
 _REASONS: dict[str, tuple[str, str]] = {
     "Resources": (
-        "the nodes that it needs are in use",
-        "wait, or ask for less with --ntasks, --nodes or --time",
+        "the hosts that it needs are in use",
+        "wait, or request less with --ntasks, --nodes or --time",
     ),
     "Priority": (
-        "jobs of a higher priority are before it",
-        "wait, or ask for less with --ntasks or --time, so that it fits into a gap",
+        "jobs with a higher priority are ahead of it",
+        "wait, or request less with --ntasks or --time, so that it fits into a gap",
     ),
     "PartitionTimeLimit": (
         "its time limit is longer than partition {partition} allows ({time})",
         "#SBATCH --time={time}, or: scontrol update JobId={job} TimeLimit={time}",
     ),
     "PartitionNodeLimit": (
-        "it asks for more nodes than partition {partition} has or allows ({nodes})",
+        "it requests more hosts than partition {partition} has or allows ({nodes})",
         "#SBATCH --nodes={nodes}, or another --partition",
     ),
     "PartitionConfig": (
-        "it asks for what partition {partition} does not allow",
+        "partition {partition} does not allow its options",
         "#SBATCH --nodes={nodes} --time={time}, or another --partition",
     ),
     "PartitionDown": ("partition {partition} is down", "#SBATCH --partition with one that is up"),
@@ -39,17 +39,17 @@ _REASONS: dict[str, tuple[str, str]] = {
     ),
     "JobHeldUser": ("it is held by its user", "scontrol release {job}"),
     "JobHeldAdmin": ("it is held by an administrator", "ask the administrator to release it"),
-    "BeginTime": ("its start time has not come", "leave --begin out"),
+    "BeginTime": ("its start time is in the future", "omit --begin"),
     "Dependency": ("a job that it depends on has not ended", "wait for that job"),
     "DependencyNeverSatisfied": (
         "a job that it depends on has failed",
         "scancel {job}, and submit it without --dependency",
     ),
     "ReqNodeNotAvail": (
-        "a node that it asks for is down, drained or reserved",
-        "leave --nodelist out, or name other nodes",
+        "a host that it requests is down, drained or reserved",
+        "omit --nodelist, or name other hosts",
     ),
-    "BadConstraints": ("no node has the features that it asks for", "change --constraint"),
+    "BadConstraints": ("no host has the features that it requests", "change --constraint"),
     "QOS": ("a limit of its quality of service is reached", "wait, or choose another --qos"),
     "Assoc": ("a limit of its account is reached", "wait, or choose another --account"),
 }
@@ -57,17 +57,21 @@ _REASONS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition of a Slurm.
+    """A partition of a Slurm cluster.
 
     Parameters
     ----------
     name : str
     default : bool
+        True for the default partition.
     up : bool
+        True if the partition is available.
     time : str
-        The longest time of a job as Slurm writes it, such as ``"1:00:00"`` or ``"infinite"``.
+        The time limit of a Slurm job in Slurm's format, such as ``"1:00:00"`` or ``"infinite"``.
     nodes : int
+        Number of hosts.
     cpus : int
+        Number of CPUs of all hosts.
     """
 
     name: str
@@ -79,7 +83,7 @@ class Partition:
 
     @property
     def minutes(self) -> int | None:
-        """The longest time of a job in whole minutes; None without a limit."""
+        """The time limit of a Slurm job in whole minutes; None without a limit."""
         match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", self.time)
         if match is None:
             return None
@@ -88,33 +92,34 @@ class Partition:
 
 
 def partitions() -> list[Partition]:
-    """Return the partitions that ``sinfo`` lists, the default one first; none if it fails."""
+    """Return the partitions that ``sinfo`` lists, the default first; none if it fails."""
     lines = _lines(["sinfo", "--noheader", "--format=%R|%P|%a|%l|%D|%C"])
-    found: dict[str, Partition] = {}
+    by_name: dict[str, Partition] = {}
     for line in lines:
         name, marked, state, limit, nodes, cpus = [*line.split("|"), *[""] * 6][:6]
         total = cpus.rpartition("/")[2]
         if not name or not nodes.isdecimal() or not total.isdecimal():
             continue
-        before = found.get(name)  # sinfo has a line for each group of nodes that differ
-        found[name] = Partition(
+        # sinfo prints one line for each group of different hosts in a partition.
+        previous = by_name.get(name)
+        by_name[name] = Partition(
             name,
             marked.endswith("*"),
             state == "up",
             limit,
-            int(nodes) + (before.nodes if before else 0),
-            int(total) + (before.cpus if before else 0),
+            int(nodes) + (previous.nodes if previous else 0),
+            int(total) + (previous.cpus if previous else 0),
         )
-    return sorted(found.values(), key=lambda one: not one.default)
+    return sorted(by_name.values(), key=lambda partition: not partition.default)
 
 
 def why_pending(job: str) -> tuple[str, str]:
-    """Return why a job waits, with Slurm's own reason, and what to change.
+    """Return the reason for which a Slurm job waits, and its fix.
 
     Returns
     -------
     str, str
-        Empty if Slurm gives no reason.
+        Empty if Slurm reports no reason.
     """
     lines = _lines(["squeue", "--noheader", "--job", job, "--format=%r|%P"])
     reason, bar, name = (lines[0] if lines else "").partition("|")
@@ -122,12 +127,12 @@ def why_pending(job: str) -> tuple[str, str]:
         return "", ""
     word = re.match(r"\w*", reason)
     key = word[0] if word else ""
-    known = next((one for one in _REASONS if key == one), None) or next(
-        (one for one in ("QOS", "Assoc", "PartitionDown") if key.startswith(one)), None
+    known = next((known for known in _REASONS if key == known), None) or next(
+        (prefix for prefix in ("QOS", "Assoc", "PartitionDown") if key.startswith(prefix)), None
     )
     if known is None:
         return reason, f"see man squeue for {key or reason}, and scontrol show job {job}"
-    own = next((one for one in partitions() if one.name == name), None)
+    own = next((partition for partition in partitions() if partition.name == name), None)
     values = {
         "job": job,
         "partition": name,
@@ -143,7 +148,7 @@ def _lines(command: list[str]) -> list[str]:
         return []
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=True
+            command, capture_output=True, text=True, timeout=_REQUEST_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return []

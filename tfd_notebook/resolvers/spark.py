@@ -1,4 +1,4 @@
-"""The tasks of a cluster on the executors of Spark."""
+"""Resolver for the tasks of a cluster on Spark executors."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tfd_notebook.resolvers import providers
 from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.validation import Found
 
-#: States of a node of which nothing answers any more.
-_OVER = ("finished", "failed", "lost", "stopped")
+#: States of a node that no longer answers.
+_ENDED = ("finished", "failed", "lost", "stopped")
 
 
 class SparkResolver(Resolver):
-    """The nodes of a `TFCluster`, or the servers of a cluster of ``launcher="spark"``.
+    """The nodes of a `TFCluster`, or the servers of a cluster with ``launcher="spark"``.
 
-    Only those that have not ended: an index is missing while its node is gone. The evaluator is
-    none of the tasks that strategies connect, and is left out. A node answers once its function has
-    started TensorFlow's server there; `check` says which do.
+    Ended nodes are left out, so that their indexes are missing. The evaluator is left out, because
+    strategies do not connect to it. A node answers after its function has started a TensorFlow
+    server. `check` reports the nodes that do not answer.
 
     Parameters
     ----------
@@ -27,14 +27,14 @@ class SparkResolver(Resolver):
         A `tfd_notebook.spark.TFCluster.TFCluster`, or a `tfd_notebook.Cluster`. Default: the newest
         TFCluster of this process, at each call.
     task_type, task_id : optional
-        Which task this process is. Default: none.
+        The task of this process. Default: not a task of the cluster.
     rpc_layer : str
         Default ``"grpc"``.
 
     Raises
     ------
     UsageError
-        `cluster` is nothing of that kind.
+        `cluster` is of a different type.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class SparkResolver(Resolver):
     ) -> None:
         if cluster is not None and not hasattr(cluster, "snapshot"):
             raise UsageError(
-                f"{cluster!r} is no cluster on Spark",
-                fix="name what TFCluster.run returned, or a tfd.Cluster",
+                f"invalid cluster {cluster!r}: expected a TFCluster or a tfd.Cluster",
+                fix="pass the result of TFCluster.run, or a tfd.Cluster",
             )
         super().__init__(task_type, task_id, rpc_layer)
         self._cluster = cluster
@@ -63,25 +63,25 @@ class SparkResolver(Resolver):
         if cluster is None:
             raise NotThere(
                 "no cluster of this process runs on Spark",
-                fix="start one with TFCluster.run(...), or name it: SparkResolver(cluster)",
+                fix="start a cluster with TFCluster.run(...), or pass it: SparkResolver(cluster)",
             )
-        found: dict[str, dict[int, str]] = {}
+        tasks: dict[str, dict[int, str]] = {}
         for job, index, address in _addresses(cluster):
-            found.setdefault(job, {})[index] = address
-        if not found:
+            tasks.setdefault(job, {})[index] = address
+        if not tasks:
             state = cluster.snapshot().state
             raise NoTasks(
-                f"{self.place} has no node that could be used: it is {state}",
+                f"{self.place} has no usable node: it is {state}",
                 fix="wait until its nodes have started, or run it again",
             )
-        return found
+        return tasks
 
 
 def _addresses(cluster: Any) -> Iterator[tuple[str, int, str]]:
     snapshot = cluster.snapshot()
     if snapshot.spark is not None:
         for node in snapshot.spark.nodes:
-            if node.address and node.state not in _OVER and node.role != "evaluator":
+            if node.address and node.state not in _ENDED and node.role != "evaluator":
                 yield node.role, node.index, node.address
         return
     for row in snapshot.tasks:
@@ -90,5 +90,5 @@ def _addresses(cluster: Any) -> Iterator[tuple[str, int, str]]:
 
 
 def _newest() -> Any:
-    """Return the newest TFCluster of this process that has not ended; None without one."""
+    """Return the newest running TFCluster of this process, or None."""
     return next(reversed(list(providers.spark_clusters().values())), None)

@@ -1,4 +1,4 @@
-"""Clusters that a text describes: TF_CONFIG, SageMaker's variables, a file."""
+"""Resolvers for static descriptions: TF_CONFIG, SageMaker's variables, and files."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _TASK = 'write "task": {"type": "worker", "index": 0}'
 
 
 class TFConfigResolver(Resolver):
-    """What the environment variable TF_CONFIG says, each time it is asked.
+    """The tasks in the environment variable TF_CONFIG, which is read at each call.
 
-    Without the variable, or without a ``"cluster"`` in it, the cluster is empty, as TensorFlow has
-    it: strategies take that for training on this host alone.
+    Without the variable, or without a ``"cluster"`` in it, the cluster is empty, as in TensorFlow.
+    Strategies then train on this host alone.
 
     Parameters
     ----------
     task_type, task_id, rpc_layer : optional
-        Instead of what the variable says.
+        Values that take precedence over those of the variable.
     environment : str
         Default empty.
 
@@ -54,7 +54,7 @@ class TFConfigResolver(Resolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol between tasks: given, of the variable, or ``"grpc"``."""
+        """The protocol between tasks: of the argument, of the variable, or ``"grpc"``."""
         return self._rpc_layer or self._read().get("rpc_layer") or "grpc"
 
     @rpc_layer.setter
@@ -67,9 +67,9 @@ class TFConfigResolver(Resolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Return ``"grpc://host:port"`` of a task, or what ``"session_master"`` says.
+        """Return ``"grpc://host:port"`` of a task, or the ``"session_master"``.
 
-        Empty for a cluster of one task, as TensorFlow has it.
+        Empty for a cluster of one task, as in TensorFlow.
         """
         master = self._read().get("session_master")
         if master is not None:
@@ -79,29 +79,29 @@ class TFConfigResolver(Resolver):
         return super().master(task_type, task_id, rpc_layer)
 
     def _find(self) -> Found:
-        found: Found = self._read().get("cluster") or {}
-        return found
+        cluster: Found = self._read().get("cluster") or {}
+        return cluster
 
     def _identity(self) -> tuple[str, int] | None:
         return _task(self._read().get("task"), self.place)
 
     def _read(self) -> Mapping[str, Any]:
         text = os.environ.get("TF_CONFIG", "")
-        said = parsed(text, self.place, TF_CONFIG_FORM) if text.strip() else {}
-        return _mapping(said, self.place)
+        config = parsed(text, self.place, TF_CONFIG_FORM) if text.strip() else {}
+        return _mapping(config, self.place)
 
 
 class SageMakerResolver(Resolver):
-    """The hosts of a SageMaker training job, each of which is a worker.
+    """The hosts of a SageMaker training job, each with one worker.
 
-    They are numbered as TensorFlow numbers them: sorted by name, letter by letter.
+    They are numbered as in TensorFlow: by the lexicographic order of their names.
 
     Parameters
     ----------
     port : int
-        Where each host's worker listens. Default 2223.
+        Port of each worker. Default 2223.
     task_type, task_id : optional
-        Instead of the place of this host.
+        Values that take precedence over the position of this host.
     rpc_layer : str
         Default ``"grpc"``.
     environment : str
@@ -134,14 +134,18 @@ class SageMakerResolver(Resolver):
     def _hosts(self) -> list[str]:
         hosts = parsed(self._variable("SM_HOSTS"), self.place, "leave it as SageMaker sets it")
         if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
-            raise Malformed(f"{self.place}: {hosts!r} is no list of names", fix="it is SageMaker's")
+            raise Malformed(
+                f"{self.place}: invalid hosts {hosts!r}: expected a list of names",
+                fix="leave it as SageMaker sets it",
+            )
         return sorted(hosts)
 
     def _index(self, hosts: list[str]) -> int:
         current = self._variable("SM_CURRENT_HOST")
         if hosts and current not in hosts:
             raise Malformed(
-                f"{self.place}: SM_CURRENT_HOST={current!r} is none of {', '.join(hosts)}",
+                f"{self.place}: invalid SM_CURRENT_HOST={current!r}: expected one of "
+                f"{', '.join(hosts)}",
                 fix="leave both variables as SageMaker sets them",
             )
         return hosts.index(current) if hosts else 0
@@ -151,20 +155,21 @@ class SageMakerResolver(Resolver):
             return os.environ[name]
         except KeyError:
             raise NotThere(
-                f"{name} is not set: this is no SageMaker training job",
-                fix="use it in the job's own script, or take another resolver",
+                f"{name} is not set: this process is not in a SageMaker training job",
+                fix="use this resolver in the script of the training job, or use a different one",
             ) from None
 
 
 class ClusterFileResolver(Resolver):
-    """What a file says, each time it is asked: JSON, or TOML if its name ends so.
+    """The tasks in a JSON or TOML file, which is read at each call.
 
     Parameters
     ----------
     path : str or path
-        A file with ``{"worker": ["host:port", ...], "ps": [...]}``, or with the form of TF_CONFIG.
+        A file with ``{"worker": ["host:port", ...], "ps": [...]}``, or in the format of TF_CONFIG.
+        TOML if the name ends in ``.toml``, otherwise JSON.
     task_type, task_id : optional
-        Which task this process is. Default: the file's ``"task"``.
+        The task of this process. Default: the ``"task"`` of the file.
     rpc_layer : str
         Default ``"grpc"``.
     """
@@ -177,7 +182,7 @@ class ClusterFileResolver(Resolver):
         rpc_layer: str | None = "grpc",
     ) -> None:
         if not isinstance(path, (str, os.PathLike)):
-            raise UsageError(f"path={path!r} is no path")
+            raise UsageError(f"invalid path={path!r}: expected a path")
         super().__init__(task_type, task_id, rpc_layer)
         self._path = Path(path).expanduser()
 
@@ -186,20 +191,20 @@ class ClusterFileResolver(Resolver):
         return str(self._path)
 
     def _find(self) -> Found:
-        found = self._read()
-        cluster: Found = found.get("cluster", found)
+        content = self._read()
+        cluster: Found = content.get("cluster", content)
         return cluster
 
     def _identity(self) -> tuple[str, int] | None:
-        found = self._read()
-        return _task(found.get("task"), self.place) if "cluster" in found else None
+        content = self._read()
+        return _task(content.get("task"), self.place) if "cluster" in content else None
 
     def _read(self) -> Mapping[str, Any]:
         try:
             text = self._path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise NotThere(
-                f"there is no file {self.place}", fix="write it, or correct the path"
+                f"file {self.place} not found", fix="write it, or correct the path"
             ) from None
         except (OSError, ValueError) as error:
             raise Malformed(
@@ -211,18 +216,21 @@ class ClusterFileResolver(Resolver):
             return dict(tomllib.loads(text))
         except tomllib.TOMLDecodeError as error:
             raise Malformed(
-                f"{self.place} is no TOML: {error}", fix='write worker = ["host:port"]'
+                f"{self.place}: invalid TOML: {error}", fix='write worker = ["host:port"]'
             ) from error
 
 
-def _mapping(found: Any, place: str) -> Mapping[str, Any]:
-    if isinstance(found, Mapping):
-        return found
-    raise Malformed(f"{place} holds a {type(found).__name__}", fix=TF_CONFIG_FORM)
+def _mapping(value: Any, place: str) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    raise Malformed(
+        f"{place}: invalid content: expected an object, got {type(value).__name__}",
+        fix=TF_CONFIG_FORM,
+    )
 
 
 def _task(task: Any, place: str) -> tuple[str, int] | None:
-    """Return what a ``"task"`` says; TensorFlow takes a number in quotes, too."""
+    """Return job and index of a ``"task"``. As in TensorFlow, the index may be a string."""
     if not task:
         return None
     if not isinstance(task, Mapping) or not isinstance(task.get("type"), str):

@@ -1,4 +1,4 @@
-"""Cloud TPUs: TensorFlow's own resolver, with answers that are looked at first."""
+"""Resolver for Cloud TPUs: TensorFlow's resolver with validated addresses."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from tfd_notebook.resolvers.base import Resolver
 from tfd_notebook.resolvers.gce import google_api
 from tfd_notebook.resolvers.validation import Found, checked, parsed
 
-_Theirs = tf.distribute.cluster_resolver.TPUClusterResolver
-#: Where a TPU worker listens if an address names no port.
+_TensorFlowResolver = tf.distribute.cluster_resolver.TPUClusterResolver
+#: Port of a TPU worker if its address has none.
 _PORT = 8470
-#: Seconds for an answer of the metadata server, which is in the host itself.
+#: Timeout for the metadata server, in seconds. It runs on the same host.
 _METADATA_SECONDS = 3.0
 _FORM = 'write {"tpu_node_name": "name", ...}'
 
 
-class TPUResolver(Resolver, _Theirs):  # type: ignore[misc,valid-type]
+class TPUResolver(Resolver, _TensorFlowResolver):  # type: ignore[misc,valid-type]
     """A Cloud TPU, for ``tf.distribute.TPUStrategy``: TensorFlow's TPUClusterResolver.
 
-    Addresses are checked before anybody connects to them, each worker is asked for its cores, and
-    what is asked has a limit in time.
+    The addresses are validated before any connection. The number of cores comes from each worker.
+    Every request has a timeout.
 
     Parameters
     ----------
     tpu : str, optional
-        A name, ``"grpc://host:port"`` of one worker or more with commas between, or ``"local"``.
+        A name, a comma-separated list of ``"grpc://host:port"`` of the workers, or ``"local"``.
         Default: ``KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS``, ``TPU_NAME`` or ``TPU_CONFIG``.
     zone, project : str, optional
-        Of a TPU that is named. Default: of ``TPU_CONFIG``, or those of this host, from Google's
-        metadata server (``GCE_METADATA_HOST``).
+        Zone and project of a TPU with a name. Default: those of ``TPU_CONFIG``, or of this host,
+        from Google's metadata server (``GCE_METADATA_HOST``).
     job_name : str
         Default ``"worker"``.
     coordinator_name, coordinator_address : str, optional
-        A coordinator to be in the cluster, too; both or none.
+        An additional coordinator in the cluster. Pass both, or neither of them.
     credentials, service : optional
-        As for `GCEResolver`.
+        See `GCEResolver`.
 
     See Also
     --------
@@ -64,28 +64,31 @@ class TPUResolver(Resolver, _Theirs):  # type: ignore[misc,valid-type]
     ) -> None:
         Resolver.__init__(self)
         if bool(coordinator_name) != bool(coordinator_address):
-            raise UsageError("coordinator_name and coordinator_address: say both, or none")
+            raise UsageError(
+                "invalid coordinator: expected both coordinator_name and coordinator_address, "
+                "or neither"
+            )
         config = _config()
-        tpu = tpu or _named() or config.get("tpu_node_name")
+        tpu = tpu or _tpu_from_environment() or config.get("tpu_node_name")
         if not isinstance(tpu, str):
             raise NotThere(
-                "no TPU is named, and none of TPU_NAME, TPU_CONFIG and "
-                "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS names one",
-                fix='write TPUResolver("name") or TPUResolver("grpc://host:8470")',
+                "no TPU: tpu=, TPU_NAME, TPU_CONFIG and KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS are not "
+                "set",
+                fix='use TPUResolver("name") or TPUResolver("grpc://host:8470")',
             )
         named = tpu != "local" and not tpu.startswith("grpc://")
         if named:
             if not re.fullmatch(r"[a-z][a-z0-9-]*", tpu):
                 raise UsageError(
-                    f"tpu={tpu!r} is neither a name nor an address",
-                    fix='write "name", "grpc://host:port" or "local"',
+                    f"invalid tpu={tpu!r}: expected a name or an address",
+                    fix='use "name", "grpc://host:port" or "local"',
                 )
             project = project or config.get("project") or _metadata("project/project-id")
             zone = zone or config.get("zone") or _metadata("instance/zone").rpartition("/")[2]
         self._node = f"projects/{project}/locations/{zone}/nodes/{tpu}" if named else ""
         self._addresses = [] if named or tpu == "local" else _addresses(tpu)
-        self._asks = (credentials, service)
-        _Theirs.__init__(
+        self._client_options = (credentials, service)
+        _TensorFlowResolver.__init__(
             self,
             tpu,
             zone,
@@ -109,14 +112,16 @@ class TPUResolver(Resolver, _Theirs):  # type: ignore[misc,valid-type]
     ) -> dict[str, int]:
         """Return the cores of each worker; raises like `Resolver.num_accelerators`."""
         if self._tpu == "local":
-            return Counter(_Theirs.num_accelerators(self, task_type, task_id, config_proto))
+            return Counter(
+                _TensorFlowResolver.num_accelerators(self, task_type, task_id, config_proto)
+            )
         return super().num_accelerators(task_type or self.task_type, task_id, config_proto)
 
-    def _own(self) -> None:
-        """The job that TensorFlow names is the TPU's; this process is none of its workers."""
+    def _own_task(self) -> None:
+        """Return None. `task_type` is the TPU's job, and this process is not a worker of it."""
 
     def _find(self) -> Found:
-        return self._and_coordinator(self._ask_google() if self._node else self._addresses)
+        return self._and_coordinator(self._api_addresses() if self._node else self._addresses)
 
     def _and_coordinator(self, workers: list[str]) -> Found:
         spec = {str(self.task_type): workers} if workers else {}
@@ -124,8 +129,8 @@ class TPUResolver(Resolver, _Theirs):  # type: ignore[misc,valid-type]
             spec[self._coordinator_name] = [self._coordinator_address]
         return spec
 
-    def _ask_google(self) -> list[str]:
-        credentials, service = self._asks
+    def _api_addresses(self) -> list[str]:
+        credentials, service = self._client_options
         with google_api("tpu", "v1", self.place, credentials, service) as api:
             node = api.projects().locations().nodes().get(name=self._node).execute()
             if node.get("state") != "READY":
@@ -133,11 +138,14 @@ class TPUResolver(Resolver, _Theirs):  # type: ignore[misc,valid-type]
                     f"{self.place} is {node.get('state')}",
                     fix="wait until it is READY, or start it",
                 )
-            ends = node.get("networkEndpoints") or [node]
-            return [str(Endpoint(end["ipAddress"], int(end["port"]))) for end in ends]
+            endpoints = node.get("networkEndpoints") or [node]
+            return [
+                str(Endpoint(endpoint["ipAddress"], int(endpoint["port"])))
+                for endpoint in endpoints
+            ]
 
 
-def _named() -> str | None:
+def _tpu_from_environment() -> str | None:
     for name in ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME"):
         if os.environ.get(name):
             return os.environ[name]
@@ -148,18 +156,18 @@ def _config() -> Mapping[str, Any]:
     text = os.environ.get("TPU_CONFIG")
     config = parsed(text, "TPU_CONFIG", _FORM) if text else {}
     if not isinstance(config, Mapping):
-        raise Malformed(f"TPU_CONFIG={text!r} names no TPU", fix=_FORM)
+        raise Malformed(f"invalid TPU_CONFIG={text!r}: expected an object", fix=_FORM)
     return config
 
 
 def _addresses(tpu: str) -> list[str]:
     """Return ``"host:port"`` of each worker in ``"grpc://host:port,host"``."""
-    found = []
+    addresses = []
     for part in tpu.split(","):
         address = part.strip().removeprefix("grpc://")
         has_port = re.fullmatch(r"(\[.*\]|[^:\[]*):.*", address)
-        found.append(address if has_port else f"{address}:{_PORT}")
-    return found
+        addresses.append(address if has_port else f"{address}:{_PORT}")
+    return addresses
 
 
 def _metadata(path: str) -> str:
@@ -174,6 +182,6 @@ def _metadata(path: str) -> str:
             return str(answer.read().decode())
     except (OSError, ValueError) as error:
         raise NotThere(
-            f"project and zone of the TPU are not known: the metadata server {host}: {error}",
-            fix="say project= and zone=; outside of Google's cloud nobody else knows them",
+            f"reading project and zone of the TPU from the metadata server {host} failed: {error}",
+            fix="pass project= and zone=; only Google Cloud has a metadata server",
         ) from error

@@ -1,4 +1,4 @@
-"""Several resolvers as one."""
+"""Resolver that combines several resolvers."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ _Any = tf.distribute.cluster_resolver.ClusterResolver
 class UnionResolver(Resolver):
     """The tasks of several resolvers.
 
-    Lists of a job are joined in the order of the resolvers, a task that several know counts once;
-    where one of them numbers its tasks with gaps, the numbers stay, and must not be in conflict.
+    The lists of a job are concatenated in the order of the resolvers. A task of several resolvers
+    counts once. If the indexes of one of them have gaps, all indexes are kept. They must not
+    conflict then.
 
     Parameters
     ----------
     *resolvers : tf.distribute.cluster_resolver.ClusterResolver
-        Ours or TensorFlow's. What this process is, the protocol and the environment come from the
-        first one that says so.
+        Resolvers of `tfd.resolvers` or of TensorFlow. The task of this process, the protocol and
+        the environment come from the first resolver that defines them.
     task_type, task_id, rpc_layer : optional
-        Instead of what the resolvers say. Index 0 counts.
+        Values that take precedence over those of the resolvers. Index 0 is a value, too.
 
     See Also
     --------
     tf.distribute.cluster_resolver.UnionResolver
     """
 
-    _numbers_are_theirs = False
+    _server_indexes = False
 
     def __init__(
         self,
@@ -43,12 +44,14 @@ class UnionResolver(Resolver):
         rpc_layer: str | None = None,
     ) -> None:
         if not resolvers:
-            raise UsageError("a union of no resolver", fix="name one at least")
+            raise UsageError(
+                "invalid resolvers: expected at least 1, got none", fix="pass a resolver"
+            )
         for resolver in resolvers:
             if not isinstance(resolver, _Any):
                 raise UsageError(
-                    f"{resolver!r} is no ClusterResolver",
-                    fix="use one of tfd.resolvers, or of tf.distribute.cluster_resolver",
+                    f"invalid resolver {resolver!r}: expected a ClusterResolver",
+                    fix="use a resolver of tfd.resolvers, or of tf.distribute.cluster_resolver",
                 )
         super().__init__(task_type, task_id, rpc_layer)
         self._resolvers = resolvers
@@ -63,7 +66,7 @@ class UnionResolver(Resolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol between tasks: given, or of the first resolver that names one."""
+        """The protocol between tasks: of the argument, or of the first resolver with a protocol."""
         layers = (getattr(resolver, "rpc_layer", None) for resolver in self._resolvers)
         return self._rpc_layer or next(filter(None, layers), "grpc")
 
@@ -77,7 +80,7 @@ class UnionResolver(Resolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """Return what a ``SimpleClusterResolver`` among the resolvers declares, or ask the tasks.
+        """Return the numbers that a ``SimpleClusterResolver`` declares, or probe the tasks.
 
         Raises like `Resolver.num_accelerators`.
         """
@@ -98,26 +101,26 @@ class UnionResolver(Resolver):
         parts = [tasks_of(resolver.cluster_spec()) for resolver in self._resolvers]
         union: dict[str, dict[int, str]] = {}
         for job in dict.fromkeys(job for part in parts for job in part):
-            listed = [part[job] for part in parts if job in part]
-            gaps = any(list(tasks) != list(range(len(tasks))) for tasks in listed)
-            union[job] = self._numbered(job, listed) if gaps else _joined(listed)
+            groups = [part[job] for part in parts if job in part]
+            gaps = any(list(tasks) != list(range(len(tasks))) for tasks in groups)
+            union[job] = self._merged(job, groups) if gaps else _concatenated(groups)
         return union
 
-    def _numbered(self, job: str, listed: list[dict[int, str]]) -> dict[int, str]:
+    def _merged(self, job: str, groups: list[dict[int, str]]) -> dict[int, str]:
         merged: dict[int, str] = {}
-        for tasks in listed:
+        for tasks in groups:
             for index, address in tasks.items():
                 if merged.setdefault(index, address) != address:
                     raise Malformed(
                         f"{self.place}: {job}:{index} is at {merged[index]} and at {address}",
                         task=f"{job}:{index}",
-                        fix="number the tasks of a job differently in each of them",
+                        fix="use different indexes for the tasks of a job in each resolver",
                     )
         return dict(sorted(merged.items()))
 
 
-def _joined(listed: list[dict[int, str]]) -> dict[int, str]:
-    addresses = dict.fromkeys(address for tasks in listed for address in tasks.values())
+def _concatenated(groups: list[dict[int, str]]) -> dict[int, str]:
+    addresses = dict.fromkeys(address for tasks in groups for address in tasks.values())
     return dict(enumerate(addresses))
 
 
