@@ -1,4 +1,4 @@
-"""Kernels elsewhere that run this notebook's source, and their clusters as they are seen here."""
+"""Remote kernels that run source of this notebook, and proxies of their clusters."""
 
 from tfd_notebook.remote_kernel.clusters import RemoteCluster, RemoteCoordinator
 from tfd_notebook.remote_kernel.kernel import RemoteKernel

@@ -1,4 +1,4 @@
-"""The reading end of a bus: the clusters of another kernel, and what may be asked of them."""
+"""Client of another kernel's bus: the state of its clusters, and commands for them."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from tfd_notebook.model.spec import Role
 from tfd_notebook.net import messages, validation
 from tfd_notebook.remote_kernel.closure_mirror import ClosureStoreReplica
 
-#: Messages after which the sender hears that they were read; it stops when it is 50 ahead.
-_SEEN_EVERY = 10
+#: Messages per acknowledgement. The sender pauses after 50 unacknowledged messages.
+_ACKNOWLEDGE_EVERY = 10
 
 Send = Callable[[dict[str, Any]], None]
 
 
 class BusClient:
-    """Keeps what a bus tells, and asks.
+    """Client of a bus. It stores the published state and sends commands.
 
     Parameters
     ----------
     send : callable
-        Takes a message for the other end; raises OSError where it cannot be reached now.
+        Sends a message to the other end; raises OSError if it cannot be reached.
     """
 
     def __init__(self, send: Send) -> None:
@@ -50,122 +50,126 @@ class BusClient:
         self._client = uuid.uuid4().hex
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._asked: dict[str, concurrent.futures.Future[Any]] = {}
+        self._pending: dict[str, concurrent.futures.Future[Any]] = {}
         self._clusters: dict[str, Any] = {}
         self._mirrors: dict[str, ClosureStoreReplica] = {}
-        self._wanted: set[str] = set()
+        self._subscribed: set[str] = set()
         self._seq = 0
         self._version = 0
-        #: Set when the other end has told everything once.
+        #: Set when the other end has sent its complete state.
         self.ready = threading.Event()
         #: True if the other end handles messages while a cell runs.
         self.concurrent = True
-        #: Why the other end is not understood, empty where it is.
-        self.foreign = ""
+        #: Reason why the other end is incompatible; empty if it is compatible.
+        self.incompatible = ""
 
     def greet(self) -> None:
-        """Say that somebody reads; everything is told anew then."""
-        self._wanted = set()
-        self._tell("hello", protocol=bus.PROTOCOL, version=VERSION, tells=self.concurrent)
+        """Subscribe to the bus. The other end then sends its complete state."""
+        self._subscribed = set()
+        self._publish("hello", protocol=bus.PROTOCOL, version=VERSION, tells=self.concurrent)
 
     def acknowledge(self) -> None:
-        """Send the number of the latest message; a silent reader is forgotten after minutes."""
-        self._tell("seen", seq=self._seq)
+        """Send the number of the latest message; the bus drops clients after 300 s of silence."""
+        self._publish("seen", seq=self._seq)
 
     def leave(self) -> None:
-        """Say that nobody reads any more."""
+        """Unsubscribe from the bus."""
         with contextlib.suppress(OSError):
-            self._tell("bye")
+            self._publish("bye")
 
     def ask(self, command: str, timeout: float, **arguments: Any) -> Any:
-        """Have a command performed there and return its answer.
+        """Perform a command in the other kernel and return its result.
 
         Raises
         ------
         TfdError
-            What was answered; TimeLimit where nothing was.
+            The error of the command; TimeLimit without an answer.
         """
-        said = self._answer("command", command, timeout, command=command, **arguments)
-        if "error" in said:
-            raise commands.error_from(said["error"])
-        return said["value"]
+        reply = self._request("command", command, timeout, command=command, **arguments)
+        if "error" in reply:
+            raise commands.error_from(reply["error"])
+        return reply["value"]
 
     def catch_up(self, timeout: float) -> None:
-        """Wait until what holds there now is known here, and every closure of it.
+        """Wait until the state here, with all closures, is the other kernel's current one.
 
         Raises
         ------
         TfdError
-            It could not be asked, or has not answered.
+            The request failed, or got no answer.
         """
-        wanted = None
-        while wanted != self._wanted:  # closures come only when they were asked for
-            wanted = self._wanted
-            self._answer("tell", "what there is", timeout)
+        subscribed = None
+        # The bus sends the closures of subscribed clusters only.
+        while subscribed != self._subscribed:
+            subscribed = self._subscribed
+            self._request("tell", "the current state", timeout)
 
-    def _answer(self, kind: str, what: str, timeout: float, **fields: Any) -> Any:
+    def _request(self, kind: str, what: str, timeout: float, **fields: Any) -> Any:
         number = str(next(self._numbers))
         answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self._asked[number] = answer
+        self._pending[number] = answer
         try:
-            self._tell(kind, ask=number, **fields)
+            self._publish(kind, ask=number, **fields)
             return answer.result(timeout)
         except concurrent.futures.TimeoutError:
             raise TimeLimit(
-                f"the other kernel did not answer {what!r} within {timeout:g} s",
-                fix="it may be busy with a cell: a kernel with subshells answers meanwhile",
+                f"request {what!r} failed: the other kernel did not answer within {timeout:g} s",
+                fix="wait until its cell ends; a kernel with subshells answers while a cell runs",
             ) from None
         except OSError as error:
-            raise RemoteError(f"the other kernel cannot be reached now: {error}") from None
+            raise RemoteError(
+                f"request {what!r} failed: the other kernel cannot be reached: {error}"
+            ) from None
         finally:
-            self._asked.pop(number, None)
+            self._pending.pop(number, None)
 
-    # What arrives
+    # Received messages
 
     def handle_message(self, message: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
-        """Take a message of the bus.
+        """Handle a message of the bus.
 
         Raises
         ------
         InvalidMessage
+            The message is invalid.
         """
         message = messages.bus_message(message)
         kind = message.get("kind")
         if kind == "hello" and message.get("protocol") != bus.PROTOCOL:
-            self.foreign = (
-                f"it has tfd-notebook {message.get('version')} and this kernel {VERSION}: "
-                "they do not understand each other"
+            self.incompatible = (
+                f"its tfd-notebook {message.get('version')} is incompatible with version "
+                f"{VERSION} of this kernel"
             )
             self.ready.set()
         elif kind == "hello" and message.get("unknown") == self._client:
             self.greet()
         elif kind == "reply" and message.get("client") == self._client:
-            answer = self._asked.get(str(message.get("ask")))
+            answer = self._pending.get(str(message.get("ask")))
             if answer is not None and not answer.done():
                 answer.set_result(message)
         elif kind in ("state", "values"):
-            self._follow(kind, message, buffers)
+            self._update(kind, message, buffers)
 
-    def _follow(self, kind: str, message: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
+    def _update(self, kind: str, message: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
         gap = message["seq"] != self._seq + 1 and not message["whole"]
         self._seq = message["seq"]
         if gap:
-            self._tell("resync")
+            self._publish("resync")
             return
         if kind == "state":
             with self._lock:
-                told = message["state"]
-                tree = told if message["whole"] else _patched({"clusters": self._clusters}, told)
+                state = message["state"]
+                tree = state if message["whole"] else _patched({"clusters": self._clusters}, state)
                 clusters = messages.clusters(tree.get("clusters", {}))
                 for name in clusters:
                     _snapshot(clusters[name], self._version)
                 self._clusters = clusters
                 self._version += 1
-            for name, mirror in tuple(self._mirrors.items()):  # others add to them
+            for name, mirror in tuple(self._mirrors.items()):  # other threads add mirrors
                 coordinator = self._clusters.get(name, {}).get("coordinator")
                 counts = {} if coordinator is None else _coordinator(coordinator).counts
                 mirror.count(counts)
-            self._want()
+            self._subscribe()
             self.ready.set()
         else:
             mirror = self._mirrors.setdefault(message["cluster"], ClosureStoreReplica())
@@ -173,25 +177,25 @@ class BusClient:
                 mirror.apply(message, buffers)
             except (LookupError, TypeError, ValueError, OverflowError):
                 raise validation.invalid("values", "...", "the columns of closures") from None
-        if self._seq % _SEEN_EVERY == 0:
+        if self._seq % _ACKNOWLEDGE_EVERY == 0:
             self.acknowledge()
 
-    def _want(self) -> None:
-        """Ask for the closures of all that have some."""
+    def _subscribe(self) -> None:
+        """Subscribe to the closures of all clusters with a coordinator."""
         names = {name for name, tree in self._clusters.items() if "coordinator" in tree}
         for name in names - self._mirrors.keys():
             self._mirrors[name] = ClosureStoreReplica()
-        if names != self._wanted:
-            self._wanted = names
-            self._tell("want", values=sorted(names))
+        if names != self._subscribed:
+            self._subscribed = names
+            self._publish("want", values=sorted(names))
 
-    def _tell(self, kind: str, **fields: Any) -> None:
+    def _publish(self, kind: str, **fields: Any) -> None:
         self._send({"kind": kind, "client": self._client, **fields})
 
-    # What is known
+    # State
 
     def names(self) -> tuple[str, ...]:
-        """Return the names of the clusters there, also of those that ended."""
+        """Return the names of the other kernel's clusters, including ended ones."""
         return tuple(self._clusters)
 
     def mirror(self, name: str) -> ClosureStoreReplica:
@@ -199,17 +203,18 @@ class BusClient:
         return self._mirrors.setdefault(name, ClosureStoreReplica())
 
     def snapshot(self, name: str) -> Snapshot:
-        """Return a cluster as it was told last.
+        """Return the latest state of a cluster.
 
         Raises
         ------
         UnknownName
+            The other kernel has no cluster of this name.
         """
         with self._lock:
             if name not in self._clusters:
                 raise UnknownName(
                     f"the other kernel has no cluster {name!r}",
-                    fix=f"it has {', '.join(self._clusters) or 'none'}",
+                    fix=f"use one of these names: {', '.join(self._clusters) or 'none'}",
                 )
             return _snapshot(self._clusters[name], self._version)
 
@@ -218,13 +223,13 @@ def _patched(tree: Any, patch: Any) -> Any:
     """Return a tree with a merge patch applied (RFC 7396)."""
     if not isinstance(patch, dict):
         return patch
-    made = dict(tree) if isinstance(tree, dict) else {}
+    patched = dict(tree) if isinstance(tree, dict) else {}
     for key, value in patch.items():
         if value is None:
-            made.pop(key, None)
+            patched.pop(key, None)
         else:
-            made[key] = _patched(made.get(key), value)
-    return made
+            patched[key] = _patched(patched.get(key), value)
+    return patched
 
 
 def _snapshot(tree: Mapping[str, Any], version: int) -> Snapshot:
@@ -253,28 +258,28 @@ def _snapshot(tree: Mapping[str, Any], version: int) -> Snapshot:
 
 def _spark(tree: Mapping[str, Any]) -> SparkRow:
     nodes = tree.get("nodes", {})
-    made: SparkRow = _row(SparkRow, {k: v for k, v in tree.items() if k != "nodes"})
+    row: SparkRow = _row(SparkRow, {k: v for k, v in tree.items() if k != "nodes"})
     ordered = tuple(_row(NodeRow, nodes[name]) for name in tree.get("order", ()) if name in nodes)
-    return replace(made, nodes=ordered)
+    return replace(row, nodes=ordered)
 
 
 def _coordinator(tree: Mapping[str, Any]) -> CoordinatorRow:
     workers = tree.get("workers", {})
     ordered = tuple(_row(CoordinatedRow, workers[index]) for index in sorted(workers, key=int))
-    made: CoordinatorRow = _row(CoordinatorRow, {k: v for k, v in tree.items() if k != "workers"})
-    return replace(made, workers=ordered)
+    row: CoordinatorRow = _row(CoordinatorRow, {k: v for k, v in tree.items() if k != "workers"})
+    return replace(row, workers=ordered)
 
 
 def _row(kind: Any, values: Any) -> Any:
-    """Return a row made of JSON values; what is not there has its default."""
+    """Return a row of JSON values. Missing fields have their defaults."""
     known = {field.name for field in fields(kind)}
     # Fields of later versions are ignored. The tree omits empty strings, also those of fields
     # that have no default.
-    made = {name: value for name, value in validation.members(values).items() if name in known}
+    row = {name: value for name, value in validation.members(values).items() if name in known}
     for name in ("what", "severity", "name", "kind", "state"):
         if name in known and kind is not TaskRow:
-            made.setdefault(name, "")
-    return validation.from_json(kind, made, kind.__name__)
+            row.setdefault(name, "")
+    return validation.from_json(kind, row, kind.__name__)
 
 
 def _counts(counts: Mapping[str, int] | None) -> dict[Role, int]:

@@ -1,4 +1,4 @@
-"""Closures of a coordinator in another kernel, as its bus tells of them."""
+"""Replica of the closures of a coordinator in another kernel."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tfd_notebook.model.closure_store import EPOCH, STATES, Columns, LostAttempt
 
 _TIMES = ("queued", "dispatched", "started", "fetching", "finished")
 _CODES = {"function": "i", "worker": "h", "attempts": "H"}
-#: Changes that a reader may be behind before it has to read everything.
+#: Changes that are kept. A reader that is further behind has to read all rows.
 _KEPT_CHANGES = 100
 
 
 class ClosureStoreReplica:
-    """What can be read of a `tfd_notebook.model.closure_store.Store`, of one that is elsewhere."""
+    """Read-only replica of a `tfd_notebook.model.closure_store.Store` in another kernel."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,20 +28,20 @@ class ClosureStoreReplica:
         self._errors: dict[int, str] = {}
         self._lost: tuple[LostAttempt, ...] = ()
         self._counts: dict[str, int] = {}
-        self._place = 0
+        self._position = 0
         self._changes: deque[tuple[int, list[int]]] = deque(maxlen=_KEPT_CHANGES)
         self._whole_since = 0
-        #: Whether what is queued does not move.
+        #: True while queued closures are not dispatched.
         self.paused = False
 
     def apply(self, head: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
-        """Take a message of the kind ``values``."""
+        """Apply a message of the kind ``values``."""
         part = {
             name: np.frombuffer(buffer, dtype=f"<{kind}")
             for (name, kind), buffer in zip(head["columns"], buffers, strict=True)
         }
         with self._lock:
-            self._place += 1
+            self._position += 1
             self._functions = tuple(head["functions"])
             self._errors.update({int(key): text for key, text in head["errors"].items()})
             self._lost = tuple(
@@ -51,50 +51,50 @@ class ClosureStoreReplica:
             self.paused = bool(head["paused"])
             if head["whole"] or not self._table:
                 self._table = {name: column.copy() for name, column in part.items()}
-                self._whole_since = self._place
+                self._whole_since = self._position
                 self._changes.clear()
             else:
                 self._merge(part)
-                self._changes.append((self._place, part["id"].astype(int).tolist()))
+                self._changes.append((self._position, part["id"].astype(int).tolist()))
 
     def _merge(self, part: Mapping[str, Any]) -> None:
         known, ids = self._table["id"], part["id"]
-        at = np.searchsorted(known, ids)
+        positions = np.searchsorted(known, ids)
         is_known = np.zeros(len(ids), dtype=bool)
-        inside = at < len(known)
-        is_known[inside] = known[at[inside]] == ids[inside]
+        inside = positions < len(known)
+        is_known[inside] = known[positions[inside]] == ids[inside]
         for name, column in part.items():
-            self._table[name][at[is_known]] = column[is_known]
+            self._table[name][positions[is_known]] = column[is_known]
             if not is_known.all():
                 self._table[name] = np.concatenate([self._table[name], column[~is_known]])
 
     def count(self, counts: Mapping[str, int]) -> None:
-        """Learn how many closures are in each state, of all that there ever were."""
+        """Set the number of closures by state, of all closures ever scheduled."""
         self._counts = dict(counts)
 
     def __len__(self) -> int:
         return sum(self._counts.values())
 
     def counts(self) -> dict[str, int]:
-        """Return how many closures are in each state, for all that were ever scheduled."""
+        """Return the number of closures by state, of all closures ever scheduled."""
         counts = {state: self._counts.get(state, 0) for state in STATES}
         counts["queued"] += self._counts.get("paused", 0)
         return counts
 
     def value(self, key: int) -> Any:
-        """Return None: results stay where they are."""
+        """Return None, because results stay in the other kernel."""
         if not len(self.columns_of([key])):
             raise KeyError(key)
         return None
 
     def columns(self, latest: int | None = None) -> Columns:
-        """Return all rows that are known, or the `latest`."""
+        """Return all known rows, or the `latest` ones."""
         with self._lock:
             rows = len(self._table.get("id", ()))
             return self._copy(np.arange(0 if latest is None else max(0, rows - latest), rows))
 
     def columns_of(self, ids: Iterable[int]) -> Columns:
-        """Return the rows of these closures, without those that are not known."""
+        """Return the known rows of these closures."""
         with self._lock:
             known = self._table.get("id", np.empty(0))
             return self._copy(np.flatnonzero(np.isin(known, np.fromiter(ids, dtype=float))))
@@ -106,29 +106,32 @@ class ClosureStoreReplica:
             times: dict[str, Any] = {name: array("d") for name in _TIMES}
             return Columns([], state=b"", functions=(), errors={}, **empty, **times)
         ids = table["id"][rows].astype(int).tolist()
-        taken: dict[str, Any] = {
+        columns: dict[str, Any] = {
             name: array(code, table[name][rows].astype(code).tobytes())
             for name, code in _CODES.items()
         }
         for name in _TIMES:
-            moments = np.nan_to_num(table[name][rows] - EPOCH, nan=0.0)
-            taken[name] = array("d", moments.tobytes())
+            times_s = np.nan_to_num(table[name][rows] - EPOCH, nan=0.0)
+            columns[name] = array("d", times_s.tobytes())
         return Columns(
             ids,
             state=table["state"][rows].astype("u1").tobytes(),
             functions=self._functions,
             errors={key: self._errors[key] for key in ids if key in self._errors},
-            **taken,
+            **columns,
         )
 
     def changes(self, since: int) -> tuple[int, list[int] | None]:
-        """Return which closures changed since an earlier call, and the place to go on from."""
+        """Return the current position, and the closures that changed after position `since`.
+
+        None instead of closures means that all rows must be read.
+        """
         with self._lock:
-            oldest = self._changes[0][0] - 1 if self._changes else self._place
+            oldest = self._changes[0][0] - 1 if self._changes else self._position
             if since < max(self._whole_since, oldest):
-                return self._place, None
-            found = {key for place, ids in self._changes if place > since for key in ids}
-            return self._place, sorted(found)
+                return self._position, None
+            changed = {key for position, ids in self._changes if position > since for key in ids}
+            return self._position, sorted(changed)
 
     def lost_attempts(self) -> tuple[LostAttempt, ...]:
         """Return the latest attempts that ended because a worker was lost."""

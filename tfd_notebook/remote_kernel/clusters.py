@@ -1,4 +1,4 @@
-"""Clusters of another kernel as they are seen and steered here."""
+"""Proxies of the clusters and coordinators of another kernel."""
 
 from __future__ import annotations
 
@@ -19,58 +19,63 @@ if TYPE_CHECKING:
 
     from tfd_notebook.remote_kernel.kernel import RemoteKernel
 
-_ASK_SECONDS = 30.0
+_REQUEST_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 _ENDED = ("stopped", "failed", "lost", "left")
 
 
 class RemoteCluster:
-    """A cluster of another kernel: its views, and what is asked of it there.
+    """A cluster of another kernel: its state, and commands for it.
 
-    Made by `RemoteKernel.clusters`.
+    Created by `RemoteKernel.clusters`.
     """
 
-    #: None of this kernel's: what reads from it there stands in its snapshot.
+    #: Always empty: the streams of the other kernel are in `snapshot`.
     streams: Mapping[str, Any] = {}
 
     def __init__(self, kernel: RemoteKernel, name: str) -> None:
         self._kernel = kernel
         self.name = name
 
-    def ask(self, command: str, timeout: float = _ASK_SECONDS, **arguments: Any) -> Any:
-        """Have a command performed upon it; see `tfd_notebook.cluster.commands.perform`."""
+    def ask(self, command: str, timeout: float = _REQUEST_SECONDS, **arguments: Any) -> Any:
+        """Perform a command on the cluster; see `tfd_notebook.cluster.commands.perform`."""
         return self._kernel.ask(command, timeout, name=self.name, **arguments)
 
     def snapshot(self) -> Snapshot:
-        """Return it as it was told last; hosts that are ``localhost`` there have that host's name.
+        """Return its latest known state, with the kernel's label in place of ``localhost``.
 
-        Of a kernel that is lost the state is ``"lost"``; one that was closed has stopped it, or
-        left it if it is detached.
+        After the loss of the kernel, the state is ``"lost"``. After `RemoteKernel.close`, it is
+        ``"stopped"``, or ``"left"`` if the cluster is detached.
         """
-        seen = self._kernel._reader.snapshot(self.name)
-        label, now = self._kernel.label, self._kernel.state
+        snapshot = self._kernel._reader.snapshot(self.name)
+        label, kernel_state = self._kernel.label, self._kernel.state
         tasks = tuple(
-            replace(row, host=label if row.host == "localhost" else row.host) for row in seen.tasks
+            replace(row, host=label if row.host == "localhost" else row.host)
+            for row in snapshot.tasks
         )
-        state = seen.state
-        if now != "ready" and state not in _ENDED:
-            if now != "closed":
-                state, gone = "lost", TaskState.LOST
-            elif seen.lease is None:
-                state, gone = "stopped", TaskState.STOPPED
+        state = snapshot.state
+        if kernel_state != "ready" and state not in _ENDED:
+            if kernel_state != "closed":
+                state, task_state = "lost", TaskState.LOST
+            elif snapshot.lease is None:
+                state, task_state = "stopped", TaskState.STOPPED
             else:
-                state, gone = "left", TaskState.LOST
-            tasks = tuple(row if row.state.ended else replace(row, state=gone) for row in tasks)
-        return replace(seen, tasks=tasks, state=state, launcher=f"{seen.launcher} at {label}")
+                state, task_state = "left", TaskState.LOST
+            tasks = tuple(
+                row if row.state.ended else replace(row, state=task_state) for row in tasks
+            )
+        return replace(
+            snapshot, tasks=tasks, state=state, launcher=f"{snapshot.launcher} at {label}"
+        )
 
     @property
     def state(self) -> str:
-        """As for `tfd_notebook.Cluster`."""
+        """State of the cluster, as for `tfd_notebook.Cluster`."""
         return self.snapshot().state
 
     @property
     def ended(self) -> bool:
-        """Whether nothing runs any more, or nothing can be known of it."""
+        """True if no task runs any more, or its state can no longer be observed."""
         return self.state in _ENDED
 
     def to_frame(self) -> pd.DataFrame:
@@ -78,51 +83,51 @@ class RemoteCluster:
         return self.snapshot().to_frame()
 
     def logs(self, task: str | None = None, lines: int = 100) -> str:
-        """Return the last lines that a task wrote, or all tasks."""
-        which: dict[str, Any] = {} if task is None else {"task": task}
-        said = self.ask("logs", lines=lines, **which)
-        return str(said["text"])
+        """Return the last lines that a task, or every task, has written."""
+        arguments: dict[str, Any] = {} if task is None else {"task": task}
+        answer = self.ask("logs", lines=lines, **arguments)
+        return str(answer["text"])
 
     def scale(self, **roles: int) -> None:
-        """Have so many ``data_workers`` or ``workers``."""
+        """Change the number of ``data_workers`` or ``workers``."""
         self.ask("scale", 300.0, **roles)
 
     def restart(self, task: str) -> None:
-        """Start a fresh process for a task."""
+        """Restart a task in a new process."""
         self.ask("restart", 300.0, task=task)
 
     def kill(self, task: str) -> int | None:
-        """Kill a task as a crash would; return its pid."""
+        """Kill a task, to simulate a crash; return its pid."""
         pid: int | None = self.ask("kill", task=task)
         return pid
 
     def interrupt(self) -> None:
-        """End what waits for data there."""
+        """Interrupt the loops in the other kernel that wait for data."""
         self.ask("interrupt")
 
     def stop(self) -> None:
-        """Stop it; does nothing where it has been stopped."""
+        """Stop the cluster. No-op if it has been stopped."""
         if self.state != "stopped":
             self.ask("stop", 120.0)
 
     @property
     def has_coordinator(self) -> bool:
-        """Whether it has one."""
+        """True if the cluster has a coordinator."""
         return self.snapshot().coordinator is not None
 
     @property
     def coordinator(self) -> RemoteCoordinator:
-        """Its coordinator.
+        """The coordinator of the cluster.
 
         Raises
         ------
         StateError
-            It has none.
+            The cluster has no coordinator.
         """
         if not self.has_coordinator:
             raise StateError(
                 f"cluster {self.name!r} at {self._kernel.label} has no coordinator",
-                fix='kernel.run("coordinator = cluster.coordinator()") makes one there',
+                fix='create it with kernel.run("coordinator = cluster.coordinator()")',
             )
         return RemoteCoordinator(self)
 
@@ -134,30 +139,30 @@ class RemoteCluster:
         return views.mimebundle(self.snapshot())
 
     def __repr__(self) -> str:
-        seen = self.snapshot()
-        return f"<RemoteCluster {self.name!r} {seen.state} on {seen.launcher}>"
+        snapshot = self.snapshot()
+        return f"<RemoteCluster {self.name!r} {snapshot.state} on {snapshot.launcher}>"
 
 
 class Clusters(dict[str, RemoteCluster]):
-    """Clusters by name; one that is not known yet is asked for."""
+    """Clusters by name. An unknown name is looked up in the other kernel."""
 
     def __init__(
-        self, known: Mapping[str, RemoteCluster], await_one: Callable[[str], RemoteCluster]
+        self, known: Mapping[str, RemoteCluster], look_up: Callable[[str], RemoteCluster]
     ) -> None:
         super().__init__(known)
-        self._await = await_one
+        self._look_up = look_up
 
     def __missing__(self, name: str) -> RemoteCluster:
-        return self._await(name)
+        return self._look_up(name)
 
 
 class RemoteCoordinator:
-    """A coordinator of another kernel: its closures, and the stepper's controls.
+    """A coordinator of another kernel: its closures, and the controls of its stepper.
 
     Attributes
     ----------
     values : Values
-        As of `tfd_notebook.Coordinator`; results themselves stay there.
+        As in `tfd_notebook.Coordinator`. The results stay in the other kernel.
     """
 
     def __init__(self, cluster: RemoteCluster) -> None:
@@ -167,37 +172,38 @@ class RemoteCoordinator:
 
     @property
     def paused(self) -> str:
-        """Why nothing moves, empty while all moves."""
+        """The reason of a pause; empty if the coordinator is not paused."""
         row = self._cluster.snapshot().coordinator
         return row.reason or row.state if row is not None and row.state == "paused" else ""
 
     def pause(self) -> None:
-        """Give no closure to any worker from now on."""
+        """Stop dispatching closures to the workers."""
         self._cluster.ask("pause", who="another kernel")
 
     def resume(self) -> None:
-        """Go on."""
+        """Resume dispatching closures."""
         self._cluster.ask("resume")
 
     def step(self, n: int = 1, timeout: float | None = 60.0) -> int:
-        """Let the next `n` closures run, and wait until they have ended; return how many have."""
+        """Run the next `n` closures, wait for their end, and return the number that ended."""
         self._cluster._kernel.catch_up()
         before = self._ended
         self._cluster.ask("step", count=n)
         with contextlib.suppress(TimeLimit):
-            self._await(lambda: self._ended - before >= n or not self._waiting, timeout, "step")
+            self._wait_until(lambda: self._ended - before >= n or not self._open, timeout, "step")
         return self._ended - before
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait until no closure waits or runs; answers Ctrl-C.
+        """Wait until no closure is queued or runs; Ctrl-C interrupts the wait.
 
         Raises
         ------
         TimeLimit
+            Closures are left after `timeout` seconds.
         RemoteError
             The kernel is lost.
         """
-        self._await(lambda: not self._waiting, timeout, "join")
+        self._wait_until(lambda: not self._open, timeout, "join")
 
     @property
     def _ended(self) -> int:
@@ -205,41 +211,45 @@ class RemoteCoordinator:
         return sum(counts[state] for state in ("ready", "failed", "cancelled"))
 
     @property
-    def _waiting(self) -> int:
+    def _open(self) -> int:
         return len(self.store) - self._ended
 
-    def _await(self, holds: Callable[[], bool], timeout: float | None, what: str) -> None:
+    def _wait_until(
+        self, condition: Callable[[], bool], timeout: float | None, operation: str
+    ) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
         kernel = self._cluster._kernel
         kernel.catch_up()
-        while not holds():
+        while not condition():
             if kernel.state != "ready":
-                raise RemoteError(f"the kernel at {kernel.label} is {kernel.state}")
+                raise RemoteError(
+                    f"{operation} failed: the kernel at {kernel.label} is {kernel.state}"
+                )
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeLimit(f"{what}: not ended within {timeout:g} s")
+                raise TimeLimit(f"{operation} failed: not finished within {timeout:g} s")
             time.sleep(_POLL_SECONDS)
 
     def cancel(self, id: int) -> bool:
-        """Cancel a closure that is queued or runs."""
+        """Cancel a queued or running closure; return True if it was cancelled."""
         return bool(self._cluster.ask("cancel", id=id))
 
     def pause_worker(self, i: int) -> None:
-        """Give no closure to worker `i`."""
+        """Stop dispatching closures to worker `i`."""
         self._cluster.ask("hold", worker=i, held=True)
 
     def resume_worker(self, i: int) -> None:
-        """Give closures to worker `i` again."""
+        """Resume dispatching closures to worker `i`."""
         self._cluster.ask("hold", worker=i, held=False)
 
     def break_on(self, failure: bool = True) -> None:
-        """Pause at failures, or not."""
+        """Set whether a failure pauses the coordinator."""
         self._cluster.ask("break_on", failure=failure)
 
     def control_for(self, seconds: float) -> None:
-        """Say that somebody can resume it for so many seconds more."""
+        """Report for this number of seconds that a user can resume the coordinator."""
         self._cluster.ask("snapshot", hold=int(min(seconds, 3600)))
 
     @contextlib.contextmanager
     def control(self) -> Iterator[None]:
-        """Do nothing: whoever reads of it here is taken for present there."""
+        """No-op: an open bus client already counts as an attached controller."""
         yield

@@ -1,4 +1,4 @@
-"""What source in another kernel shows, shown here."""
+"""Display of the output of another kernel in this kernel."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any, cast
 from tfd_notebook.errors import RemoteError
 from tfd_notebook.net import validation
 
-#: How terminals colour text.
+#: Control sequences for colours.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 #: MIME types that a page does not execute.
-_PLAIN = ("text/plain", "image/png", "image/jpeg")
-#: Control sequences that could steer a terminal, except colours, \r, \t and \n.
+_PLAIN_TYPES = ("text/plain", "image/png", "image/jpeg")
+#: Control sequences that could change a terminal, except colours, \r, \t and \n.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\[[0-9;]*m)")
 
 
 def failure(label: str, content: Mapping[str, Any]) -> RemoteError:
-    """Return the error for one that source at `label` raised."""
+    """Return the error for an exception that source in the kernel at `label` raised."""
     trace = _COLOURS.sub("", "\n".join(content.get("traceback", ())))
-    said = f"{content.get('ename')}: {content.get('evalue')}"
+    message = f"{content.get('ename')}: {content.get('evalue')}"
     if content.get("ename") == "SystemExit":
         return RemoteError(str(content.get("evalue")))
-    return RemoteError(f"{said}\nat {label}:\n{trace}")
+    return RemoteError(f"{message}\nat {label}:\n{trace}")
 
 
 def silent(kind: str, content: Mapping[str, Any]) -> None:
-    """Show nothing."""
+    """Discard the output."""
 
 
 def show(kind: str, content: Mapping[str, Any]) -> None:
-    """Show here what was shown there."""
+    """Show an output of the other kernel."""
     if kind == "stream":
         stream = sys.stderr if content["name"] == "stderr" else sys.stdout
         stream.write(content["text"])
@@ -53,9 +53,9 @@ def show(kind: str, content: Mapping[str, Any]) -> None:
 
 
 def show_plain(kind: str, content: Mapping[str, Any]) -> None:
-    """Show text and images; leave out what a page could execute, such as HTML."""
+    """Show text and images; discard content that a page could execute, such as HTML."""
     if "data" in content:
-        data = {name: value for name, value in content["data"].items() if name in _PLAIN}
+        data = {name: value for name, value in content["data"].items() if name in _PLAIN_TYPES}
         text = data.get("text/plain")
         if text is not None:
             data["text/plain"] = validation.text(text, "text/plain")

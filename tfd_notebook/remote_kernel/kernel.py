@@ -1,4 +1,4 @@
-"""A kernel elsewhere that runs this notebook's source."""
+"""Remote kernel that runs source of this notebook."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ from tfd_notebook.resolvers import providers
 log = logging.getLogger("tfd_notebook")
 
 _START_SECONDS = 60.0
-_ASK_SECONDS = 30.0
+_REQUEST_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _PING_SECONDS = 5.0
 #: Pings after which this client also sends an acknowledgement to the bus.
 _ACKNOWLEDGE_EVERY = 12
-#: A kernel tells what there is within a tick of its bus, which it may be too busy for.
-_TELL_SECONDS = 5.0
+#: Timeout for the current state. A kernel sends it within one tick of its bus, unless it is busy.
+_CATCH_UP_SECONDS = 5.0
 _INTERRUPT_SECONDS = 10.0
-_PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0)
-#: Makes the other kernel tell of its clusters, and end when nobody has been heard for a while.
+#: Backoff between two attempts to reconnect, or to end the kernel, in seconds.
+_BACKOFF = (0.1, 0.5, 1.0, 2.0, 5.0)
+#: Loads the bus in the other kernel, and starts the lease that ends the kernel without a client.
 _PREPARE = """
 try:
     import IPython
@@ -52,39 +53,41 @@ try:
     from tfd_notebook.agent.bridges import kernel as kernelend
     kernelend.lease({grace!r})
 except ModuleNotFoundError as error:
-    raise SystemExit("it has no tfd-notebook: " + str(error)) from None
+    raise SystemExit("tfd-notebook is not installed: " + str(error)) from None
 """
 
 _kernels: weakref.WeakSet[RemoteKernel] = weakref.WeakSet()
 
 
 class RemoteKernel:
-    """A kernel of a Jupyter server elsewhere: source goes there, and what it makes is seen here.
+    """A kernel of a remote Jupyter server that runs source and shows its output here.
 
-    Its clusters are among those of this kernel in panel, widgets and ``tfd list``, and steered from
-    there. Needs the extra ``jupyter``; a context manager, at whose end the kernel ends.
+    The panel, widgets and ``tfd list`` show and control its clusters like those of this kernel. As
+    a context manager, it shuts down the kernel at the end. Requires the extra ``jupyter``.
 
     Parameters
     ----------
     server : str
         Address, as Jupyter prints it: ``"https://host:8888/?token=..."``.
     token : str, optional
-        Default: the one in the address, else what the variable ``TFD_JUPYTER_TOKEN`` says.
+        Default: the token in the address, or the variable ``TFD_JUPYTER_TOKEN``.
     ca : str, optional
-        File with the certificates to trust, where the server has some of its own.
+        File with trusted certificates, for a server with a private certificate.
     kernel : str
-        Kind of the kernel. Default ``"python3"``.
+        Name of the kernel specification. Default ``"python3"``.
     grace : float
-        Seconds for which it goes on when this process cannot reach it. Default 600.
+        The kernel shuts down after this time without a connection, unless source runs. In
+        seconds; default 600.
 
     Raises
     ------
     LaunchError
-        The server refuses, is none, or its kernel lacks what is needed.
+        The server refuses the request or is not a Jupyter server, or tfd-notebook is not
+        installed in its kernel.
 
     See Also
     --------
-    tfd_notebook.launchers.Jupyter : runs a cluster's tasks there, with this kernel as its user.
+    tfd_notebook.launchers.Jupyter : Runs the tasks of a cluster of this kernel on the server.
     """
 
     def __init__(
@@ -97,7 +100,7 @@ class RemoteKernel:
         grace: float = 600.0,
     ) -> None:
         if isinstance(grace, bool) or not isinstance(grace, (int, float)) or grace < 1:
-            raise UsageError(f"grace={grace!r} must be a second or more")
+            raise UsageError(f"invalid grace={grace!r}: expected 1 second or more")
         self._server = JupyterServer(server, token, ca)
         self.label = self._server.label
         self._grace = float(grace)
@@ -113,40 +116,41 @@ class RemoteKernel:
             self._connection = self._server.connect(self._kernel)
         except OSError as error:
             raise LaunchError(
-                f"{self.label} cannot be reached: {error}", fix="is it up, and its address right?"
+                f"{self.label} cannot be reached: {error}",
+                fix="check that the server runs, and its address",
             ) from None
         self._reader = BusClient(self._send)
-        threading.Thread(target=self._serve, name="tfd-elsewhere", daemon=True).start()
+        threading.Thread(target=self._serve, name="tfd-remote-kernel", daemon=True).start()
         try:
             self._prepare()
         except BaseException:
             self.close()
             raise
-        threading.Thread(target=self._ping, name="tfd-elsewhere-ping", daemon=True).start()
+        threading.Thread(target=self._ping, name="tfd-remote-kernel-ping", daemon=True).start()
         _kernels.add(self)
-        registry.register_provider("kernels", _clusters_elsewhere)
+        registry.register_provider("kernels", _remote_clusters)
         control_socket.ensure_started()
         registry.notify_cluster_start()
 
     def _prepare(self) -> None:
         try:
-            self._do(_PREPARE.format(grace=self._grace), _START_SECONDS, silent)
+            self._execute(_PREPARE.format(grace=self._grace), _START_SECONDS, silent)
             self._open_subshell()
         except RemoteError as error:
             raise LaunchError(
                 f"{self.label}: {error.what.splitlines()[0]}",
-                fix='pip install "tfd-notebook[tensorflow]" there, or kernel= names another one',
+                fix='run pip install "tfd-notebook[tensorflow]" there, or change kernel=',
             ) from None
         self._reader.greet()
         if not self._reader.ready.wait(_START_SECONDS):
-            raise LaunchError(f"{self.label}: its kernel does not tell of its clusters")
-        if self._reader.foreign:
-            raise LaunchError(f"{self.label}: {self._reader.foreign}")
+            raise LaunchError(f"{self.label}: its kernel does not send the state of its clusters")
+        if self._reader.incompatible:
+            raise LaunchError(f"{self.label}: {self._reader.incompatible}")
 
     def _open_subshell(self) -> None:
-        """Have what is asked answered beside the running source, where the kernel can."""
-        said = self._request("shell", "kernel_info_request")
-        if "kernel subshells" in said.get("supported_features", ()):
+        """Open a subshell if the kernel supports it, so that it answers while source runs."""
+        info = self._request("shell", "kernel_info_request")
+        if "kernel subshells" in info.get("supported_features", ()):
             self._subshell = self._request("control", "create_subshell_request").get("subshell_id")
         self._reader.concurrent = self._subshell is not None
 
@@ -161,10 +165,10 @@ class RemoteKernel:
             pass
         finally:
             del self._runs[number]
-        raise RemoteError(f"its kernel did not answer {kind!r}")
+        raise RemoteError(f"{kind!r} failed: the kernel did not answer")
 
     def _expect(self) -> tuple[str, queue.SimpleQueue[Message | None]]:
-        """Return the id for a request that is not sent yet, and where its answers will be."""
+        """Return the id and the queue of answers for a new request."""
         number = uuid.uuid4().hex
         answers: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._runs[number] = answers
@@ -173,49 +177,50 @@ class RemoteKernel:
     # Source
 
     def run(self, source: str, timeout: float | None = None, *, plain: bool = False) -> None:
-        """Run source there, and show here what it prints and displays, as it comes.
+        """Run source in the kernel, and show its output as it arrives.
 
-        Answers Ctrl-C, which interrupts it there, too.
+        Ctrl-C interrupts the call and the source.
 
         Parameters
         ----------
         source : str
-            As in a cell; names that it assigns stay for the next one.
+            Source as in a cell. Variables keep their values for the next call.
         timeout : float, optional
-            Seconds, after which it is interrupted. Default: no limit.
+            Seconds after which the source is interrupted. Default: unlimited.
         plain : bool
-            Whether only text and images are shown, no HTML and no JavaScript. Default false.
+            Show only text and images, but no HTML and no JavaScript. Default False.
 
         Raises
         ------
         RemoteError
-            What it raised, with the traceback from there; or the kernel is gone.
+            The source raised an error, which has the remote traceback; or the kernel is lost.
         TimeLimit
+            The source did not end within `timeout` seconds.
         """
         if not isinstance(source, str):
-            raise UsageError(f"source={source!r} is no text")
+            raise UsageError(f"invalid source={source!r}: expected a str")
         try:
-            self._do(source, timeout, show_plain if plain else show)
+            self._execute(source, timeout, show_plain if plain else show)
         except TfdError:
             self.catch_up()
             raise
         self.catch_up()
 
-    def _do(self, source: str, timeout: float | None, show: Any) -> None:
+    def _execute(self, source: str, timeout: float | None, show: Any) -> None:
         with self._running:
-            self._check()
+            self._require_open()
             deadline = None if timeout is None else time.monotonic() + timeout
             number, answers = self._expect()
             try:
                 self._send_source(source, number)
-                self._follow(answers, deadline, timeout, show)
+                self._await_end(answers, deadline, timeout, show)
             except KeyboardInterrupt:
                 self.interrupt()
                 raise
             finally:
                 del self._runs[number]
 
-    def _check(self) -> None:
+    def _require_open(self) -> None:
         if self._lost or self._closed.is_set():
             raise RemoteError(self._lost or f"the kernel at {self.label} was closed")
 
@@ -223,9 +228,9 @@ class RemoteKernel:
         try:
             self._connection.execute(source, number)
         except OSError as error:
-            raise RemoteError(f"{self.label} cannot be reached now: {error}") from None
+            raise RemoteError(f"{self.label} cannot be reached: {error}") from None
 
-    def _follow(
+    def _await_end(
         self,
         answers: queue.SimpleQueue[Message | None],
         deadline: float | None,
@@ -247,7 +252,7 @@ class RemoteKernel:
                     f"the source at {self.label} did not end within {timeout:g} s, and was "
                     "interrupted"
                 )
-                # Until it has ended: what is sent before would not be run.
+                # Wait for the end: the kernel aborts requests that arrive before.
                 self.interrupt()
                 failed, deadline = late, time.monotonic() + _INTERRUPT_SECONDS
                 continue
@@ -260,7 +265,7 @@ class RemoteKernel:
                 replied = True
                 if content.get("status") == "aborted":
                     failed = failed or RemoteError(
-                        f"{self.label} did not run it, because source before it failed",
+                        f"{self.label} did not run the source, because earlier source failed",
                         fix="run it again",
                     )
             elif kind == "status":
@@ -271,7 +276,7 @@ class RemoteKernel:
             raise failed
 
     def interrupt(self) -> None:
-        """Interrupt the source that runs there."""
+        """Interrupt the running source."""
         with contextlib.suppress(OSError):
             self._server.interrupt(self._kernel)
 
@@ -279,37 +284,37 @@ class RemoteKernel:
 
     @property
     def clusters(self) -> Mapping[str, RemoteCluster]:
-        """The clusters of that kernel, by name; those that ended too, as they were last."""
+        """The clusters of the kernel by name, including the last state of ended ones."""
         for name in self._reader.names():
             self._clusters.setdefault(name, RemoteCluster(self, name))
-        return Clusters(self._clusters, self._await_cluster)
+        return Clusters(self._clusters, self._look_up)
 
-    def _await_cluster(self, name: str) -> RemoteCluster:
-        """Return one that is not known, if the kernel tells of it now; it may just have started."""
+    def _look_up(self, name: str) -> RemoteCluster:
+        """Return a cluster that is not known yet, because it has just started."""
         self.catch_up()
-        self._reader.snapshot(name)  # raises, and says which there are
+        self._reader.snapshot(name)  # raises UnknownName with the known names
         return self._clusters.setdefault(name, RemoteCluster(self, name))
 
     def catch_up(self) -> None:
-        """Have what holds there now known here; a kernel that is too busy tells of it later."""
+        """Fetch the current state of the kernel. A busy kernel sends it later."""
         if self.state == "ready":
             with contextlib.suppress(TfdError):
-                self._reader.catch_up(_TELL_SECONDS)
+                self._reader.catch_up(_CATCH_UP_SECONDS)
 
-    def ask(self, command: str, timeout: float = _ASK_SECONDS, **arguments: Any) -> Any:
-        """Have that kernel perform a command upon its clusters; see `cluster.commands`."""
-        self._check()
+    def ask(self, command: str, timeout: float = _REQUEST_SECONDS, **arguments: Any) -> Any:
+        """Perform a command on the kernel's clusters; see `cluster.commands`."""
+        self._require_open()
         return self._reader.ask(command, timeout, **arguments)
 
-    # Life
+    # Lifecycle
 
     @property
     def state(self) -> str:
-        """``"ready"``, ``"closed"``, or why it is lost."""
+        """``"ready"``, ``"closed"``, or the reason of its loss."""
         return "closed" if self._closed.is_set() else self._lost or "ready"
 
     def close(self) -> None:
-        """End the kernel, and all that runs in it."""
+        """Shut down the kernel with its tasks and source."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -331,19 +336,19 @@ class RemoteKernel:
         names = ", ".join(self._reader.names()) or "none"
         return f"<RemoteKernel at {self.label}, {self.state}; clusters: {names}>"
 
-    # How it is done
+    # Connection
 
     def _send(self, data: dict[str, Any]) -> None:
-        self._tell(comm.COMM_ID, data)
+        self._send_comm(comm.COMM_ID, data)
 
-    def _tell(self, comm_id: str, data: dict[str, Any]) -> None:
+    def _send_comm(self, comm_id: str, data: dict[str, Any]) -> None:
         content = {"comm_id": comm_id, "data": data}
         self._connection.send("shell", "comm_msg", content, subshell=self._subshell)
 
     def _serve(self) -> None:
         try:
             self._listen()
-        except BaseException as error:  # nobody would hear of anything any more
+        except BaseException as error:  # without this thread, no message is received
             self._lost = self._lost or f"{self.label}: {type(error).__name__}: {error}"
             raise
         finally:
@@ -354,17 +359,17 @@ class RemoteKernel:
         while not self._closed.is_set():
             try:
                 for message in self._connection.messages():
-                    self._take(message)
+                    self._handle_message(message)
             except InvalidMessage as error:
-                self._lost = f"{self.label} sent a message that is not valid: {error.what}"
+                self._lost = f"{self.label} sent an invalid message: {error.what}"
                 return
-            if self._closed.is_set() or self._lost or not self._come_back():
+            if self._closed.is_set() or self._lost or not self._reconnect():
                 return
 
-    def _take(self, message: Message) -> None:
+    def _handle_message(self, message: Message) -> None:
         kind, content = message["header"]["msg_type"], message["content"]
         if kind == "status" and content["execution_state"] in ENDING:
-            self._give_up(f"the kernel at {self.label} has ended: its process died")
+            self._mark_lost(f"the kernel at {self.label} has ended: its process died")
         elif kind == "comm_msg" and content["comm_id"] == comm.COMM_ID:
             try:
                 self._reader.handle_message(content["data"], message["buffers"])
@@ -373,43 +378,43 @@ class RemoteKernel:
             except InvalidMessage:
                 raise
             except Exception as error:
-                log.warning("what is shown of %s may be out of date: %r", self.label, error)
+                log.warning("updating the clusters of %s failed: %r", self.label, error)
         elif kind == "comm_open" and content["target_name"] == bridges_kernel.LEASE:
             self._lease = content["comm_id"]
             farewell = self._server.farewell(self._kernel)
             with contextlib.suppress(OSError):
-                self._tell(self._lease, {"farewell": farewell})
+                self._send_comm(self._lease, {"farewell": farewell})
         else:
             answers = self._runs.get(message["parent_header"].get("msg_id", ""))
             if answers is not None:
                 answers.put(message)
 
-    def _give_up(self, why: str) -> None:
-        """Have done with a kernel whose process died, and with what its server starts instead."""
+    def _mark_lost(self, reason: str) -> None:
+        """Mark a kernel whose process died as lost, and end the replacement of its server."""
         if self._closed.is_set():
             return
-        self._lost = why
+        self._lost = reason
         self._connection.close()
         self._end_runs()
-        for pause in _PAUSES:
-            # While it starts another process the server ends none.
+        for pause in _BACKOFF:
+            # The server ignores the request while it starts another process.
             self._server.end_kernel(self._kernel)
             if self._closed.wait(pause) or not self._server.has(self._kernel):
                 return
 
-    def _come_back(self) -> bool:
-        """Connect to the same kernel again; return whether that worked."""
+    def _reconnect(self) -> bool:
+        """Reconnect to the same kernel; return True on success."""
         since = time.monotonic()
         attempt = 0
         while time.monotonic() - since < self._grace:
-            if self._closed.wait(_PAUSES[min(attempt, len(_PAUSES) - 1)]):
+            if self._closed.wait(_BACKOFF[min(attempt, len(_BACKOFF) - 1)]):
                 return False
             attempt += 1
             try:
                 if not self._server.has(self._kernel):
                     self._lost = f"the kernel at {self.label} has ended"
                     break
-                # In the same session: the server hands over what came meanwhile.
+                # In the same session, the server delivers the messages that were missed.
                 self._connection = self._server.connect(self._kernel, self._connection.session)
                 self._reader.greet()
             except OSError:
@@ -426,35 +431,35 @@ class RemoteKernel:
             answers.put(None)
 
     def _ping(self) -> None:
-        """Show the kernel that somebody is here, and its server that it is used."""
+        """Send a heartbeat to the kernel. It also shows its server that the kernel is in use."""
         for count in itertools.count(1):
             if self._closed.wait(_PING_SECONDS) or self._lost:
                 return
             with contextlib.suppress(OSError):
                 if self._lease:
-                    self._tell(self._lease, {"here": True})
+                    self._send_comm(self._lease, {"here": True})
                 if count % _ACKNOWLEDGE_EVERY == 0:
                     self._reader.acknowledge()
 
 
 def open_kernels() -> tuple[RemoteKernel, ...]:
-    """Return the kernels elsewhere that this process has, and that are there."""
+    """Return the connected remote kernels of this process."""
     return tuple(kernel for kernel in tuple(_kernels) if kernel.state == "ready")
 
 
-def _clusters_elsewhere() -> dict[str, RemoteCluster]:
-    """Return the clusters of all kernels elsewhere that have not ended."""
-    found: dict[str, RemoteCluster] = {}
+def _remote_clusters() -> dict[str, RemoteCluster]:
+    """Return the running clusters of all remote kernels by name."""
+    running: dict[str, RemoteCluster] = {}
     for kernel in tuple(_kernels):
         for name, cluster in kernel.clusters.items():
             with contextlib.suppress(TfdError):
                 if not cluster.ended:
-                    found.setdefault(name, cluster)
-    return found
+                    running.setdefault(name, cluster)
+    return running
 
 
 def _after_fork() -> None:
-    """Forget the parent's kernels: the end of a forked child does not end them."""
+    """Discard the parent's kernels, so that the end of a forked child does not end them."""
     global _kernels
     _kernels = weakref.WeakSet()
 
