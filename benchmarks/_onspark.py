@@ -1,4 +1,4 @@
-"""The two sides of a comparison with TensorFlowOnSpark, each with a Spark of its own."""
+"""The two sides of a comparison with TensorFlowOnSpark, each with its own Spark."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-#: What TensorFlowOnSpark imports from setuptools is in these only.
+#: TensorFlowOnSpark imports a module of setuptools that later versions lack.
 _PEER = ("tensorflowonspark==2.2.5", "setuptools==80.9.0")
 
 
 def peer() -> Path:
-    """Return the directory of TensorFlowOnSpark, beside this environment's packages; made once."""
+    """Return the directory of TensorFlowOnSpark; install it outside site-packages if missing."""
     directory = Path(sys.prefix) / "tensorflowonspark-2.2.5"
     complete = directory / ".complete"
     if not complete.exists():
@@ -35,7 +35,7 @@ def peer() -> Path:
 
 @dataclass(frozen=True)
 class Child:
-    """What a side has: a Spark with two executors, and the ``TFCluster`` that it is to use."""
+    """The objects of a side: a Spark with two executors, and its ``TFCluster``."""
 
     session: Any
     TFCluster: Any
@@ -44,11 +44,11 @@ class Child:
 
 @contextlib.contextmanager
 def child(kind: str) -> Iterator[Child]:
-    """Be the side `kind`; this process ends with it.
+    """Run the side `kind`, and end this process afterwards.
 
-    ``"ours"`` has executors that import TensorFlow in the background, as `session` makes them;
-    those of ``"cold"``, also ours, and of ``"theirs"`` do not. Answers go to standard output, where
-    nobody else may write.
+    The executors of ``"ours"`` import TensorFlow in the background, as `session` starts them. Those
+    of ``"cold"``, also of tfd-notebook, and of ``"theirs"``, TensorFlowOnSpark, do not. Answers go
+    to the original standard output. All other output goes to standard error.
     """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""Rounds in which ours and theirs are measured one after the other, and what they come to."""
+"""Interleaved measurements of two alternatives, and the statistics of their ratios."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Result:
-    """One comparison: the median of the rounds' ratios, their spread, and the medians of both."""
+    """A comparison: median and quartiles of the rounds' ratios, and the medians of both sides."""
 
     ratio: float
     low: float
@@ -26,34 +26,34 @@ class Result:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the command line that all benchmarks have: ``--quick`` for a few short rounds."""
-    made = argparse.ArgumentParser(description=description)
-    made.add_argument("--quick", action="store_true", help="few rounds, for CI")
-    return made
+    """Return the command line of all benchmarks: ``--quick`` for a few short rounds."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="few rounds, for CI")
+    return parser
 
 
 def arguments(description: str | None) -> argparse.Namespace:
-    """Read that command line."""
+    """Parse the command line of all benchmarks."""
     return parser(description).parse_args()
 
 
 def interleave(
-    ways: dict[str, Callable[[], float]], rounds: int, warm_up: int = 1
+    measurements: dict[str, Callable[[], float]], rounds: int, warm_up: int = 1
 ) -> dict[str, list[float]]:
-    """Measure every way once a round, in an order that turns, `rounds` times."""
-    names = list(ways)
+    """Take every measurement once per round, in rotating order, after `warm_up` rounds."""
+    names = list(measurements)
     figures: dict[str, list[float]] = {name: [] for name in names}
     for number in range(-warm_up, rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            figure = ways[name]()
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            figure = measurements[name]()
             if number >= 0:
                 figures[name].append(figure)
     return figures
 
 
 def compare(ours: list[float], theirs: list[float]) -> Result:
-    """Return what the rounds of two ways, measured together, come to."""
+    """Return the statistics of two interleaved lists of figures."""
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4)
     return Result(
@@ -62,13 +62,13 @@ def compare(ours: list[float], theirs: list[float]) -> Result:
 
 
 def measure(ours: Callable[[], float], theirs: Callable[[], float], rounds: int) -> Result:
-    """Compare two ways over `rounds` interleaved rounds, after one that does not count."""
+    """Compare two measurements over `rounds` interleaved rounds, after a warm-up round."""
     figures = interleave({"ours": ours, "theirs": theirs}, rounds)
     return compare(figures["ours"], figures["theirs"])
 
 
 def report(name: str, result: Result, unit: str) -> None:
-    """Print the last line of a benchmark."""
+    """Print the line of a result, which ``run.py`` parses."""
     print(
         f"{name}: ratio {result.ratio:.3f} (A {result.ours:.4g}, B {result.theirs:.4g}, {unit})",
         flush=True,

@@ -1,4 +1,4 @@
-"""A side of a comparison in a process of its own, which can only use one cluster at a time."""
+"""Child process for one side of a comparison. A process can use one cluster at a time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 class Side:
-    """A process that runs a benchmark's file with ``--child KIND``, and answers line by line.
+    """A process that runs the file of a benchmark with ``--child KIND``.
 
-    It says ``ready`` first.
+    It prints ``ready``, and then one line of numbers for each line that it reads.
     """
 
     def __init__(self, file: str, kind: str) -> None:
@@ -24,16 +24,16 @@ class Side:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._asking, self._answers = self._process.stdin, self._process.stdout
+        self._requests, self._answers = self._process.stdin, self._process.stdout
         if self._answers.readline().strip() != "ready":
             sys.exit(f"the side {kind} did not start")
 
-    def ask(self, words: str = "") -> list[float]:
+    def ask(self, request: str = "") -> list[float]:
         """Send a line and return the numbers of the answer."""
-        self._asking.write(f"{words}\n")
-        self._asking.flush()
+        self._requests.write(f"{request}\n")
+        self._requests.flush()
         return [float(number) for number in self._answers.readline().split()]
 
     def close(self) -> None:
-        self._asking.close()
+        self._requests.close()
         self._process.wait(30)

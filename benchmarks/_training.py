@@ -1,4 +1,4 @@
-"""What the benchmarks of the coordinator share: a cluster, and functions to schedule."""
+"""Functions to schedule, and helpers, for the benchmarks of the coordinator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def nothing() -> Any:
 
 @tf.function
 def five_ms() -> Any:
-    # A sleep in Python would need the kernel: some milliseconds of one processor instead.
+    # Computes, because a sleep in Python would run in the coordinating process.
     noise = tf.random.normal([300, 300])
     for _ in tf.range(3):
         noise = tf.matmul(noise, noise) / 300.0
@@ -38,7 +38,7 @@ def cpu() -> float:
 
 
 def run(coordinator: Any, function: Any, count: int) -> tuple[float, float]:
-    """Schedule so many closures and wait for them; return wall seconds and CPU seconds here."""
+    """Schedule `count` closures and wait; return wall and CPU seconds of this process."""
     wall, used = time.perf_counter(), cpu()
     for _ in range(count):
         coordinator.schedule(function)
@@ -47,6 +47,6 @@ def run(coordinator: Any, function: Any, count: int) -> tuple[float, float]:
 
 
 def end(code: int = 0) -> None:
-    """End this process without TensorFlow's threads in the way."""
+    """End this process immediately, because TensorFlow's threads could block its exit."""
     sys.stdout.flush()
     os._exit(code)

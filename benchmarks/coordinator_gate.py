@@ -1,4 +1,4 @@
-"""Closures through a coordinator whose gate is armed and resumed, against TensorFlow's own."""
+"""Closures through a coordinator with an armed and resumed gate, against TensorFlow's own."""
 
 from __future__ import annotations
 

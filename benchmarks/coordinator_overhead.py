@@ -1,10 +1,11 @@
-"""Closures through a coordinator that is observed, against TensorFlow's own.
+"""Closures through an observed coordinator, against TensorFlow's own.
 
-A process can only use one cluster at a time, so each side is a process with a cluster of its own;
-they take turns. Closures that do nothing, 10,000 of them, and 500 of about five milliseconds, on
-two workers; wall time and the CPU time of the coordinating process. Then the same with the live
-table open: a session of the bus that tells a browser of tasks and closures, packed, signed and sent
-as Jupyter's kernel does.
+A process can use only one cluster at a time. Each side is a process with its own cluster, and the
+sides alternate. They run 10,000 empty closures and 500 closures of about 5 ms on two workers. The
+figures are wall time, and CPU time of the coordinating process.
+
+The second comparison has the live table open. A session of the bus sends tasks and closures to a
+browser. It packs, signs and sends the messages as the kernel of Jupyter does.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def child(kind: str) -> None:
             coordinator.break_on(failure=True, function="never")
             coordinator.pause()
             coordinator.resume()
-        with looked_at(cluster) if kind.endswith("+table") else contextlib.nullcontext():
+        with live_table(cluster) if kind.endswith("+table") else contextlib.nullcontext():
             print("ready", flush=True)
             for line in sys.stdin:
                 function, count = line.split()
@@ -45,8 +46,8 @@ def child(kind: str) -> None:
 
 
 @contextlib.contextmanager
-def looked_at(cluster: Any) -> Iterator[None]:
-    """Have a browser that shows the live table, closures included, be told of a cluster."""
+def live_table(cluster: Any) -> Iterator[None]:
+    """Publish a cluster with its closures to a simulated browser with the live table."""
     import threading
 
     import zmq
@@ -57,27 +58,30 @@ def looked_at(cluster: Any) -> Iterator[None]:
 
     socket = zmq.Context().socket(zmq.PUB)
     socket.bind_to_random_port("tcp://127.0.0.1")
-    wire, told = Wire(key=b"secret"), threading.Event()
+    wire, received = Wire(key=b"secret"), threading.Event()
 
     def send(data: dict[str, Any], buffers: list[bytes]) -> None:
         wire.send(socket, "comm_msg", {"comm_id": "x", "data": data}, buffers=buffers)
         if data["kind"] == "values":
-            told.set()
+            received.set()
 
     session = Session(send, cluster)
     hub.join(session)
     hub.receive(session, {"kind": "hello", "client": "page"})
     hub.receive(session, {"kind": "want", "client": "page", "values": [cluster.name]})
-    if not told.wait(30):
-        sys.exit("the browser was told nothing")
+    if not received.wait(30):
+        sys.exit("the bus published no values")
     yield
     hub.leave(session)
 
 
 def compare(name: str, ours: str, quick: bool) -> _pairs.Result:
-    """Run the rounds of one comparison with bare TensorFlow, and report them.
+    """Run the rounds of one comparison with plain TensorFlow, and report them.
 
-    Returns the wall time of the closures that do nothing, which is the claim.
+    Returns
+    -------
+    Result
+        Wall time of the empty closures, which is the claim.
     """
     rounds = 3 if quick else 15
     sides = {"ours": Side(__file__, ours), "bare": Side(__file__, "bare")}
@@ -87,19 +91,20 @@ def compare(name: str, ours: str, quick: bool) -> _pairs.Result:
     for function, count in counts:
         for side in sides.values():
             side.ask(f"{function} {count // 10}")
-        seen: dict[str, list[tuple[float, float]]] = {which: [] for which in sides}
+        figures: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
         for number in range(rounds):
             order = list(sides) if number % 2 else list(sides)[::-1]
-            for which in order:
-                wall, used = sides[which].ask(f"{function} {count}")
-                seen[which].append((wall, used))
+            for kind in order:
+                wall, used = sides[kind].ask(f"{function} {count}")
+                figures[kind].append((wall, used))
         for column, unit in enumerate(("seconds", "seconds of CPU")):
             result = results[function, unit] = _pairs.compare(
-                [each[column] for each in seen["ours"]], [each[column] for each in seen["bare"]]
+                [each[column] for each in figures["ours"]],
+                [each[column] for each in figures["bare"]],
             )
-            said = f"{name} ({count:,} x {function}, {unit})"
-            print(f"{said}: {result}", flush=True)
-            _pairs.report(said, result, unit)
+            claim = f"{name} ({count:,} x {function}, {unit})"
+            print(f"{claim}: {result}", flush=True)
+            _pairs.report(claim, result, unit)
     for side in sides.values():
         side.close()
     return results["nothing", "seconds"]
@@ -107,7 +112,7 @@ def compare(name: str, ours: str, quick: bool) -> _pairs.Result:
 
 def main() -> None:
     parser = _pairs.parser(__doc__)
-    parser.add_argument("--child", metavar="KIND", help="be one side")
+    parser.add_argument("--child", metavar="KIND", help="run as this side")
     parser.add_argument("--table", action="store_true", help="only with the live table")
     options = parser.parse_args()
     if options.child:
@@ -115,8 +120,8 @@ def main() -> None:
         return
     if not options.table:
         alone = compare("coordinator_overhead, unseen", "ours", options.quick)
-    seen = compare("coordinator_overhead, with the live table", "ours+table", options.quick)
-    _pairs.report("coordinator_overhead, with the live table", seen, "seconds")
+    viewed = compare("coordinator_overhead, with the live table", "ours+table", options.quick)
+    _pairs.report("coordinator_overhead, with the live table", viewed, "seconds")
     if not options.table:
         _pairs.report("coordinator_overhead", alone, "seconds")
 

@@ -1,9 +1,9 @@
-"""Whether `tfd.explain` finds the cause: twelve pipelines, each limited by something known.
+"""Accuracy of `tfd.explain`: twelve pipelines, each with a known bottleneck.
 
-Each is explained ten times. Then the change that the answer asks for is made, and what it gains is
-measured: the pipeline and the changed one take turns, and the best of each counts. A gain is
-foretold when it is within a quarter of what was measured; answers that promise no figure are not
-counted there.
+Each pipeline is explained ten times. Then the suggested change is made and its gain is measured.
+The original and the changed pipeline alternate, and the best rate of each counts. A predicted gain
+is right if it is within 25 % of the measured gain. Answers without a figure do not count for the
+gains.
 """
 
 from __future__ import annotations
@@ -38,21 +38,24 @@ ENDLESS = 1 << 40
 
 @dataclass
 class Case:
-    """A pipeline, what limits it, and the pipeline after the change."""
+    """A pipeline, its bottleneck, and the pipeline after the change."""
 
     kind: str
     dataset: Any
     stage: str = ""
     changed: Any = None
     options: dict[str, Any] = field(default_factory=dict)
-    #: How many elements of the old kind one of the changed pipeline holds.
+    #: Number of original elements in one element of the changed pipeline.
     times: int = 1
-    #: Whether it is the first element that comes sooner.
+    #: True if the change makes the first element arrive earlier.
     first: bool = False
 
 
 def steps(number: Any, size: int = 700) -> Any:
-    """Take some milliseconds of one processor; random, so that TensorFlow leaves it in order."""
+    """Use some milliseconds of one core.
+
+    Random numbers keep TensorFlow from parallelizing the stage, because they are stateful.
+    """
     noise = tf.random.normal([size, size])
     return tf.cast(number, tf.float32) + 0 * tf.reduce_sum(tf.cumsum(noise, axis=1))
 
@@ -178,8 +181,8 @@ def transfer(directory: Path) -> Iterator[Case]:
 
 @contextlib.contextmanager
 def shuffle_buffer(directory: Path) -> Iterator[Case]:
-    made = tf.data.Dataset.range(ENDLESS).map(steps, num_parallel_calls=tf.data.AUTOTUNE)
-    yield Case("stage", made.shuffle(450), "shuffle(450)", made.shuffle(45), first=True)
+    mapped = tf.data.Dataset.range(ENDLESS).map(steps, num_parallel_calls=tf.data.AUTOTUNE)
+    yield Case("stage", mapped.shuffle(450), "shuffle(450)", mapped.shuffle(45), first=True)
 
 
 @contextlib.contextmanager
@@ -245,9 +248,9 @@ CASES = {
 
 
 def speed(dataset: Any, case: Case, step: Any, seconds: float) -> float:
-    """Return elements per second, or where that is the question one over the first one's time."""
-    seen = measure(dataset, seconds, step, warm_up=0.0 if case.first else 1.0)
-    return 1 / seen.first if case.first else seen.rate
+    """Return elements per second, or the inverse latency of the first element."""
+    measurement = measure(dataset, seconds, step, warm_up=0.0 if case.first else 1.0)
+    return 1 / measurement.first if case.first else measurement.rate
 
 
 def main() -> None:
@@ -257,8 +260,8 @@ def main() -> None:
     runs, seconds = (2, 6.0) if options.quick else (10, 8.0)
     devices = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
-    right, foretold, promised, alarms = 0, 0, 0, 0
-    asked = 0
+    right, accurate, predicted, alarms = 0, 0, 0, 0
+    total = 0
     for name, make in CASES.items():
         if options.only not in (None, name):
             continue
@@ -266,39 +269,41 @@ def main() -> None:
             tempfile.TemporaryDirectory(prefix="tfd-bench-") as directory,
             make(Path(directory)) as case,
         ):
-            found = []
+            answers = []
             for _ in range(runs):
-                found.append(tfd.explain(case.dataset, seconds, **case.options))
-            asked += runs
-            good = [f for f in found if f.kind == case.kind and case.stage in f.stage]
+                answers.append(tfd.explain(case.dataset, seconds, **case.options))
+            total += runs
+            good = [a for a in answers if a.kind == case.kind and case.stage in a.stage]
             right += len(good)
             if case.kind == "none":
                 alarms += runs - len(good)
-            kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(f.kind for f in found).items())
-            print(f"{name}: {kinds}; right {len(good)} of {runs}\n    {found[-1]}", flush=True)
-            gains = [f.expected_gain for f in good if f.expected_gain]
+            counts = Counter(answer.kind for answer in answers)
+            kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+            print(f"{name}: {kinds}; right {len(good)} of {runs}\n    {answers[-1]}", flush=True)
+            gains = [answer.expected_gain for answer in good if answer.expected_gain]
             if case.changed is None or not gains:
                 continue
             before, after = [], []
             for _ in range(1 if options.quick else 3):
                 before.append(speed(case.dataset, case, case.options.get("step"), seconds / 2))
                 after.append(speed(case.changed, case, None, seconds / 2) * case.times)
-            # What else goes on in the machine only ever takes away.
+            # Other load on the machine can only reduce the rates.
             gain = max(after) / max(before)
             near = sum(abs(each / gain - 1) <= 0.25 for each in gains)
-            promised += len(gains)
-            foretold += near
+            predicted += len(gains)
+            accurate += near
             print(
-                f"    gain measured {gain:.2f}, promised {min(gains):.2f} to {max(gains):.2f}: "
+                f"    gain measured {gain:.2f}, predicted {min(gains):.2f} to {max(gains):.2f}: "
                 f"{near} of {len(gains)} within a quarter",
                 flush=True,
             )
-    share = foretold / promised if promised else 1.0
-    print(f"false alarms where nothing was wrong: {alarms}")
+    share = accurate / predicted if predicted else 1.0
+    print(f"false alarms without a bottleneck: {alarms}")
     print(
-        f"explain_accuracy, gains: ratio {share:.3f} (A {foretold}, B {promised}, within a quarter)"
+        f"explain_accuracy, gains: ratio {share:.3f} "
+        f"(A {accurate}, B {predicted}, within a quarter)"
     )
-    print(f"explain_accuracy: ratio {right / asked:.3f} (A {right}, B {asked}, right causes)")
+    print(f"explain_accuracy: ratio {right / total:.3f} (A {right}, B {total}, right causes)")
     sys.stdout.flush()
     os._exit(0)
 

@@ -1,7 +1,6 @@
-"""Throughput of a stream whose limit is kept up to date, against the same without.
+"""Throughput of a stream with live analysis of its bottleneck, against the same without.
 
-One stream through a cluster goes on all the time; every two seconds the looking at it is turned on
-or off.
+One stream through a cluster runs throughout. Every 2 s the analysis is switched on or off.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def main() -> None:
             result = _pairs.measure(explained, bare, rounds)
             Consumers.look = look  # type: ignore[method-assign]
             print(stream.limit)
-    print(f"with live explanation against without: {result}")
+    print(f"with live analysis against without: {result}")
     _pairs.report("explain_cost", result, "batches/s, more is better")
 
 

@@ -1,7 +1,7 @@
-"""The page's main thread for an update of the grid of values: 2,000 of 100,000 rows changed.
+"""Time of the page's main thread for an update of the grid: 2,000 of 100,000 rows changed.
 
-A is an update with the rows that changed, B one with all of them, as it would be without patches;
-both sorted by a column that changes, in the widget that is shipped, with everything drawn.
+A is an update with the changed rows. B is an update with all rows, as without patches. In both, the
+grid is sorted by a column that changes. The time includes drawing, in the shipped widget.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WIDGET = ROOT / "tfd_notebook" / "ui" / "widgets" / "static" / "widget.js"
 PAGE = """
 <!doctype html><body data-jp-theme-light="true"><div id="here" style="width: 1000px"></div></body>
 """
-#: A model as anywidget has it, with a kernel behind it that tells of closures.
+#: A model of anywidget, with a simulated kernel that publishes closures.
 KERNEL = """
 async ([rows, changed]) => {
     const { default: widget } = await import('/widget.js');
@@ -99,8 +99,8 @@ def main() -> None:
         metrics.send("Performance.enable")
 
         def busy() -> float:
-            found = metrics.send("Performance.getMetrics")["metrics"]
-            return float(next(each["value"] for each in found if each["name"] == "TaskDuration"))
+            values = metrics.send("Performance.getMetrics")["metrics"]
+            return float(next(each["value"] for each in values if each["name"] == "TaskDuration"))
 
         def update(whole: bool) -> float:
             page.evaluate("whole => window.prepare(whole)", whole)

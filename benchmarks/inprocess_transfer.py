@@ -1,10 +1,14 @@
 """CPU per batch through an in-process cluster, against the bare pipeline and TensorFlow's defaults.
 
-One pipeline three ways: iterated as it is; through ``Cluster(launcher="inprocess")`` with the
-defaults chosen here (no compression, local transfer); and through a dispatcher and a worker of
-this process with the defaults of ``tf.data.experimental.service``. All of them do the same work
-in this process, so its CPU tells what the way itself costs. Photographs are augmented and
-batched, 6 MB a batch; noise stands in for them, because photographs do not compress either.
+The benchmark compares three cases:
+
+* the plain pipeline;
+* ``Cluster(launcher="inprocess")`` with its defaults, without compression and with local transfer;
+* a dispatcher and a worker of this process with the defaults of ``tf.data.experimental.service``.
+
+All of them do the same work in this process, so that the difference in CPU is the cost of the
+transfer. The pipeline augments and batches photographs, with 6 MB per batch. Noise replaces the
+photographs, because both are incompressible.
 """
 
 from __future__ import annotations
@@ -40,9 +44,9 @@ def pipeline() -> Any:
 
 
 def per_batch(dataset: Any, batches: int) -> Callable[[], float]:
-    """Return a measurement: milliseconds of CPU of this process for each batch consumed.
+    """Return a measurement: CPU of this process per consumed batch, in milliseconds.
 
-    What is fetched ahead in place of the batches consumed counts, so it waits for that.
+    It includes the prefetch that replaces the consumed batches, and therefore waits for its end.
     """
     iterator = iter(dataset)
 
@@ -56,7 +60,7 @@ def per_batch(dataset: Any, batches: int) -> Callable[[], float]:
 
 
 def at_rest() -> float:
-    """Wait until nothing works in this process; return the CPU time it has used."""
+    """Wait until this process is idle; return its CPU time."""
     used, deadline = time.process_time(), time.monotonic() + 5
     while time.monotonic() < deadline:
         time.sleep(0.05)
@@ -90,7 +94,7 @@ def main() -> None:
     unit = "ms of CPU per batch"
     _pairs.report("inprocess_transfer, against TensorFlow's defaults", against["defaults"], unit)
     _pairs.report("inprocess_transfer", against["pipeline"], unit)
-    # The iterators' threads would run into the end of the interpreter.
+    # The threads of the iterators would crash at the interpreter's exit.
     sys.stdout.flush()
     os._exit(0)
 

@@ -1,6 +1,6 @@
-"""`%load_ext tfd_notebook` beside `import ipywidgets`, each in a fresh IPython process.
+"""`%load_ext tfd_notebook` against `import ipywidgets`, each in a new IPython process.
 
-The time is that of the statement alone, inside a process in which IPython runs already.
+The time is that of the statement alone, in a process in which IPython already runs.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ print(took, *heavy)
 
 
 def seconds(statement: str) -> tuple[float, list[str]]:
-    # The import of TensorFlow that loading begins goes on in another process; without it the
-    # figures of the next round are not disturbed.
-    done = subprocess.run(
+    # Without TFD_PRELOAD=off, a background process would import TensorFlow and disturb the next
+    # round.
+    completed = subprocess.run(
         [sys.executable, "-c", ROUND.format(statement=statement)],
         env=dict(os.environ, TFD_PRELOAD="off"),
         capture_output=True,
@@ -36,7 +36,7 @@ def seconds(statement: str) -> tuple[float, list[str]]:
         check=True,
         timeout=60,
     )
-    took, *heavy = done.stdout.split()
+    took, *heavy = completed.stdout.split()
     return float(took), heavy
 
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     rounds = 5 if parser.parse_args().quick else 15
-    seconds(OURS), seconds(THEIRS)  # warm the file cache
+    seconds(OURS), seconds(THEIRS)  # fill the file cache
     pairs = []
     for _ in range(rounds):
         ours, heavy = seconds(OURS)

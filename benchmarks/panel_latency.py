@@ -1,8 +1,8 @@
-"""From a click in the panel's dashboard to its effect in the kernel, while the kernel is busy.
+"""Latency from a click in the panel's dashboard to its effect in a busy kernel.
 
-A is while a cell computes in Python, B while a cell sleeps; each in a kernel of its own, the first
-click included. What counts is the time from the browser's event to the moment at which the
-coordinator is paused or goes on, by the clock that both have.
+In A a cell computes in Python, in B a cell sleeps. Each has a separate kernel, and the first click
+counts, too. The latency is the time from the browser's event until the coordinator is paused or
+resumed, measured with the same clock.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ document.addEventListener('click', event => {
 
 
 def measure(lab: Any, name: str, clicks: int) -> list[float]:
-    """Return the milliseconds of so many clicks while a cell is busy in that way."""
+    """Return the latencies of `clicks` clicks while a cell runs ``BUSY[name]``, in ms."""
     seconds = 5 + clicks / 2
     notebook = lab.notebook(
         name, SETUP.replace("NAME", name), BUSY[name].replace("SECONDS", str(seconds))
@@ -63,7 +63,7 @@ def measure(lab: Any, name: str, clicks: int) -> list[float]:
     stepper = lab.page.locator(f".tfd-stepper[aria-label='steps of {name}']")
     stepper.wait_for()
     lab.page.evaluate("window.clicks.length = 0")
-    # Not to the front: the dashboard stays there.
+    # Do not activate the notebook, so that the dashboard stays in front.
     notebook.evaluate("w.content.activeCellIndex = 1; return null;")
     notebook.evaluate(
         "w.sessionContext.session.kernel.requestExecute({code: args[0]}); return null;",
@@ -71,8 +71,8 @@ def measure(lab: Any, name: str, clicks: int) -> list[float]:
     )
     lab.page.wait_for_timeout(500)
     for number in range(clicks):
-        words = ("Pause", "Resume")[number % 2]
-        stepper.get_by_role("button", name=words, exact=True).click()
+        label = ("Pause", "Resume")[number % 2]
+        stepper.get_by_role("button", name=label, exact=True).click()
         lab.page.wait_for_timeout(300)
     began = lab.page.evaluate("window.clicks")
     ended = [float(each) for each in notebook.execute("print(*effects)").split()]
@@ -95,15 +95,15 @@ def main() -> None:
         lab = Lab(page, address, notebooks, "latency", Path(home))
         lab.load()
         page.evaluate(CLICKS)
-        found = {name: measure(lab, name, clicks) for name in BUSY}
+        latencies = {name: measure(lab, name, clicks) for name in BUSY}
         lab.shut_down_kernels()
-    for name, times in found.items():
+    for name, times in latencies.items():
         last = sorted(times)[max(0, round(0.95 * len(times)) - 1)]
         print(
-            f"while a cell {name}: median {statistics.median(times):.0f} ms, 95 % within "
-            f"{last:.0f} ms, first {times[0]:.0f} ms"
+            f"while a cell {name}: p50 {statistics.median(times):.0f} ms, p95 {last:.0f} ms, "
+            f"first {times[0]:.0f} ms"
         )
-    result = _pairs.compare(found["computes"], found["sleeps"])
+    result = _pairs.compare(latencies["computes"], latencies["sleeps"])
     _pairs.report("panel_latency", result, "ms, while a cell computes and while one sleeps")
 
 

@@ -1,7 +1,7 @@
-"""CPU of the kernel for live views of 32 tasks and 100,000 values, against none.
+"""CPU of the kernel for live views of 32 tasks and 100,000 values, against no views.
 
-The same closures are scheduled, 200 a second, while somebody looks at everything ten times a second
-(A) and while nobody does (B); the messages are packed, signed and sent as Jupyter's kernel does.
+Both sides schedule 200 closures per second. In A a view receives ten updates per second. In B no
+view is open. The messages are packed, signed and sent as by the kernel of Jupyter.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def main() -> None:
         session = Session(send, everything=True)
         hub.join(session)
 
-        def used(looking: bool) -> float:
-            if looking:
+        def used(view: bool) -> float:
+            if view:
                 hub.receive(session, {"kind": "hello", "client": "page"})
                 hub.receive(session, {"kind": "want", "client": "page", "values": ["pushed"]})
-                time.sleep(1)  # the first message, which is all of it, is not what is measured
+                time.sleep(1)  # the first message has all rows, and does not count
             wall, cpu = time.perf_counter(), _training.cpu()
             while (left := wall + seconds - time.perf_counter()) > 0:
                 coordinator.schedule(_training.nothing)
@@ -63,7 +63,7 @@ def main() -> None:
         more = [a - b for a, b in zip(figures["ours"], figures["theirs"], strict=True)]
         more.sort()
         print(f"{sent[0]:,} messages, {sent[1]:,} bytes of columns; percent of a core: {result}")
-        print(f"looking costs {more[len(more) // 2]:.2f} percent of a core")
+        print(f"the views cost {more[len(more) // 2]:.2f} percent of a core")
         _pairs.report("push_cost", result, "percent of a core")
         hub.leave(session)
     _training.end()

@@ -1,10 +1,11 @@
 """Elements per second of a pipeline bound by Python, from two child workers and locally.
 
-Each element takes about 5 ms of pure Python in a ``tf.numpy_function``. A process runs one such
-function at a time, whatever ``num_parallel_calls`` says; two data workers are two processes.
+Each element takes about 5 ms of pure Python in a ``tf.numpy_function``. Because of the GIL, a
+process runs one such function at a time, independently of ``num_parallel_calls``. Two data workers
+are two processes.
 
-The elements travel in batches of 8, as elements that are cheap to send should: one at a time costs
-the consumer about a millisecond each, which is in the line before the last.
+The elements are sent in batches of 8, as recommended for small elements. Single elements cost the
+consumer about 1 ms each. The line before the last has this figure.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ UNIT = "elements/s, more is better"
 
 
 def steps_of(milliseconds: float) -> int:
-    """Return how many steps of `work` take that long here."""
+    """Return the number of steps of `work` that take this time on this machine."""
     steps = 100_000
     seconds = min(timeit.repeat(lambda: work(0, steps), number=1, repeat=10))
     return round(steps * milliseconds / 1e3 / seconds)
@@ -55,10 +56,10 @@ def pipeline(steps: int) -> Any:
 def per_second(
     dataset: Any, elements: int, processes: list[psutil.Process], batch: int
 ) -> Callable[[], float]:
-    """Return a measurement of the elements that arrive in a second, with empty buffers."""
+    """Return a measurement of elements per second, which starts with empty buffers."""
 
     def consume() -> float:
-        iterator = iter(dataset)  # a fresh one: what an old one has buffered would come for nothing
+        iterator = iter(dataset)  # a new iterator has no buffered elements
         for _ in range(64 // batch):
             next(iterator)
         began = time.perf_counter()
@@ -73,7 +74,7 @@ def per_second(
 
 
 def rest(processes: list[psutil.Process]) -> None:
-    """Wait until no one of `processes` works any more, so that the next way is alone."""
+    """Wait until all `processes` are idle, so that they do not disturb the next measurement."""
     used, deadline = 0.0, time.monotonic() + 10
     while time.monotonic() < deadline:
         times = [process.cpu_times() for process in processes]
@@ -90,7 +91,7 @@ def main() -> None:
     batches = single.batch(BATCH)
     with tfd.Cluster(data_workers=2) as cluster:
         processes = [psutil.Process(task.pid) for task in cluster.tasks] + [psutil.Process()]
-        ways = {
+        measurements = {
             f"{where}, {what}": per_second(read, elements, processes, size)
             for what, dataset, size in (("batches", batches, BATCH), ("single", single, 1))
             for where, read in (
@@ -98,7 +99,7 @@ def main() -> None:
                 ("local", dataset),
             )
         }
-        figures = _pairs.interleave(ways, rounds)
+        figures = _pairs.interleave(measurements, rounds)
     results = {
         what: _pairs.compare(figures[f"cluster, {what}"], figures[f"local, {what}"])
         for what in ("single", "batches")
@@ -107,7 +108,7 @@ def main() -> None:
         print(f"two data workers against a local pipeline with AUTOTUNE, {what}: {result}")
     _pairs.report("python_heavy (one at a time)", results["single"], UNIT)
     _pairs.report("python_heavy", results["batches"], UNIT)
-    # The local iterator's threads would run into the end of the interpreter.
+    # The threads of the local iterator would crash at the interpreter's exit.
     sys.stdout.flush()
     os._exit(0)
 

@@ -1,18 +1,17 @@
-"""What a consumer notices when a data worker is killed, beside bare TensorFlow.
+"""Interruption of a consumer when a data worker is killed, against plain TensorFlow.
 
 A thread reads as fast as it can while a worker is killed: one of two, or the only one. The figure
-is the longest time between two batches in the seconds after that. Ours restarts the worker by
-itself; beside it stand a ``DispatchServer`` and ``WorkerServer`` with a journal, in processes of
-their own, whose worker a script starts again on the same port the moment it is dead.
+is the longest time between two batches in the following seconds. A `Cluster` restarts the worker.
+The alternative is a ``DispatchServer`` and a ``WorkerServer`` with a journal, in separate
+processes. A script restarts this worker on the same port immediately after its death.
 
-Every kill meets a fresh epoch, because TensorFlow's client waits longer after each failure within
-one: "5 kills in one epoch" shows that. For the same reason the worker's back-off, which is for
-tasks that die again and again, is set back by ``cluster.restart`` between the kills, but not
-within "5 kills in one epoch".
+Every kill is in a new epoch, because TensorFlow's client increases its delay after each failure in
+an epoch. "5 kills in one epoch" shows this effect. ``cluster.restart`` resets the worker's backoff
+between the kills, except within "5 kills in one epoch". The backoff is for repeated failures.
 
-Then the elements that are missing at the end of a ``"distributed_epoch"`` in which one of two
-workers was killed, with the journal, and whether anybody said so. TensorFlow delivers each
-element at most once: what a worker has prepared or is preparing when it dies is in no journal.
+The second part counts the missing elements of a ``"distributed_epoch"`` in which one of two workers
+was killed, with the journal, and the reports of the loss. TensorFlow delivers each element at most
+once. The journal does not have the elements that a worker has prepared or is preparing.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ service = tf.data.experimental.service
 
 #: Seconds without a batch after which a consumer counts as hung.
 HANG = 60.0
-#: Seconds for which gaps are looked for after the worker is back.
+#: Seconds after the restart in which gaps count.
 AFTER = 2.0
 
 SERVER = """
@@ -67,7 +66,7 @@ sys.stdin.read()
 
 
 class Bare:
-    """TensorFlow's own servers, each in a process of its own."""
+    """TensorFlow's servers, each in a separate process."""
 
     def __init__(self, workers: int, stack: ExitStack) -> None:
         self._stack = stack
@@ -94,32 +93,32 @@ class Bare:
         return service.distribute(mode, f"grpc://{self._dispatcher}", compression=None)
 
     def kill(self, worker: int) -> None:
-        """Kill a worker and return when it is back."""
+        """Kill a worker and wait for its restart."""
         end(self._workers[worker])
         self._workers[worker] = self._start("worker", self._ports[worker], self._dispatcher)
 
     def settle(self) -> None:
-        """Nothing backs off here."""
+        """Do nothing, because the script has no backoff."""
 
-    def told(self) -> str:
+    def report(self) -> str:
         return ""
 
 
 class Ours:
-    """The same in a Cluster."""
+    """The same servers in a `Cluster`."""
 
     def __init__(self, workers: int, stack: ExitStack) -> None:
         self._cluster = stack.enter_context(
             tfd.Cluster(data_workers=workers, policy=tfd.Policy(restarts=1000), name="recovery")
         )
-        self._heard = 0.0
+        self._killed = 0.0
 
     def distribute(self, mode: str) -> Any:
         return self._cluster.distribute(mode)
 
     def kill(self, worker: int) -> None:
-        """Kill a worker and return when it is back."""
-        self._heard = time.time()
+        """Kill a worker and wait for its restart."""
+        self._killed = time.time()
         name = f"data_worker:{worker}"
         before = self._row(name).restarts
         self._cluster.kill(name)
@@ -129,14 +128,14 @@ class Ours:
             time.sleep(0.01)
 
     def settle(self) -> None:
-        """Have the next death of each worker count as its first."""
+        """Reset the backoff of every worker."""
         for task in self._cluster.tasks:
             if self._row(task.name).restarts:
                 self._cluster.restart(task.name)
 
-    def told(self) -> str:
-        """What was said of the loss since the last kill."""
-        notices = (e for e in self._cluster.snapshot().events if e.time >= self._heard)
+    def report(self) -> str:
+        """Return the kind of report about the loss since the last kill, or an empty string."""
+        notices = (e for e in self._cluster.snapshot().events if e.time >= self._killed)
         return "notice" if any("is lost" in str(notice) for notice in notices) else ""
 
     def _row(self, task: str) -> Any:
@@ -144,7 +143,7 @@ class Ours:
 
 
 class Reader:
-    """A thread that reads an endless dataset and notes when each batch came."""
+    """A thread that reads an endless dataset and records the time of each batch."""
 
     def __init__(self, dataset: Any) -> None:
         self.times: list[float] = []
@@ -160,13 +159,13 @@ class Reader:
                 return
 
     def gap_after(self, kill: Callable[[], None]) -> float:
-        """Kill somebody; return the longest time between batches from then on."""
+        """Kill a worker; return the longest time between batches from then on."""
         before = len(self.times) - 1
         kill()
-        back = time.monotonic()
+        restarted = time.monotonic()
         time.sleep(AFTER)
-        # The last gap counts to its end.
-        if not wait(lambda: self.times[-1] > back + AFTER):
+        # Wait for the end of the last gap.
+        if not wait(lambda: self.times[-1] > restarted + AFTER):
             return float("inf")
         times = self.times[before:]
         return max(later - sooner for sooner, later in itertools.pairwise(times))
@@ -197,31 +196,31 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def gaps(side: Ours | Bare, kills: int = 1) -> list[float]:
-    """Kill a worker so many times in one epoch; return the longest gap after each kill."""
+    """Kill a worker `kills` times in one epoch; return the longest gap after each kill."""
     reader = Reader(
         tf.data.Dataset.range(10**9).batch(100).apply(side.distribute("parallel_epochs"))
     )
-    found = [reader.gap_after(lambda: side.kill(0)) for _ in range(kills)]
+    seconds = [reader.gap_after(lambda: side.kill(0)) for _ in range(kills)]
     reader.close()
     side.settle()
-    return found
+    return seconds
 
 
-def row(name: str, found: list[float]) -> None:
+def row(name: str, seconds: list[float]) -> None:
     print(
-        f"{name:45} median {statistics.median(found):6.2f} s, worst {max(found):6.2f} s, "
-        f"{found.count(float('inf'))} of {len(found)} hung",
+        f"{name:45} median {statistics.median(seconds):6.2f} s, worst {max(seconds):6.2f} s, "
+        f"{seconds.count(float('inf'))} of {len(seconds)} hung",
         flush=True,
     )
 
 
 def busy(element: Any) -> Any:
-    """Take some milliseconds."""
+    """Compute for some milliseconds."""
     noise = tf.random.normal([400, 400])
     return element + tf.cast(0 * tf.reduce_sum(noise @ noise), tf.int64)
 
 
-#: How many elements an epoch has, and what its workers do with them.
+#: Number of elements of an epoch, and its pipeline.
 EPOCHS: dict[str, tuple[int, Callable[[Any], Any]]] = {
     "single elements": (6_000, lambda numbers: numbers.map(lambda number: number)),
     "batches of 10": (20_000, lambda numbers: numbers.batch(10)),
@@ -231,27 +230,28 @@ EPOCHS: dict[str, tuple[int, Callable[[Any], Any]]] = {
 
 
 def loss(side: Ours | Bare, epoch: str) -> tuple[int, int, str]:
-    """Kill one of two workers in an epoch; return what was lost, what came twice, who said so."""
+    """Kill one of two workers in an epoch; return losses, duplicates, and the reports."""
     count, prepare = EPOCHS[epoch]
     dataset = prepare(tf.data.Dataset.range(count)).apply(side.distribute("distributed_epoch"))
-    seen: Counter[int] = Counter()
-    told = []
+    delivered: Counter[int] = Counter()
+    reports = []
 
     def read() -> None:
         try:
             for batch in dataset:
-                seen.update(batch.numpy().ravel().tolist())
+                delivered.update(batch.numpy().ravel().tolist())
         except (tf.errors.OpError, tfd.errors.TfdError) as error:
-            told.append(type(error).__name__)
+            reports.append(type(error).__name__)
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    wait(lambda: len(seen) > count // 3)
+    wait(lambda: len(delivered) > count // 3)
     side.kill(0)
     thread.join(HANG)
-    told.append("hung" if thread.is_alive() else side.told())
+    reports.append("hung" if thread.is_alive() else side.report())
     side.settle()
-    return count - len(seen), seen.total() - len(seen), " and ".join(filter(None, told))
+    lost, duplicates = count - len(delivered), delivered.total() - len(delivered)
+    return lost, duplicates, " and ".join(filter(None, reports))
 
 
 def main() -> None:
@@ -266,18 +266,18 @@ def main() -> None:
                 warm_up=0,
             )
             row(f"{name}, ours", figures["ours"])
-            row(f"{name}, bare TensorFlow", figures["bare"])
+            row(f"{name}, plain TensorFlow", figures["bare"])
             row(f"{name}, ours, 5 kills in one epoch", gaps(ours, 5))
             compared[name] = _pairs.compare(figures["ours"], figures["bare"])
             if workers == 1:
                 continue
             for epoch, side in itertools.product(EPOCHS, (ours, bare)):
-                whose = "ours" if side is ours else "bare TensorFlow"
-                found = [loss(side, epoch) for _ in range(2 if quick else 5)]
-                lost, twice, told = zip(*found, strict=True)
+                label = "ours" if side is ours else "plain TensorFlow"
+                losses = [loss(side, epoch) for _ in range(2 if quick else 5)]
+                lost, duplicates, reports = zip(*losses, strict=True)
                 print(
-                    f"{epoch}, {whose}: {list(lost)} of {EPOCHS[epoch][0]} lost, "
-                    f"{list(twice)} twice, told by {list(told)}",
+                    f"{epoch}, {label}: {list(lost)} of {EPOCHS[epoch][0]} lost, "
+                    f"{list(duplicates)} duplicated, reported by {list(reports)}",
                     flush=True,
                 )
     _pairs.report("recovery (one of two)", compared["one of two"], "seconds, longest gap")

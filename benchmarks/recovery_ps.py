@@ -1,7 +1,7 @@
-"""A parameter server killed to the first closure done after recovery, against starting anew.
+"""Time from the death of a parameter server to the first closure after the recovery.
 
-Ours: ``cluster.recover``. By hand: a new cluster, strategy, coordinator and model, as one has to
-without it; imports are done before in both.
+A is ``cluster.recover``. B is a new cluster, strategy, coordinator and model, as required without
+it. Both start after all imports.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""How long does a look at 1,000 tasks take, some of which are gone or silent?
+"""Time to probe 1,000 tasks, of which some refuse connections or do not answer.
 
-Three real servers listen at all of 127.0.0.0/8, so that each has hundreds of addresses. Of 1,000
-tasks 850 are such, at 50 nothing listens, and 100 accept connections and never answer. A: one look
-of `tfd.resolve`, every task told right. B: the same tasks asked by 32 threads, which wait for those
-that are silent in turns, as `Resolver.check` does. In seconds; less than 5 is promised.
+Three TensorFlow servers listen on all of 127.0.0.0/8, so that each has hundreds of addresses. Of
+1,000 tasks, 850 are such servers, 50 refuse connections, and 100 accept connections but never
+answer. A is one probe of `tfd.resolve`, with the right state of every task. B is the probe of
+`Resolver.check`, with 32 threads, which wait for the silent tasks one after another. In seconds; A
+is limited to 5 s.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ print("up", flush=True)
 sys.stdin.read()
 """
 
-#: Takes every connection, as long as its other end keeps it, and never says a word.
-MUTE = """
+#: Accepts every connection until the client closes it, and sends nothing.
+SILENT_SERVER = """
 import asyncio
 
 async def take(reader, writer):
@@ -55,9 +56,11 @@ asyncio.run(main())
 
 
 @contextmanager
-def mute() -> Iterator[int]:
-    """Have a server that never answers, in a process of its own; yields its port."""
-    process = subprocess.Popen([sys.executable, "-c", MUTE], stdout=subprocess.PIPE, text=True)
+def silent_server() -> Iterator[int]:
+    """Run a server that never answers in a separate process; yield its port."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SILENT_SERVER], stdout=subprocess.PIPE, text=True
+    )
     try:
         if not process.stdout or not (port := process.stdout.readline()):
             sys.exit("the silent server did not start")
@@ -69,12 +72,12 @@ def mute() -> Iterator[int]:
 
 @contextmanager
 def servers() -> Iterator[list[int]]:
-    """Have real servers in processes of their own; yields their ports."""
+    """Run TensorFlow servers in separate processes; yield their ports."""
     with ExitStack() as stack:
-        held = [stack.enter_context(socket.socket()) for _ in range(SERVERS)]
-        for one in held:
-            one.bind(("", 0))
-        ports = [one.getsockname()[1] for one in held]
+        sockets = [stack.enter_context(socket.socket()) for _ in range(SERVERS)]
+        for reserved in sockets:
+            reserved.bind(("", 0))
+        ports = [reserved.getsockname()[1] for reserved in sockets]
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", SERVER, str(port)],
@@ -92,59 +95,63 @@ def servers() -> Iterator[list[int]]:
         yield ports
     finally:
         for process in processes:
-            # A server cannot be stopped, only ended.
+            # TensorFlow's Server has no method to stop it.
             process.kill()
             process.communicate()
 
 
 def addresses(ports: list[int], silent: int, refused: int) -> list[str]:
-    """Return the addresses of all tasks, those that answer and those that do not mixed."""
-    found = []
+    """Return the addresses of all tasks, in which responding and other tasks alternate."""
+    addresses = []
     for number in range(TASKS):
         port = ports[number % len(ports)]
         if number % 10 == 3:
             port = silent
         elif number % 20 == 7:
             port = refused
-        found.append(f"127.1.{number // 250}.{number % 250 + 1}:{port}")
-    return found
+        addresses.append(f"127.1.{number // 250}.{number % 250 + 1}:{port}")
+    return addresses
 
 
-def looked(found: tfd.Resolution) -> float:
-    """Return the seconds of one look, in which every task is told right."""
+def resolution_seconds(resolution: tfd.Resolution) -> float:
+    """Return the seconds of one probe by a `Resolution`, after a check of its counts."""
     began = time.perf_counter()
-    counts = found.look().counts
+    counts = resolution.look().counts
     seconds = time.perf_counter() - began
-    # Each server takes itself for worker:0, and all are asked as many.
+    # Each server reports worker:0, so that most of its addresses are a mismatch.
     answered = counts.get("alive", 0) + counts.get("mismatch", 0)
     if (answered, counts.get("refused"), counts.get("hung")) != (
         TASKS - REFUSED - SILENT,
         REFUSED,
         SILENT,
     ):
-        sys.exit(f"told wrong: {counts}")
+        sys.exit(f"wrong counts: {counts}")
     return seconds
 
 
-def asked(at: list[str]) -> float:
-    """Return the seconds of asking each, 32 at a time."""
+def probe_seconds(addresses: list[str]) -> float:
+    """Return the seconds for probing all addresses, 32 at a time."""
     began = time.perf_counter()
-    probe_many(at)
+    probe_many(addresses)
     return time.perf_counter() - began
 
 
 def main() -> None:
     options = _pairs.arguments(__doc__)
     rounds = 3 if options.quick else 15
-    with servers() as ports, mute() as silent, socket.socket() as refused:
+    with servers() as ports, silent_server() as silent, socket.socket() as refused:
         refused.bind(("", 0))  # and never listens
-        at = addresses(ports, silent, refused.getsockname()[1])
-        found = tfd.resolve({"worker": at})
+        tasks = addresses(ports, silent, refused.getsockname()[1])
+        resolution = tfd.resolve({"worker": tasks})
         figures = _pairs.interleave(
-            {"ours": lambda: looked(found), "theirs": lambda: asked(at)}, rounds
+            {
+                "ours": lambda: resolution_seconds(resolution),
+                "theirs": lambda: probe_seconds(tasks),
+            },
+            rounds,
         )
     worst = max(figures["ours"])
-    print(f"{TASKS:,} tasks, {REFUSED} gone and {SILENT} silent: {worst:.2f} s at worst")
+    print(f"{TASKS:,} tasks, {REFUSED} refused and {SILENT} silent: {worst:.2f} s at worst")
     if worst > LIMIT:
         sys.exit(f"{worst:.2f} s is more than {LIMIT:g} s")
     result = _pairs.compare(figures["ours"], figures["theirs"])

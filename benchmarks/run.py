@@ -1,4 +1,4 @@
-"""Run every benchmark and write their last lines to ``results.md`` beside this file."""
+"""Run every benchmark and write the results to ``results.md`` in this directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 HERE = Path(__file__).parent
-#: What makes network namespaces.
+#: Benchmarks that create network namespaces.
 ONLY_ROOT = ("tunnel_cost",)
 RESULT = re.compile(r"(?P<name>[^:]+): ratio (?P<ratio>\S+) \((?P<figures>.+)\)")
 
@@ -26,16 +26,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scripts = {p.stem: p for p in sorted(HERE.glob("[a-z]*.py")) if p != Path(__file__)}
     unknown = set(options.names) - set(scripts)
     if unknown:
-        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(scripts)}")
+        parser.error(f"no benchmark {', '.join(unknown)}: use {', '.join(scripts)}")
 
     rows, failed = [], []
-    may = [name for name in scripts if name not in ONLY_ROOT or not os.geteuid()]
-    for name in options.names or may:
+    allowed = [name for name in scripts if name not in ONLY_ROOT or not os.geteuid()]
+    for name in options.names or allowed:
         print(f"\n=== {name}", flush=True)
         lines = run(scripts[name], ["--quick"] if options.quick else [])
-        found = [match for line in lines if (match := RESULT.fullmatch(line))]
-        rows += [f"| {m['name']} | {m['ratio']} | {m['figures']} |" for m in found]
-        if not found:
+        matches = [match for line in lines if (match := RESULT.fullmatch(line))]
+        rows += [f"| {m['name']} | {m['ratio']} | {m['figures']} |" for m in matches]
+        if not matches:
             failed.append(name)
     if not (options.quick or options.names or failed):
         (HERE / "results.md").write_text(report(rows))
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(script: Path, options: list[str]) -> list[str]:
-    """Run `script`, show what it prints, and return that by lines; nothing if it fails."""
+    """Run `script`, show its output, and return the lines; an empty list if it fails."""
     lines = []
     with subprocess.Popen(
         [sys.executable, str(script), *options],

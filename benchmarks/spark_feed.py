@@ -1,12 +1,12 @@
-"""Rows per second from an RDD into TensorFlow: TensorFlowOnSpark 2.2.5 and ours.
+"""Rows per second from an RDD into TensorFlow, against TensorFlowOnSpark 2.2.5.
 
-Each side has a Spark of its own with two executors, in which the same rows lie ready, all distinct,
-and two nodes whose function puts every batch through a ``tf.function``. Both are fed by
-``cluster.train``. TensorFlowOnSpark's function makes a tensor of what ``next_batch`` returns; ours
-iterates over ``as_dataset``.
+Each side has its own Spark with two executors, which cache the same distinct rows. On two nodes, a
+function passes every batch to a ``tf.function``. ``cluster.train`` feeds both sides. The function
+for TensorFlowOnSpark converts the result of ``next_batch`` to a tensor. The function for
+tfd-notebook iterates over ``as_dataset``.
 
-The other figure is our share of what Spark alone brings from its Java into Python, where the rows
-are dropped.
+The second figure is the rate as a share of Spark's own rate. For that rate, Spark sends the rows
+from Java to Python, where they are discarded.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from _sides import Side
 
 UNIT = "rows/s, more is better"
 PARTITIONS = 4
-#: For each kind of rows: how many for us, how many for TensorFlowOnSpark, how many in a batch. Each
-#: side gets what takes it some seconds.
+#: For each kind of rows: number of rows for tfd-notebook and for TensorFlowOnSpark, and batch size.
+#: Each side gets rows for some seconds.
 KINDS = {
     "10 floats": (1_500_000, 10_000, 1024),
     "28x28 bytes": (200_000, 12_000, 256),
@@ -98,27 +98,27 @@ def answer(side: _onspark.Child, kind: str, quick: bool) -> None:
     cluster = data = None
     count = 0
     for line in sys.stdin:
-        asked, _, what = line.strip().partition(" ")
-        if asked == "open":
-            ours, theirs, batch_size = KINDS[what]
+        command, _, rows_kind = line.strip().partition(" ")
+        if command == "open":
+            ours, theirs, batch_size = KINDS[rows_kind]
             count = (theirs if kind == "theirs" else ours) // (QUICK if quick else 1)
-            # By Spark's own numbers, not by Python's.
+            # Spark creates the numbers in Java, without a transfer from Python.
             data = sc.range(0, count, 1, PARTITIONS)
-            data = data.mapPartitionsWithIndex(functools.partial(rows, what)).cache()
+            data = data.mapPartitionsWithIndex(functools.partial(rows, rows_kind)).cache()
             data.count()
             arguments = argparse.Namespace(batch_size=batch_size)
             mode = side.TFCluster.InputMode.SPARK
             cluster = side.TFCluster.run(sc, consume, arguments, 2, 0, False, mode)
         began = time.perf_counter()
-        if asked == "feed":
+        if command == "feed":
             cluster.train(data, 1)
-        elif asked == "floor":
+        elif command == "floor":
             data.foreachPartition(drop)
         seconds = time.perf_counter() - began
-        if asked == "close":
+        if command == "close":
             cluster.shutdown()
             data.unpersist(blocking=True)
-        print(count / seconds if asked in ("feed", "floor") else 0.0, file=side.answers)
+        print(count / seconds if command in ("feed", "floor") else 0.0, file=side.answers)
 
 
 def main() -> None:

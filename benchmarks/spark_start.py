@@ -1,12 +1,11 @@
-"""From ``TFCluster.run`` to the first batch: TensorFlowOnSpark 2.2.5 and ours.
+"""Time from ``TFCluster.run`` to the first batch, against TensorFlowOnSpark 2.2.5.
 
-Each figure comes from a fresh Spark with two executors, whose Python workers have run; its start is
-in none of them. The clock stops when the first of two nodes has put a batch of fed rows through
-TensorFlow.
+Each figure comes from a new Spark with two executors, whose Python workers have already run. The
+start of Spark does not count. The measurement ends when the first of two nodes has passed a batch
+of fed rows to TensorFlow.
 
-The Spark is one of `tfd.spark.session`, whose executors begin at once to import TensorFlow in the
-background; the other figure is for a Spark that somebody else has made, where nobody has imported
-it.
+The first figure is for `tfd.spark.session`, whose executors import TensorFlow in the background
+after their start. The second figure is for an external Spark without this import.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ LIMIT = 300.0
 
 
 def first_batch(args: Any, ctx: Any) -> None:
-    """Note when the first batch has been computed with, and take all others."""
+    """Record the time of the first computed batch, and consume all others."""
     import time
     from pathlib import Path
 
@@ -55,7 +54,7 @@ def first_batch(args: Any, ctx: Any) -> None:
 
 
 def answer(side: _onspark.Child, kind: str) -> None:
-    """Start a cluster whenever that is asked for."""
+    """Start a cluster for each request."""
     sc = side.session.sparkContext
     data = sc.parallelize([[float(n)] * 10 for n in range(1024)], 4).cache()
     data.count()
@@ -63,18 +62,18 @@ def answer(side: _onspark.Child, kind: str) -> None:
     for line in sys.stdin:
         if line.strip() != "start":
             continue
-        with tempfile.TemporaryDirectory() as seen:
-            arguments = argparse.Namespace(directory=seen, ours=kind != "theirs")
+        with tempfile.TemporaryDirectory() as directory:
+            arguments = argparse.Namespace(directory=directory, ours=kind != "theirs")
             mode = side.TFCluster.InputMode.SPARK
             began = time.time()
             cluster = side.TFCluster.run(sc, first_batch, arguments, 2, 0, False, mode)
             feeding = threading.Thread(target=cluster.train, args=(data, 1))
             feeding.start()
-            while not (found := list(Path(seen).iterdir())) or not found[0].read_text():
+            while not (files := list(Path(directory).iterdir())) or not files[0].read_text():
                 if time.time() - began > LIMIT:
                     sys.exit(f"no batch within {LIMIT:g} s")
                 time.sleep(0.01)
-            seconds = min(float(path.read_text()) for path in found) - began
+            seconds = min(float(path.read_text()) for path in files) - began
             feeding.join()
             cluster.shutdown()
         print(seconds, file=side.answers)

@@ -1,15 +1,16 @@
-"""A dispatcher and 16 data workers ready (probed), against one ``import tensorflow``.
+"""Start of a dispatcher and 16 data workers until they answer, against ``import tensorflow``.
 
-Each figure comes from a fresh process; the start of Python itself is in none of them.
+Each figure comes from a new process. The start of Python does not count.
 
 warm
-    ``tfd.Cluster(data_workers=16)`` when the import of TensorFlow that ``%load_ext`` begins in
-    the background is done, as in a notebook whose user has read a few lines.
+    ``tfd.Cluster(data_workers=16)`` after ``%load_ext`` has imported TensorFlow in the background,
+    as in most notebooks.
 cold
-    ``import tfd_notebook`` and the same call: the agent, its fork server and its import included.
+    ``import tfd_notebook`` and the same call, including the start and import of agent and fork
+    server.
 memory
-    Proportional set size (PSS) for each data worker, with its share of the agent and the fork
-    server, against a process that has imported TensorFlow and done nothing.
+    Proportional set size (PSS) of each data worker, with its share of agent and fork server,
+    against an idle process that has imported TensorFlow.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ import tfd_notebook
 from tfd_notebook.launchers import local
 from tfd_notebook.model.spec import ClusterConfig
 assert local.preload()
-# To connect is to wait until the import is done.
+# The connection is ready after the import.
 (node,) = local.Local().connect(ClusterConfig(name="waits"), lambda event: None)
 node.close()
 """
@@ -69,9 +70,9 @@ with tfd.Cluster(data_workers={WORKERS}) as cluster:
 
 
 def fresh(*parts: str) -> dict[str, Any]:
-    """Run the parts as one program in a fresh process; return what it prints."""
+    """Run the parts as one program in a new process; return the printed figures."""
     with tempfile.TemporaryDirectory(prefix="tfd-") as directory:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", "\n".join((COMMON, *parts))],
             env=dict(
                 os.environ,
@@ -84,20 +85,20 @@ def fresh(*parts: str) -> dict[str, Any]:
             text=True,
             timeout=300,
         )
-    if done.returncode:
-        sys.exit(done.stderr)
-    figures: dict[str, Any] = json.loads(done.stdout)
+    if completed.returncode:
+        sys.exit(completed.stderr)
+    figures: dict[str, Any] = json.loads(completed.stdout)
     return figures
 
 
 def main() -> None:
     rounds = 2 if _pairs.arguments(__doc__).quick else 5
-    seen: list[dict[str, Any]] = []
+    starts: list[dict[str, Any]] = []
     bare: list[float] = []
 
     def start(*before: str) -> float:
-        seen.append(fresh(*before, START))
-        return float(seen[-1]["seconds"])
+        starts.append(fresh(*before, START))
+        return float(starts[-1]["seconds"])
 
     def import_tensorflow() -> float:
         figures = fresh(IMPORT)
@@ -113,12 +114,12 @@ def main() -> None:
         rounds,
     )
     for name in ("workers", "agent", "fork server"):
-        print(f"PSS of the {name}: {statistics.median(s[name] for s in seen):.1f} MB")
-    each = [(s["workers"] + s["agent"] + s["fork server"]) / WORKERS for s in seen]
+        print(f"PSS of the {name}: {statistics.median(s[name] for s in starts):.1f} MB")
+    each = [(s["workers"] + s["agent"] + s["fork server"]) / WORKERS for s in starts]
     memory = _pairs.compare(each, [statistics.median(bare)] * len(each))
-    warm, cold = (_pairs.compare(figures[way], figures["import"]) for way in ("warm", "cold"))
-    for way, result in (("memory", memory), ("warm", warm), ("cold", cold)):
-        print(f"{way}: {result}")
+    warm, cold = (_pairs.compare(figures[name], figures["import"]) for name in ("warm", "cold"))
+    for name, result in (("memory", memory), ("warm", warm), ("cold", cold)):
+        print(f"{name}: {result}")
     _pairs.report("start_cluster (PSS per data worker)", memory, "MB")
     _pairs.report("start_cluster (cold)", cold, "seconds")
     _pairs.report("start_cluster", warm, "seconds after the background import")

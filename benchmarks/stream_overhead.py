@@ -1,13 +1,14 @@
-"""CPU that a consumer pays per batch for being watched, against a bare loop over the same data.
+"""CPU per batch of an observed consumer, against a plain loop over the same data.
 
-Three ways against ``for batch in dataset``: the same loop over the watched dataset, a `Stream`
-that only drains, and a `Stream` that the main thread reads. Batches of 64 bytes show what each
-costs by itself, batches of 5 MB what it means. With gRPC the servers are other processes and the
-figure is the CPU of this one, all of TensorFlow's threads included; with local transfer the
-workers live here, and their CPU is in both figures. A second bare loop shows how far two equal
-things differ on this machine.
+Three consumers are compared to ``for batch in dataset``: the same loop over the observed dataset, a
+`Stream` that discards its elements, and a `Stream` that the main thread reads. Batches of 64 bytes
+show the absolute cost, batches of 5 MB its share.
 
-The last line has the worst of the three ways: it is the claim.
+With gRPC, the servers are separate processes. The figure is the CPU of this process with all
+threads of TensorFlow. With local transfer, the workers are in this process, and their CPU is in
+both figures. A second plain loop shows the noise of the machine.
+
+The last line has the worst of the three consumers, which is the claim.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from tfd_notebook.data.consume.stream import Stream
 
 service = tf.data.experimental.service
 
-#: Without these, glibc gives the memory of large batches back to the kernel at times of its own
-#: choice, and two bare loops over 5 MB batches differ by 20 %.
+#: Without these, glibc returns the memory of large batches to the system at irregular times, and
+#: two plain loops over 5 MB batches differ by 20 %.
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": "1000000000",
     "MALLOC_TRIM_THRESHOLD_": "4000000000",
@@ -81,9 +82,9 @@ def in_another_process() -> Iterator[str]:
 
 
 def cpu_per_batch(consume: Callable[[], int]) -> float:
-    """Microseconds of CPU of the whole process for each of the batches that `consume` returns.
+    """Return the CPU of the process per batch that `consume` reads, in microseconds.
 
-    The batches that TensorFlow fetches ahead afterwards, in place of those consumed, count.
+    It includes the prefetch that replaces the consumed batches.
     """
     began = settled()
     batches = consume()
@@ -91,7 +92,7 @@ def cpu_per_batch(consume: Callable[[], int]) -> float:
 
 
 def settled() -> float:
-    """Wait until this process rests; return the CPU time it has used."""
+    """Wait until this process is idle; return its CPU time."""
     used, quiet, deadline = time.process_time(), 0, time.monotonic() + 5
     while quiet < 3 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -114,7 +115,7 @@ def drain(stream: Stream, batches: int) -> int:
     return stream.elements - before
 
 
-def ways(dataset: Any, batches: int, stack: ExitStack) -> dict[str, Callable[[], float]]:
+def measurements(dataset: Any, batches: int, stack: ExitStack) -> dict[str, Callable[[], float]]:
     consumers = Consumers()
     bare, control = iter(dataset), iter(dataset)
     watched = iter(watch(dataset, consumers))
@@ -149,12 +150,12 @@ def main() -> None:
                         data_transfer_protocol=transfer,
                     )
                 )
-                figures = _pairs.interleave(ways(dataset, batches, stack), rounds)
+                figures = _pairs.interleave(measurements(dataset, batches, stack), rounds)
             theirs = figures.pop("bare loop")
-            for way, ours in figures.items():
+            for name, ours in figures.items():
                 result = _pairs.compare(ours, theirs)
-                print(f"{transfer:5} {size} {way:15} {result}", flush=True)
-                if way != "bare loop again" and (worst is None or result.ratio > worst.ratio):
+                print(f"{transfer:5} {size} {name:15} {result}", flush=True)
+                if name != "bare loop again" and (worst is None or result.ratio > worst.ratio):
                     worst = result
     assert worst is not None
     _pairs.report("stream_overhead", worst, "microseconds of CPU per batch")

@@ -1,10 +1,10 @@
-"""CPU and speed of a data service's bytes through encrypted tunnels, against open connections.
+"""CPU and speed of a data service through encrypted tunnels, against open connections.
 
-One data worker on another host sends noise, 1 MB an element and not compressed, to this process:
-through ssh (``secure=True``), through stunnel (``"tls"``), and as it is (``False``). The hosts are
-network namespaces of this machine with an sshd each, so that the line itself costs nothing. CPU is
-that of all sides together: this process, those of the tunnels, and the tasks. Between two hosts of
-which none is this one ssh's tunnels pass through here, and cost twice as much.
+One data worker on another host sends noise to this process, 1 MB per element, without compression.
+The connection uses ssh (``secure=True``), stunnel (``"tls"``), or no encryption (``False``). The
+hosts are network namespaces of this machine with one sshd each, so that the network has no cost.
+The CPU is the sum of this process, the tunnels and the tasks. Tunnels of ssh between two remote
+hosts pass through this host, and cost twice as much.
 
 Needs root, ``ip``, ``nft``, ``sshd`` and ``stunnel``.
 """
@@ -31,19 +31,19 @@ from tests.hosts._hosts import Hosts
 from tests.hosts._sshd import Sshds
 
 BYTES = 1_000_000
-#: Elements that a reader has asked for and not read: no more come while others have their turn.
+#: Outstanding requests of a reader. They limit its transfer while other readers are measured.
 WAITING = 16
-#: What ``secure=`` is for each.
-WAYS = {"ssh": True, "stunnel": "tls", "open": False}
+#: The argument ``secure=`` by connection.
+CONNECTIONS = {"ssh": True, "stunnel": "tls", "open": False}
 
 
 class Reader:
-    """Reads a cluster's noise, and counts what that costs.
+    """Measurement that reads the noise of a cluster.
 
     Attributes
     ----------
     speeds : list of float
-        MB/s of each round so far, the one that does not count included.
+        MB/s of each round, including the warm-up round.
     """
 
     def __init__(self, cluster: tfd.Cluster, elements: int, hosts: Hosts) -> None:
@@ -59,7 +59,7 @@ class Reader:
         self.speeds: list[float] = []
 
     def __call__(self) -> float:
-        """Return the seconds of CPU for each GB."""
+        """Return the seconds of CPU per GB."""
         for _ in range(WAITING):
             next(self._iterator)
         used, began = spent(self._hosts), time.perf_counter()
@@ -71,11 +71,11 @@ class Reader:
 
 
 def spent(hosts: Hosts) -> float:
-    """Return the CPU time of this process, its children, and everything on the hosts."""
-    mine = psutil.Process()
-    there = (psutil.Process(pid) for host in hosts for pid in host.pids())
+    """Return the CPU time of this process, its children, and all processes of the hosts."""
+    own = psutil.Process()
+    remote = (psutil.Process(pid) for host in hosts for pid in host.pids())
     total = 0.0
-    for process in (mine, *mine.children(), *there):
+    for process in (own, *own.children(), *remote):
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
             total += times.user + times.system
@@ -86,7 +86,7 @@ def main() -> None:
     quick = _pairs.arguments(__doc__).quick
     rounds, elements = (5, 100) if quick else (15, 500)
     if os.geteuid():
-        sys.exit("tunnel_cost makes network namespaces, which only root may")
+        sys.exit("tunnel_cost needs root to create network namespaces")
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(Hosts())
         hosts.full_speed()
@@ -94,7 +94,7 @@ def main() -> None:
         sshd = stack.enter_context(Sshds(hosts, directory))
         place = {"dispatcher": sshd.label("north"), "data_worker": sshd.label("east")}
         readers = {}
-        for name, secure in WAYS.items():
+        for name, secure in CONNECTIONS.items():
             launcher = sshd.launcher("north", "east", place=place, secure=secure)
             cluster = tfd.Cluster(data_workers=1, name=name, launcher=launcher)
             stack.enter_context(cluster)
@@ -109,7 +109,7 @@ def main() -> None:
             _pairs.report(f"tunnel_cost, {name}", cpu, "seconds of CPU per GB")
         sys.stdout.flush()
         stack.close()
-    # The iterators' threads would run into the end of the interpreter.
+    # The threads of the iterators would crash at the interpreter's exit.
     os._exit(0)
 
 

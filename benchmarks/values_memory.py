@@ -1,6 +1,6 @@
-"""Bytes that a coordinator keeps for each closure that has ended, at 100,000 of them.
+"""Memory of a coordinator per ended closure, in bytes, for 100,000 closures.
 
-The RemoteValues themselves are dropped, as users drop them: what is left is the store.
+The RemoteValues are discarded, as in most programs, so that only the store is left.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def main() -> None:
     count = 5_000 if _pairs.arguments(__doc__).quick else 100_000
     with tfd.Cluster(workers=2, ps=1, name="memory") as cluster:
         ours = cluster.coordinator()
-        _training.run(ours, _training.nothing, 3_000)  # what is made once
+        _training.run(ours, _training.nothing, 3_000)  # allocate one-time memory first
         gc.collect()
         process, per_value = psutil.Process(), []
         before, known = process.memory_full_info().uss, len(ours.values)

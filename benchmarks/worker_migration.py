@@ -1,8 +1,9 @@
-"""A worker killed to its closure done elsewhere: ours, and TensorFlow's coordinator alone.
+"""Time from the death of a worker until its closure is done on another worker.
 
-A process can only use one cluster at a time, so each side is a process with a cluster of its own,
-whose agent restarts what was killed; they take turns. The closure counts for about half a second,
-so that it is on its worker when that is killed; what it takes undisturbed is taken off.
+The other side is TensorFlow's coordinator alone. A process can use only one cluster at a time. Each
+side is a process with its own cluster, whose agent restarts killed workers. The sides alternate.
+The closure takes about 0.5 s, so that it runs on its worker at the kill. Its duration without a
+kill is subtracted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import _pairs
 from _sides import Side
 
 _LOOPS = 60_000
-#: Seconds of a worker's CPU that show that it has the closure.
+#: Seconds of CPU after which a worker counts as running the closure.
 _BUSY = 0.05
 
 
@@ -48,7 +49,7 @@ class Trial:
         self._alone = statistics.median(self._seconds() for _ in range(4))
 
     def gap(self) -> float:
-        """Kill the worker that has a closure; return what that cost, in seconds."""
+        """Kill the worker that runs a closure; return the delay in seconds."""
         before = self._used()
         value = self._coordinator.schedule(self._count, args=(self._loops,))
         while not (busy := self._grown(before)):
@@ -58,11 +59,11 @@ class Trial:
         value.fetch()
         took = time.perf_counter() - began
         self._warm_up()
-        # A gap of nothing, within the precision of what is taken off, still has a ratio.
+        # The lower bound keeps the ratio defined if the delay is below the precision.
         return max(took - self._alone, 1e-3)
 
     def _warm_up(self) -> None:
-        """Run closures until both workers are there and have run some."""
+        """Run closures until both workers are ready and have run some."""
         while len(self._pids()) < 2:
             time.sleep(0.05)
         before = self._used()
@@ -87,7 +88,7 @@ class Trial:
         return {name: used.user + used.system for name, used in times.items()}
 
     def _grown(self, before: dict[str, float]) -> list[str]:
-        """Return the workers that have worked since, the one that did most first."""
+        """Return the workers that used CPU since `before`, the busiest first."""
         grown = {name: used - before.get(name, used) for name, used in self._used().items()}
         return sorted((n for n in grown if grown[n] > _BUSY), key=lambda n: -grown[n])
 
@@ -97,7 +98,7 @@ def child(kind: str) -> None:
 
     import tfd_notebook as tfd
 
-    policy = tfd.Policy(restarts=100)  # one that dies so often would be given up
+    policy = tfd.Policy(restarts=100)  # more than the kills of all rounds
     with tfd.Cluster(workers=2, ps=1, name=f"migration-{kind}", policy=policy) as cluster:
         trial = Trial(cluster, kind)
         print("ready", flush=True)
@@ -108,18 +109,18 @@ def child(kind: str) -> None:
 
 def main() -> None:
     parser = _pairs.parser(__doc__)
-    parser.add_argument("--child", metavar="KIND", help="be one side")
+    parser.add_argument("--child", metavar="KIND", help="run as this side")
     options = parser.parse_args()
     if options.child:
         child(options.child)
         return
     sides = {"ours": Side(__file__, "ours"), "theirs": Side(__file__, "bare")}
-    ways = {which: lambda side=side: side.ask()[0] for which, side in sides.items()}
-    gaps = _pairs.interleave(ways, 3 if options.quick else 15)
+    measurements = {kind: lambda side=side: side.ask()[0] for kind, side in sides.items()}
+    gaps = _pairs.interleave(measurements, 3 if options.quick else 15)
     for side in sides.values():
         side.close()
-    for which, seen in gaps.items():
-        print(f"{which}: {', '.join(f'{gap:.2f}' for gap in seen)} s")
+    for kind, seconds in gaps.items():
+        print(f"{kind}: {', '.join(f'{gap:.2f}' for gap in seconds)} s")
     result = _pairs.compare(gaps["ours"], gaps["theirs"])
     print(f"worker_migration: {result}, worst {max(gaps['ours']):.2f} s of at most 1 s")
     _pairs.report("worker_migration", result, "seconds")
