@@ -74,7 +74,7 @@ def test_the_panel_resolves_a_cluster_or_shows_the_error(lab: Lab) -> None:
     expect(view).to_contain_text("Invalid arguments: expected a JSON object")
     arguments.fill('{"path": "missing.json"}')
     button(view, "Resolve").click()
-    expect(view).to_contain_text("there is no file missing.json")
+    expect(view).to_contain_text("file missing.json not found")
     arguments.fill('{"path": "none.json"}')
     button(view, "Resolve").click()
     expect(view).to_contain_text("no tasks")

@@ -16,7 +16,7 @@ BACK_ENDS = ("servers", "local", "inprocess")
 
 
 class DataService(Protocol):
-    """Operations of the sequences on a service; every restart keeps the port."""
+    """Operations of the fault sequences. Every restart keeps the port."""
 
     @property
     def workers(self) -> int:
@@ -46,8 +46,10 @@ class Servers:
 
     def distribute(self, mode: str, **options: Any) -> Callable[[Any], Any]:
         policy = service.ShardingPolicy[mode.upper()]
-        made: Callable[[Any], Any] = service.distribute(policy, self.dispatcher.target, **options)
-        return made
+        dataset: Callable[[Any], Any] = service.distribute(
+            policy, self.dispatcher.target, **options
+        )
+        return dataset
 
     def restart_dispatcher(self) -> None:
         self.dispatcher.stop()

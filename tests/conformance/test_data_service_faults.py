@@ -1,7 +1,7 @@
 """Sequences of faults in a tf.data service, each on servers, child processes and in-process.
 
-They are those that TensorFlow's own tests of fault tolerance, coordinated reads and cross-trainer
-caches go through.
+They are the sequences of TensorFlow's tests of fault tolerance, coordinated reads and
+cross-trainer caches.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def endless() -> Any:
 # The dispatcher restarts
 
 
-def test_between_making_and_reading_a_dataset(running: DataService) -> None:
+def test_restart_between_creation_and_reading_of_a_dataset(running: DataService) -> None:
     dataset = numbers(20).apply(running.distribute("off"))
     running.restart_dispatcher()
     for _ in range(2):
         assert Counter(read(dataset)) == dict.fromkeys(range(20), running.workers)
 
 
-def test_many_times_while_datasets_are_registered(running: DataService) -> None:
+def test_restarts_while_datasets_are_registered(running: DataService) -> None:
     datasets = []
     for count in range(RESTARTS):
         datasets.append(numbers(count).apply(running.distribute("off")))
@@ -80,7 +80,7 @@ def test_many_times_while_datasets_are_registered(running: DataService) -> None:
         assert Counter(read(dataset)) == dict.fromkeys(range(count), running.workers)
 
 
-def test_many_times_while_each_worker_reads_everything(running: DataService) -> None:
+def test_restarts_while_each_worker_reads_everything(running: DataService) -> None:
     with Reader(numbers(3000).apply(running.distribute("off"))) as reader:
         for _ in range(RESTARTS):
             reader.first(10)
@@ -88,34 +88,34 @@ def test_many_times_while_each_worker_reads_everything(running: DataService) -> 
         assert Counter(reader.all()) == dict.fromkeys(range(3000), running.workers)
 
 
-def test_many_times_while_workers_share_the_splits(running: DataService) -> None:
-    """A split that is in the journal and not yet sent is lost: one request of each worker."""
+def test_restarts_while_workers_share_the_splits(running: DataService) -> None:
+    """A split that is in the journal but not sent is lost. Each worker can lose one request."""
     with Reader(numbers(600).apply(running.distribute("dynamic"))) as reader:
         for restart in range(RESTARTS):
             reader.first(50 * restart)
             running.restart_dispatcher()
-        seen = Counter(reader.all())
-    assert set(seen.values()) == {1}
-    assert len(seen) >= 600 - RESTARTS * running.workers
+        counts = Counter(reader.all())
+    assert set(counts.values()) == {1}
+    assert len(counts) >= 600 - RESTARTS * running.workers
 
 
-def test_between_the_epochs_of_one_dataset(running: DataService) -> None:
+def test_restart_between_the_epochs_of_one_dataset(running: DataService) -> None:
     dataset = numbers(30).apply(running.distribute("dynamic"))
     for _ in range(RESTARTS):
         assert Counter(read(dataset)) == dict.fromkeys(range(30), 1)
         running.restart_dispatcher()
 
 
-def test_while_a_repeated_dataset_is_shared(running: DataService) -> None:
+def test_restart_while_a_repeated_dataset_is_shared(running: DataService) -> None:
     with Reader(numbers(200).repeat(2).apply(running.distribute("dynamic"))) as reader:
         reader.first(20)
         running.restart_dispatcher()
-        seen = Counter(reader.all())
-    assert max(seen.values()) <= 2
-    assert seen.total() >= 400 - running.workers
+        counts = Counter(reader.all())
+    assert max(counts.values()) <= 2
+    assert counts.total() >= 400 - running.workers
 
 
-def test_while_two_consumers_share_a_named_job(running: DataService, job: str) -> None:
+def test_restart_while_two_consumers_share_a_named_job(running: DataService, job: str) -> None:
     with ExitStack() as stack:
         readers = [
             stack.enter_context(
@@ -125,12 +125,12 @@ def test_while_two_consumers_share_a_named_job(running: DataService, job: str) -
         ]
         readers[0].first(5)
         running.restart_dispatcher()
-        seen = Counter(itertools.chain(*(reader.all() for reader in readers)))
-    assert set(seen.values()) == {1}
-    assert len(seen) >= 600 - running.workers
+        counts = Counter(itertools.chain(*(reader.all() for reader in readers)))
+    assert set(counts.values()) == {1}
+    assert len(counts) >= 600 - running.workers
 
 
-def test_and_the_worker_too(running: DataService) -> None:
+def test_restart_of_dispatcher_and_worker(running: DataService) -> None:
     with Reader(endless().apply(running.distribute("off"))) as reader:
         reader.first(10)
         running.restart_dispatcher()
@@ -138,14 +138,14 @@ def test_and_the_worker_too(running: DataService) -> None:
         reader.more(500)
 
 
-def test_with_an_empty_dataset(running: DataService) -> None:
+def test_restart_with_an_empty_dataset(running: DataService) -> None:
     dataset = numbers(0).apply(running.distribute("off"))
     assert read(dataset) == []
     running.restart_dispatcher()
     assert read(dataset) == []
 
 
-def test_and_a_job_keeps_its_mode(running: DataService, job: str) -> None:
+def test_job_keeps_its_mode_after_a_restart(running: DataService, job: str) -> None:
     with Reader(endless().apply(running.distribute("off", job_name=job))) as reader:
         reader.first(5)
         running.restart_dispatcher()
@@ -156,14 +156,14 @@ def test_and_a_job_keeps_its_mode(running: DataService, job: str) -> None:
 # A data worker restarts
 
 
-def test_a_worker_restarts_before_the_next_epoch(running: DataService) -> None:
+def test_worker_restarts_before_the_next_epoch(running: DataService) -> None:
     dataset = numbers(20).apply(running.distribute("off"))
     for _ in range(RESTARTS):
         assert Counter(read(dataset)) == dict.fromkeys(range(20), running.workers)
         running.restart_worker()
 
 
-def test_a_worker_restarts_while_it_is_read_from(running: DataService) -> None:
+def test_worker_restarts_during_reading(running: DataService) -> None:
     with Reader(endless().apply(running.distribute("off"))) as reader:
         for _ in range(RESTARTS):
             reader.more(100)
@@ -183,7 +183,7 @@ def coordinated(running: DataService, job: str, dataset: Any, count: int) -> lis
     ]
 
 
-def test_a_round_has_one_bucket_of_lengths(running: DataService, job: str) -> None:
+def test_round_has_one_bucket_of_lengths(running: DataService, job: str) -> None:
     def rounds(start: Any) -> Any:
         """Return a batch for each of two consumers, with sequences of one bucket."""
         return numbers(2).map(lambda consumer: tf.fill([start % 3 + 1], start))
@@ -191,17 +191,17 @@ def test_a_round_has_one_bucket_of_lengths(running: DataService, job: str) -> No
     dataset = numbers(1 << 30).flat_map(rounds).repeat()
     with ExitStack() as stack:
         readers = [
-            stack.enter_context(Reader(one)) for one in coordinated(running, job, dataset, 2)
+            stack.enter_context(Reader(part)) for part in coordinated(running, job, dataset, 2)
         ]
         first, second = (reader.first(60)[:60] for reader in readers)
-    assert [len(one) for one in first] == [len(one) for one in second]
-    assert {len(one) for one in first} == {1, 2, 3}
+    assert [len(part) for part in first] == [len(part) for part in second]
+    assert {len(part) for part in first} == {1, 2, 3}
 
 
-def test_a_worker_restarts_between_rounds(running: DataService, job: str) -> None:
+def test_worker_restarts_between_rounds(running: DataService, job: str) -> None:
     with ExitStack() as stack:
         readers = [
-            stack.enter_context(Reader(one)) for one in coordinated(running, job, endless(), 2)
+            stack.enter_context(Reader(part)) for part in coordinated(running, job, endless(), 2)
         ]
         for reader in readers:
             reader.first(20)
@@ -210,10 +210,10 @@ def test_a_worker_restarts_between_rounds(running: DataService, job: str) -> Non
             reader.more(200)
 
 
-def test_the_dispatcher_restarts_between_rounds(running: DataService, job: str) -> None:
+def test_dispatcher_restarts_between_rounds(running: DataService, job: str) -> None:
     with ExitStack() as stack:
         readers = [
-            stack.enter_context(Reader(one)) for one in coordinated(running, job, endless(), 2)
+            stack.enter_context(Reader(part)) for part in coordinated(running, job, endless(), 2)
         ]
         for reader in readers:
             reader.first(20)
@@ -222,10 +222,10 @@ def test_the_dispatcher_restarts_between_rounds(running: DataService, job: str) 
             reader.more(200)
 
 
-def test_a_consumer_that_restarts_gets_an_error(running: DataService, job: str) -> None:
+def test_restarted_consumer_gets_an_error(running: DataService, job: str) -> None:
     with ExitStack() as stack:
         readers = [
-            stack.enter_context(Reader(one)) for one in coordinated(running, job, endless(), 2)
+            stack.enter_context(Reader(part)) for part in coordinated(running, job, endless(), 2)
         ]
         for reader in readers:
             reader.first(20)
@@ -233,11 +233,11 @@ def test_a_consumer_that_restarts_gets_an_error(running: DataService, job: str) 
             read(coordinated(running, job, endless(), 2)[1])
 
 
-def test_rounds_that_an_epoch_does_not_fill(running: DataService, job: str) -> None:
+def test_incomplete_rounds_at_the_end_of_an_epoch(running: DataService, job: str) -> None:
     with ExitStack() as stack:
         readers = [
-            stack.enter_context(Reader(one))
-            for one in coordinated(running, job, numbers(7).repeat(), 3)
+            stack.enter_context(Reader(part))
+            for part in coordinated(running, job, numbers(7).repeat(), 3)
         ]
         for reader in readers:
             reader.first(100)
@@ -272,14 +272,14 @@ def test_trainers_share_a_cache_while_tasks_restart(running: DataService, job: s
 # Data workers join
 
 
-def test_a_worker_joins_while_it_is_read(own: DataService, job: str) -> None:
+def test_worker_joins_during_reading(own: DataService, job: str) -> None:
     own.restart_dispatcher()
     own.add_worker()
     assert Counter(read(numbers(20).apply(own.distribute("off")))) == dict.fromkeys(range(20), 2)
     with ExitStack() as stack:
         readers = [
-            stack.enter_context(Reader(one))
-            for one in (
+            stack.enter_context(Reader(part))
+            for part in (
                 endless().apply(own.distribute("off")),
                 *coordinated(own, job, endless(), 2),
             )
@@ -294,8 +294,8 @@ def test_a_worker_joins_while_it_is_read(own: DataService, job: str) -> None:
 # Differences between the back ends
 
 
-def test_readers_that_come_before_the_first_worker(own: DataService) -> None:
-    """TensorFlow's consumers wait for a worker; those of a cluster get an error at once."""
+def test_readers_wait_for_the_first_worker(own: DataService) -> None:
+    """TensorFlow's consumers wait for a worker. Consumers of a cluster get an error at once."""
     if isinstance(own, Servers):
         dispatcher = tfd.Dispatcher()
         with Reader(
@@ -314,8 +314,8 @@ def test_readers_that_come_before_the_first_worker(own: DataService) -> None:
     assert read(numbers(5).apply(own.distribute("off"))) == [0, 1, 2, 3, 4]
 
 
-def test_the_service_stops_while_it_is_read_from(own: DataService) -> None:
-    """Readers of a cluster get an error; those of servers are TensorFlow's and go on waiting."""
+def test_service_stops_during_reading(own: DataService) -> None:
+    """Readers of a cluster get an error. Readers of TensorFlow's plain servers keep waiting."""
     if isinstance(own, Tasks):
         dataset = endless().apply(own.distribute("off"))
         with own.cluster.stream(dataset).start() as stream:

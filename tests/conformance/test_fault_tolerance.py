@@ -1,4 +1,4 @@
-"""TensorFlow's own tests of fault tolerance: what passes on its coordinator passes on ours."""
+"""TensorFlow's tests of fault tolerance, with its coordinator and with the package's."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ import pytest
 from tests._waiting import until
 
 SCRIPT = Path(__file__).with_name("fault_tolerance")
-#: TensorFlow has twenty; fewer would mean that they were not found or not run.
+#: TensorFlow has 20 tests. A smaller number means that tests were not found or not run.
 FEWEST = 15
-#: Seconds for one of them, with processes that it starts and kills, on a machine that is busy.
+#: Timeout of one test, which starts and kills processes, on a busy machine, in seconds.
 EACH_SECONDS = 120
 
 
@@ -29,19 +29,19 @@ def _names() -> list[str]:
     spec = find_spec("tensorflow.python.distribute.coordinator.fault_tolerance_test_base")
     assert spec is not None
     assert spec.origin is not None
-    found = re.findall(r"^  def (test\w+)\(self", Path(spec.origin).read_text(), re.MULTILINE)
-    return sorted(set(found))  # the order in which unittest runs them
+    result = re.findall(r"^  def (test\w+)\(self", Path(spec.origin).read_text(), re.MULTILINE)
+    return sorted(set(result))  # the order of unittest
 
 
 NAMES = _names()
 
 
 class Run:
-    """Some of TensorFlow's tests, running in processes of their own; all, unless some are named."""
+    """TensorFlow's tests, or the selected ones, in a separate process."""
 
     def __init__(self, which: str, log: Path, tests: Sequence[str] = ()) -> None:
         self.log = log
-        # Sockets lie in it, whose names may not be long.
+        # It contains sockets, whose paths have a maximum length.
         self._temporary = tempfile.mkdtemp(prefix="ft-")
         path = os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"]))
         with log.open("wb") as output:
@@ -54,21 +54,21 @@ class Run:
             )
 
     def verdict(self, test: str) -> str:
-        """Wait for what became of a test, empty if that cannot be told in time."""
-        found: list[str] = []
+        """Wait for the outcome of a test; empty after the timeout."""
+        results: list[str] = []
 
         def is_known() -> bool:
             ended = self._process.poll() is not None
-            # Not always at the beginning of a line: other processes write, too.
+            # Not always at the start of a line, because other processes also write to the stream.
             pattern = rf"\[ +(OK|FAILED|SKIPPED) +\] FaultTolerance\.{test}\b"
-            found[:] = re.findall(pattern, self.log.read_text(errors="replace"))
-            return bool(found) or ended
+            results[:] = re.findall(pattern, self.log.read_text(errors="replace"))
+            return bool(results) or ended
 
         try:
             until(is_known, EACH_SECONDS)
         except AssertionError:
-            self.end()  # what comes after it has no chance either
-        return found[0] if found else ""
+            self.end()  # later tests would not finish either
+        return results[0] if results else ""
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -80,7 +80,7 @@ class Run:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     logs = tmp_path_factory.mktemp("fault-tolerance")
-    # Beside each other: most of the time they wait.
+    # Concurrently, because the tests mostly wait.
     started = {which: Run(which, logs / f"{which}.log") for which in ("tensorflow", "ours")}
     yield started
     for run in started.values():
@@ -89,12 +89,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
 
 @pytest.mark.timeout(235)
 @pytest.mark.parametrize("test", NAMES)
-def test_what_passes_on_tensorflows_coordinator_passes_on_ours(
+def test_tensorflows_tests_pass_on_both_coordinators(
     runs: dict[str, Run], test: str, tmp_path: Path
 ) -> None:
     if runs["tensorflow"].verdict(test) != "OK" or runs["ours"].verdict(test) == "OK":
         return
-    # They have time limits of their own, which a busy machine misses with either coordinator.
+    # A busy machine exceeds the timeouts of TensorFlow's tests, with either coordinator.
     again = Run("ours", tmp_path / "again.log", [test])
     try:
         assert again.verdict(test) == "OK", again.log.read_text()[-4_000:]
@@ -102,6 +102,6 @@ def test_what_passes_on_tensorflows_coordinator_passes_on_ours(
         again.end()
 
 
-def test_enough_of_them_pass_on_tensorflows(runs: dict[str, Run]) -> None:
+def test_enough_tests_pass_on_tensorflows_coordinator(runs: dict[str, Run]) -> None:
     passed = [test for test in NAMES if runs["tensorflow"].verdict(test) == "OK"]
     assert len(passed) >= FEWEST, runs["tensorflow"].log.read_text()[-4_000:]

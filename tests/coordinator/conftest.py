@@ -1,4 +1,4 @@
-"""What the tests share that make this process the coordinator of clusters."""
+"""Fixtures of the tests that make this process the coordinator of clusters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _ports_stay(leftovers: Any) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _connections_of_its_own() -> Iterator[None]:
-    """All modules together make more connections than one process of a user may."""
+    """All modules together exceed the limit of connections of a process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection, "_count", 0)
         yield

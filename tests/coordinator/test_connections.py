@@ -1,4 +1,4 @@
-"""What a process keeps and loses when it connects, and clusters with several parameter servers."""
+"""State of a process after a connection, and clusters with several parameter servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfd_notebook.errors import StateError, UsageError
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    # TensorFlow's executors tell, when they are collected, of the errors that were wanted here.
+    # When TensorFlow's executors are collected, they log the expected errors.
     pytest.mark.filterwarnings("ignore:Exception ignored in. .*Executor.__del__"),
 ]
 
@@ -33,7 +33,7 @@ def cluster() -> Iterator[tfd.Cluster]:
 
 
 def build(coordinator: Coordinator) -> tf.train.Checkpoint:
-    """A variable on each of two parameter servers."""
+    """Create a variable on each of two parameter servers."""
     with coordinator.strategy.scope():
         return tf.train.Checkpoint(one=tf.Variable(0.0), other=tf.Variable(0.0))
 
@@ -83,24 +83,24 @@ with tfd.Cluster(workers=1, ps=1, name="later") as cluster:
 """
 
 
-def test_what_was_read_before_is_not_complained_of() -> None:
+def test_earlier_readers_cause_no_warning() -> None:
     loud = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", DATA_FIRST], env=loud, capture_output=True, text=True, timeout=120
     )
-    assert said.returncode == 0, said.stderr
-    assert "Started server" in said.stderr  # errors would be seen, too
-    assert "'__wrapped__" not in said.stderr
+    assert completed.returncode == 0, completed.stderr
+    assert "Started server" in completed.stderr  # errors would be seen, too
+    assert "'__wrapped__" not in completed.stderr
 
 
-def test_what_was_made_before_the_first_connection_can_be_used() -> None:
-    done = subprocess.run(
+def test_objects_from_before_the_connection_are_usable() -> None:
+    completed = subprocess.run(
         [sys.executable, "-c", BEFORE], capture_output=True, text=True, timeout=150
     )
-    assert done.returncode == 0, done.stderr[-3_000:]
+    assert completed.returncode == 0, completed.stderr[-3_000:]
 
 
-def test_variables_are_partitioned_as_the_user_says(cluster: tfd.Cluster) -> None:
+def test_variables_are_partitioned_by_the_users_partitioner(cluster: tfd.Cluster) -> None:
     partitioner = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
     coordinator = cluster.coordinator(cluster.strategy(variable_partitioner=partitioner))
     with coordinator.strategy.scope():
@@ -112,29 +112,32 @@ def test_variables_are_partitioned_as_the_user_says(cluster: tfd.Cluster) -> Non
 
 
 def waiting_for(path: Any) -> Any:
-    found = tf.constant(0)
-    while found == 0:
-        found = tf.size(tf.io.matching_files(path))
-    return found
+    result = tf.constant(0)
+    while result == 0:
+        result = tf.size(tf.io.matching_files(path))
+    return result
 
 
 def test_tensorflows_coordinator_of_a_strategy_is_adopted(
     cluster: tfd.Cluster, tmp_path: Path
 ) -> None:
     strategy = tf.distribute.ParameterServerStrategy(cluster.resolver)
-    made: Any = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    numbers = made.create_per_worker_dataset(lambda: tf.data.Dataset.range(100))
+    cluster_coordinator: Any = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    numbers = cluster_coordinator.create_per_worker_dataset(lambda: tf.data.Dataset.range(100))
     iterator = iter(numbers)
     following = tf.function(lambda it: next(it))
-    assert int(made.fetch(made.schedule(following, args=(iterator,)))) == 0
+    assert (
+        int(cluster_coordinator.fetch(cluster_coordinator.schedule(following, args=(iterator,))))
+        == 0
+    )
     go_on = tf.constant(str(tmp_path / "go"))
-    made.schedule(tf.function(waiting_for), args=(go_on,))
+    cluster_coordinator.schedule(tf.function(waiting_for), args=(go_on,))
     with pytest.raises(StateError, match="have not ended"):
         tfd.Coordinator(strategy)
     (tmp_path / "go").touch()
-    made.join()
+    cluster_coordinator.join()
     adopted = cluster.coordinator(strategy)
-    assert adopted is made
+    assert adopted is cluster_coordinator
     assert isinstance(adopted, tfd.Coordinator)
     assert adopted is tf.distribute.coordinator.ClusterCoordinator(strategy)
     assert cluster.present_coordinator() is adopted
@@ -150,14 +153,14 @@ def test_tensorflows_coordinator_of_a_strategy_is_adopted(
     adopted.resume()
 
 
-def test_a_strategy_that_is_not_supported() -> None:
+def test_unsupported_strategy_is_refused() -> None:
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     with pytest.raises(ValueError, match="OneDeviceStrategy") as caught:
         tfd.Coordinator(strategy)
     assert isinstance(caught.value, UsageError)
 
 
-def test_arguments_by_name_alone(cluster: tfd.Cluster) -> None:
+def test_all_arguments_can_be_passed_by_name(cluster: tfd.Cluster) -> None:
     coordinator = cluster.coordinator()
 
     @tf.function
@@ -174,7 +177,7 @@ def test_arguments_by_name_alone(cluster: tfd.Cluster) -> None:
         assert coordinator.schedule(scaled, args=args, kwargs=kwargs).fetch() == expected
 
 
-def test_a_resolver_that_is_kept_knows_what_came_later(cluster: tfd.Cluster) -> None:
+def test_stored_resolver_reports_later_tasks(cluster: tfd.Cluster) -> None:
     resolver = cluster.resolver
     before = resolver.cluster_spec().as_dict()["worker"]
     assert resolver.num_accelerators("worker", 0) == {}
@@ -187,7 +190,7 @@ def test_a_resolver_that_is_kept_knows_what_came_later(cluster: tfd.Cluster) -> 
     assert resolver.cluster_spec().as_dict()["worker"] == before
 
 
-def test_one_of_two_parameter_servers_is_lost(cluster: tfd.Cluster, tmp_path: Path) -> None:
+def test_loss_of_one_of_two_parameter_servers(cluster: tfd.Cluster, tmp_path: Path) -> None:
     coordinator = cluster.coordinator(cluster.strategy())
     checkpoint = build(coordinator)
     until(lambda: ps_bytes(cluster) == {"ps:0": 4, "ps:1": 4})
@@ -206,10 +209,10 @@ def test_one_of_two_parameter_servers_is_lost(cluster: tfd.Cluster, tmp_path: Pa
 
     with pytest.raises((tf.errors.UnavailableError, tf.errors.AbortedError)):
         train()
-    told = until(
+    answer = until(
         lambda: [n for n in cluster.snapshot().notices if n.task == "ps:1" and "killed" in n.what]
     )
-    assert told
+    assert answer
     restored: list[tf.train.Checkpoint] = []
 
     def again(coordinator: Coordinator) -> tf.train.Checkpoint:
@@ -223,7 +226,7 @@ def test_one_of_two_parameter_servers_is_lost(cluster: tfd.Cluster, tmp_path: Pa
     until(lambda: ps_bytes(cluster) == {"ps:0": 4, "ps:1": 4})
 
 
-def test_a_training_ends_before_its_clusters_time_limit(tmp_path: Path) -> None:
+def test_training_ends_before_its_clusters_time_limit(tmp_path: Path) -> None:
     policy = tfd.Policy(time_limit=20)
     with tfd.Cluster(workers=1, ps=1, name="limited", policy=policy) as cluster:
 
@@ -242,7 +245,7 @@ def test_a_training_ends_before_its_clusters_time_limit(tmp_path: Path) -> None:
         assert saved.get_tensor(names[0]) == done.steps
 
 
-#: What a worker loads: told to, it takes the interpreter's lock and never lets go of it.
+#: Module of a worker with a function that takes the GIL and never releases it.
 HOLDING = """
 import ctypes, os, threading, time
 
@@ -255,7 +258,7 @@ threading.Thread(target=hold, daemon=True).start()
 """
 
 
-def test_a_worker_whose_lock_is_never_released_is_found(
+def test_worker_that_never_releases_the_gil_is_detected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tfd_test_holding.py").write_text(HOLDING.format(directory=tmp_path))
@@ -268,10 +271,10 @@ def test_a_worker_whose_lock_is_never_released_is_found(
 
         @tf.function
         def wait(pattern: Any) -> Any:
-            found = tf.constant(0)
-            while found == 0:
-                found = tf.size(tf.io.matching_files(pattern))
-            return found
+            result = tf.constant(0)
+            while result == 0:
+                result = tf.size(tf.io.matching_files(pattern))
+            return result
 
         pid = cluster.snapshot().task("worker:0").pid
         coordinator.pause_worker(1)
@@ -279,7 +282,7 @@ def test_a_worker_whose_lock_is_never_released_is_found(
         until(lambda: coordinator.values.counts()["running"] == 1)
         coordinator.resume_worker(1)
         (tmp_path / f"hold-{pid}").touch()
-        # Its server goes on with the closure, and answers whoever asks it whether it is there.
+        # Its server continues with the closure, and answers probes.
         until(lambda: coordinator.values.records(1)[0]["attempts"] == 2, seconds=40)
         (tmp_path / "go").touch()
         assert value.fetch() == 1

@@ -1,4 +1,4 @@
-"""A coordinator on real servers: TensorFlow's contract, and what is added to it."""
+"""A coordinator on real servers: TensorFlow's contract and the extensions."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from tfd_notebook.net import ports
 
 pytestmark = pytest.mark.integration
 
-#: Long enough that it is there whenever a test looks, and is cancelled by the test.
+#: Long enough to run throughout a test, which cancels it.
 ENDLESS = 10**12
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[tfd.Cluster]:
     with tfd.Cluster(workers=2, ps=1, name="coordinated") as made:
-        made.coordinator()  # its threads stay as long as the cluster does
+        made.coordinator()  # its threads run until the cluster stops
         yield made
 
 
@@ -78,7 +78,7 @@ def fail(number: Any) -> Any:
 
 @pytest.fixture
 def coordinator(cluster: tfd.Cluster) -> Iterator[Coordinator]:
-    """The coordinator, as new: nothing paused, nothing queued, no breakpoint."""
+    """Return the coordinator in its initial state: not paused, empty, without breakpoints."""
     made = cluster.coordinator()
     yield made
     made.break_on(failure=False)
@@ -92,8 +92,8 @@ def state_of(coordinator: Coordinator, value: Any) -> str:
     return str(coordinator.values.records(1_000)[value._tfd_key]["state"])
 
 
-def said_by(error: BaseException) -> str:
-    """Return an error as it is shown."""
+def error_text(error: BaseException) -> str:
+    """Return the displayed text of an error."""
     return "\n".join((str(error), *getattr(error, "__notes__", ())))
 
 
@@ -102,7 +102,7 @@ def one() -> Any:
 
 
 class TestContract:
-    def test_it_is_tensorflows_class_and_the_only_one(self, cluster: tfd.Cluster) -> None:
+    def test_coordinator_is_tensorflows_class_and_a_singleton(self, cluster: tfd.Cluster) -> None:
         coordinator = cluster.coordinator()
         assert isinstance(coordinator, tf.distribute.coordinator.ClusterCoordinator)
         theirs = tf.distribute.coordinator.ClusterCoordinator(coordinator.strategy)
@@ -115,10 +115,10 @@ class TestContract:
         assert "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY" in os.environ
         assert "TFD832" not in tfd.doctor(cluster).codes
         monkeypatch.setenv("TF_NUM_INTEROP_THREADS", "3")
-        (found,) = (one for one in tfd.doctor(cluster) if one.code == "TFD832")
-        assert found.what.startswith("TF_NUM_INTEROP_THREADS changed")
+        (finding,) = (f for f in tfd.doctor(cluster) if f.code == "TFD832")
+        assert finding.what.startswith("TF_NUM_INTEROP_THREADS changed")
 
-    def test_schedule_join_done_fetch(
+    def test_schedule_join_done_and_fetch_work(
         self, coordinator: Coordinator, add: Any, variable: Any
     ) -> None:
         before = variable.numpy()
@@ -136,7 +136,7 @@ class TestContract:
 
         assert coordinator.schedule(nothing, args=(one(),), kwargs={"y": one()}).fetch() is None
 
-    def test_the_error_of_a_result_says_what_it_means(self, coordinator: Coordinator) -> None:
+    def test_error_of_a_result_has_an_explanation(self, coordinator: Coordinator) -> None:
         @tf.function
         def gone(x: Any) -> None:
             tf.debugging.assert_less(x, 0.0, "invalid device")
@@ -145,11 +145,11 @@ class TestContract:
         for fetch in (value.fetch, value.get, lambda: coordinator.fetch([value])):
             with pytest.raises(tf.errors.InvalidArgumentError) as caught:
                 fetch()
-            assert "create it again with the current strategy" in said_by(caught.value)
+            assert "create it again with the current strategy" in error_text(caught.value)
         with pytest.raises(tf.errors.InvalidArgumentError):
             coordinator.join()
 
-    def test_the_cluster_waits_for_its_closures(
+    def test_cluster_waits_for_its_closures(
         self, coordinator: Coordinator, cluster: tfd.Cluster, add: Any
     ) -> None:
         coordinator.schedule(add, args=(one(),))
@@ -164,7 +164,7 @@ class TestContract:
         with pytest.raises(PausedError):
             cluster.join()
 
-    def test_a_dataset_on_each_worker(self, coordinator: Coordinator) -> None:
+    def test_each_worker_has_a_dataset(self, coordinator: Coordinator) -> None:
         dataset = coordinator.create_per_worker_dataset(
             lambda: tf.data.Dataset.from_tensor_slices([3] * 3).repeat()
         )
@@ -176,7 +176,7 @@ class TestContract:
 
         assert coordinator.schedule(following, args=(iterator,)).fetch() == 3
 
-    def test_documented_example(self, coordinator: Coordinator) -> None:
+    def test_documented_example_runs(self, coordinator: Coordinator) -> None:
         strategy = coordinator.strategy
 
         def dataset_fn() -> Any:
@@ -197,7 +197,7 @@ class TestContract:
         result = coordinator.schedule(worker_fn, args=(iterator,))
         assert coordinator.fetch(result) == 1
 
-    def test_an_error_cancels_the_rest_and_is_over(
+    def test_error_cancels_the_other_closures_once(
         self, coordinator: Coordinator, add: Any
     ) -> None:
         coordinator.pause()
@@ -216,7 +216,7 @@ class TestContract:
         assert coordinator.schedule(add, args=(one(),)).fetch() > 0
         assert coordinator.done()
 
-    def test_schedule_beside_join(self, coordinator: Coordinator, add: Any) -> None:
+    def test_schedule_works_during_join(self, coordinator: Coordinator, add: Any) -> None:
         running = coordinator.schedule(count_to, args=(tf.constant(ENDLESS, tf.int64),))
         joined = threading.Thread(target=coordinator.join)
         joined.start()
@@ -229,17 +229,17 @@ class TestContract:
 
 
 class TestBadInput:
-    def test_a_plain_function(self, coordinator: Coordinator) -> None:
+    def test_plain_function_can_be_scheduled(self, coordinator: Coordinator) -> None:
         with pytest.raises(TypeError, match=r"tf\.function"):
             coordinator.schedule(lambda: 1)
 
-    def test_a_remote_value_as_argument(self, coordinator: Coordinator, add: Any) -> None:
+    def test_remote_value_can_be_an_argument(self, coordinator: Coordinator, add: Any) -> None:
         value = coordinator.schedule(add, args=(one(),))
         with pytest.raises(ValueError, match="RemoteValue"):
             coordinator.schedule(add, args=(value,))
         assert coordinator.schedule(add, args=(one(),)).fetch() > 0
 
-    def test_a_function_that_cannot_be_traced(self, coordinator: Coordinator, add: Any) -> None:
+    def test_untraceable_function_is_an_error(self, coordinator: Coordinator, add: Any) -> None:
         @tf.function
         def broken() -> Any:
             raise RuntimeError("not traceable")
@@ -249,26 +249,28 @@ class TestBadInput:
         assert coordinator.schedule(add, args=(one(),)).fetch() > 0
 
     @pytest.mark.parametrize("count", [0, -1, 1.5, True, "2"])
-    def test_no_number_of_steps(self, coordinator: Coordinator, count: Any) -> None:
+    def test_invalid_number_of_steps_is_refused(self, coordinator: Coordinator, count: Any) -> None:
         coordinator.pause()
         with pytest.raises(UsageError, match="step"):
             coordinator.step(count)
 
-    def test_step_and_no_pause(self, coordinator: Coordinator) -> None:
+    def test_step_without_a_pause_is_refused(self, coordinator: Coordinator) -> None:
         with pytest.raises(StateError, match="not paused"):
             coordinator.step()
 
     @pytest.mark.parametrize("worker", [2, -1, "0", True])
-    def test_no_such_worker(self, coordinator: Coordinator, worker: Any) -> None:
+    def test_unknown_worker_is_refused(self, coordinator: Coordinator, worker: Any) -> None:
         with pytest.raises(UnknownName, match="use 0 to 1"):
             coordinator.pause_worker(worker)
 
-    def test_cancel_of_a_stranger(self, coordinator: Coordinator) -> None:
+    def test_cancel_of_an_unknown_value_is_refused(self, coordinator: Coordinator) -> None:
         for stranger in (10**9, "x", object(), True):
             with pytest.raises(UnknownName):
                 coordinator.cancel(stranger)
 
-    def test_one_that_never_ends(self, coordinator: Coordinator, cluster: tfd.Cluster) -> None:
+    def test_join_raises_after_timeout(
+        self, coordinator: Coordinator, cluster: tfd.Cluster
+    ) -> None:
         value = coordinator.schedule(count_to, args=(tf.constant(ENDLESS, tf.int64),))
         with pytest.raises(TimeLimit, match="0 closure\\(s\\) are queued and 1 are running"):
             coordinator.join(timeout=0.5)
@@ -278,11 +280,11 @@ class TestBadInput:
             value.fetch()
         coordinator.join(timeout=20)
 
-    def test_a_failure_beside_one_that_cannot_be_cancelled(
+    def test_failure_during_an_uncancellable_closure(
         self, coordinator: Coordinator, cluster: tfd.Cluster, add: Any
     ) -> None:
         coordinator.schedule(add, args=(one(),)).fetch()
-        # A function that is traced goes to all workers, and waits for one that is frozen.
+        # Tracing sends a function to all workers, and blocks on a frozen worker.
         count_to.get_concrete_function(tf.constant(5, tf.int64))
         fail.get_concrete_function(one())
         coordinator.pause_worker(1)
@@ -301,13 +303,13 @@ class TestBadInput:
             coordinator.join(timeout=30)
         assert coordinator.schedule(add, args=(one(),)).fetch() > 0
 
-    def test_no_time(self, coordinator: Coordinator) -> None:
+    def test_negative_timeout_is_refused(self, coordinator: Coordinator) -> None:
         with pytest.raises(UsageError, match="timeout"):
             coordinator.join(timeout=-1)
 
 
 class TestStepping:
-    def test_pause_step_resume(self, coordinator: Coordinator, add: Any) -> None:
+    def test_pause_step_and_resume_work(self, coordinator: Coordinator, add: Any) -> None:
         coordinator.pause()
         values = [coordinator.schedule(add, args=(one(),)) for _ in range(6)]
         assert not coordinator.done()
@@ -324,9 +326,9 @@ class TestStepping:
         coordinator.pause()
         assert coordinator.step(3) == 0
         coordinator.schedule(add, args=(one(),))
-        assert coordinator.values.counts()["paused"] == 1  # no permit was left over
+        assert coordinator.values.counts()["paused"] == 1  # no permit is left
 
-    def test_waits_on_a_paused_coordinator(self, coordinator: Coordinator, add: Any) -> None:
+    def test_wait_on_a_paused_coordinator_raises(self, coordinator: Coordinator, add: Any) -> None:
         coordinator.pause()
         value = coordinator.schedule(add, args=(one(),))
         with pytest.raises(PausedError, match=r"1 closure"):
@@ -336,7 +338,9 @@ class TestStepping:
         with pytest.raises(TimeLimit, match="1 closure"):
             coordinator.join(timeout=0.1)
 
-    def test_who_can_resume_is_waited_for(self, coordinator: Coordinator, add: Any) -> None:
+    def test_join_waits_for_a_controller_that_can_resume(
+        self, coordinator: Coordinator, add: Any
+    ) -> None:
         coordinator.pause()
         coordinator.schedule(add, args=(one(),))
         with coordinator.control():
@@ -348,9 +352,7 @@ class TestStepping:
             joined.join(20)
             assert not joined.is_alive()
 
-    def test_a_paused_worker_leaves_all_to_the_other(
-        self, coordinator: Coordinator, add: Any
-    ) -> None:
+    def test_paused_worker_gets_no_closures(self, coordinator: Coordinator, add: Any) -> None:
         coordinator.pause_worker(0)
         first = len(coordinator.values)
         for _ in range(8):
@@ -360,14 +362,14 @@ class TestStepping:
         assert workers == {1}
         assert len(coordinator.values) == first + 8
 
-    def test_all_workers_paused(self, coordinator: Coordinator, add: Any) -> None:
+    def test_all_workers_can_be_paused(self, coordinator: Coordinator, add: Any) -> None:
         coordinator.pause_worker(0)
         coordinator.pause_worker(1)
         coordinator.schedule(add, args=(one(),))
         with pytest.raises(PausedError, match="all workers"):
             coordinator.join()
 
-    def test_a_step_waits_for_what_it_let_pass(self, coordinator: Coordinator, add: Any) -> None:
+    def test_step_waits_for_its_closures(self, coordinator: Coordinator, add: Any) -> None:
         running = coordinator.schedule(count_to, args=(tf.constant(200_000, tf.int64),))
         until(lambda: state_of(coordinator, running) == "running")
         coordinator.pause()
@@ -392,7 +394,7 @@ class TestStepping:
             coordinator.join()
         assert not coordinator.paused
 
-    def test_who_looks_at_a_failure_keeps_join_waiting(
+    def test_join_waits_while_a_viewer_inspects_a_failure(
         self, coordinator: Coordinator, add: Any, variable: Any
     ) -> None:
         coordinator.break_on(failure=True)
@@ -407,7 +409,7 @@ class TestStepping:
             joining = coordinator.join_in_background()
             until(lambda: state_of(coordinator, bad) == "failed")
             with pytest.raises(TimeLimit):
-                joining.wait(1.2)  # longer than a join that waits looks up
+                joining.wait(1.2)  # longer than the poll interval of join
             assert joining.state == "waiting"
             assert {state_of(coordinator, value) for value in siblings} == {"paused"}
             with pytest.raises(TimeLimit):
@@ -435,7 +437,7 @@ class TestStepping:
         coordinator.resume()
         assert value.fetch() > 0
 
-    def test_cancel_of_a_queued_and_of_a_running_closure(
+    def test_queued_and_running_closures_can_be_cancelled(
         self, coordinator: Coordinator, add: Any
     ) -> None:
         running = coordinator.schedule(count_to, args=(tf.constant(ENDLESS, tf.int64),))
@@ -454,7 +456,9 @@ class TestStepping:
             assert not coordinator.cancel(value)
         assert kept.fetch() > 0
 
-    def test_cancel_tells_whether_it_came_in_time(self, coordinator: Coordinator, add: Any) -> None:
+    def test_cancel_returns_whether_it_was_in_time(
+        self, coordinator: Coordinator, add: Any
+    ) -> None:
         for number in (1, 10, 1_000, ENDLESS):
             for _ in range(3):
                 value = coordinator.schedule(count_to, args=(tf.constant(number, tf.int64),))
@@ -465,12 +469,12 @@ class TestStepping:
                 else:
                     assert number != ENDLESS
                     assert value.fetch() == number
-        # No worker still counts for one that was cancelled.
+        # No worker still runs a cancelled closure.
         values = [coordinator.schedule(add, args=(one(),)) for _ in range(8)]
         coordinator.join(timeout=20)
         assert len(coordinator.fetch(values)) == 8
 
-    def test_others_run_on_when_one_is_cancelled(self, coordinator: Coordinator) -> None:
+    def test_cancel_does_not_affect_other_closures(self, coordinator: Coordinator) -> None:
         both = [
             coordinator.schedule(count_to, args=(tf.constant(number, tf.int64),))
             for number in (ENDLESS, 300_000)
@@ -481,7 +485,7 @@ class TestStepping:
 
 
 class TestSeeing:
-    def test_columns(self, coordinator: Coordinator, add: Any) -> None:
+    def test_columns_of_the_values(self, coordinator: Coordinator, add: Any) -> None:
         coordinator.schedule(add, args=(one(),))
         coordinator.join(timeout=20)
         frame = coordinator.values.to_frame()
@@ -494,7 +498,7 @@ class TestSeeing:
         assert last.queued <= last.dispatched <= last.started <= last.finished
         assert min(last.queue_ms, last.run_ms, last.fetch_ms) >= 0
 
-    def test_values_are_not_kept_alive(self, coordinator: Coordinator, add: Any) -> None:
+    def test_results_are_not_kept_in_memory(self, coordinator: Coordinator, add: Any) -> None:
         value = coordinator.schedule(add, args=(one(),))
         key = value._tfd_key
         coordinator.join(timeout=20)
@@ -505,14 +509,14 @@ class TestSeeing:
         with pytest.raises(UnknownName):
             coordinator.values.value(10**9)
 
-    def test_why_it_is_not_faster(self, coordinator: Coordinator) -> None:
+    def test_limit_explains_the_rate(self, coordinator: Coordinator) -> None:
         @tf.function
         def work(x: Any) -> Any:
             return tf.reduce_sum(tf.linalg.matmul(x, x))
 
         matrix = tf.constant(np.ones((600, 600), np.float32))
         coordinator.join(timeout=20)
-        for _ in range(5_100):  # what was before is forgotten
+        for _ in range(5_100):  # more than the history keeps
             coordinator.store.end(coordinator.store.add("work", "work", None), 6)
         for _ in range(12):
             coordinator.schedule(work, args=(matrix,)).fetch()
@@ -522,7 +526,7 @@ class TestSeeing:
 
 
 class TestResolver:
-    def test_contract(self, cluster: tfd.Cluster) -> None:
+    def test_coordinator_follows_tensorflows_contract(self, cluster: tfd.Cluster) -> None:
         resolver = cluster.resolver
         assert isinstance(resolver, tf.distribute.cluster_resolver.ClusterResolver)
         assert isinstance(resolver, tfd.resolvers.OwnResolver)
@@ -539,12 +543,12 @@ class TestResolver:
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[tfd.Cluster]:
-    with tfd.Cluster(workers=2, ps=3, name="own-strategy") as made:
-        yield made
+    with tfd.Cluster(workers=2, ps=3, name="own-strategy") as cluster:
+        yield cluster
 
 
 def is_closed(port: int) -> bool:
-    """Whether there is a packet filter on what listens in this process at `port`."""
+    """Return True if this process's listener on `port` has a packet filter."""
     listening = ports.listening_fds(port)
     filters = []
     for descriptor in listening:
@@ -555,7 +559,7 @@ def is_closed(port: int) -> bool:
 
 
 class TestOwnStrategy:
-    """Strategies that users make with ``cluster.resolver``; last, being on another cluster."""
+    """Strategies that users create with ``cluster.resolver``, on a different cluster."""
 
     @pytest.mark.parametrize(
         ("where", "first_words"),
@@ -576,19 +580,19 @@ class TestOwnStrategy:
         example = example.replace("cluster_resolver=...", "cluster_resolver=cluster.resolver")
         example = example.replace("strategy = ...", "strategy = make(cluster.resolver)")
         assert "..." not in example
-        made = {"tf": tf, "cluster": own, "make": tf.distribute.ParameterServerStrategy}
-        exec(example, made)
+        namespace = {"tf": tf, "cluster": own, "make": tf.distribute.ParameterServerStrategy}
+        exec(example, namespace)
         (chief,) = own.resolver.cluster_spec().as_dict()["chief"]
         assert is_closed(int(chief.rpartition(":")[2]))
-        theirs: Any = made["coordinator"]
+        theirs: Any = namespace["coordinator"]
         assert not isinstance(theirs, Coordinator)
         theirs.join()
         assert own.coordinator(theirs.strategy) is theirs
         assert isinstance(theirs, Coordinator)
 
-    def test_one_after_the_other_on_the_same_cluster(self, own: tfd.Cluster) -> None:
+    def test_successive_coordinators_of_one_cluster(self, own: tfd.Cluster) -> None:
         triple = tf.function(lambda x: 3 * x)
-        triple(tf.constant(1))  # traced before the workers know of it
+        triple(tf.constant(1))  # traced before the workers receive it
         twice = tf.function(lambda x: triple(x) + triple(x))
         earlier: list[Coordinator] = []
         for _ in range(2):
@@ -609,17 +613,17 @@ class TestOwnStrategy:
                 with pytest.raises(StateError, match="was stopped"):
                     own.coordinator(before.strategy)
             earlier.append(coordinator)
-        theirs = own.strategy()  # starts the tasks that those have used afresh
+        theirs = own.strategy()  # restarts the tasks that the other strategy has used
         assert earlier[-1].stopped
         assert own.coordinator(theirs).schedule(twice, args=(tf.constant(2),)).fetch() == 12
 
-    def test_one_of_another_cluster(self, own: tfd.Cluster, cluster: tfd.Cluster) -> None:
+    def test_coordinator_of_another_cluster(self, own: tfd.Cluster, cluster: tfd.Cluster) -> None:
         with pytest.raises(UsageError, match="does not belong to cluster 'own-strategy'"):
             own.coordinator(cluster.present_coordinator().strategy)
         with pytest.raises(UsageError, match="does not belong to cluster 'own-strategy'"):
             own.coordinator(tf.distribute.get_strategy())
 
-    def test_a_port_that_stays_open_is_reported_until_it_is_closed(
+    def test_open_port_is_reported_until_it_is_closed(
         self, cluster: tfd.Cluster, own: tfd.Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(sock: socket.socket, program: bytes) -> None:

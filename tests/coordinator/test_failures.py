@@ -1,4 +1,4 @@
-"""Workers and parameter servers that die, hang, come and go, and a kernel that goes on."""
+"""Failures, hangs and restarts of workers and parameter servers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tfd_notebook.model.spec import Role
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    # TensorFlow's executors tell, when they are collected, of the errors that were wanted here.
+    # When TensorFlow's executors are collected, they log the expected errors.
     pytest.mark.filterwarnings("ignore:Exception ignored in. .*Executor.__del__"),
 ]
 
 
-#: The name is gone when our hooks look for it, and TensorFlow itself finds it later.
+#: Hides the name while the package installs its hooks. TensorFlow can use it later.
 WITHOUT_NAME = """
 import tensorflow as tf
 from tensorflow.python.distribute.coordinator import cluster_coordinator
@@ -94,8 +94,8 @@ def pid_of(cluster: tfd.Cluster, task: str) -> int:
     return row.pid
 
 
-def said_by(error: BaseException) -> str:
-    """Return an error as it is shown."""
+def error_text(error: BaseException) -> str:
+    """Return the displayed text of an error."""
     return "\n".join((str(error), *getattr(error, "__notes__", ())))
 
 
@@ -104,9 +104,7 @@ def loops(number: int) -> Any:
 
 
 class TestWorkers:
-    def test_a_killed_workers_closure_migrates_and_the_worker_returns(
-        self, cluster: tfd.Cluster
-    ) -> None:
+    def test_closure_of_a_killed_worker_migrates(self, cluster: tfd.Cluster) -> None:
         coordinator = cluster.coordinator()
         step = stepping(build(coordinator))
         coordinator.schedule(step, args=(loops(1),)).fetch()
@@ -122,11 +120,11 @@ class TestWorkers:
         until(lambda: cluster.snapshot().observed.get(Role.WORKER) == 2)
         assert pid_of(cluster, "worker:0") != killed
         coordinator.pause_worker(1)
-        assert coordinator.schedule(step, args=(loops(1),)).fetch() == 1  # by the one that is back
+        assert coordinator.schedule(step, args=(loops(1),)).fetch() == 1  # by the restarted worker
         coordinator.resume_worker(1)
         assert coordinator.store.workers()[0]["retrying"] >= 1
 
-    def test_a_hung_worker_is_found_and_its_closure_migrates(self, cluster: tfd.Cluster) -> None:
+    def test_closure_of_a_hung_worker_migrates(self, cluster: tfd.Cluster) -> None:
         coordinator = cluster.coordinator()
         step = stepping(build(coordinator))
         coordinator.schedule(step, args=(loops(1),)).fetch()
@@ -141,14 +139,12 @@ class TestWorkers:
         until(lambda: cluster.snapshot().observed.get(Role.WORKER) == 2)
         assert not hung.is_running()
 
-    def test_a_frozen_kernel_costs_no_task_and_a_dead_worker_is_back(
-        self, cluster: tfd.Cluster
-    ) -> None:
+    def test_frozen_kernel_loses_no_task(self, cluster: tfd.Cluster) -> None:
         coordinator = cluster.coordinator()
         step = stepping(build(coordinator))
         coordinator.schedule(step, args=(loops(1),)).fetch()
         before = {task.name: task.pid for task in cluster.tasks}
-        # While the interpreter holds its lock for 30 seconds nothing of this process can act.
+        # While C code holds the GIL for 30 s, no thread of this process can run.
         killer = subprocess.Popen(["sh", "-c", f"sleep 3; kill -9 {before['worker:1']}"])
         ctypes.PyDLL(None).sleep(30)
         assert killer.wait(10) == 0
@@ -157,10 +153,10 @@ class TestWorkers:
         after = {task.name: task.pid for task in cluster.tasks}
         assert {name for name, pid in after.items() if pid != before[name]} == {"worker:1"}
         coordinator.pause_worker(0)
-        assert coordinator.schedule(step, args=(loops(4),)).fetch() == 4  # by the one that is back
+        assert coordinator.schedule(step, args=(loops(4),)).fetch() == 4  # by the restarted worker
         coordinator.resume_worker(0)
 
-    def test_workers_come_and_go_while_closures_run(self, cluster: tfd.Cluster) -> None:
+    def test_workers_are_added_and_removed_while_closures_run(self, cluster: tfd.Cluster) -> None:
         coordinator = cluster.coordinator()
         step = stepping(build(coordinator))
         values = [coordinator.schedule(step, args=(loops(100),)) for _ in range(50)]
@@ -181,16 +177,14 @@ class TestWorkers:
         with pytest.raises(StateError, match="the coordinator needs one"):
             cluster.scale(workers=0)
 
-    def test_a_worker_is_taken_away_with_a_closure_that_runs_on_it(
-        self, cluster: tfd.Cluster
-    ) -> None:
+    def test_worker_is_removed_while_it_runs_a_closure(self, cluster: tfd.Cluster) -> None:
         coordinator = cluster.coordinator()
         step = stepping(build(coordinator))
         coordinator.pause_worker(0)
         endless = coordinator.schedule(step, args=(loops(10**12),))
         until(lambda: coordinator.values.counts()["running"] == 1)
         cluster.scale(workers=1)
-        # It is for the one that is left now, which is paused.
+        # The closure is queued for the remaining worker, which is paused.
         until(lambda: coordinator.values.records(1)[0]["state"] in ("queued", "retrying"))
         assert coordinator.cancel(endless)
         coordinator.join(timeout=20)
@@ -200,12 +194,12 @@ class TestWorkers:
         assert coordinator.schedule(step, args=(loops(3),)).fetch() == 3
         cluster.scale(workers=2)
         coordinator.pause_worker(0)
-        assert coordinator.schedule(step, args=(loops(4),)).fetch() == 4  # by the new one
+        assert coordinator.schedule(step, args=(loops(4),)).fetch() == 4  # by the new worker
         coordinator.resume_worker(0)
 
 
 class TestParameterServers:
-    def test_a_lost_one_is_one_clear_error_and_is_recovered_from(
+    def test_lost_parameter_server_raises_one_error(
         self, cluster: tfd.Cluster, tmp_path: Path
     ) -> None:
         coordinator = cluster.coordinator()
@@ -224,7 +218,7 @@ class TestParameterServers:
 
         with pytest.raises((tf.errors.UnavailableError, tf.errors.AbortedError)) as caught:
             train()
-        assert "cluster.recover" in said_by(caught.value)
+        assert "cluster.recover" in error_text(caught.value)
         assert any("ps:0" in str(notice) for notice in cluster.snapshot().notices)
         restored: list[tf.train.Checkpoint] = []
 
@@ -241,10 +235,10 @@ class TestParameterServers:
         with pytest.raises(UsageError, match="no checkpoint"):
             cluster.recover(str(tmp_path / "nothing"), again)
         fresh.schedule(step, args=(loops(1),)).fetch()
-        assert cluster.recover(path) is not fresh  # builds as before
+        assert cluster.recover(path) is not fresh  # uses the earlier build function
         assert restored[1].total.numpy() == 5.0
 
-    def test_what_an_earlier_strategy_made_gets_a_sentence(self, cluster: tfd.Cluster) -> None:
+    def test_object_of_an_earlier_strategy_is_explained(self, cluster: tfd.Cluster) -> None:
         stale = stepping(build(cluster.coordinator()))
         cluster.coordinator().schedule(stale, args=(loops(1),)).fetch()
         cluster.strategy()
@@ -261,10 +255,10 @@ class TestParameterServers:
             with pytest.raises(Exception) as caught:  # noqa: PT011 - TensorFlow's own, of any kind
                 use()
             assert not isinstance(caught.value, TimeoutError)
-            assert "create it again" in said_by(caught.value)
+            assert "create it again" in error_text(caught.value)
         coordinator.stop()
 
-    def test_without_a_way_to_build_it_says_what_to_restore(self, tmp_path: Path) -> None:
+    def test_recover_without_a_build_function_explains_the_restore(self, tmp_path: Path) -> None:
         with tfd.Cluster(workers=1, ps=1, name="unbuilt") as cluster:
             checkpoint = build(cluster.coordinator())
             checkpoint.total.assign(7.0)
@@ -272,7 +266,7 @@ class TestParameterServers:
             assert cluster.coordinator().build is None
             with pytest.raises(UsageError, match="no checkpoint"):
                 cluster.recover(str(tmp_path / "nothing"))
-            coordinator = cluster.recover(str(tmp_path))  # the latest in it
+            coordinator = cluster.recover(str(tmp_path))  # the latest checkpoint
             assert coordinator is cluster.coordinator()
             (notice,) = (n for n in cluster.snapshot().notices if path in n.what)
             assert path in notice.fix
@@ -280,7 +274,7 @@ class TestParameterServers:
             checkpoint.restore(path)
             assert checkpoint.total.numpy() == 7.0
 
-    def test_stopping_cancels_what_builds_on_workers(self, cluster: tfd.Cluster) -> None:
+    def test_stop_cancels_datasets_that_workers_create(self, cluster: tfd.Cluster) -> None:
         cluster.strategy()
         coordinator = cluster.coordinator()
 
@@ -306,7 +300,7 @@ class TestParameterServers:
 
 
 class TestTrainingLoop:
-    def test_it_goes_on_after_the_loss_of_both_and_from_its_checkpoint(
+    def test_training_continues_after_the_loss_of_both(
         self, cluster: tfd.Cluster, tmp_path: Path
     ) -> None:
         def work(coordinator: Coordinator) -> tfd.Work:
@@ -328,7 +322,7 @@ class TestTrainingLoop:
         assert rounds == [10, 20, 30, 40]
         assert done.work is not None
         assert done.work.checkpoint.total.numpy() >= 40
-        cluster.recover(str(tmp_path / "ck"))  # knows how to build it from the loop
+        cluster.recover(str(tmp_path / "ck"))  # uses the build function of the loop
         again = tfd.training_loop(cluster, work, 50, str(tmp_path / "ck"), every=10)
         assert (again.steps, again.losses) == (50, 0)
         assert again.checkpoint.endswith("-50")
@@ -337,7 +331,7 @@ class TestTrainingLoop:
         with pytest.raises(UsageError, match=r"tfd\.Work"):
             tfd.training_loop(cluster, lambda coordinator: None, 5, str(tmp_path / "x"))  # type: ignore[arg-type, return-value]
 
-    def test_an_error_of_a_step_is_the_callers(self, cluster: tfd.Cluster, tmp_path: Path) -> None:
+    def test_error_of_a_step_reaches_the_caller(self, cluster: tfd.Cluster, tmp_path: Path) -> None:
         @tf.function
         def fail() -> Any:
             tf.debugging.assert_equal(1, tf.constant(2), message="wrong")
@@ -350,7 +344,7 @@ class TestTrainingLoop:
 
 
 class TestConnecting:
-    def test_a_dead_task_is_named_and_nothing_freezes(self) -> None:
+    def test_dead_task_is_named_without_a_hang(self) -> None:
         policy = tfd.Policy(restarts=0)
         with tfd.Cluster(workers=1, ps=1, name="dead", policy=policy) as cluster:
             cluster.kill("worker:0")
@@ -360,14 +354,14 @@ class TestConnecting:
             cluster.restart("worker:0")
             assert cluster.coordinator().schedule(tf.function(lambda: tf.constant(4))).fetch() == 4
 
-    def test_without_workers_or_servers(self) -> None:
+    def test_missing_workers_or_servers_are_an_error(self) -> None:
         with (
             tfd.Cluster(workers=1, name="half") as cluster,
             pytest.raises(StateError, match="no parameter server"),
         ):
             cluster.strategy()
 
-    def test_an_unknown_coordinator_of_tensorflow_is_used_with_less_to_see(
+    def test_unknown_coordinator_of_tensorflow_has_fewer_figures(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(fallback, "KNOWN", {})
@@ -389,20 +383,20 @@ class TestConnecting:
             with pytest.raises(tf.errors.InvalidArgumentError):
                 coordinator.join()
 
-    def test_a_tensorflow_without_a_name_of_the_queue(self) -> None:
-        done = subprocess.run(
+    def test_missing_name_of_the_queue_is_tolerated(self) -> None:
+        completed = subprocess.run(
             [sys.executable, "-c", WITHOUT_NAME], capture_output=True, text=True, timeout=150
         )
-        assert done.returncode == 0, done.stderr[-3_000:]
-        assert done.stdout.split()[-4:] == ["False", "3", "TimeLimit", "CancelledError"]
+        assert completed.returncode == 0, completed.stderr[-3_000:]
+        assert completed.stdout.split()[-4:] == ["False", "3", "TimeLimit", "CancelledError"]
 
-    def test_an_evaluator_is_a_cluster_of_its_own(self) -> None:
+    def test_evaluator_is_a_separate_cluster(self) -> None:
         with tfd.Cluster(workers=1, ps=1, evaluator=True, name="with-evaluator") as cluster:
             assert sorted(cluster.resolver.cluster_spec().jobs) == ["ps", "worker"]
             step = stepping(build(cluster.coordinator()))
             assert cluster.coordinator().schedule(step, args=(loops(2),)).fetch() == 2
 
-    def test_new_strategies_leave_no_memory_on_the_servers(self) -> None:
+    def test_new_strategies_leak_no_memory_on_the_servers(self) -> None:
         with tfd.Cluster(workers=1, ps=1, name="again") as cluster:
             sizes = []
             for _ in range(5):
@@ -415,7 +409,7 @@ class TestConnecting:
                 del large
             assert sizes[-1] - sizes[0] < 64, sizes  # four variables of 32 MB would be 128
 
-    def test_own_variables_survive_and_two_clusters_follow_each_other(self) -> None:
+    def test_local_variables_survive_two_successive_clusters(self) -> None:
         kept = tf.Variable(41.0)
         iterators: list[Any] = []
         for name in ("first", "second"):
@@ -437,7 +431,7 @@ class TestConnecting:
                 kept.assign_add(0.5)
         assert kept.numpy() == 42.0
 
-    def test_functions_that_were_traced_before_run_on_every_cluster(self) -> None:
+    def test_earlier_traced_functions_run_on_every_cluster(self) -> None:
         triple = tf.function(lambda x: 3 * x)
         more = tf.function(lambda x: triple(x) + 1)
         take = tf.function(lambda iterator: triple(next(iterator)))
@@ -456,7 +450,7 @@ class TestConnecting:
                     coordinator.join(timeout=60)
                     assert coordinator.fetch(values) == [7, 0]
 
-    def test_a_stopped_coordinator_leaves_nobody_waiting(self, cluster: tfd.Cluster) -> None:
+    def test_stopped_coordinator_releases_all_waiters(self, cluster: tfd.Cluster) -> None:
         cluster.strategy()
         coordinator = cluster.coordinator()
         step = stepping(build(coordinator))
@@ -481,7 +475,7 @@ class TestConnecting:
             coordinator.schedule(step, args=(loops(1),))
         assert cluster.coordinator() is not coordinator
 
-    def test_one_given_up_blocks_nobody(self) -> None:
+    def test_failed_worker_does_not_block_the_others(self) -> None:
         with tfd.Cluster(workers=2, ps=1, name="one-less", policy=tfd.Policy(restarts=0)) as few:
             coordinator = few.coordinator()
             step = stepping(build(coordinator))
@@ -490,12 +484,12 @@ class TestConnecting:
             until(lambda: coordinator.values.counts()["running"] == 1)
             coordinator.resume_worker(1)
             few.kill("worker:0")
-            assert value.fetch() == 1_000_000  # by the other one
+            assert value.fetch() == 1_000_000  # by the other worker
             assert few.snapshot().task("worker:0").state == "failed"
             few.scale(workers=3)
             coordinator.pause_worker(1)
-            assert coordinator.schedule(step, args=(loops(3),)).fetch() == 3  # by the new one
-            strategy = few.strategy()  # starts all of them afresh
+            assert coordinator.schedule(step, args=(loops(3),)).fetch() == 3  # by the new worker
+            strategy = few.strategy()  # restarts all of them
             again = few.coordinator(strategy)
             values = [again.schedule(stepping(build(again)), args=(loops(1),)) for _ in range(9)]
             assert set(again.fetch(values)) == {1}

@@ -1,4 +1,4 @@
-"""Keras under the strategy of a cluster: Keras 2 trains with ours, Keras 3 is refused."""
+"""Keras under the strategy of a cluster: Keras 2 trains, and Keras 3 is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*shuffle=True:UserWarning"),
 ]
 
-#: Keras 2 takes the place of Keras 3 when TensorFlow is imported, so this is a process of its own.
+#: Runs in a separate process, because TensorFlow selects Keras 2 or Keras 3 at import.
 FIT = """
 import json
 import numpy as np
@@ -50,21 +50,21 @@ with tfd.Cluster(workers=2, ps=1, name="keras-2") as cluster:
 
 def test_keras_2_trains_with_the_coordinator_of_the_cluster() -> None:
     environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", FIT], env=environment, capture_output=True, text=True, timeout=150
     )
-    assert done.returncode == 0, done.stderr[-3_000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["keras"].startswith("tf_keras")
-    assert found["losses"][-1] < 0.1 * found["losses"][0]
-    assert found["ours"]
-    assert found["functions"] == ["train_function"]
-    assert found["workers"] == [0, 1]
-    assert found["ready"] == 40  # 80 steps, two in each
-    assert found["ps"] == ["ps:0"]
+    assert completed.returncode == 0, completed.stderr[-3_000:]
+    data = json.loads(completed.stdout.splitlines()[-1])
+    assert data["keras"].startswith("tf_keras")
+    assert data["losses"][-1] < 0.1 * data["losses"][0]
+    assert data["ours"]
+    assert data["functions"] == ["train_function"]
+    assert data["workers"] == [0, 1]
+    assert data["ready"] == 40  # 80 steps, two in each
+    assert data["ps"] == ["ps:0"]
 
 
-#: As in TensorFlow's tutorial: `fit` makes the coordinator of a strategy.
+#: As in TensorFlow's tutorial, `fit` creates the coordinator of a strategy.
 FIT_FIRST = """
 import tensorflow as tf
 import tfd_notebook as tfd
@@ -102,19 +102,19 @@ with tfd.Cluster(workers=1, ps=1, name="keras-2") as cluster:
 """
 
 
-def test_the_coordinator_that_keras_2_made_is_adopted() -> None:
+def test_coordinator_of_keras_2_is_adopted() -> None:
     environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", FIT_FIRST],
         env=environment,
         capture_output=True,
         text=True,
         timeout=150,
     )
-    assert done.returncode == 0, done.stderr[-3_000:]
+    assert completed.returncode == 0, completed.stderr[-3_000:]
 
 
-def test_keras_3_is_refused_with_what_to_do() -> None:
+def test_keras_3_is_refused_with_a_fix() -> None:
     x = np.ones((32, 4), "float32")
     with tfd.Cluster(workers=1, ps=1, name="keras-3") as cluster:
         with cluster.strategy().scope():

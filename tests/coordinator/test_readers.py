@@ -1,4 +1,4 @@
-"""Readers of datasets go on while this process connects to a cluster, or the call is refused."""
+"""Readers of datasets continue while this process connects to a cluster, or the call is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.integration
 
 README = Path(__file__).parents[2] / "README.md"
-#: Fresh processes that run the snippets of the README.
+#: Number of processes that run the snippets of the README.
 PROCESSES = int(os.environ.get("TFD_TEST_README_PROCESSES", "1"))
 
 AROUND = """
@@ -37,13 +37,15 @@ print("ended")
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=170)
-    assert done.returncode == 0, done.stderr[-4_000:]
-    return done.stdout
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=170
+    )
+    assert completed.returncode == 0, completed.stderr[-4_000:]
+    return completed.stdout
 
 
 @pytest.mark.parametrize("process", range(PROCESSES))
-def test_the_snippets_of_the_readme_run_in_order(process: int) -> None:
+def test_snippets_of_the_readme_run_in_order(process: int) -> None:
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     chosen = [
         block for block in blocks if re.search(r"stream = |evaluator=|\.coordinator\(\)", block)
@@ -53,7 +55,7 @@ def test_the_snippets_of_the_readme_run_in_order(process: int) -> None:
     assert run(AROUND.format(snippets=snippets)).splitlines()[-1] == "ended"
 
 
-#: Each reader counts its elements, which are numbered. Each connection is one of another strategy.
+#: Each reader counts its numbered elements. Each connection belongs to a different strategy.
 READERS = """
 import threading
 import time
@@ -160,7 +162,7 @@ assert not errors, errors
 """
 
 
-def test_every_kind_of_reader_goes_on_with_the_same_iterator() -> None:
+def test_every_reader_continues_with_its_iterator() -> None:
     run(READERS)
 
 
@@ -226,5 +228,5 @@ cluster.stop()
 """
 
 
-def test_a_reader_that_does_not_return_is_named() -> None:
+def test_blocking_reader_is_named() -> None:
     run("import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n" + REFUSED)

@@ -1,4 +1,4 @@
-"""A kernel that restarts finds its parameter servers and goes on from its checkpoint."""
+"""A restarted kernel finds its parameter servers and continues from its checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfd_notebook.launchers.client import orphans
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(170)]
 
-#: Bytes of the variable that each kernel makes; what is kept of five of them would be seen.
+#: Bytes of the variable that each kernel creates. A leak of five of them would be visible.
 MEGABYTES = 40
 
 KERNEL = f"""
@@ -58,15 +58,15 @@ def cluster() -> Iterator[tfd.Cluster]:
         yield made
     finally:
         made.stop()
-        orphans.sweep()  # the sockets of the killed
+        orphans.sweep()  # removes the sockets of the killed process
 
 
 def written(pid: int) -> float:
-    """Return the megabytes that a process has written: files that it alone maps do not count."""
+    """Return the private written memory of a process in MB, without mapped files."""
     return float(sum(part.private_dirty for part in psutil.Process(pid).memory_maps()) / 1e6)
 
 
-def test_five_restarts_go_on_from_the_checkpoint_in_flat_memory(
+def test_five_restarts_continue_from_the_checkpoint(
     no_coordinator: None, cluster: tfd.Cluster, tmp_path: Path
 ) -> None:
     used = []
@@ -78,11 +78,11 @@ def test_five_restarts_go_on_from_the_checkpoint_in_flat_memory(
             timeout=90,
         )
         assert "SAID" in kernel.stdout, kernel.stderr
-        said = json.loads(kernel.stdout.split("SAID")[1])
-        assert said == {"before": 5 * life, "after": 5 * life + 5, "weight": 5.0 * life + 5}
+        data = json.loads(kernel.stdout.split("SAID")[1])
+        assert data == {"before": 5 * life, "after": 5 * life + 5, "weight": 5.0 * life + 5}
         used.append(sum(written(task.pid) for task in cluster.tasks))
-    # The first has nothing to restore. A buffer of the last step may still be there: only what
-    # each life leaves behind makes a slope.
+    # The first kernel restores nothing. A buffer of the last step may still be allocated. Only a
+    # leak of each kernel makes a slope.
     slope = statistics.linear_regression(range(4), used[1:]).slope
     assert slope < 0.6 * MEGABYTES, used
     assert cluster.state == "ready"

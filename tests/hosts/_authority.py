@@ -1,4 +1,4 @@
-"""Certificates for the hosts' servers, signed by an authority that nobody but the tests trusts."""
+"""Certificates for the hosts' servers, signed by an authority that only the tests trust."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _DAY = datetime.timedelta(days=1)
 
 
 class Authority:
-    """Who signs certificates.
+    """A certificate authority.
 
     Attributes
     ----------
     path : Path
-        Its own certificate, for clients: PEM.
+        Its certificate for clients, in PEM format.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -70,7 +70,7 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - 2 * _DAY)
             .not_valid_after(now + lifetime)
-            # Strict clients, Python 3.13 among them, ask for these two.
+            # Strict clients such as Python 3.13 require these two extensions.
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()),

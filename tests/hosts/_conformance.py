@@ -1,4 +1,4 @@
-"""What every launcher for other hosts has to do; a test module has one subclass for each."""
+"""Conformance tests for launchers for other hosts. Each launcher's module has a subclass."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tfd_notebook.cluster import data_service
 from tfd_notebook.launchers.base import Launcher
 from tfd_notebook.launchers.client import orphans
 
-#: Makes a launcher for ``north`` and ``east``, with more options.
+#: Creates a launcher for ``north`` and ``east``, with additional options.
 Make = Callable[..., Launcher]
 
-#: A process that has a cluster, given as the expression of its launcher.
+#: A process with a cluster, for the expression of a launcher.
 OWNER = """
 import sys, tfd_notebook as tfd
 cluster = tfd.Cluster(data_workers=2, name="orphan", launcher={launcher})
@@ -37,34 +37,41 @@ sys.stdin.read()
 
 
 def numbers(cluster: tfd.Cluster, count: int = 100) -> list[int]:
-    """Read so many numbers through the cluster."""
+    """Read `count` numbers through the cluster."""
     import tensorflow as tf
 
     return sorted(int(x) for x in tf.data.Dataset.range(count).apply(cluster.distribute("dynamic")))
 
 
 def pids_on(host: Host, before: set[int]) -> set[int]:
-    """Return what runs on a host that did not before, but for sessions of ssh itself."""
-    found = set()
+    """Return the new processes on a host, except for sessions of ssh."""
+    started = set()
     for pid in host.pids() - before:
         with contextlib.suppress(psutil.NoSuchProcess):
             if not " ".join(psutil.Process(pid).cmdline()).startswith("sshd: "):
-                found.add(pid)
-    return found
+                started.add(pid)
+    return started
 
 
 def row(cluster: tfd.Cluster, task: str) -> Any:
-    found = cluster.snapshot().task(task)
-    assert found is not None
-    return found
+    status = cluster.snapshot().task(task)
+    assert status is not None
+    return status
 
 
 class Conformance:
-    """Tests that share one cluster of two hosts, and some that have one of their own.
+    """Tests that share one cluster of two hosts, and tests with separate clusters.
 
-    The module has fixtures for all of its tests: ``make``, of type `Make`; ``written``, the
-    launcher as an expression with ``tfd`` and {grace}; ``cut``, which ends the channel to
-    ``north``, so that it can come back; and ``shared``, a cluster with two data workers.
+    The module of a subclass defines these fixtures for all of its tests:
+
+    make
+        Function of type `Make`.
+    written
+        The launcher as an expression with ``tfd`` and {grace}.
+    cut
+        Function that ends the channel to ``north``, so that it can reconnect.
+    shared
+        Cluster with two data workers.
     """
 
     def test_tasks_run_on_both_hosts_and_serve(self, shared: tfd.Cluster, hosts: Hosts) -> None:
@@ -77,8 +84,8 @@ class Conformance:
             assert row(shared, task).pid in host.pids()
         assert numbers(shared) == list(range(100))
 
-    def test_a_large_function_travels(self, shared: tfd.Cluster) -> None:
-        """Larger than a message of a websocket may be."""
+    def test_large_function_is_sent(self, shared: tfd.Cluster) -> None:
+        """The function is larger than the limit of a websocket's message."""
         import numpy as np
         import tensorflow as tf
 
@@ -91,7 +98,7 @@ class Conformance:
         read = dataset.apply(shared.distribute("dynamic"))
         assert sorted(int(x) for x in read) == [0, 1, 2, 3]
 
-    def test_logs_come_from_there(self, shared: tfd.Cluster) -> None:
+    def test_logs_are_read_from_the_host(self, shared: tfd.Cluster) -> None:
         import tensorflow as tf
 
         def shout(x: Any) -> Any:
@@ -105,7 +112,7 @@ class Conformance:
         following = shared.logs("data_worker:0", follow=True)
         assert any("heard" in line for line in following)
 
-    def test_a_killed_task_comes_back_at_its_port(self, shared: tfd.Cluster) -> None:
+    def test_killed_task_is_restarted_on_its_port(self, shared: tfd.Cluster) -> None:
         before = row(shared, "data_worker:1")
         assert shared.kill("data_worker:1") == before.pid
         until(lambda: row(shared, "data_worker:1").restarts > before.restarts)
@@ -115,14 +122,14 @@ class Conformance:
         assert after.pid != before.pid
         assert numbers(shared) == list(range(100))
 
-    def test_a_restarted_task_has_its_port(self, shared: tfd.Cluster) -> None:
+    def test_restarted_task_keeps_its_port(self, shared: tfd.Cluster) -> None:
         before = row(shared, "data_worker:0")
         shared.restart("data_worker:0")
         after = row(shared, "data_worker:0")
         assert (after.address, after.state) == (before.address, "ready")
         assert after.pid != before.pid
 
-    def test_it_scales_up_and_down(self, shared: tfd.Cluster) -> None:
+    def test_cluster_scales_up_and_down(self, shared: tfd.Cluster) -> None:
         shared.scale(data_workers=4)
         assert len(data_service.of(shared).data_workers()) == 4
         assert numbers(shared) == list(range(100))
@@ -130,7 +137,7 @@ class Conformance:
         assert len(data_service.of(shared).data_workers()) == 2
         assert numbers(shared) == list(range(100))
 
-    def test_what_blocks_can_be_interrupted(self, shared: tfd.Cluster) -> None:
+    def test_blocked_calls_can_be_interrupted(self, shared: tfd.Cluster) -> None:
         import tensorflow as tf
 
         endless = iter(tf.data.Dataset.range(10**9).apply(shared.distribute("off")))
@@ -141,7 +148,7 @@ class Conformance:
             deque(endless, maxlen=0)
         timer.join()
 
-    def test_the_journal_is_read_from_there(self, shared: tfd.Cluster) -> None:
+    def test_journal_is_read_from_the_host(self, shared: tfd.Cluster) -> None:
         import tensorflow as tf
 
         named = tf.data.Dataset.range(10).apply(shared.distribute("dynamic", job_name="once"))
@@ -155,7 +162,7 @@ class Conformance:
         with pytest.raises(errors.FinishedJob, match="once-2"):
             tf.data.Dataset.range(10).apply(shared.distribute("dynamic", job_name="once"))
 
-    def test_a_flood_of_output_is_cut(self, shared: tfd.Cluster) -> None:
+    def test_excessive_output_is_truncated(self, shared: tfd.Cluster) -> None:
         import tensorflow as tf
 
         def flood(x: Any) -> Any:
@@ -168,18 +175,18 @@ class Conformance:
         until(lambda: "earlier output dropped" in str(shared.logs("data_worker:0", lines=100_000)))
         assert "the end" in str(shared.logs("data_worker:0"))
 
-    def test_a_second_cluster_lives_beside_it(self, shared: tfd.Cluster, make: Make) -> None:
+    def test_two_clusters_run_concurrently(self, shared: tfd.Cluster, make: Make) -> None:
         with tfd.Cluster(data_workers=1, name="second", launcher=make()) as second:
             assert numbers(second) == list(range(100))
             assert numbers(shared) == list(range(100))
         assert shared.state == "ready"
 
-    def test_a_channel_that_comes_back_has_missed_nothing(
+    def test_reconnected_channel_loses_no_event(
         self, shared: tfd.Cluster, cut: Callable[[], None]
     ) -> None:
         pid = row(shared, "data_worker:0").pid
         restarts = row(shared, "data_worker:0").restarts
-        # What happens right before and after is told by the next channel.
+        # The next channel reports the events before and after the interruption.
         os.kill(pid, signal.SIGKILL)
         cut()
         until(lambda: row(shared, "data_worker:0").restarts == restarts + 1)
@@ -189,14 +196,14 @@ class Conformance:
         shared.restart("dispatcher:0")
         assert numbers(shared) == list(range(100))
 
-    def test_a_time_limit_ends_it(self, hosts: Hosts, make: Make) -> None:
+    def test_time_limit_stops_the_cluster(self, hosts: Hosts, make: Make) -> None:
         before = hosts.east.pids()
         policy = tfd.Policy(time_limit=2.0)
         cluster = tfd.Cluster(data_workers=2, name="short", launcher=make(), policy=policy)
         assert cluster.wait_ended(30)
         until(lambda: not pids_on(hosts.east, before))
 
-    def test_who_does_not_come_back_loses_it(
+    def test_cluster_stops_if_its_owner_does_not_return(
         self, hosts: Hosts, written: str, shared: tfd.Cluster
     ) -> None:
         before = {host: host.pids() for host in hosts}
@@ -212,23 +219,21 @@ class Conformance:
             owner.kill()
             owner.communicate()
         until(lambda: not any(pids_on(host, before[host]) for host in hosts), 60)
-        orphans.sweep()  # what the killed process could not remove
+        orphans.sweep()  # removes the files of the killed process
         assert shared.state == "ready"
 
-    def test_a_partition_that_outlasts_the_grace_ends_both_sides(
-        self, hosts: Hosts, make: Make
-    ) -> None:
+    def test_long_partition_ends_both_sides(self, hosts: Hosts, make: Make) -> None:
         before = hosts.east.pids()
         cluster = tfd.Cluster(data_workers=2, name="parted", launcher=make(grace=3))
         hosts.partition(hosts.home, hosts.east)
         until(lambda: cluster.ended, 90)
         assert cluster.state == "lost"
-        said = " ".join(notice.what for notice in cluster.snapshot().notices)
-        assert "is lost" in said
-        assert "could not be reached for 3 s" in said
+        answer = " ".join(notice.what for notice in cluster.snapshot().notices)
+        assert "is lost" in answer
+        assert "could not be reached for 3 s" in answer
         until(lambda: not pids_on(hosts.east, before), 60)
 
-    def test_a_wrong_password_or_host_is_one_clear_error(self, make: Make, hosts: Hosts) -> None:
+    def test_invalid_credentials_or_host_raise_one_error(self, make: Make, hosts: Hosts) -> None:
         hosts.down(hosts.east)
         began = time.monotonic()
         with pytest.raises(errors.LaunchError, match="cannot be reached"):

@@ -1,4 +1,4 @@
-"""A consumer in the main thread, to which something happens meanwhile."""
+"""A consumer in the main thread during faults."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from tfd_notebook import errors
 
 
 class Reading:
-    """Counts what a loop in the main thread gets, while another thread makes things happen.
+    """Counter of a loop's elements in the main thread, while another thread causes faults.
 
     Attributes
     ----------
     count : int
-        Elements so far.
+        Number of elements so far.
     over : bool
-        Whether the loop has ended.
+        True if the loop has ended.
     """
 
     def __init__(self, cluster: tfd.Cluster) -> None:
         self.cluster = cluster
         self.count = 0
         self.over = False
-        self._seen = len(cluster.snapshot().notices)
+        self._known = len(cluster.snapshot().notices)
 
     def loop(
         self, elements: Iterable[Any], story: Callable[[Reading], None], waits: bool = False
     ) -> None:
-        """Read until `story`, told in another thread, is over; then the loop is interrupted.
+        """Read until `story`, which runs in another thread, has ended; then interrupt the loop.
 
-        The story begins when the first elements have come; with `waits`, at once.
+        The story starts after the first elements have arrived. With `waits`, it starts at once.
         """
         with concurrent.futures.ThreadPoolExecutor(1, "tests-story") as pool:
-            told = pool.submit(self._tell, story, waits)
+            future = pool.submit(self._run_story, story, waits)
             try:
                 for _ in elements:
                     self.count += 1
             except errors.Interrupted:
-                told.result()
+                future.result()
             finally:
                 self.over = True
 
-    def _tell(self, story: Callable[[Reading], None], waits: bool) -> None:
+    def _run_story(self, story: Callable[[Reading], None], waits: bool) -> None:
         try:
             if not waits:
                 self.moves()
@@ -56,12 +56,12 @@ class Reading:
             self.cluster.interrupt()
 
     def moves(self, seconds: float = 60.0) -> None:
-        """Wait until more has come."""
+        """Wait for more elements."""
         before = self.count
         until(lambda: self.count > before + 10, seconds)
 
     def halts(self) -> None:
-        """Wait until nothing comes any more."""
+        """Wait until no more elements arrive."""
         quiet = threading.Event()
 
         def same() -> bool:
@@ -72,10 +72,10 @@ class Reading:
         until(same, 30)
 
     def notices(self) -> list[str]:
-        """Return what was said since the beginning."""
-        return [str(notice) for notice in self.cluster.snapshot().notices[self._seen :]]
+        """Return the notices since the start."""
+        return [str(notice) for notice in self.cluster.snapshot().notices[self._known :]]
 
-    def hears(self, *words: str, seconds: float = 45.0) -> str:
+    def wait_for_notice(self, *words: str, seconds: float = 45.0) -> str:
         """Wait for a notice with all of these words."""
         began = time.monotonic()
         try:
@@ -85,5 +85,5 @@ class Reading:
             )
         except AssertionError:
             raise AssertionError(
-                f"{words} not said within {time.monotonic() - began:.0f} s, but {self.notices()}"
+                f"no notice with {words} within {time.monotonic() - began:.0f} s: {self.notices()}"
             ) from None

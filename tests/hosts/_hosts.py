@@ -1,4 +1,4 @@
-"""Several hosts on one machine: each a network namespace with files and processes of its own."""
+"""Simulated hosts: network namespaces with separate files and processes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests._waiting import until
 from tests.hosts._network import Network, Peer, inhabitants
 
 NAMES = ("north", "east", "west")
-#: What a host's processes inherit from the test's, besides what the host itself sets.
+#: Environment variables that a host's processes inherit from the test.
 _INHERITED = ("PATH", "LANG", "LC_", "PYTHON", "COVERAGE", "TFD_TEST_", "TF_CPP_")
-#: What a process does before it becomes the command: its host's files take their places, in a
-#: mount namespace that ``ip netns exec`` made for this process alone.
+#: Program that mounts the host's files and then executes the command. ``ip netns exec`` creates a
+#: mount namespace for each process.
 _BECOME = """
 mount --bind "$1" /run && hostname "$2" || exit 125
 for file in hosts passwd resolv.conf; do
@@ -33,7 +33,7 @@ exec "$@"
 
 
 class Service(Protocol):
-    """What a host offers, and offers again after the host has been restarted."""
+    """A service of a host, which is started again after the host's restart."""
 
     def alive(self) -> bool: ...
     def launch(self) -> None: ...
@@ -41,22 +41,22 @@ class Service(Protocol):
 
 
 class Host(Peer):
-    """A host: an address, a name, ``/run``, home, runtime and temporary directory of its own.
+    """A host with a separate address, name, ``/run``, home, runtime and temporary directory.
 
     Parameters
     ----------
     name, address, namespace : str
     directory : Path
-        What the host sees as ``/run``. Everything else of the file system is as at home.
+        Mounted as ``/run`` of the host. It shares all other files with ``home``.
 
     Attributes
     ----------
     env : dict of str to str
-        The environment of its processes: ``TFD_RUNTIME_DIR`` is ``/run/tfd``, and so on.
+        The environment of its processes, such as ``TFD_RUNTIME_DIR=/run/tfd``.
     runtime, tmp, home : Path
-        Where those directories of the host are for the test.
+        Paths of these directories of the host for the test.
     died : bool
-        Whether it was killed, and has not been booted since.
+        True if it was killed and has not been booted since.
     """
 
     def __init__(self, name: str, address: str, namespace: str, directory: Path) -> None:
@@ -72,7 +72,7 @@ class Host(Peer):
         self.boot()
 
     def boot(self) -> None:
-        """Begin, or begin again: nothing runs, and no file is left from before."""
+        """Boot the host without processes and without files of an earlier boot."""
         self._end()
         for directory in (self.runtime, self.tmp, self.home):
             shutil.rmtree(directory, ignore_errors=True)
@@ -80,27 +80,27 @@ class Host(Peer):
         self.died = self._asleep = False
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return the command line that becomes `command` here, without a process in between."""
+        """Return the command line that executes `command` on this host, without a child process."""
         become = ("unshare", "--uts", "sh", "-c", _BECOME, "sh", str(self.directory), self.name)
         return ["ip", "netns", "exec", self.namespace, *become, *command]
 
     def start(
         self, command: Sequence[str], env: dict[str, str] | None = None, **popen: Any
     ) -> subprocess.Popen[str]:
-        """Start a process here; `env` adds to the host's, the rest is as for ``Popen``."""
+        """Start a process on this host with additional variables `env` and options of ``Popen``."""
         process = subprocess.Popen(
             self.command(command), env=self.env | (env or {}), **{"text": True, **popen}
         )
-        # From now on it is one that `kill` and `sleep` hit.
+        # From now on, `kill` and `sleep` apply to the process.
         until(lambda: process.pid in self.pids() or process.poll() is not None)
         return process
 
     def run(
         self, command: Sequence[str], env: dict[str, str] | None = None, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Execute a command here; `options` are of ``subprocess.run``.
+        """Execute a command on this host; `options` are those of ``subprocess.run``.
 
-        Unless they say something else, it has 30 s, and its output is kept as text.
+        By default, the timeout is 30 s, and the output is captured as text.
         """
         if not {"stdout", "stderr"} & set(options):
             options["capture_output"] = True
@@ -111,48 +111,48 @@ class Host(Peer):
         )
 
     def pids(self) -> set[int]:
-        """Return which processes there are; those that wait to be reaped do not count."""
+        """Return the ids of the host's processes, without zombies."""
         return inhabitants(self.namespace)
 
     def kill(self) -> None:
-        """Let the host die: SIGKILL to all, sessions and services.
+        """Kill the host: send SIGKILL to all of its processes.
 
-        Its address still answers, with resets. For a host that falls silent as it dies, as one
-        without power does, let it be `Hosts.down` before.
+        Its address still answers with resets. To simulate a power failure, call `Hosts.down`
+        before.
         """
         self.died = True
-        self._tell(signal.SIGSTOP)  # so that nobody sees another one die, and acts upon it
+        self._signal(signal.SIGSTOP)  # so that no process reacts to the death of another
         self._end()
 
     def sleep(self) -> None:
-        """Stop all its processes, as the lid of a laptop does."""
+        """Stop all processes, to simulate a suspended host."""
         self._asleep = True
-        self._tell(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def wake(self) -> None:
-        """Let them go on."""
+        """Continue all processes."""
         if self._asleep:
             self._asleep = False
-            self._tell(signal.SIGCONT)
+            self._signal(signal.SIGCONT)
 
-    def _tell(self, what: signal.Signals) -> None:
-        """Send a signal to all, to those too that are born meanwhile."""
-        told: set[int] = set()
+    def _signal(self, what: signal.Signals) -> None:
+        """Send a signal to all processes, including those that start in the meantime."""
+        signalled: set[int] = set()
 
         def done() -> bool:
-            new = self.pids() - told
+            new = self.pids() - signalled
             for pid in new:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, what)
-            told.update(new)
+            signalled.update(new)
             return not new
 
         until(done)
 
     def _end(self) -> None:
-        """Kill all, and wait until their sockets are closed, too.
+        """Kill all processes, and wait until their sockets are closed.
 
-        These are closed later than a process leaves its namespace, so `pids` does not tell.
+        `pids` is not sufficient, because a process leaves its namespace before its sockets close.
         """
         while pids := self.pids():
             with contextlib.ExitStack() as stack:
@@ -167,23 +167,23 @@ class Host(Peer):
 
 
 class Hosts(Network):
-    """Three hosts, ``north``, ``east`` and ``west``; the test's own process is at ``home``.
+    """Three hosts, ``north``, ``east`` and ``west``. The test's process is on ``home``.
 
-    A context manager: at its end everything is gone.
+    A context manager that removes all hosts at the end.
 
     Attributes
     ----------
     north, east, west : Host
-        By name they are ``hosts["north"]`` and so on; iterating gives all three.
+        The hosts, also as ``hosts["north"]`` and so on. Iteration yields all three.
     home : Peer
-        Faults hit it as they do the others.
+        The host of the test. Faults apply to it, too.
     services : list of Service
-        What `mend` starts again where it does not run any more.
+        Services that `mend` starts again after they ended.
     """
 
     def __init__(self) -> None:
         super().__init__(*NAMES)
-        # Without links in its path: what a host binds there has to be the same for all.
+        # Without links, because all hosts must resolve the bind mounts in the same manner.
         self._directory = Path(tempfile.mkdtemp(prefix="hosts-")).resolve()
         self.services: list[Service] = []
         self._all: dict[str, Host] = {}
@@ -198,13 +198,13 @@ class Hosts(Network):
         self.north, self.east, self.west = self._all.values()
 
     def _furnish(self, directory: Path) -> None:
-        """Write what a host has of its own in ``/etc``, and make the directories of services."""
-        (directory / "sshd").mkdir(parents=True, mode=0o755)  # where sshd locks itself in
+        """Write a host's own files for ``/etc``, and create the directories of services."""
+        (directory / "sshd").mkdir(parents=True, mode=0o755)  # the chroot of sshd
         etc = directory / "etc"
         etc.mkdir()
         names = "".join(f"{address} {name}\n" for name, address in self.addresses.items())
         (etc / "hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{names}")
-        # Asking itself, where nobody listens, it learns at once that there is no such name.
+        # A query for an unknown name fails at once, because no server listens at its own address.
         (etc / "resolv.conf").write_text("nameserver 127.0.0.1\n")
         users = Path("/etc/passwd").read_text()
         (etc / "passwd").write_text(users.replace(":/root:", ":/run/home:"))
@@ -235,13 +235,13 @@ class Hosts(Network):
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def heal(self) -> None:
-        """Remove every fault and wake who sleeps; who was killed stays dead."""
+        """Remove every fault and continue stopped hosts. Killed hosts stay dead."""
         super().heal()
         for host in self:
             host.wake()
 
     def mend(self) -> None:
-        """Heal, boot the hosts that died, and start the services that stopped."""
+        """Heal the network, boot dead hosts, and start stopped services."""
         self.heal()
         for host in self:
             if host.died:

@@ -17,29 +17,29 @@ from tests.hosts._hosts import Host, Hosts
 from tests.hosts._services import Server, Servers
 
 PORT = 8888
-#: Extensions of the server that have nothing to do with kernels.
+#: Server extensions that are unrelated to kernels.
 _UNUSED = ("jupyter_lsp", "jupyter_server_terminals", "jupyterlab", "notebook", "notebook_shim")
 
 
 class Jupyter(Server):
-    """A Jupyter server at a host.
+    """A Jupyter server on a host.
 
     Parameters
     ----------
     host : Host
     directory : Path
-        Of its own: configuration, data, notebooks and log.
+        Directory of the configuration, data, notebooks and log of this server.
     authority : Authority
     port : int, optional
     expired : bool, optional
-        Whether its certificate was good until yesterday.
+        True if its certificate has expired.
     cull : int, optional
-        After how many idle seconds it ends a kernel, connected ones too.
+        Seconds after which the server ends an idle kernel, including connected kernels.
 
     Attributes
     ----------
     url : str
-        Without a slash at its end; by the address, since home does not know names.
+        URL without a slash at its end. It has the address, because home cannot resolve names.
     token : str
     ca : Path
         The certificate to trust.
@@ -97,7 +97,7 @@ class Jupyter(Server):
         settings.write_text(json.dumps(config))
 
     def get(self, path: str, **how: Any) -> Any:
-        """Return what it answers, read as JSON; see `open`."""
+        """Return the parsed JSON answer; see `open`."""
         with self.open(path, **how) as reply:
             return json.load(reply)
 
@@ -109,16 +109,16 @@ class Jupyter(Server):
         context: ssl.SSLContext | None = None,
         timeout: float = 10.0,
     ) -> Any:
-        """Ask for a path, as ``/api/kernels``.
+        """Request a path, such as ``/api/kernels``.
 
         Parameters
         ----------
         path : str
         method : str, optional
         token : str, optional
-            Another token than the right one, or none at all: ``""``.
+            A wrong token, or ``""`` for no token. Default: the right token.
         context : ssl.SSLContext, optional
-            Default: one that trusts the authority alone.
+            Default: a context that trusts only the authority.
         timeout : float, optional
             Seconds.
         """
@@ -130,7 +130,7 @@ class Jupyter(Server):
         return urllib.request.build_opener(*handlers).open(request, timeout=timeout)
 
     def answers(self) -> bool:
-        """Whether it tells its status."""
+        """Return True if the server reports its status."""
         context = ssl.create_default_context(cafile=str(self.ca))
         if self._expired:
             context.check_hostname = False
@@ -151,7 +151,7 @@ def write_profile(directory: Path, servers: Iterable[Jupyter]) -> None:
 
 
 class Jupyters(Servers[Jupyter]):
-    """Servers at two hosts, by the names of the hosts; more of them are started by `started`.
+    """Servers on two hosts, by the names of the hosts. `started` starts additional ones.
 
     Attributes
     ----------
@@ -168,7 +168,7 @@ class Jupyters(Servers[Jupyter]):
 
     @contextlib.contextmanager
     def started(self, host: Host, port: int = PORT + 1, **settings: Any) -> Iterator[Jupyter]:
-        """Have one more server; `settings` are `expired` and `cull` of `Jupyter`."""
+        """Start another server; `settings` are `expired` and `cull` of `Jupyter`."""
         directory = self._directory / uuid.uuid4().hex[:8]
         server = Jupyter(host, directory, self.authority, port, **settings)
         server.launch()

@@ -1,7 +1,8 @@
 """A network on one machine: namespaces at a switch, and faults between them.
 
-The switch, a bridge, has a namespace of its own. Loss and partitions are rules of the packet filter
-in there, resets are rules at a host: the machine's own packet filter is never touched.
+The switch is a bridge in a separate namespace. Loss and partitions are rules of the packet filter
+in this namespace. Resets are rules of a host's packet filter. The machine's own packet filter is
+not used.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _HOOK = "{{ type filter hook {} priority 0; }}"
 
 
 class Peer:
-    """Who has an address on the network."""
+    """A member of the network."""
 
     def __init__(self, name: str, address: str) -> None:
         self.name = name
@@ -32,19 +33,19 @@ class Peer:
 
 
 class Network:
-    """Namespaces at a switch, to which this process's namespace has a cable: ``home``.
+    """Namespaces at a switch, which is connected to this process's namespace, ``home``.
 
     Parameters
     ----------
     *names : str
-        Of the hosts, up to 15 characters each.
+        Names of the hosts, up to 15 characters each.
 
     Attributes
     ----------
     home : Peer
-        Who the test's own process is.
+        The member of the test's process.
     addresses : dict of str to str
-        All addresses by name, that of ``home`` too.
+        All addresses by name, including ``home``.
     """
 
     def __init__(self, *names: str) -> None:
@@ -66,7 +67,7 @@ class Network:
             raise
 
     def namespace(self, name: str) -> str:
-        """Return the name of a host's namespace, as ``ip netns`` knows it."""
+        """Return the name of a host's namespace for ``ip netns``."""
         return f"tfd-{self._suffix}-{name}"
 
     def _wire(self) -> None:
@@ -86,7 +87,7 @@ class Network:
 
     def close(self) -> None:
         """Remove everything."""
-        # A namespace takes its interfaces along, but only some time after it has been deleted.
+        # The interfaces of a deleted namespace disappear with a delay.
         if os.path.exists(f"/sys/class/net/{self._cable}"):
             ip([f"link del {self._cable}"])
         for name in (*self._names, "switch"):
@@ -94,37 +95,37 @@ class Network:
                 ip([f"netns del {self.namespace(name)}"])
 
     def full_speed(self) -> None:
-        """Have the machine pass on 64 KiB at once from now on, as fast as it can."""
+        """Transfer packets of up to 64 KiB from now on, at full speed."""
         ip([f"link set {self._cable} {_SEGMENTS} 65535"])
         ip([f"link set {name} {_SEGMENTS} 65535" for name in ("home", *self._names)], self._switch)
         for name in self._names:
             ip([f"link set eth0 {_SEGMENTS} 65535"], self.namespace(name))
 
-    # Faults: they count both ways, and hold until `heal`
+    # Faults in both directions, until `heal`
 
     def partition(self, a: Peer, b: Peer) -> None:
-        """Drop what goes between the two, without a word to either."""
+        """Drop all packets between two hosts silently."""
         self._drop(a, b)
 
     def lose(self, a: Peer, b: Peer, percent: int) -> None:
-        """Drop some of the packets between the two, by chance."""
+        """Drop packets between the two at random."""
         self._drop(a, b, f"numgen random mod 100 < {percent}")
 
     def slow(self, a: Peer, kbit: int) -> None:
-        """Let pass `kbit` per second from `a`, and as much to it, and drop what is more.
+        """Limit the rate from and to `a` to `kbit` per second, and drop all other packets.
 
-        What one second lets pass is free in the beginning, and 16 KB with it.
+        The initial burst is the data of one second and 16 KB.
         """
         for way in ("saddr", "daddr"):
             limit = f"limit rate over {max(1, kbit // 8)} kbytes/second burst 16 kbytes"
             self._filter(f"ip {way} {a.address} {limit} drop")
 
     def reset(self, a: Peer, b: Peer) -> None:
-        """Answer what is sent between the two by TCP with a reset, as a firewall may.
+        """Answer TCP packets between the two with a reset, as some firewalls do.
 
-        Who is connected learns it when the next packet is sent.
+        A connection is reset when the next packet is sent.
         """
-        # Not in the switch: not every kernel can reject from a bridge.
+        # Not in the switch, because some kernels cannot reject packets from a bridge.
         at, other = (b, a) if a.name == "home" else (a, b)
         assert at.name != "home"
         namespace = self.namespace(at.name)
@@ -134,17 +135,17 @@ class Network:
             for hook in ("input", "output"):
                 _nft(namespace, f"add chain inet faults {hook}", _HOOK.format(hook))
         for hook, way in (("input", "saddr"), ("output", "daddr")):
-            # The resets themselves leave by the same hook.
+            # The resets pass through the same hook.
             match = f"ip {way} {other.address} tcp flags & rst == 0"
             _nft(namespace, f"add rule inet faults {hook} {match} reject with tcp reset")
 
     def down(self, a: Peer) -> None:
-        """Pull the cable of `a` out of the switch: silence, from now on."""
+        """Disconnect `a` from the switch."""
         self._down.add(a.name)
         ip([f"link set {a.name} down"], self._switch)
 
     def up(self, a: Peer) -> None:
-        """Plug it in again."""
+        """Reconnect `a` to the switch."""
         ip([f"link set {a.name} up"], self._switch)
         self._down.discard(a.name)
 
@@ -172,21 +173,21 @@ class Network:
 
 
 def inhabitants(namespace: str) -> set[int]:
-    """Return who lives in a namespace; processes that wait to be reaped do not count."""
-    found: set[int] = set()
+    """Return the processes of a namespace, without zombies."""
+    pids: set[int] = set()
     try:
         wanted = os.stat(f"/run/netns/{namespace}").st_ino
     except FileNotFoundError:
-        return found
+        return pids
     for entry in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if os.stat(f"/proc/{entry}/ns/net").st_ino == wanted:
-                found.add(int(entry))
-    return found
+                pids.add(int(entry))
+    return pids
 
 
 def _sweep() -> None:
-    """Remove what a run left that had no time to: one that was killed."""
+    """Remove the leftovers of a killed test run."""
     with contextlib.suppress(FileNotFoundError):
         for namespace in os.listdir("/run/netns"):
             owner = re.fullmatch(r"tfd-([0-9a-f]{6})[0-9a-f]{4}-\w+", namespace)
@@ -194,12 +195,14 @@ def _sweep() -> None:
                 for pid in inhabitants(namespace):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-                with contextlib.suppress(subprocess.CalledProcessError):  # two may sweep
+                with contextlib.suppress(
+                    subprocess.CalledProcessError
+                ):  # another process may sweep, too
                     ip([f"netns del {namespace}"])
 
 
 def ip(commands: list[str], namespace: str | None = None) -> None:
-    """Execute commands of ``ip``, all by one process."""
+    """Execute commands of ``ip`` in one process."""
     within = ["-n", namespace] if namespace else []
     _checked(["ip", *within, "-batch", "-"], "\n".join(commands))
 
@@ -209,10 +212,10 @@ def _nft(namespace: str, command: str, *words: str) -> None:
 
 
 def _up(link: str, address: str = "") -> list[str]:
-    """Return the commands that set an interface up, which has no IPv6, and IPv4 if so wanted."""
+    """Return the commands that set up an interface without IPv6, and optionally with IPv4."""
     return [
         f"link set {link} addrgenmode none",
-        # A packet is one on the wire, too: to lose one is not to lose 64 KiB.
+        # Without segmentation offload, so that a lost packet is not 64 KiB.
         f"link set {link} {_SEGMENTS} 1",
         *([f"addr add {address}/24 dev {link}"] if address else []),
         f"link set {link} up",
@@ -220,7 +223,7 @@ def _up(link: str, address: str = "") -> list[str]:
 
 
 def _free_network() -> ipaddress.IPv4Network:
-    """Return a network of 256 addresses that this machine knows nothing of."""
+    """Return a network of 256 addresses that this machine does not use."""
     listed = subprocess.run(
         ["ip", "-json", "-4", "route", "show", "table", "all"],
         check=True,
@@ -231,7 +234,7 @@ def _free_network() -> ipaddress.IPv4Network:
         network
         for route in json.loads(listed.stdout)
         if route["dst"] != "default"
-        # Wider ones are a default by another name, as a VPN sets it.
+        # Wider networks are default routes, as a VPN sets them.
         and (network := ipaddress.IPv4Network(route["dst"])).prefixlen > 8
     ]
     candidates = list(ipaddress.IPv4Network("10.253.0.0/16").subnets(new_prefix=24))
@@ -239,7 +242,7 @@ def _free_network() -> ipaddress.IPv4Network:
 
 
 def _checked(command: list[str], given: str = "") -> None:
-    done = subprocess.run(command, input=given, capture_output=True, text=True, timeout=30)
-    if done.returncode:
-        print(*command, given, done.stdout, done.stderr, sep="\n")
-        done.check_returncode()
+    completed = subprocess.run(command, input=given, capture_output=True, text=True, timeout=30)
+    if completed.returncode:
+        print(*command, given, completed.stdout, completed.stderr, sep="\n")
+        completed.check_returncode()

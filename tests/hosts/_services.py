@@ -1,4 +1,4 @@
-"""Servers at hosts."""
+"""Servers on hosts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class Server:
-    """A process at a host that serves until it is stopped.
+    """A server process on a host.
 
     Parameters
     ----------
     host : Host
     command : sequence of str
     log : Path
-        What it says; it is written on when the process is started again.
+        File for its output. A restarted process appends to it.
     env : mapping, optional
-        Adds to the host's environment.
+        Variables in addition to the host's environment.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class Server:
     log : Path
     """
 
-    #: Seconds for its start.
+    #: Timeout for the start, in seconds.
     start_seconds = 20.0
 
     def __init__(
@@ -49,7 +49,7 @@ class Server:
         self._process: subprocess.Popen[str] | None = None
 
     def launch(self) -> None:
-        """Start it, without waiting."""
+        """Start it without waiting for its answer."""
         with self.log.open("ab") as log:
             self._process = self.host.start(
                 self._command,
@@ -69,11 +69,11 @@ class Server:
         return self.answers()
 
     def answers(self) -> bool:
-        """Whether it serves; where others are asked that, this need not tell."""
+        """Return True if it serves. A subclass overrides this method."""
         return True
 
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Return True if the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
@@ -93,7 +93,7 @@ AnyServer = TypeVar("AnyServer", bound=Server)
 class Servers(Generic[AnyServer]):
     """Servers by the names of their hosts.
 
-    A context manager: they run until its end, and are started again where a test ended them.
+    A context manager that runs them until its end, and restarts those that a test ended.
     """
 
     def __init__(self, hosts: Hosts, servers: Mapping[str, AnyServer]) -> None:

@@ -1,4 +1,4 @@
-"""A real Slurm: its controller at ``north``, a node on each host, and munge between them."""
+"""A real Slurm: its controller on ``north``, a Slurm node on each host, and munge."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests._waiting import until
 from tests.hosts._hosts import Host, Hosts
 from tests.hosts._services import Server
 
-#: Sorted as text they are n1, n10, n2.
+#: Names whose lexicographic order is n1, n10, n2.
 NODES = {"north": "n1", "east": "n2", "west": "n10"}
 _CONFIG = """\
 ClusterName=tests
@@ -38,23 +38,23 @@ KillWait=1
 PartitionName=all Nodes=ALL Default=YES MaxTime=60 State=UP
 """
 _NODE = "NodeName={node} NodeHostname={name} NodeAddr={address} CPUs=8 State=UNKNOWN"
-#: cgroups are the machine's, not a host's.
+#: Without cgroups, because the simulated hosts share those of the machine.
 _CGROUP = "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n"
 
 
 class Slurm:
-    """The cluster; a context manager, which waits for all nodes to be idle.
+    """The Slurm cluster, as a context manager that waits until all of its hosts are idle.
 
     Attributes
     ----------
     env : dict of str to str
-        What a command of Slurm needs in its environment.
+        Environment for the commands of Slurm.
     """
 
     def __init__(self, hosts: Hosts, directory: Path) -> None:
         self._hosts = hosts
         config, key = directory / "slurm.conf", directory / "munge.key"
-        # Without the second, jobs write where the tests were started.
+        # Without the second option, jobs write to the working directory of the tests.
         self.env = {"SLURM_CONF": str(config), "SBATCH_OUTPUT": str(directory / "job-%j.log")}
         nodes = [
             _NODE.format(node=node, name=name, address=hosts[name].address)
@@ -122,11 +122,11 @@ class Slurm:
     def run(
         self, *command: str, host: Host | None = None, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Execute a command of Slurm, at ``north`` or another host."""
+        """Execute a command of Slurm on ``north`` or another host."""
         env = self.env | options.pop("env", {})
         return (host or self._hosts.north).run(command, env=env, **options)
 
     def start(self, *command: str, host: Host | None = None, **popen: Any) -> subprocess.Popen[str]:
-        """Start a command of Slurm, at ``north`` or another host."""
+        """Start a command of Slurm on ``north`` or another host."""
         env = self.env | popen.pop("env", {})
         return (host or self._hosts.north).start(command, env=env, **popen)

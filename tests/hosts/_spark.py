@@ -1,4 +1,4 @@
-"""A real standalone Spark: its master at home, a worker on ``north`` and on ``east``."""
+"""A real standalone Spark: its master on home, and Spark workers on ``north`` and ``east``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def spark_class() -> str:
 
 
 def settings(directory: Path, address: str, secret: str) -> dict[str, str]:
-    """Return the environment of a server of Spark, which only who knows `secret` may join."""
+    """Return the environment of a Spark server that clients can join only with `secret`."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "log4j2.properties").write_text(_QUIET)
     lines = {"spark.authenticate": "true", "spark.authenticate.secret": secret}
@@ -58,7 +58,7 @@ def server(kind: str, *words: str) -> list[str]:
 
 
 def state(address: str) -> dict[str, Any]:
-    """Return what the page of a master at ``"host:port"`` tells; nothing before it answers."""
+    """Return the status page of a master at ``"host:port"``; empty before it answers."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"http://{address}/json/", timeout=5) as reply:
@@ -75,14 +75,14 @@ def _worker(host: Host, directory: Path, master: str, secret: str) -> Server:
 
 
 class Standalone(Servers[Server]):
-    """A master at home, and a worker on ``north`` and on ``east``.
+    """A Spark master at home, and Spark workers on ``north`` and ``east``.
 
     Attributes
     ----------
     master : str
         Its address, ``"spark://..."``.
     secret : str
-        Without which nobody joins.
+        Secret that a client needs to join.
     """
 
     def __init__(self, hosts: Hosts, directory: Path) -> None:
@@ -142,7 +142,7 @@ class Standalone(Servers[Server]):
             "spark.executor.cores": "1",
             "spark.executor.memory": "512m",
             "spark.ui.enabled": "false",
-            # A worker that stays would count as left behind by whoever came first.
+            # A remaining worker would count as a leftover of the first test.
             "spark.python.worker.reuse": "false",
             "spark.executor.extraJavaOptions": "-XX:-UsePerfData",
             "spark.sql.catalogImplementation": "in-memory",

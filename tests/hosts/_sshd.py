@@ -39,7 +39,7 @@ MaxSessions 100
 LogLevel VERBOSE
 Subsystem sftp internal-sftp
 """
-#: What a client has to know, besides who is meant and which key.
+#: Options of every client, in addition to the host and the key.
 _CLIENT = {
     "User": "root",
     "Port": str(PORT),
@@ -70,8 +70,8 @@ class Sshd(Server):
         directory.mkdir()
         self._key = directory / "host_key"
         make_key(self._key)
-        # What a user brings along is not taken over, except for the language; as Debian has it.
-        # The path is that of sshd: whoever logs in does not find the test's environment in it.
+        # AcceptEnv has only the language, as in Debian. PATH is that of sshd, so that a session
+        # does not find the test's environment.
         given = {name: value for name, value in host.env.items() if name != "PATH"}
         (directory / "config").write_text(
             _CONFIG.format(
@@ -85,14 +85,14 @@ class Sshd(Server):
 
     @property
     def host_key(self) -> str:
-        """The public key of the host, as a line of known_hosts has it after the names."""
+        """The public key of the host, in the format of known_hosts."""
         return " ".join(Path(f"{self._key}.pub").read_text().split()[:2])
 
     @contextlib.contextmanager
     def changed_key(self) -> Iterator[None]:
-        """Have another host key for a while, as after the host was set up anew.
+        """Use another host key temporarily, to simulate a reinstalled host.
 
-        Sessions that there are go on. No file of known keys knows the new one.
+        Open sessions continue. The new key is not in any file of known keys.
         """
         kept = self._directory / "kept_key"
         for end in ("", ".pub"):
@@ -108,7 +108,7 @@ class Sshd(Server):
 
     @contextlib.contextmanager
     def gateway_ports(self) -> Iterator[None]:
-        """Forward ports of new sessions to all hosts, whatever address a client names."""
+        """Forward ports of new sessions to all hosts, for every address that a client requests."""
         config = self._directory / "config"
         text = config.read_text()
         config.write_text(f"{text}GatewayPorts yes\n")
@@ -125,7 +125,7 @@ class Sshd(Server):
             self.wait_ready()
 
     def answers(self) -> bool:
-        """Whether it has the key that it should have."""
+        """Return True if it has the expected key."""
         try:
             socket.create_connection((self.address, self.port), 1).close()
         except OSError:
@@ -140,18 +140,18 @@ class Sshd(Server):
 
 
 class Sshds(Servers[Sshd]):
-    """The servers of all hosts, by the names of the hosts, and what a client needs for them.
+    """The ssh servers of all hosts by name, and the files of their clients.
 
     Attributes
     ----------
     client_key : Path
-        The private key of the one user, ``root``; its public key is ``client_key.pub``.
+        The private key of the user ``root``. Its public key is ``client_key.pub``.
     stranger_key : Path
-        A key that no host knows.
+        A key that no host accepts.
     known_hosts : Path
         The hosts' keys by name and by address.
     config : Path
-        For ``ssh -F`` and for asyncssh: by it a host is reached by its name from home, too.
+        Configuration for ``ssh -F`` and asyncssh, with which home can resolve the hosts' names.
     """
 
     def __init__(self, hosts: Hosts, directory: Path) -> None:
@@ -176,11 +176,11 @@ class Sshds(Servers[Sshd]):
         self.config.write_text("".join(sections))
 
     def label(self, host: str) -> str:
-        """Return how a launcher calls a host."""
+        """Return the name of a host for a launcher."""
         return f"root@{self[host].address}"
 
     def launcher(self, *hosts: str, **options: Any) -> tfd.launchers.SSH:
-        """Return a launcher for these hosts, with this Python there unless told otherwise."""
+        """Return a launcher for these hosts, by default with this process's Python."""
         return tfd.launchers.SSH(
             [self.label(host) for host in hosts],
             key=str(self.client_key),
@@ -189,13 +189,13 @@ class Sshds(Servers[Sshd]):
         )
 
     def command(self, host: str, *words: str, key: Path | None = None) -> list[str]:
-        """Return the command line of ``ssh`` for a command at a host, with the key if given.
+        """Return the command line of ``ssh`` for a command on a host, with the key if given.
 
-        It can be executed at home and at the other hosts.
+        It works on home and on the other hosts.
         """
         options = self._options(self[host], key or self.client_key)
         flags = [f"-o{name}={value}" for name, value in options.items()]
-        # Not by the file: a key there would be tried besides the one that is given.
+        # Without the file, because asyncssh would also try the key in it.
         return ["ssh", "-F", "/dev/null", *flags, host, *words]
 
     def _options(self, server: Sshd, key: Path) -> dict[str, str]:
@@ -207,7 +207,7 @@ class Sshds(Servers[Sshd]):
 
 
 def make_key(path: Path) -> None:
-    """Make a pair of keys, without a passphrase."""
+    """Create a pair of keys without a passphrase."""
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", path.name, "-f", str(path)],
         check=True,

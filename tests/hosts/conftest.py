@@ -1,4 +1,4 @@
-"""Hosts, shared by the tests of a module, mended before each, and left as they were by each."""
+"""Hosts that the tests of a module share. They are repaired before and checked after each test."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.hosts._slurm import Slurm
 from tests.hosts._sshd import Sshds
 
 _SETTLE_SECONDS = 5.0
-#: What libraries keep until their process ends, and leave behind if it is killed.
+#: Files of libraries, which a killed process leaves behind.
 _FOREIGN_FILES = ("__autograph_generated_file", "__pycache__")
 _hosts = pytest.StashKey[Hosts]()
 
 
 @pytest.fixture(scope="module")
 def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
-    """Return three hosts. Faults end with the test, and who was killed lives again for the next."""
+    """Return three hosts. Faults end with the test, and killed hosts are booted for the next."""
     with Hosts() as made:
         request.config.stash[_hosts] = made
         yield made
@@ -34,20 +34,20 @@ def hosts(request: pytest.FixtureRequest) -> Iterator[Hosts]:
 @pytest.fixture(scope="module")
 def sshd(hosts: Hosts, _directory: Path) -> Iterator[Sshds]:
     """Return the ssh servers of all hosts."""
-    with Sshds(hosts, _directory / "ssh") as made:
-        yield made
+    with Sshds(hosts, _directory / "ssh") as sshds:
+        yield sshds
 
 
 @pytest.fixture(scope="module")
 def jupyter(hosts: Hosts, _directory: Path) -> Iterator[Jupyters]:
     """Return the Jupyter servers of ``north`` and ``east``."""
-    with Jupyters(hosts, _directory / "jupyter", "north", "east") as made:
-        yield made
+    with Jupyters(hosts, _directory / "jupyter", "north", "east") as jupyters:
+        yield jupyters
 
 
 @pytest.fixture(scope="module")
 def slurm(hosts: Hosts, _directory: Path) -> Iterator[Slurm]:
-    """Return a Slurm whose controller is at ``north``, with a node on each host."""
+    """Return a Slurm with its controller on ``north`` and a Slurm node on each host."""
     with Slurm(hosts, _directory / "slurm") as made:
         yield made
 
@@ -63,14 +63,14 @@ def _directory() -> Iterator[Path]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Mend the hosts before the test's own fixtures see what there is."""
+    """Repair the hosts before the test's other fixtures use them."""
     if hosts := item.config.stash.get(_hosts, None):
         hosts.mend()
 
 
 @pytest.fixture(autouse=True)
 def _hosts_are_left_as_they_were(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Heal the hosts after a test, and fail one that left anything on a host that lives."""
+    """Heal the hosts after a test, and fail a test that left processes or files on a host."""
     if "hosts" not in request.fixturenames:
         yield
         return
@@ -104,7 +104,7 @@ def _contents(host: Host) -> dict[object, str]:
 
 
 def _whose(pid: int) -> object:
-    """Return what stands for a process: its agent, so that a task may be restarted, or itself."""
+    """Return the agent of a task, which may be restarted, or the process itself."""
     command = _command(pid)
     if command.startswith("sshd: "):
         return "a session of ssh, which ends with the agent's relay"
@@ -116,8 +116,8 @@ def _whose(pid: int) -> object:
         text = Path(f"/proc/{pid}/environ").read_text() + command
     except OSError:
         return pid
-    found = re.search(r"TFD_AGENT=(\w{12})\b|\b(\w{12}) (?:start|again)\b", text)
-    return found[1] or found[2] if found else pid
+    result = re.search(r"TFD_AGENT=(\w{12})\b|\b(\w{12}) (?:start|again)\b", text)
+    return result[1] or result[2] if result else pid
 
 
 def _command(pid: int) -> str:

@@ -26,7 +26,7 @@ from tfd_notebook.net import runtime_dir
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
-#: Starts a cluster, reads some of a job, lets it stay, and waits to be killed.
+#: Starts a cluster, reads elements, detaches it, and waits to be killed.
 OWNER = """
 import sys, itertools, tensorflow as tf, tfd_notebook as tfd
 cluster = tfd.Cluster(data_workers=2, name="stays", launcher={launcher})
@@ -38,7 +38,7 @@ print("detached", flush=True)
 sys.stdin.read()
 """
 
-#: Takes it up, reads from it, and ends it.
+#: Attaches to the cluster, reads from it, and stops it.
 READER = """
 import tensorflow as tf, tfd_notebook as tfd
 cluster = tfd.attach("stays")
@@ -47,7 +47,7 @@ print("sum", sum(int(x) for x in numbers))
 cluster.stop()
 """
 
-#: Returns a launcher's expression, which begins with ``tfd``; takes what is to be secure.
+#: Returns a launcher's expression, which starts with ``tfd``, for a value of ``secure=``.
 Written = Callable[..., str]
 
 
@@ -67,18 +67,18 @@ def written(sshd: Sshds) -> Written:
 
 @pytest.fixture
 def before(hosts: Hosts) -> Iterator[dict[Host, set[int]]]:
-    """Return what runs on the hosts; end what a test that failed let stay there."""
-    found = {host: host.pids() for host in hosts}
-    yield found
+    """Return the processes on the hosts; stop clusters that a failed test left."""
+    processes = {host: host.pids() for host in hosts}
+    yield processes
     for host in hosts:
-        for pid in pids_on(host, found[host]):
+        for pid in pids_on(host, processes[host]):
             os.kill(pid, signal.SIGTERM)
     for path in runtime_dir.runtime_dir().glob("away-*"):
         path.unlink()
 
 
 def killed_owner(launcher: str) -> list[int]:
-    """Have a process start a cluster, let it stay, and be killed; return what it has read."""
+    """Start and detach a cluster in a process, and kill it; return the elements it has read."""
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER.format(launcher=launcher)],
         stdin=subprocess.PIPE,
@@ -87,24 +87,24 @@ def killed_owner(launcher: str) -> list[int]:
     )
     try:
         assert owner.stdout
-        seen: list[int] = json.loads(owner.stdout.readline())
+        received: list[int] = json.loads(owner.stdout.readline())
         assert owner.stdout.readline() == "detached\n"
     finally:
         owner.kill()
         owner.communicate()
-    orphans.sweep()  # what the killed process could not remove
-    return seen
+    orphans.sweep()  # removes the files of the killed process
+    return received
 
 
 def cli(*arguments: str) -> str:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "tfd_notebook", *arguments],
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 def files() -> list[Path]:
@@ -112,7 +112,7 @@ def files() -> list[Path]:
 
 
 @pytest.mark.parametrize("secure", [True, "tls", False], ids=["ssh", "tls", "open"])
-def test_another_process_goes_on_where_the_killed_one_was(
+def test_other_process_continues_after_the_kill(
     hosts: Hosts, written: Written, before: dict[Host, set[int]], secure: object
 ) -> None:
     import tensorflow as tf
@@ -132,7 +132,7 @@ def test_another_process_goes_on_where_the_killed_one_was(
         )
         second = [int(x) for x in job]
         assert not set(first) & set(second), "the job began anew"
-        # What was under way to the process that was killed is lost, and nothing else.
+        # Only the elements in transit to the killed process are lost.
         assert len(set(first) | set(second)) >= 380
         cluster.scale(data_workers=3)
         assert numbers(cluster) == list(range(100))
@@ -147,7 +147,7 @@ def test_another_process_goes_on_where_the_killed_one_was(
         tfd.attach("stays")
 
 
-def test_the_command_line_renews_and_stops_it(
+def test_command_line_renews_and_stops_a_cluster(
     hosts: Hosts, written: Written, before: dict[Host, set[int]]
 ) -> None:
     killed_owner(written("tls"))
@@ -156,14 +156,14 @@ def test_the_command_line_renews_and_stops_it(
     assert "detached until" in cli("renew", "stays", "--hours", "3")
     assert json.loads(file.read_text())["lease"] > lease + 3600
     assert "detached" in cli("list")
-    # Each of these commands came and went; the cluster did not.
+    # Each of these processes has ended, but the cluster still runs.
     assert pids_on(hosts.east, before[hosts.east])
     assert "is stopped" in cli("stop", "stays")
     assert not files()
     until(lambda: not any(pids_on(host, before[host]) for host in hosts))
 
 
-def test_it_is_left_and_taken_up_again_in_one_process(
+def test_cluster_is_detached_and_attached_in_one_process(
     hosts: Hosts, written: Written, before: dict[Host, set[int]]
 ) -> None:
     launcher: Any = eval(written("tls"), {"tfd": tfd})
@@ -179,7 +179,7 @@ def test_it_is_left_and_taken_up_again_in_one_process(
     until(lambda: not any(pids_on(host, before[host]) for host in hosts))
 
 
-def test_one_whose_host_has_died_is_ended_everywhere(
+def test_cluster_with_a_dead_host_is_stopped_on_all_hosts(
     hosts: Hosts, written: Written, before: dict[Host, set[int]]
 ) -> None:
     killed_owner(written("tls"))
@@ -193,7 +193,7 @@ def test_one_whose_host_has_died_is_ended_everywhere(
     until(lambda: not pids_on(hosts.north, before[hosts.north]))
 
 
-def test_under_jupyters_kernels_it_stays_as_well(
+def test_cluster_in_jupyter_kernels_stays_detached(
     hosts: Hosts,
     jupyter: Jupyters,
     before: dict[Host, set[int]],
@@ -205,14 +205,14 @@ def test_under_jupyters_kernels_it_stays_as_well(
     urls = [f"{server.url}/lab?token={server.token}" for server in jupyter]
     killed_owner(f"tfd.launchers.Jupyter({urls!r}, ca={str(jupyter.authority.path)!r}, grace=5)")
     reader = [sys.executable, "-c", READER]
-    done = subprocess.run(reader, capture_output=True, text=True, timeout=90)
-    assert "sum 4950" in done.stdout, done.stderr[-2000:]
+    completed = subprocess.run(reader, capture_output=True, text=True, timeout=90)
+    assert "sum 4950" in completed.stdout, completed.stderr[-2000:]
     assert not files()
     until(lambda: not any(pids_on(host, before[host]) for host in hosts))
     until(lambda: not any(server.get("/api/kernels") for server in jupyter))
 
 
-def test_it_ends_with_its_lease(
+def test_cluster_stops_when_its_lease_expires(
     hosts: Hosts, written: Written, before: dict[Host, set[int]]
 ) -> None:
     launcher: Any = eval(written("tls"), {"tfd": tfd})

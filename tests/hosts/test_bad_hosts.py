@@ -1,4 +1,4 @@
-"""Hosts that are not as they should be: full disks, other versions, too long asleep."""
+"""Hosts with problems: full disks, incompatible versions, and long suspension."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tfd_notebook.net.host import tensorflow_version
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
 Make = Callable[..., tfd.launchers.SSH]
-#: Where a small disk is mounted on a host.
+#: Mount point of a small disk on a host.
 DISK = "/run/disk"
 
 
@@ -41,7 +41,7 @@ def make(sshd: Sshds) -> Make:
 
 @contextlib.contextmanager
 def small_disk(host: Host, size: str) -> Iterator[Callable[..., None]]:
-    """Mount a disk where sshd and its sessions see it; gives what runs a command there."""
+    """Mount a disk for sshd and its sessions; yield a function that runs a command there."""
     pids = host.pids()
     sshd = next(pid for pid in pids if psutil.Process(pid).parent().pid not in pids)  # type: ignore[union-attr]
     (host.directory / "disk").mkdir()
@@ -58,7 +58,7 @@ def small_disk(host: Host, size: str) -> Iterator[Callable[..., None]]:
 
 
 def python_with(directory: Path, path: Path, python: str = sys.executable) -> str:
-    """Return a Python that finds what is in `path` before all else."""
+    """Return a Python that imports from `path` first."""
     script = directory / "python"
     script.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {python} "$@"\n')
     script.chmod(0o755)
@@ -66,28 +66,28 @@ def python_with(directory: Path, path: Path, python: str = sys.executable) -> st
 
 
 def refused(make: Make, hosts: Hosts, **options: Any) -> str:
-    """Return the words in which a cluster is refused; nothing of it stays on the host."""
+    """Return the error of a refused cluster; check that the host has no leftovers."""
     before = hosts.east.pids()
-    with pytest.raises(errors.TfdError) as told:
+    with pytest.raises(errors.TfdError) as caught:
         tfd.Cluster(data_workers=1, name="refused", launcher=make(**options))
     assert "refused" not in tfd.clusters()
     until(lambda: not pids_on(hosts.east, before))
-    said = str(told.value)
-    assert f"root@{hosts.east.address}" in said
-    assert "Next: " in said
-    return said
+    text = str(caught.value)
+    assert f"root@{hosts.east.address}" in text
+    assert "Next: " in text
+    return text
 
 
 @pytest.mark.parametrize(("size", "free"), [("4k", 0), ("8m", 8)])
-def test_a_full_disk_is_told_of(make: Make, hosts: Hosts, size: str, free: int) -> None:
+def test_full_disk_is_reported(make: Make, hosts: Hosts, size: str, free: int) -> None:
     with small_disk(hosts.east, size):
-        said = refused(make, hosts, variables={"TFD_RUNTIME_DIR": f"{DISK}/tfd"})
-    assert f"only {free} MB are free" in said
-    assert "TFD_RUNTIME_DIR" in said
+        error = refused(make, hosts, variables={"TFD_RUNTIME_DIR": f"{DISK}/tfd"})
+    assert f"only {free} MB are free" in error
+    assert "TFD_RUNTIME_DIR" in error
 
 
-def test_a_disk_that_fills_up_is_told_of(make: Make, hosts: Hosts) -> None:
-    """Neither journal nor logs can be written any more; when there is room again all is well."""
+def test_disk_that_fills_up_is_reported(make: Make, hosts: Hosts) -> None:
+    """Journal and logs cannot be written until the disk has space again."""
 
     def shout(x: Any) -> Any:
         print("heard", "x" * 10_000, int(x), flush=True)
@@ -101,11 +101,11 @@ def test_a_disk_that_fills_up_is_told_of(make: Make, hosts: Hosts) -> None:
     ):
         distributed = noisy.apply(cluster.distribute("off"))
         there("sh", "-c", f"cat /dev/zero > {DISK}/filler 2>/dev/null || true")
-        with pytest.raises(errors.WorkDirError) as told:
+        with pytest.raises(errors.WorkDirError) as caught:
             numbers(cluster)
-        assert f"{DISK}/tfd" in str(told.value)
-        assert f"root@{hosts.east.address}" in str(told.value)
-        # Either cannot the dispatcher begin it, or the function cannot print.
+        assert f"{DISK}/tfd" in str(caught.value)
+        assert f"root@{hosts.east.address}" in str(caught.value)
+        # Either the dispatcher cannot write its journal, or the function cannot print.
         with pytest.raises(errors.TfdError, match=r"No space left"):
             list(distributed)
         there("rm", f"{DISK}/filler")
@@ -113,39 +113,39 @@ def test_a_disk_that_fills_up_is_told_of(make: Make, hosts: Hosts) -> None:
         assert sorted(int(x) for x in distributed) == list(range(20))
 
 
-def test_another_version_of_ours_is_named(make: Make, hosts: Hosts, tmp_path: Path) -> None:
+def test_incompatible_version_is_reported(make: Make, hosts: Hosts, tmp_path: Path) -> None:
     other = tmp_path / "other"
     package = Path(tfd.__file__).parent
     shutil.copytree(package, other / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     (other / package.name / "version.py").write_text('VERSION = "0.0.1"\n')
-    said = refused(make, hosts, python=python_with(tmp_path, other))
-    assert f"has tfd-notebook 0.0.1 and this kernel {VERSION}" in said
-    assert f"pip install tfd-notebook=={VERSION}" in said
+    error = refused(make, hosts, python=python_with(tmp_path, other))
+    assert f"has tfd-notebook 0.0.1 and this kernel {VERSION}" in error
+    assert f"pip install tfd-notebook=={VERSION}" in error
 
 
-def test_another_tensorflow_is_named(make: Make, hosts: Hosts, tmp_path: Path) -> None:
+def test_incompatible_tensorflow_is_reported(make: Make, hosts: Hosts, tmp_path: Path) -> None:
     metadata = tmp_path / "other" / "tensorflow-2.3.1.dist-info" / "METADATA"
     metadata.parent.mkdir(parents=True)
     metadata.write_text("Metadata-Version: 2.1\nName: tensorflow\nVersion: 2.3.1\n")
-    said = refused(make, hosts, python=python_with(tmp_path, tmp_path / "other"))
-    assert f"has TensorFlow 2.3.1 and this kernel {tensorflow_version()}" in said
-    assert "install the same" in said
+    error = refused(make, hosts, python=python_with(tmp_path, tmp_path / "other"))
+    assert f"has TensorFlow 2.3.1 and this kernel {tensorflow_version()}" in error
+    assert "install the same" in error
 
 
-def test_a_python_without_tensorflow_is_named(make: Make, hosts: Hosts, tmp_path: Path) -> None:
-    said = refused(make, hosts, python=bare_python(tmp_path, without="tensorflow"))
-    assert "has no TensorFlow" in said
-    assert "tfd-notebook[tensorflow]" in said
+def test_python_without_tensorflow_is_reported(make: Make, hosts: Hosts, tmp_path: Path) -> None:
+    error = refused(make, hosts, python=bare_python(tmp_path, without="tensorflow"))
+    assert "has no TensorFlow" in error
+    assert "tfd-notebook[tensorflow]" in error
 
 
-def test_a_python_without_us_is_named(make: Make, hosts: Hosts, tmp_path: Path) -> None:
-    said = refused(make, hosts, python=bare_python(tmp_path, without="tfd_notebook"))
-    assert "has no tfd-notebook" in said
-    assert f'pip install "tfd-notebook[tensorflow]=={VERSION}"' in said
+def test_python_without_tfd_notebook_is_reported(make: Make, hosts: Hosts, tmp_path: Path) -> None:
+    error = refused(make, hosts, python=bare_python(tmp_path, without="tfd_notebook"))
+    assert "has no tfd-notebook" in error
+    assert f'pip install "tfd-notebook[tensorflow]=={VERSION}"' in error
 
 
 def bare_python(directory: Path, without: str) -> str:
-    """Return a Python that has what this one has, apart from one package."""
+    """Return a Python with this one's packages except one."""
     other = directory / "other"
     other.mkdir()
     for path in Path(sysconfig.get_path("purelib")).iterdir():
@@ -157,7 +157,7 @@ def bare_python(directory: Path, without: str) -> str:
     return python_with(directory, other, str(base))
 
 
-def test_a_host_that_sleeps_too_long_finds_its_tasks_unwanted(make: Make, hosts: Hosts) -> None:
+def test_host_that_sleeps_too_long_stops_its_tasks(make: Make, hosts: Hosts) -> None:
     before = hosts.east.pids()
     launcher = make(grace=2)
     cluster = tfd.Cluster(data_workers=1, name="asleep", launcher=launcher)
@@ -168,9 +168,9 @@ def test_a_host_that_sleeps_too_long_finds_its_tasks_unwanted(make: Make, hosts:
         hosts.east.sleep()
         until(lambda: reading.over, 90)
 
-    with pytest.raises(errors.AgentLost) as told:
+    with pytest.raises(errors.AgentLost) as caught:
         reading.loop(endless, story)
-    assert f"root@{hosts.east.address} could not be reached for 2 s" in str(told.value)
+    assert f"root@{hosts.east.address} could not be reached for 2 s" in str(caught.value)
     assert cluster.state == "lost"
     hosts.east.wake()
     until(lambda: not pids_on(hosts.east, before), 60)

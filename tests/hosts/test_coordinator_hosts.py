@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.root,
     pytest.mark.timeout(170),
-    # TensorFlow's executors tell, when they are collected, of the errors that were wanted here.
+    # When TensorFlow's executors are collected, they log the expected errors.
     pytest.mark.filterwarnings("ignore:Exception ignored in. .*Executor.__del__"),
 ]
 
@@ -62,7 +62,7 @@ def counting(coordinator: Coordinator) -> Any:
     return step, total
 
 
-def test_a_host_that_never_comes_back_holds_nobody(hosts: Hosts, sshd: Sshds) -> None:
+def test_lost_host_does_not_block_the_coordinator(hosts: Hosts, sshd: Sshds) -> None:
     north, east = sshd.label("north"), sshd.label("east")
     place = {"ps": north, "worker": [north, east]}
     launcher = sshd.launcher("north", "east", secure=False, place=place)
@@ -71,13 +71,13 @@ def test_a_host_that_never_comes_back_holds_nobody(hosts: Hosts, sshd: Sshds) ->
         step, _ = counting(coordinator)
         assert coordinator.schedule(step, args=(tf.constant(1),)).fetch() == 2
         coordinator.pause_worker(0)
-        hosts.down(hosts.east)  # first, so that its end is not told
+        hosts.down(hosts.east)  # first, so that its death is not reported
         hosts.east.kill()
         coordinator.schedule(step, args=(tf.constant(5),))
         with pytest.raises(TimeLimit):
             coordinator.join(timeout=2)
-    # TCP alone would wait for the host for a quarter of an hour, and this process's closures and
-    # destructors with it.
+    # TCP alone would wait 15 min for the host, and so would this process's closures and
+    # destructors.
     until(lambda: not any("WorkerClosure" in t.name for t in threading.enumerate()), 30)
 
 
@@ -94,7 +94,7 @@ def test_closures_run_on_both_hosts(coordinator: Coordinator, cluster: tfd.Clust
         coordinator.resume_worker(1 - index)
 
 
-def test_each_worker_has_a_dataset_of_its_own(coordinator: Coordinator) -> None:
+def test_each_worker_has_a_separate_dataset(coordinator: Coordinator) -> None:
     @tf.function
     def per_worker() -> Any:
         return tf.data.Dataset.range(10).repeat()
@@ -109,7 +109,7 @@ def test_each_worker_has_a_dataset_of_its_own(coordinator: Coordinator) -> None:
     assert all(0 <= value < 6 for value in coordinator.fetch(values))
 
 
-def test_a_killed_worker_comes_back(coordinator: Coordinator, cluster: tfd.Cluster) -> None:
+def test_killed_worker_is_restarted(coordinator: Coordinator, cluster: tfd.Cluster) -> None:
     step, _ = counting(coordinator)
     assert coordinator.schedule(step, args=(tf.constant(1),)).fetch() == 2
     before = row(cluster, "worker:1")
@@ -125,12 +125,12 @@ def test_a_killed_worker_comes_back(coordinator: Coordinator, cluster: tfd.Clust
     coordinator.resume_worker(0)
 
 
-def test_a_host_is_cut_off_and_healed(
+def test_host_reconnects_after_a_partition(
     coordinator: Coordinator, cluster: tfd.Cluster, hosts: Hosts
 ) -> None:
     step, _ = counting(coordinator)
     assert coordinator.schedule(step, args=(tf.constant(1),)).fetch() == 2
-    seen = len(cluster.snapshot().notices)
+    known = len(cluster.snapshot().notices)
     coordinator.pause_worker(0)
     hosts.down(hosts.east)
     try:
@@ -143,13 +143,13 @@ def test_a_host_is_cut_off_and_healed(
             coordinator.join()
         ctrl_c.join()
 
-        def said() -> list[str]:
-            notices = [notice.what for notice in cluster.snapshot().notices[seen:]]
+        def loss_notices() -> list[str]:
+            notices = [notice.what for notice in cluster.snapshot().notices[known:]]
             return [what for what in notices if hosts.east.address in what and "worker:1" in what]
 
-        until(said, 60)
+        until(loss_notices, 60)
     finally:
-        # A closure under way keeps TensorFlow's destructors waiting for its host.
+        # A running closure blocks TensorFlow's destructors until its host answers.
         hosts.heal()
     assert value.fetch() == 10
     coordinator.resume_worker(0)

@@ -1,4 +1,4 @@
-"""Kernels elsewhere: source goes there; its output, clusters, closures and controls are here."""
+"""Remote kernels: source, output, clusters, closures and commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfd_notebook.ui.magics import lookup
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
-#: A training with its coordinator, all of it in the other kernel.
+#: A training with its coordinator, in the remote kernel.
 TRAINING = """
 import logging, time
 logging.getLogger("tensorflow").setLevel(logging.ERROR)
@@ -53,22 +53,24 @@ def train(kernel: tfd.RemoteKernel) -> Iterator[object]:
     kernel.run("cluster.stop()")
 
 
-def test_output_and_names(kernel: tfd.RemoteKernel, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_and_variables_are_kept(
+    kernel: tfd.RemoteKernel, capsys: pytest.CaptureFixture[str]
+) -> None:
     kernel.run("answer = 6 * 7\nimport sys; print('a word', file=sys.stderr)")
     kernel.run("print(answer)\nanswer + 1")
-    said = capsys.readouterr()
-    assert said.out == "42\n43\n"
-    assert "a word" in said.err
+    output = capsys.readouterr()
+    assert output.out == "42\n43\n"
+    assert "a word" in output.err
 
 
-def test_an_error_has_its_traceback(kernel: tfd.RemoteKernel) -> None:
+def test_error_has_the_remote_traceback(kernel: tfd.RemoteKernel) -> None:
     with pytest.raises(errors.RemoteError, match=r"(?s)ZeroDivisionError.*line 2"):
         kernel.run("x = 0\n1 / x")
-    with pytest.raises(errors.UsageError, match="no text"):
+    with pytest.raises(errors.UsageError, match="invalid source=42"):
         kernel.run(42)  # type: ignore[arg-type]
 
 
-def test_what_takes_too_long_is_interrupted(
+def test_source_is_interrupted_after_its_timeout(
     kernel: tfd.RemoteKernel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(errors.TimeLimit, match=r"within 0\.5 s"):
@@ -77,7 +79,7 @@ def test_what_takes_too_long_is_interrupted(
     assert capsys.readouterr().out == "goes on\n"
 
 
-def test_source_that_ignores_an_interrupt_does_not_hold_the_cell(jupyter: Jupyters) -> None:
+def test_source_that_ignores_interrupts_does_not_block(jupyter: Jupyters) -> None:
     with kernel_at(jupyter["east"]) as deaf:
         deaf.run("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
         deaf.run("import threading")
@@ -85,7 +87,7 @@ def test_source_that_ignores_an_interrupt_does_not_hold_the_cell(jupyter: Jupyte
             deaf.run("threading.Event().wait()", timeout=1)
 
 
-def test_the_table_tells_of_its_tasks(kernel: tfd.RemoteKernel, train: tfd.Cluster) -> None:
+def test_table_shows_the_remote_tasks(kernel: tfd.RemoteKernel, train: tfd.Cluster) -> None:
     frame = train.to_frame()
     assert list(frame["task"]) == ["ps:0", "worker:0", "worker:1"]
     assert set(frame["state"]) == {"ready"}
@@ -94,7 +96,7 @@ def test_the_table_tells_of_its_tasks(kernel: tfd.RemoteKernel, train: tfd.Clust
     assert "train" in repr(kernel)
 
 
-def test_magics_find_its_tasks_and_no_streams(train: tfd.Cluster) -> None:
+def test_magics_find_remote_tasks(train: tfd.Cluster) -> None:
     cluster, task = lookup.pick_task(["train", "worker:1"], need_task=True)
     assert (cluster, task) == (train, "worker:1")
     with pytest.raises(errors.UnknownName, match="tasks: ps:0, worker:0, worker:1"):
@@ -103,11 +105,11 @@ def test_magics_find_its_tasks_and_no_streams(train: tfd.Cluster) -> None:
         lookup.pick_stream(None)
 
 
-def test_its_coordinator_is_seen_and_steered(kernel: tfd.RemoteKernel, train: tfd.Cluster) -> None:
+def test_remote_coordinator_can_be_controlled(kernel: tfd.RemoteKernel, train: tfd.Cluster) -> None:
     coordinator = train.present_coordinator()
     coordinator.pause()
     kernel.run("values = [coordinator.schedule(step) for _ in range(10)]")
-    assert coordinator.values.counts()["paused"] == 10  # what it has done is known when it ends
+    assert coordinator.values.counts()["paused"] == 10  # `run` waits for the current state
     assert len(coordinator.values.to_frame()) == 10
     assert coordinator.step(3) == 3
     assert coordinator.values.counts()["ready"] == 3
@@ -122,7 +124,7 @@ def test_its_coordinator_is_seen_and_steered(kernel: tfd.RemoteKernel, train: tf
     kernel.run("assert total.numpy() == 9.0")
 
 
-def test_it_can_be_paused_while_its_source_runs(
+def test_remote_coordinator_can_be_paused_while_source_runs(
     kernel: tfd.RemoteKernel, train: tfd.Cluster
 ) -> None:
     coordinator = train.present_coordinator()
@@ -140,10 +142,12 @@ def test_it_can_be_paused_while_its_source_runs(
     until(lambda: coordinator.values.counts()["ready"] == before + 400)
 
 
-def test_the_command_line_and_panels_reach_it(kernel: tfd.RemoteKernel, train: tfd.Cluster) -> None:
+def test_command_line_and_panels_control_remote_clusters(
+    kernel: tfd.RemoteKernel, train: tfd.Cluster
+) -> None:
     assert registry.running_clusters()["train"] is train
     me = os.getpid()
-    assert [one["name"] for one in control_socket.call(me, {"command": "list"})] == ["train"]
+    assert [item["name"] for item in control_socket.call(me, {"command": "list"})] == ["train"]
     control_socket.call(me, {"command": "pause", "name": "train", "who": "a terminal"})
     until(lambda: "a terminal" in train.present_coordinator().paused)
     control_socket.call(me, {"command": "resume", "name": "train"})
@@ -155,7 +159,7 @@ def test_the_command_line_and_panels_reach_it(kernel: tfd.RemoteKernel, train: t
         train.restart("worker:7")
 
 
-def test_a_connection_that_comes_back_has_missed_nothing(
+def test_reconnected_kernel_loses_no_message(
     hosts: Hosts, kernel: tfd.RemoteKernel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running = threading.Thread(
@@ -171,7 +175,7 @@ def test_a_connection_that_comes_back_has_missed_nothing(
     assert "still here" in capsys.readouterr().out
 
 
-def test_a_kernel_that_ends_is_told_of(jupyter: Jupyters) -> None:
+def test_ended_kernel_is_reported(jupyter: Jupyters) -> None:
     server = jupyter["east"]
     with kernel_at(server) as short:
         running = threading.Timer(
@@ -189,14 +193,14 @@ def test_a_kernel_that_ends_is_told_of(jupyter: Jupyters) -> None:
             short.run("1")
 
 
-def test_a_kernel_whose_process_dies_is_told_of_and_not_left_behind(jupyter: Jupyters) -> None:
+def test_dead_kernel_is_reported_and_removed(jupyter: Jupyters) -> None:
     server = jupyter["east"]
     with kernel_at(server) as short:
         short.run('import os, tfd_notebook as tfd; tfd.Cluster(launcher="fake", name="fake")')
         fake = short.clusters["fake"]
         until(lambda: fake.state == "ready")
         with pytest.raises(errors.RemoteError, match="its process died"):
-            # Its socket goes first: a host's files are looked at afterwards.
+            # Remove its socket, because the host is checked for remaining files.
             short.run(
                 "from tfd_notebook.cluster import control_socket\n"
                 "control_socket.stop()\nos._exit(1)"
@@ -208,7 +212,7 @@ def test_a_kernel_whose_process_dies_is_told_of_and_not_left_behind(jupyter: Jup
         until(lambda: not server.get("/api/kernels"), 60)
 
 
-def test_closing_stops_its_clusters(jupyter: Jupyters) -> None:
+def test_close_stops_the_remote_clusters(jupyter: Jupyters) -> None:
     with kernel_at(jupyter["east"]) as short:
         short.run('import tfd_notebook as tfd; tfd.Cluster(launcher="fake", name="fake")')
         fake = short.clusters["fake"]
@@ -224,7 +228,7 @@ def test_closing_stops_its_clusters(jupyter: Jupyters) -> None:
     assert "fake" not in tfd.clusters()
 
 
-def test_nobody_there_ends_the_kernel(hosts: Hosts, jupyter: Jupyters) -> None:
+def test_kernel_shuts_down_without_a_client(hosts: Hosts, jupyter: Jupyters) -> None:
     server = jupyter["east"]
     abandoned = kernel_at(server, grace=3)
     try:
@@ -236,11 +240,11 @@ def test_nobody_there_ends_the_kernel(hosts: Hosts, jupyter: Jupyters) -> None:
         abandoned.close()
 
 
-def test_what_is_wrong_there_is_said(jupyter: Jupyters) -> None:
+def test_errors_at_the_start_are_reported(jupyter: Jupyters) -> None:
     server = jupyter["north"]
     with pytest.raises(errors.LaunchError, match="rejected the token"):
         kernel_at(server, token="wrong")
     with pytest.raises(errors.LaunchError, match="has no kernel 'julia'"):
         kernel_at(server, kernel="julia")
-    with pytest.raises(errors.UsageError, match="no address"):
+    with pytest.raises(errors.UsageError, match="invalid Jupyter server address"):
         tfd.RemoteKernel("host:8888")

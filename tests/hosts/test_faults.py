@@ -1,4 +1,4 @@
-"""What a blocked cell learns, and how it goes on, when something happens between the hosts."""
+"""Blocked cells during faults between the hosts: notices, errors and recovery."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfd_notebook import errors
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
-#: Makes a launcher with the dispatcher on ``north`` and the data workers on ``east``.
+#: Creates a launcher with the dispatcher on ``north`` and the data workers on ``east``.
 Make = Callable[..., tfd.launchers.SSH]
 POLICY = tfd.Policy(hang_seconds=3)
 
@@ -34,20 +34,20 @@ def make(sshd: Sshds) -> Make:
 
 @pytest.fixture(scope="module")
 def secure(make: Make) -> Iterator[tfd.Cluster]:
-    with tfd.Cluster(data_workers=1, name="secure", launcher=make(), policy=POLICY) as made:
-        yield made
+    with tfd.Cluster(data_workers=1, name="secure", launcher=make(), policy=POLICY) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")
 def plain(make: Make) -> Iterator[tfd.Cluster]:
     launcher = make(secure=False)
-    with tfd.Cluster(data_workers=1, name="plain", launcher=launcher, policy=POLICY) as made:
-        yield made
+    with tfd.Cluster(data_workers=1, name="plain", launcher=launcher, policy=POLICY) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _both(secure: tfd.Cluster, plain: tfd.Cluster) -> None:
-    """Have both before the first test looks at what there is on the hosts."""
+    """Start both before the first test inspects the processes on the hosts."""
 
 
 @pytest.fixture(params=["secure", "plain"])
@@ -61,30 +61,28 @@ def endless(cluster: tfd.Cluster) -> Any:
 
 
 def is_whole(cluster: tfd.Cluster) -> None:
-    """Check that a fault has left nothing."""
+    """Check that a fault has left no process or notice."""
     until(lambda: cluster.state == "ready", 60)
     assert numbers(cluster) == list(range(100))
     assert not any(row.reason for row in cluster.snapshot().tasks)
 
 
-def test_a_host_that_falls_silent_is_told_of_and_its_data_come_again(
-    cluster: tfd.Cluster, hosts: Hosts
-) -> None:
+def test_silent_host_is_reported_and_recovers(cluster: tfd.Cluster, hosts: Hosts) -> None:
     def story(reading: Reading) -> None:
         hosts.down(hosts.east)
         reading.halts()
-        reading.hears("this kernel cannot reach", hosts.east.address, "data_worker:0")
-        reading.hears("lost the connection to", hosts.east.address, "data_worker:0")
+        reading.wait_for_notice("this kernel cannot reach", hosts.east.address, "data_worker:0")
+        reading.wait_for_notice("lost the connection to", hosts.east.address, "data_worker:0")
         assert row(cluster, "data_worker:0").reason == "the connection to its host is lost"
         hosts.up(hosts.east)
         reading.moves()
-        reading.hears("reconnected to")
+        reading.wait_for_notice("reconnected to")
 
     Reading(cluster).loop(endless(cluster), story)
     is_whole(cluster)
 
 
-def test_who_waits_for_a_silent_host_can_be_interrupted(cluster: tfd.Cluster, hosts: Hosts) -> None:
+def test_reader_of_a_silent_host_can_be_interrupted(cluster: tfd.Cluster, hosts: Hosts) -> None:
     def story(reading: Reading) -> None:
         hosts.partition(hosts.home, hosts.east)
         reading.halts()
@@ -94,20 +92,20 @@ def test_who_waits_for_a_silent_host_can_be_interrupted(cluster: tfd.Cluster, ho
     is_whole(cluster)
 
 
-def test_a_connection_that_is_reset_comes_back(cluster: tfd.Cluster, hosts: Hosts) -> None:
+def test_reset_connection_is_restored(cluster: tfd.Cluster, hosts: Hosts) -> None:
     def story(reading: Reading) -> None:
         hosts.reset(hosts.home, hosts.east)
-        reading.hears("lost the connection to", hosts.east.address, "data_worker:0")
+        reading.wait_for_notice("lost the connection to", hosts.east.address, "data_worker:0")
         reading.halts()
         hosts.heal()
         reading.moves()
-        reading.hears("reconnected to")
+        reading.wait_for_notice("reconnected to")
 
     Reading(cluster).loop(endless(cluster), story)
     is_whole(cluster)
 
 
-def test_a_third_of_all_packets_may_be_lost(cluster: tfd.Cluster, hosts: Hosts) -> None:
+def test_reading_tolerates_33_percent_packet_loss(cluster: tfd.Cluster, hosts: Hosts) -> None:
     def story(reading: Reading) -> None:
         hosts.lose(hosts.home, hosts.east, 30)
         for _ in range(3):
@@ -118,7 +116,7 @@ def test_a_third_of_all_packets_may_be_lost(cluster: tfd.Cluster, hosts: Hosts) 
     is_whole(cluster)
 
 
-def test_a_line_may_be_slow(cluster: tfd.Cluster, hosts: Hosts) -> None:
+def test_reading_tolerates_a_slow_network(cluster: tfd.Cluster, hosts: Hosts) -> None:
     def story(reading: Reading) -> None:
         hosts.slow(hosts.east, 400)
         for _ in range(3):
@@ -129,11 +127,11 @@ def test_a_line_may_be_slow(cluster: tfd.Cluster, hosts: Hosts) -> None:
     is_whole(cluster)
 
 
-def test_a_host_that_sleeps_is_told_of_and_wakes(cluster: tfd.Cluster, hosts: Hosts) -> None:
+def test_sleeping_host_is_reported_and_recovers(cluster: tfd.Cluster, hosts: Hosts) -> None:
     def story(reading: Reading) -> None:
         hosts.east.sleep()
         reading.halts()
-        reading.hears("this kernel cannot reach", hosts.east.address, "data_worker:0")
+        reading.wait_for_notice("this kernel cannot reach", hosts.east.address, "data_worker:0")
         hosts.east.wake()
         reading.moves()
 
@@ -141,9 +139,9 @@ def test_a_host_that_sleeps_is_told_of_and_wakes(cluster: tfd.Cluster, hosts: Ho
     is_whole(cluster)
 
 
-def test_hosts_that_cannot_talk_any_more_are_named(plain: tfd.Cluster, hosts: Hosts) -> None:
+def test_partitioned_hosts_are_named(plain: tfd.Cluster, hosts: Hosts) -> None:
     def story(reading: Reading) -> None:
-        # What is read now goes on; what begins is not known to the workers.
+        # Running iterations continue. The workers cannot receive new ones.
         hosts.partition(hosts.north, hosts.east)
         reading.moves()
 
@@ -151,7 +149,9 @@ def test_hosts_that_cannot_talk_any_more_are_named(plain: tfd.Cluster, hosts: Ho
     told = Reading(plain)
 
     def begins(reading: Reading) -> None:
-        reading.hears(f"{hosts.east.address} cannot reach", hosts.north.address, "dispatcher:0")
+        reading.wait_for_notice(
+            f"{hosts.east.address} cannot reach", hosts.north.address, "dispatcher:0"
+        )
         hosts.heal()
         reading.moves()
 
@@ -159,11 +159,11 @@ def test_hosts_that_cannot_talk_any_more_are_named(plain: tfd.Cluster, hosts: Ho
     is_whole(plain)
 
 
-def test_a_stream_goes_on_too(secure: tfd.Cluster, hosts: Hosts) -> None:
+def test_stream_recovers_from_a_fault(secure: tfd.Cluster, hosts: Hosts) -> None:
     def story(reading: Reading) -> None:
         hosts.partition(hosts.home, hosts.east)
         reading.halts()
-        reading.hears("this kernel cannot reach", hosts.east.address, "data_worker:0")
+        reading.wait_for_notice("this kernel cannot reach", hosts.east.address, "data_worker:0")
         hosts.heal()
         reading.moves()
 
@@ -173,14 +173,14 @@ def test_a_stream_goes_on_too(secure: tfd.Cluster, hosts: Hosts) -> None:
     is_whole(secure)
 
 
-def test_the_host_of_the_dispatcher_may_be_away_meanwhile(
+def test_reading_tolerates_a_disconnected_dispatcher_host(
     secure: tfd.Cluster, hosts: Hosts
 ) -> None:
     def story(reading: Reading) -> None:
         hosts.reset(hosts.home, hosts.north)
-        reading.hears("the connection to", hosts.north.address, "is lost", "dispatcher:0")
+        reading.wait_for_notice("the connection to", hosts.north.address, "is lost", "dispatcher:0")
         hosts.heal()
-        reading.hears("reconnected to")
+        reading.wait_for_notice("reconnected to")
         reading.moves()
 
     Reading(secure).loop(endless(secure), story)
@@ -188,9 +188,7 @@ def test_the_host_of_the_dispatcher_may_be_away_meanwhile(
 
 
 @pytest.mark.parametrize("is_secure", [True, False])
-def test_a_host_that_died_and_was_booted_ends_the_cluster(
-    make: Make, hosts: Hosts, is_secure: bool
-) -> None:
+def test_reboot_of_a_host_ends_the_cluster(make: Make, hosts: Hosts, is_secure: bool) -> None:
     before = hosts.north.pids()
     launcher = make(secure=is_secure)
     cluster = tfd.Cluster(data_workers=1, name="died", launcher=launcher, policy=POLICY)
@@ -198,14 +196,14 @@ def test_a_host_that_died_and_was_booted_ends_the_cluster(
 
     def story(reading: Reading) -> None:
         hosts.east.kill()
-        reading.hears("lost the connection to", hosts.east.address, "data_worker:0")
+        reading.wait_for_notice("lost the connection to", hosts.east.address, "data_worker:0")
         hosts.mend()
         until(lambda: reading.over, 60)
 
-    with pytest.raises(errors.AgentLost) as told:
+    with pytest.raises(errors.AgentLost) as caught:
         reading.loop(endless(cluster), story)
-    assert hosts.east.address in str(told.value)
-    assert "has ended" in str(told.value)
+    assert hosts.east.address in str(caught.value)
+    assert "has ended" in str(caught.value)
     assert cluster.state == "lost"
     until(lambda: not pids_on(hosts.north, before), 30)
-    hosts.east.kill()  # what was booted here is not to be left to the next test
+    hosts.east.kill()  # the next test boots it again with its services

@@ -1,4 +1,4 @@
-"""The hosts themselves: what the other tests here rest on."""
+"""Tests of the simulated hosts, on which the other tests depend."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ with socket.create_connection((sys.argv[1], {PORT}), 2) as peer:
 
 @pytest.fixture
 def echo(hosts: Hosts) -> Iterator[Host]:
-    """Return a host that repeats what it is told, by TCP and by UDP."""
+    """Return a host with an echo server for TCP and UDP."""
     host = hosts.north
     with host.start([sys.executable, "-c", ECHO], stdout=subprocess.PIPE) as process:
         assert process.stdout
@@ -71,8 +71,8 @@ def call(caller: Host, callee: str) -> str:
     return caller.run([sys.executable, "-c", CALL, callee]).stdout.strip()
 
 
-def hears(peer: socket.socket, seconds: float) -> bool:
-    """Whether what is said to a host that repeats it comes back."""
+def receives_echo(peer: socket.socket, seconds: float) -> bool:
+    """Return True if the echo server of a host answers."""
     peer.settimeout(seconds)
     peer.sendall(b"hello")
     try:
@@ -81,58 +81,58 @@ def hears(peer: socket.socket, seconds: float) -> bool:
         return False
 
 
-def test_hosts_have_things_of_their_own(hosts: Hosts) -> None:
-    seen = set()
+def test_hosts_have_separate_files_and_processes(hosts: Hosts) -> None:
+    addresses = set()
     for host in hosts:
         show = "hostname; cat $TFD_RUNTIME_DIR/mine; echo $TMPDIR; cd ~; pwd"
         (host.runtime / "mine").write_text(f"of {host.name}\n")
-        said = host.run(["sh", "-c", show], check=True).stdout.split("\n")
-        assert said[:-1] == [host.name, f"of {host.name}", "/run/tmp", "/run/home"]
+        parts = host.run(["sh", "-c", show], check=True).stdout.split("\n")
+        assert parts[:-1] == [host.name, f"of {host.name}", "/run/tmp", "/run/home"]
         (host.runtime / "mine").unlink()
-        seen.add(host.address)
-    assert len(seen | {hosts.home.address}) == 4
+        addresses.add(host.address)
+    assert len(addresses | {hosts.home.address}) == 4
 
 
-def test_they_reach_each_other_by_address_and_by_name(hosts: Hosts, echo: Host) -> None:
+def test_hosts_reach_each_other_by_address_and_name(hosts: Hosts, echo: Host) -> None:
     for caller in hosts:
         for callee in (echo.address, "north"):
             assert call(caller, callee) in (
                 f"hello {caller.address}",
                 "hello 127.0.0.1",
             )
-    with connect(echo) as peer:  # and home is one of them
-        assert hears(peer, 5)
+    with connect(echo) as peer:  # home is a member, too
+        assert receives_echo(peer, 5)
         assert peer.getsockname()[0] == hosts.home.address
 
 
-def test_an_unknown_name_is_unknown_at_once(hosts: Hosts) -> None:
+def test_unknown_name_fails_at_once(hosts: Hosts) -> None:
     begun = time.monotonic()
     assert hosts.north.run(["getent", "hosts", "nobody.example"]).returncode == 2
     assert time.monotonic() - begun < 5
 
 
-def test_partition(hosts: Hosts, echo: Host) -> None:
+def test_partition_drops_packets_between_hosts(hosts: Hosts, echo: Host) -> None:
     with connect(echo) as peer:
         hosts.partition(hosts.home, echo)
-        assert not hears(peer, 0.3)
+        assert not receives_echo(peer, 0.3)
         with pytest.raises(TimeoutError):
             connect(echo, 0.3)
         assert call(hosts.east, "north") == f"hello {hosts.east.address}"
         hosts.heal()
         peer.settimeout(10)
-        assert peer.recv(100) == b"hello"  # TCP sent it again
+        assert peer.recv(100) == b"hello"  # TCP has retransmitted it
     hosts.partition(hosts.east, echo)
     assert call(hosts.east, "north") == ""
     assert call(hosts.west, "north") == f"hello {hosts.west.address}"
 
 
-def test_loss(hosts: Hosts, echo: Host) -> None:
+def test_loss_drops_some_packets(hosts: Hosts, echo: Host) -> None:
     def repeated() -> int:
         heard = 0
         with socket.socket(type=socket.SOCK_DGRAM) as datagrams:
             datagrams.connect((echo.address, PORT))
             datagrams.settimeout(0.1)
-            for _ in range(20):  # so few at a time that nothing overflows
+            for _ in range(20):  # small groups, so that no queue overflows
                 for _ in range(20):
                     datagrams.send(b"hello")
                 with contextlib.suppress(TimeoutError):
@@ -143,18 +143,18 @@ def test_loss(hosts: Hosts, echo: Host) -> None:
 
     assert repeated() == 400
     hosts.lose(hosts.home, echo, 30)
-    assert 120 < repeated() < 270  # 49 % come there and back
+    assert 120 < repeated() < 270  # 49 % pass in both directions
     hosts.heal()
     assert repeated() == 400
 
 
-def test_reset(hosts: Hosts, echo: Host) -> None:
+def test_reset_ends_connections(hosts: Hosts, echo: Host) -> None:
     for a, b in ((hosts.home, echo), (echo, hosts.home)):
         with connect(echo) as peer:
-            assert hears(peer, 5)
+            assert receives_echo(peer, 5)
             hosts.reset(a, b)
             with pytest.raises(ConnectionError):
-                hears(peer, 5)
+                receives_echo(peer, 5)
         with pytest.raises(ConnectionRefusedError):
             connect(echo)
         assert call(hosts.east, "north") == f"hello {hosts.east.address}"
@@ -164,10 +164,10 @@ def test_reset(hosts: Hosts, echo: Host) -> None:
     connect(echo).close()
 
 
-def test_down_and_up(hosts: Hosts, echo: Host) -> None:
+def test_host_is_unreachable_while_down(hosts: Hosts, echo: Host) -> None:
     with connect(echo) as peer:
         hosts.down(echo)
-        assert not hears(peer, 0.3)
+        assert not receives_echo(peer, 0.3)
         hosts.up(echo)
         peer.settimeout(10)
         assert peer.recv(100) == b"hello"
@@ -178,7 +178,7 @@ def test_down_and_up(hosts: Hosts, echo: Host) -> None:
     connect(echo).close()
 
 
-def test_slow(hosts: Hosts, echo: Host) -> None:
+def test_slow_limits_the_rate(hosts: Hosts, echo: Host) -> None:
     def echoed() -> float:
         with connect(echo, 20) as peer:
             begun = time.monotonic()
@@ -190,22 +190,22 @@ def test_slow(hosts: Hosts, echo: Host) -> None:
 
     assert echoed() < 0.5
     hosts.slow(echo, 400)
-    assert echoed() > 0.5  # 50 KB and 16 KB are free, 50 KB take a second
+    assert echoed() > 0.5  # 66 KB pass at once, and 50 KB take 1 s
     hosts.heal()
     assert echoed() < 0.5
 
 
-def test_sleep_and_wake(hosts: Hosts, echo: Host) -> None:
+def test_sleeping_host_does_not_answer(hosts: Hosts, echo: Host) -> None:
     with connect(echo) as peer:
         echo.sleep()
-        assert not hears(peer, 0.3)  # its kernel takes what it is told
+        assert not receives_echo(peer, 0.3)  # its network stack still accepts the data
         connect(echo).close()
         echo.wake()
         peer.settimeout(5)
         assert peer.recv(100) == b"hello"
 
 
-def test_kill(hosts: Hosts) -> None:
+def test_kill_ends_all_processes(hosts: Hosts) -> None:
     shell = ["sh", "-c", "setsid sleep 20 & sleep 20"]
     with hosts.north.start(shell) as process, hosts.east.start(["sleep", "20"]) as other:
         until(lambda: len(hosts.north.pids()) == 3)
@@ -217,12 +217,12 @@ def test_kill(hosts: Hosts) -> None:
     (hosts.north.runtime / "left").touch()
 
 
-def test_who_died_is_empty_after_it(hosts: Hosts) -> None:
+def test_killed_host_has_no_processes(hosts: Hosts) -> None:
     assert not hosts.north.died
     assert list(hosts.north.runtime.iterdir()) == []
 
 
-def test_what_is_made_is_removed(hosts: Hosts) -> None:
+def test_hosts_are_removed_at_the_end(hosts: Hosts) -> None:
     def there(made: Hosts) -> list[str]:
         mark = made.namespace("")
         listed = [*os.listdir("/sys/class/net"), *os.listdir("/run/netns")]
@@ -233,7 +233,7 @@ def test_what_is_made_is_removed(hosts: Hosts) -> None:
 
     more = Hosts()
     assert more.addresses["home"] != hosts.addresses["home"]
-    assert len(there(more)) == 6  # a cable, four namespaces and a directory
+    assert len(there(more)) == 6  # a link, four namespaces and a directory
     more.down(more.east)
     with more.north.start(["sleep", "20"]) as process:
         more.close()
@@ -252,7 +252,7 @@ os._exit(0)
 """
 
 
-def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ABANDON]
     run = subprocess.run(
         command,
@@ -269,17 +269,17 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["north", "east", "west"])
-def test_ssh(hosts: Hosts, sshd: Sshds, name: str) -> None:
+def test_ssh_runs_a_command(hosts: Hosts, sshd: Sshds, name: str) -> None:
     show = "echo $SSH_CONNECTION $TFD_RUNTIME_DIR $HOME; hostname; touch $TFD_RUNTIME_DIR/was-here"
-    said = ssh(sshd, name, show)
-    assert said.returncode == 0, said.stderr
-    client, _, server, port, *directories, hostname = said.stdout.split()
+    completed = ssh(sshd, name, show)
+    assert completed.returncode == 0, completed.stderr
+    client, _, server, port, *directories, hostname = completed.stdout.split()
     assert (client, server, hostname) == (hosts.home.address, hosts[name].address, name)
     assert (port, directories) == ("22", ["/run/tfd", "/run/home"])
     (hosts[name].runtime / "was-here").unlink()
 
 
-def test_ssh_from_a_host_and_by_the_file(hosts: Hosts, sshd: Sshds) -> None:
+def test_ssh_works_between_hosts_and_with_the_config(hosts: Hosts, sshd: Sshds) -> None:
     said = hosts.east.run(sshd.command("west", "echo $SSH_CONNECTION; hostname"))
     assert said.stdout.split()[0] == hosts.east.address
     assert said.stdout.split()[-1] == "west"
@@ -293,16 +293,16 @@ def test_ssh_from_a_host_and_by_the_file(hosts: Hosts, sshd: Sshds) -> None:
 
 
 def test_ssh_refuses_a_wrong_key(sshd: Sshds) -> None:
-    said = ssh(sshd, "north", "true", key=sshd.stranger_key)
-    assert said.returncode == 255
-    assert "Permission denied (publickey)" in said.stderr
+    completed = ssh(sshd, "north", "true", key=sshd.stranger_key)
+    assert completed.returncode == 255
+    assert "Permission denied (publickey)" in completed.stderr
 
 
-def test_ssh_with_another_host_key(sshd: Sshds) -> None:
+def test_ssh_refuses_another_host_key(sshd: Sshds) -> None:
     with sshd["north"].changed_key():
-        said = ssh(sshd, "north", "true")
-        assert said.returncode == 255
-        assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in said.stderr
+        completed = ssh(sshd, "north", "true")
+        assert completed.returncode == 255
+        assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in completed.stderr
     assert ssh(sshd, "north", "true").returncode == 0
 
 
@@ -327,7 +327,7 @@ def test_ssh_forwards_ports_and_unix_sockets(
         for path in (near, hosts.north.runtime / "far"):
             with socket.socket(socket.AF_UNIX) as peer:
                 peer.connect(str(path))
-                assert hears(peer, 5)
+                assert receives_echo(peer, 5)
         tunnel.stdin.close()
         assert tunnel.wait(10) == 0
 
@@ -342,7 +342,7 @@ def test_ssh_ends_with_the_host(hosts: Hosts, sshd: Sshds) -> None:
     assert not sshd["north"].alive()
 
 
-def test_ssh_is_there_again(sshd: Sshds) -> None:
+def test_ssh_is_restarted_after_a_kill(sshd: Sshds) -> None:
     assert ssh(sshd, "north", "hostname").stdout == "north\n"
 
 
@@ -355,7 +355,7 @@ def ssh(
 
 
 @pytest.mark.parametrize("name", ["north", "east"])
-def test_jupyter(jupyter: Jupyters, name: str) -> None:
+def test_jupyter_server_answers(jupyter: Jupyters, name: str) -> None:
     server = jupyter[name]
     assert server.get("/api")["version"]
     for token in ("", "wrong"):
@@ -376,7 +376,7 @@ def test_jupyter_starts_a_kernel_on_its_host(hosts: Hosts, jupyter: Jupyters) ->
     jupyter["north"].open(f"/api/kernels/{kernel['id']}", method="DELETE").close()
 
 
-def test_jupyter_with_an_expired_certificate(hosts: Hosts, jupyter: Jupyters) -> None:
+def test_jupyter_can_have_an_expired_certificate(hosts: Hosts, jupyter: Jupyters) -> None:
     with (
         jupyter.started(hosts.west, expired=True) as server,
         pytest.raises(urllib.error.URLError, match="certificate has expired"),
@@ -397,7 +397,7 @@ def test_jupyter_ends_with_the_host(hosts: Hosts, jupyter: Jupyters) -> None:
     assert jupyter["east"].get("/api")
 
 
-def test_jupyter_is_there_again(jupyter: Jupyters) -> None:
+def test_jupyter_is_restarted_after_a_kill(jupyter: Jupyters) -> None:
     assert jupyter["north"].get("/api")
 
 

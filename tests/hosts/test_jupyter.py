@@ -1,4 +1,4 @@
-"""``launcher="jupyter"`` between hosts of their own, each with a Jupyter server behind TLS."""
+"""``launcher="jupyter"`` between hosts, each with a Jupyter server behind TLS."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TestJupyter(Conformance):
             assert kernels() == [number + 1 for number in before]
         until(lambda: kernels() == before)
 
-    def test_no_secret_is_in_any_log(
+    def test_logs_contain_no_secret(
         self, hosts: Hosts, jupyter: Jupyters, shared: tfd.Cluster
     ) -> None:
         for server in jupyter:
@@ -82,7 +82,7 @@ class TestJupyter(Conformance):
         assert not any(server.token in repr(shared.snapshot()) for server in jupyter)
 
     @pytest.mark.parametrize(
-        ("options", "said"),
+        ("options", "message"),
         [
             ({"token": "wrong"}, "rejected the token"),
             ({"token": ""}, "requires a token"),
@@ -90,20 +90,20 @@ class TestJupyter(Conformance):
             ({"kernel": "julia"}, "has no kernel 'julia'"),
         ],
     )
-    def test_what_is_wrong_there_is_said(
-        self, make: Make, options: dict[str, str], said: str
+    def test_errors_at_the_start_are_reported(
+        self, make: Make, options: dict[str, str], message: str
     ) -> None:
-        with pytest.raises(errors.LaunchError, match=said):
+        with pytest.raises(errors.LaunchError, match=message):
             tfd.Cluster(data_workers=1, name="wrong", launcher=make(**options))
         assert "wrong" not in tfd.clusters()
 
-    def test_tunnels_between_hosts(self, make: Make, hosts: Hosts) -> None:
+    def test_tunnels_connect_the_hosts(self, make: Make, hosts: Hosts) -> None:
         with tfd.Cluster(data_workers=2, name="secret", launcher=make(secure=True)) as cluster:
             assert numbers(cluster) == list(range(100))
             assert set(cluster.to_frame()["open_to"]) == {"loopback"}
             assert all(row.address.startswith("localhost:") for row in cluster.snapshot().tasks)
 
-    def test_it_outlives_its_owner_and_is_attached(
+    def test_cluster_outlives_its_owner_and_is_attached(
         self,
         hosts: Hosts,
         jupyter: Jupyters,
@@ -124,8 +124,8 @@ class TestJupyter(Conformance):
         finally:
             owner.kill()
             owner.communicate()
-        orphans.sweep()  # what the killed process could not remove
-        assert [one["name"] for one in attach.everywhere() if one["lease"]] == ["orphan"]
+        orphans.sweep()  # removes the files of the killed process
+        assert [item["name"] for item in attach.everywhere() if item["lease"]] == ["orphan"]
         (file,) = runtime_dir.runtime_dir().glob("away-*.json")
         assert not any(server.token in file.read_text() for server in jupyter)
         with pytest.raises(errors.LaunchError, match=r"(?s)requires a token.*profile"):
@@ -138,8 +138,8 @@ class TestJupyter(Conformance):
             attached.renew(2)
         finally:
             attached.stop()
-        assert not [one for one in attach.everywhere() if one["name"] == "orphan"]
-        # The agents learn from its silence that the owner is gone.
+        assert not [item for item in attach.everywhere() if item["name"] == "orphan"]
+        # The agents detect the end of their owner by its silence.
         until(lambda: not any(pids_on(host, before[host]) for host in hosts), 60)
 
     def test_keys_are_not_sent_in_plain_text(self, hosts: Hosts) -> None:
@@ -147,13 +147,13 @@ class TestJupyter(Conformance):
         with pytest.raises(errors.UsageError, match="unencrypted"):
             tfd.Cluster(data_workers=1, name="open", launcher=launcher)
 
-    def test_an_expired_certificate_is_named(self, hosts: Hosts, jupyter: Jupyters) -> None:
+    def test_expired_certificate_is_reported(self, hosts: Hosts, jupyter: Jupyters) -> None:
         with jupyter.started(hosts.west, expired=True) as server:
             launcher = tfd.launchers.Jupyter(server.url, token=server.token, ca=str(server.ca))
             with pytest.raises(errors.LaunchError, match=r"(?s)has expired.*renew"):
                 tfd.Cluster(data_workers=1, name="late", launcher=launcher)
 
-    def test_what_is_no_jupyter_server_is_named(self, hosts: Hosts) -> None:
+    def test_other_server_is_reported(self, hosts: Hosts) -> None:
         code = (
             "import http.server as h; s = h.HTTPServer(('', 8000), h.SimpleHTTPRequestHandler);"
             "print('ready', flush=True); s.serve_forever()"
@@ -169,18 +169,18 @@ class TestJupyter(Conformance):
             process.kill()
             process.communicate()
 
-    def test_a_server_that_culls_is_told_of_and_does_not_cull_ours(
+    def test_culling_server_is_reported_and_keeps_the_kernels(
         self, hosts: Hosts, jupyter: Jupyters
     ) -> None:
         with jupyter.started(hosts.west, cull=8) as server:
             launcher = tfd.launchers.Jupyter(server.url, token=server.token, ca=str(server.ca))
             with tfd.Cluster(data_workers=1, name="idle", launcher=launcher) as cluster:
-                said = [notice.what for notice in cluster.snapshot().notices]
-                assert any("ends kernels that are idle for 8 s" in what for what in said)
+                received = [notice.what for notice in cluster.snapshot().notices]
+                assert any("ends kernels that are idle for 8 s" in what for what in received)
                 (ours,) = server.get("/api/kernels")
-                # One that nobody uses goes meanwhile.
+                # The server culls an unused kernel in the meantime.
                 with server.open("/api/kernels", method="POST") as reply:
                     other = json.load(reply)["id"]
-                until(lambda: other not in {one["id"] for one in server.get("/api/kernels")})
-                assert [one["id"] for one in server.get("/api/kernels")] == [ours["id"]]
+                until(lambda: other not in {item["id"] for item in server.get("/api/kernels")})
+                assert [item["id"] for item in server.get("/api/kernels")] == [ours["id"]]
                 assert numbers(cluster) == list(range(100))

@@ -16,7 +16,7 @@ from tfd_notebook import errors
 
 pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170)]
 
-#: Starts clusters in the kernels of two hosts and coordinates them, in a process of its own.
+#: Starts clusters in the kernels of two hosts and coordinates them, in a separate process.
 COORDINATE = """
 import json, sys
 import tensorflow as tf
@@ -61,35 +61,35 @@ print(json.dumps(said), flush=True)
 """
 
 
-def test_a_strategy_over_kernels_of_two_hosts(hosts: Hosts, jupyter: Jupyters) -> None:
+def test_strategy_uses_kernels_of_two_hosts(hosts: Hosts, jupyter: Jupyters) -> None:
     servers = [
         {"server": server.url, "token": server.token, "ca": str(server.ca)}
         for server in (jupyter["north"], jupyter["east"])
     ]
     network = f"{hosts.home.address.rpartition('.')[0]}.0/24"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", COORDINATE, json.dumps(servers), network],
         env={**os.environ, "TFD_PRELOAD": "off"},
         capture_output=True,
         text=True,
         timeout=150,
     )
-    assert done.returncode == 0, done.stderr[-4_000:]
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert "[TFD703]" in said["before"]
-    assert "no worker and no parameter server" in said["before"]
-    places = {job: [a.rpartition(":")[0] for a in listed] for job, listed in said["spec"].items()}
+    assert completed.returncode == 0, completed.stderr[-4_000:]
+    data = json.loads(completed.stdout.splitlines()[-1])
+    assert "[TFD703]" in data["before"]
+    assert "no worker and no parameter server" in data["before"]
+    places = {job: [a.rpartition(":")[0] for a in listed] for job, listed in data["spec"].items()}
     north, east = (hosts[name].address for name in ("north", "east"))
     assert places == {"ps": [north], "worker": [north, east]}
-    assert said["accelerators"] == {}
-    assert said["value"] == 30.0
-    assert said["after"] == 1
-    assert "[TFD705]" in said["closed"]
-    assert "is closed" in said["closed"]
+    assert data["accelerators"] == {}
+    assert data["value"] == 30.0
+    assert data["after"] == 1
+    assert "[TFD705]" in data["closed"]
+    assert "is closed" in data["closed"]
 
 
-def test_kernels_that_are_none() -> None:
-    with pytest.raises(errors.UsageError, match="no kernel to look at"):
+def test_invalid_kernels_are_rejected() -> None:
+    with pytest.raises(errors.UsageError, match="invalid kernels: expected at least 1"):
         tfd.resolvers.KernelResolver()
-    with pytest.raises(errors.UsageError, match="'north' is no kernel elsewhere"):
+    with pytest.raises(errors.UsageError, match="invalid kernel 'north'"):
         tfd.resolvers.KernelResolver("north")

@@ -26,7 +26,7 @@ Theirs = tf.distribute.cluster_resolver.SlurmClusterResolver
 
 pytestmark = [pytest.mark.integration, pytest.mark.root]
 
-#: A tf.distribute server of the step that it is in.
+#: A tf.distribute server in a Slurm step.
 SERVE = """
 import tensorflow as tf
 from tfd_notebook.resolvers import SlurmResolver
@@ -36,7 +36,7 @@ tf.distribute.Server(
     resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id
 ).join()
 """
-#: A coordinator that is in no allocation, and asks Slurm for the job.
+#: A coordinator outside an allocation, which looks up the Slurm job.
 COORDINATE = """
 import json, sys, time
 import tensorflow as tf
@@ -76,7 +76,7 @@ print(json.dumps(said))
 
 
 def running(slurm: Slurm) -> str:
-    """Return the number of the job that runs."""
+    """Return the number of the running Slurm job."""
     return slurm.run("squeue", "-h", "-t", "RUNNING", "-o", "%i").stdout.strip()
 
 
@@ -86,12 +86,12 @@ def say(code: str, *words: str) -> list[str]:
 
 def environments(slurm: Slurm, path: Path, *command: str) -> list[dict[str, str]]:
     """Return the environment of each task that a command of Slurm starts, by rank."""
-    # A file for each: srun may put pieces of two tasks into one line.
+    # One file per task, because srun may mix the output of two tasks in a line.
     write = f"import json, os; file = open(f'{path}/{{os.getpid()}}', 'w')"
     write += "; json.dump(dict(os.environ), file); file.close()"
     slurm.run(*command, *say(write), check=True)
-    found = [json.loads(file.read_text()) for file in path.iterdir()]
-    return sorted(found, key=lambda env: int(env.get("SLURM_PROCID", 0)))
+    matches = [json.loads(file.read_text()) for file in path.iterdir()]
+    return sorted(matches, key=lambda env: int(env.get("SLURM_PROCID", 0)))
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def step(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
 
 @pytest.fixture
 def within(monkeypatch: pytest.MonkeyPatch, nowhere: None) -> Callable[[dict[str, str]], None]:
-    """Return what makes this process one that Slurm gave an environment."""
+    """Return a function that sets the environment of a Slurm task in this process."""
 
     def enter(env: dict[str, str]) -> None:
         for name in set(os.environ) - set(env):
@@ -117,7 +117,7 @@ def within(monkeypatch: pytest.MonkeyPatch, nowhere: None) -> Callable[[dict[str
 class TestStep:
     workers = ("n1:8888", "n1:8889", "n1:8890", "n2:8888", "n10:8888")
 
-    def test_every_task_knows_its_place(
+    def test_every_task_has_its_identity(
         self, step: list[dict[str, str]], within: Callable[[dict[str, str]], None]
     ) -> None:
         assert len(step) == 5
@@ -129,7 +129,7 @@ class TestStep:
             assert self.workers[rank].startswith(f"{env['SLURMD_NODENAME']}:")
             assert resolver.place == f"Slurm's step {env['SLURM_JOB_ID']}.0"
 
-    def test_tensorflows_tasks_do_not(
+    def test_tensorflows_resolver_confuses_the_tasks(
         self, step: list[dict[str, str]], within: Callable[[dict[str, str]], None]
     ) -> None:
         wrong = set()
@@ -157,7 +157,7 @@ class TestStep:
         tmp_path: Path,
         method: str,
     ) -> None:
-        """Each task is at the address that it gives itself, wherever Slurm put it."""
+        """Each task has the address from the resolver, for every placement of Slurm."""
         tasks = environments(slurm, tmp_path, "srun", "-N3", "-n5", "-m", method)
         assert len(tasks) == 5
         for env in tasks:
@@ -167,7 +167,7 @@ class TestStep:
             assert SlurmResolver(port_base=1).master() == place
 
     @pytest.mark.parametrize("start", ["salloc", "srun --overlap"])
-    def test_an_allocation(
+    def test_allocation_is_resolved(
         self,
         slurm: Slurm,
         within: Callable[[dict[str, str]], None],
@@ -177,7 +177,7 @@ class TestStep:
         nested = [] if start == "salloc" else ["srun", "--overlap", "-n1", "-N1"]
         (env,) = environments(slurm, tmp_path, "salloc", "-Q", "-N2", "-n3", *nested)
         within(env)
-        if nested:  # a step of its own, with one task
+        if nested:  # a separate step with one task
             assert SlurmResolver().tasks() == {"worker": {0: "n1:8888"}}
         else:
             with pytest.raises(RuntimeError, match="not found in environment"):
@@ -190,7 +190,7 @@ class TestStep:
 
 @pytest.fixture
 def servers(slurm: Slurm) -> Iterator[str]:
-    """Start a step with a parameter server and two workers; return the number of its job."""
+    """Start a step with a parameter server and two workers; return the number of its Slurm job."""
     with slurm.start(
         "srun", "-N3", "-n3", *say(SERVE), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
@@ -201,19 +201,19 @@ def servers(slurm: Slurm) -> Iterator[str]:
     until(lambda: not slurm.run("squeue", "-h").stdout.strip())
 
 
-def test_a_strategy_on_another_job(slurm: Slurm, servers: str) -> None:
+def test_strategy_uses_another_job(slurm: Slurm, servers: str) -> None:
     done = slurm.run(*say(COORDINATE, servers), timeout=170)
     assert done.returncode == 0, done.stderr[-4_000:]
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said["spec"] == {"ps": ["n1:9100"], "worker": ["n2:9100", "n10:9100"]}
-    assert said["task"] == [None, ""]
-    assert (said["accelerators"], said["of_the_ps"]) == ({}, {})
-    assert said["value"] == 21.0
-    assert said["device"].startswith("/job:ps/replica:0/task:0")
-    assert "ps:1 at n2:9100: worker:0 answers there" in said["wrong"]
+    data = json.loads(done.stdout.splitlines()[-1])
+    assert data["spec"] == {"ps": ["n1:9100"], "worker": ["n2:9100", "n10:9100"]}
+    assert data["task"] == [None, ""]
+    assert (data["accelerators"], data["of_the_ps"]) == ({}, {})
+    assert data["value"] == 21.0
+    assert data["device"].startswith("/job:ps/replica:0/task:0")
+    assert "ps:1 at n2:9100: worker:0 answers there" in data["wrong"]
 
 
-#: In an allocation: the cell that is offered starts its tasks, which are found then.
+#: In an allocation, the suggested cell starts tasks, which are then resolved.
 ALLOCATION = """
 import json, time
 import tfd_notebook as tfd
@@ -238,7 +238,7 @@ finally:
     step.wait()
 print(json.dumps(said))
 """
-#: In no allocation: the cell submits a job, which is found by its number.
+#: Outside an allocation, the cell submits a Slurm job, which is resolved by its number.
 CONTROLLER = """
 import json, subprocess, time
 import tfd_notebook as tfd
@@ -263,7 +263,7 @@ print(json.dumps(said))
 
 
 class TestDetection:
-    def test_a_step(
+    def test_step_is_resolved(
         self,
         step: list[dict[str, str]],
         within: Callable[[dict[str, str]], None],
@@ -273,31 +273,31 @@ class TestDetection:
         assert (considered[-1].rule, verdict.resolver) == ("slurm", "slurm")
         assert considered[-1].why == "in a Slurm step with 5 tasks"
 
-    def test_a_step_of_one_task(
+    def test_step_of_one_task_is_resolved(
         self, slurm: Slurm, within: Callable[[dict[str, str]], None], tmp_path: Path
     ) -> None:
         (env,) = environments(slurm, tmp_path, "srun", "-n1", "-N1")
         within(env)
         considered, _ = detection.detect({})
-        close = [one.rule for one in considered if one.outcome == "close"]
+        close = [item.rule for item in considered if item.outcome == "close"]
         assert close[:2] == ["slurm", "slurm_allocation"]
 
     def test_the_cell_of_an_allocation_starts_its_tasks(self, slurm: Slurm) -> None:
         done = slurm.run("salloc", "-Q", "-N3", "-n3", *say(ALLOCATION), timeout=170)
         assert done.returncode == 0, done.stderr[-4_000:]
-        said = json.loads(done.stdout.splitlines()[-1])
-        assert said["rule"] == "slurm_allocation"
-        assert said["before"] == {"refused": 3}
-        assert said["address"] == ["n1:8888", "n2:8888", "n10:8888"]
-        assert said["identity"] == ["worker:0", "worker:1", "worker:2"]
-        assert said["cell"] == "cluster = tfd.resolve().attach()"
+        data = json.loads(done.stdout.splitlines()[-1])
+        assert data["rule"] == "slurm_allocation"
+        assert data["before"] == {"refused": 3}
+        assert data["address"] == ["n1:8888", "n2:8888", "n10:8888"]
+        assert data["identity"] == ["worker:0", "worker:1", "worker:2"]
+        assert data["cell"] == "cluster = tfd.resolve().attach()"
 
     def test_the_cell_for_a_controller_submits_a_job(self, slurm: Slurm) -> None:
         done = slurm.run(*say(CONTROLLER), timeout=170)
         assert done.returncode == 0, done.stderr[-4_000:]
-        said = json.loads(done.stdout.splitlines()[-1])
-        assert said["rule"] == "slurm_controller"
-        assert said["identity"] == ["worker:0", "worker:1"]
+        data = json.loads(done.stdout.splitlines()[-1])
+        assert data["rule"] == "slurm_controller"
+        assert data["identity"] == ["worker:0", "worker:1"]
         until(lambda: not slurm.run("squeue", "-h").stdout.strip())
 
     def test_the_cell_respects_the_limits_of_the_partition(self, slurm: Slurm) -> None:
@@ -316,7 +316,7 @@ class TestJobs:
     def _squeue_of_a_host(
         self, slurm: Slurm, hosts: Hosts, nowhere: None, tmp_path: Path, monkeypatch: Any
     ) -> None:
-        """Make ``squeue`` and ``sinfo`` those of ``east``, which is not the controller."""
+        """Use ``squeue`` and ``sinfo`` of ``east``, which is not the controller."""
         for name in ("squeue", "sinfo"):
             command, path = tmp_path / name, shutil.which(name)
             assert path
@@ -327,30 +327,30 @@ class TestJobs:
             command.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
-    def test_never_heard_of(self) -> None:
-        with pytest.raises(errors.NotThere, match="Slurm's job 99999 is over, or never was"):
+    def test_unknown_job_is_an_error(self) -> None:
+        with pytest.raises(errors.NotThere, match="Slurm's job 99999 has ended or never existed"):
             SlurmResolver(job=99999).cluster_spec()
 
-    def test_held(self, slurm: Slurm) -> None:
+    def test_held_job_is_explained(self, slurm: Slurm) -> None:
         held = slurm.run("sbatch", "--parsable", "--hold", "--wrap", "true").stdout.strip()
         with pytest.raises(errors.NoTasks, match=f"job {held} does not run: it is PENDING") as why:
             SlurmResolver(job=held).cluster_spec()
         assert "JobHeldUser: it is held by its user" in str(why.value)
         assert f"scontrol release {held}" in str(why.value)
         slurm.run("scancel", held, check=True)
-        with pytest.raises(errors.ResolveError, match=f"job {held} (is over|does not run)"):
+        with pytest.raises(errors.ResolveError, match=f"job {held} (has ended|does not run)"):
             SlurmResolver(job=held).cluster_spec()
 
-    def test_a_time_limit_that_the_partition_does_not_allow(self, slurm: Slurm) -> None:
+    def test_excessive_time_limit_is_explained(self, slurm: Slurm) -> None:
         submit = ("sbatch", "--parsable", "--time=120", "--wrap", "sleep 60")
         job = slurm.run(*submit, check=True).stdout.strip()
 
-        def said() -> str:
+        def error_text() -> str:
             with pytest.raises(errors.NoTasks) as caught:
                 SlurmResolver(job=job).cluster_spec()
             return str(caught.value)
 
-        text = until(lambda: (text := said()) if "PartitionTimeLimit" in said() else "")
+        text = until(lambda: (text := error_text()) if "PartitionTimeLimit" in error_text() else "")
         assert "PartitionTimeLimit: its time limit is longer than partition all allows" in text
         assert f"#SBATCH --time=1:00:00, or: scontrol update JobId={job}" in text
         slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=1:00:00", check=True)
@@ -359,22 +359,22 @@ class TestJobs:
         slurm.run("scancel", job, check=True)
         until(lambda: not slurm.run("squeue", "-h").stdout.strip())
 
-    def test_nodes_that_are_in_use(self, slurm: Slurm) -> None:
+    def test_hosts_in_use_are_explained(self, slurm: Slurm) -> None:
         fill = ("sbatch", "--parsable", "--exclusive", "-N3", "--wrap", "sleep 60")
         first = slurm.run(*fill, check=True).stdout.strip()
         until(lambda: running(slurm) == first)
         second = slurm.run(*fill, check=True).stdout.strip()
 
-        def said() -> str:
+        def error_text() -> str:
             with pytest.raises(errors.NoTasks) as caught:
                 SlurmResolver(job=second).cluster_spec()
             return str(caught.value)
 
-        until(lambda: "Resources: the nodes that it needs are in use" in said())
+        until(lambda: "Resources: the hosts that it needs are in use" in error_text())
         slurm.run("scancel", first, second, check=True)
         until(lambda: not slurm.run("squeue", "-h").stdout.strip())
 
-    def test_one_that_runs(self, slurm: Slurm) -> None:
+    def test_running_job_is_resolved(self, slurm: Slurm) -> None:
         with slurm.start("srun", "-N2", "-n3", "sleep", "60") as process:
             job = until(lambda: running(slurm))
             with pytest.raises(errors.Malformed, match="3 tasks on 2 hosts"):
@@ -391,7 +391,7 @@ class TestJobs:
             process.wait(30)
         until(lambda: not slurm.run("squeue", "-h").stdout.strip())
 
-    def test_a_controller_that_is_not_reached(self, hosts: Hosts) -> None:
+    def test_unreachable_controller_is_an_error(self, hosts: Hosts) -> None:
         hosts.partition(hosts.north, hosts.east)
         with pytest.raises(errors.NoAnswer, match="Slurm's job 1: squeue") as caught:
             SlurmResolver(job=1).cluster_spec()

@@ -1,4 +1,4 @@
-"""``launcher="spark"`` between hosts of their own, with executors of a standalone master."""
+"""``launcher="spark"`` between hosts, with executors of a standalone master."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.root, pytest.mark.timeout(170
 @pytest.fixture(scope="module")
 def standalone(hosts: Hosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
     directory = tmp_path_factory.mktemp("spark")
-    with Standalone(hosts, directory) as made, variables(made.environment):
-        yield made
+    with Standalone(hosts, directory) as cluster, variables(cluster.environment):
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def session(standalone: Standalone) -> Iterator[Any]:
     context = spark.sparkContext
     try:
         until(lambda: len(private.executors(context)) == 2, 120.0)
-        # What forks Python's workers stays from now on.
+        # From now on, the daemon that forks Python workers keeps running.
         context.parallelize(range(2), 2).barrier().mapPartitions(list).collect()
         yield spark
     finally:
@@ -66,12 +66,12 @@ def written(standalone: Standalone) -> str:
 @pytest.fixture(scope="module")
 def cut(hosts: Hosts) -> Callable[[], None]:
     def cut() -> None:
-        """End the connections that the executor's end at ``north`` has made to this process."""
+        """Close the connections from the executor's agent on ``north`` to this process."""
         mine = psutil.Process().net_connections("tcp")
-        listening = {one.laddr.port for one in mine if one.status == psutil.CONN_LISTEN}
-        for one in mine:
-            if one.raddr and one.raddr.ip == hosts.north.address and one.laddr.port in listening:
-                with socket.socket(fileno=os.dup(one.fd)) as connection:
+        listening = {item.laddr.port for item in mine if item.status == psutil.CONN_LISTEN}
+        for item in mine:
+            if item.raddr and item.raddr.ip == hosts.north.address and item.laddr.port in listening:
+                with socket.socket(fileno=os.dup(item.fd)) as connection:
                     connection.shutdown(socket.SHUT_RDWR)
 
     return cut
@@ -84,7 +84,7 @@ def shared(make: Make) -> Iterator[tfd.Cluster]:
 
 
 class TestSpark(Conformance):
-    def test_no_secret_is_in_any_log(
+    def test_logs_contain_no_secret(
         self, hosts: Hosts, standalone: Standalone, shared: tfd.Cluster
     ) -> None:
         for path in standalone.directory.rglob("*"):
@@ -126,16 +126,16 @@ print(json.dumps(said), flush=True)
 )
 
 
-def test_a_host_to_which_rows_would_come_in_vain(standalone: Standalone) -> None:
-    """One that has a free slot and no worker is told at the start; a parameter server fills one."""
-    done = subprocess.run(
+def test_host_without_a_worker_is_reported(standalone: Standalone) -> None:
+    """A host with a free slot and no worker is reported. A parameter server fills a slot."""
+    completed = subprocess.run(
         [sys.executable, "-c", FED.replace("{session}", standalone.session())],
         capture_output=True,
         text=True,
         timeout=160,
     )
-    assert done.returncode == 0, done.stderr[-5000:]
-    alone, *results = json.loads(done.stdout.splitlines()[-1])
+    assert completed.returncode == 0, completed.stderr[-5000:]
+    alone, *results = json.loads(completed.stdout.splitlines()[-1])
     assert "no node that receives rows is on" in alone
     assert "1 free slot:" in alone
     assert results == [[number * number for number in range(100)]] * 2
@@ -143,7 +143,7 @@ def test_a_host_to_which_rows_would_come_in_vain(standalone: Standalone) -> None
 
 @pytest.fixture(scope="module")
 def ready(session: Any) -> Any:
-    """The session, when each executor has the process that it keeps for TensorFlow."""
+    """Return the session after each executor has started its process for TensorFlow."""
 
     def nothing(args: Any, ctx: Any) -> None:
         pass
@@ -153,8 +153,8 @@ def ready(session: Any) -> Any:
     return session
 
 
-def test_a_cluster_outlives_a_network_that_was_cut_without_a_word(hosts: Hosts, ready: Any) -> None:
-    """TCP alone would try again 51 s after the cut, when the limit has passed."""
+def test_cluster_survives_a_silent_network_fault(hosts: Hosts, ready: Any) -> None:
+    """TCP alone would retransmit 51 s after the cut, which is after the timeout."""
 
     def squares(args: Any, ctx: Any) -> None:
         feed = ctx.get_data_feed(train_mode=False)
@@ -166,9 +166,9 @@ def test_a_cluster_outlives_a_network_that_was_cut_without_a_word(hosts: Hosts, 
     spark_feeds = TFCluster.InputMode.SPARK
     cluster = TFCluster.run(sc, squares, None, 2, 0, input_mode=spark_feeds, heartbeat_limit=40)
     try:
-        # An executor that Spark started again may be on either host, next to the other one.
+        # Spark may restart an executor on either host.
         there = cluster.nodes[0]
-        host = next(one for one in (hosts.east, hosts.north) if one.address in there.address)
+        host = next(item for item in (hosts.east, hosts.north) if item.address in there.address)
         hosts.partition(hosts.home, host)
         try:
             until(lambda: time.monotonic() - there.heard > 30, 45.0)
@@ -177,8 +177,8 @@ def test_a_cluster_outlives_a_network_that_was_cut_without_a_word(hosts: Hosts, 
         cut = there.heard
         until(lambda: all(node.heard > cut for node in cluster.nodes), 20.0)
         assert cluster.phase == "running"
-        found = cluster.inference(sc.parallelize(range(100), 8)).collect()
-        assert sorted(found) == [number * number for number in range(100)]
+        result = cluster.inference(sc.parallelize(range(100), 8)).collect()
+        assert sorted(result) == [number * number for number in range(100)]
         cluster.shutdown(timeout=60)
     finally:
         cluster.fail(tfd.errors.SparkError("over"))

@@ -1,4 +1,4 @@
-"""``launcher="ssh"`` between hosts of their own, each with a real sshd."""
+"""``launcher="ssh"`` between hosts, each with a real sshd."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def written(sshd: Sshds, labels: list[str]) -> str:
 def cut(hosts: Hosts) -> Callable[[], None]:
     def cut() -> None:
         for pid in hosts.north.pids():
-            with contextlib.suppress(psutil.Error):  # one session ends with another
+            with contextlib.suppress(psutil.Error):  # a session may end with another one
                 if " ".join(psutil.Process(pid).cmdline()).startswith("sshd: root"):
                     os.kill(pid, signal.SIGKILL)
 
@@ -68,7 +68,7 @@ def cut(hosts: Hosts) -> Callable[[], None]:
 @pytest.fixture(scope="module")
 def shared(make: Make) -> Iterator[tfd.Cluster]:
     with tfd.Cluster(data_workers=2, name="shared", launcher=make()) as cluster:
-        # The ports of tasks that have left stay the cluster's.
+        # The cluster keeps the ports of removed tasks.
         cluster.scale(data_workers=4)
         cluster.scale(data_workers=2)
         yield cluster
@@ -83,13 +83,13 @@ KNOCK = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv
 
 
 class TestSSH(Conformance):
-    def test_nothing_listens_for_other_hosts(self, shared: tfd.Cluster, hosts: Hosts) -> None:
+    def test_no_listener_is_open_to_other_hosts(self, shared: tfd.Cluster, hosts: Hosts) -> None:
         port = shared.snapshot().task("data_worker:1").address.rpartition(":")[2]  # type: ignore[union-attr]
         there = [sys.executable, "-c", KNOCK, hosts.east.address, port]
         assert hosts.west.run(there).returncode
         assert set(shared.to_frame()["open_to"]) == {"loopback"}
 
-    def test_without_tunnels_exactly_the_clusters_hosts_come_in(
+    def test_only_the_clusters_hosts_can_connect_without_tunnels(
         self, hosts: Hosts, make: Make
     ) -> None:
         with tfd.Cluster(data_workers=2, name="plain", launcher=make(secure=False)) as cluster:
@@ -100,15 +100,15 @@ class TestSSH(Conformance):
             assert hosts.north.run(there).returncode == 0
             assert hosts.west.run(there).returncode
 
-    def test_hosts_that_cannot_talk_are_named(self, hosts: Hosts, make: Make) -> None:
+    def test_unreachable_hosts_are_named(self, hosts: Hosts, make: Make) -> None:
         hosts.partition(hosts.north, hosts.east)
-        with pytest.raises(errors.LaunchError) as told:
+        with pytest.raises(errors.LaunchError) as caught:
             tfd.Cluster(data_workers=2, name="parted", launcher=make(secure=False))
-        said = str(told.value)
-        assert f"root@{hosts.east.address} cannot reach root@{hosts.north.address}" in said
-        assert "the network between them" in said
+        text = str(caught.value)
+        assert f"root@{hosts.east.address} cannot reach root@{hosts.north.address}" in text
+        assert "the network between them" in text
 
-    def test_a_host_key_that_changed_is_refused(
+    def test_changed_host_key_is_refused(
         self, sshd: Sshds, make: Make, shared: tfd.Cluster
     ) -> None:
         with (
@@ -118,8 +118,10 @@ class TestSSH(Conformance):
             tfd.Cluster(data_workers=1, name="changed", launcher=make())
         assert shared.state == "ready"
 
-    def test_the_process_with_the_connections_may_die(self, make: Make, labels: list[str]) -> None:
-        """Another one takes its place, with all tunnels."""
+    def test_cluster_survives_the_death_of_the_connection_process(
+        self, make: Make, labels: list[str]
+    ) -> None:
+        """A new process replaces it and restores all tunnels."""
 
         def holding() -> set[psutil.Process]:
             mine = psutil.Process().children()
@@ -129,40 +131,40 @@ class TestSSH(Conformance):
         with tfd.Cluster(data_workers=2, name="held", launcher=make()) as cluster:
             (process,) = holding() - others
             process.kill()
-            said = "reconnected to"
-            until(lambda: len([n for n in cluster.snapshot().notices if said in n.what]) == 2)
+            text = "reconnected to"
+            until(lambda: len([n for n in cluster.snapshot().notices if text in n.what]) == 2)
             assert numbers(cluster) == list(range(100))
         until(lambda: holding() == others)
 
-    def test_a_key_with_a_passphrase_is_named(
+    def test_key_with_a_passphrase_is_reported(
         self, make: Make, labels: list[str], tmp_path: Path
     ) -> None:
         locked = str(tmp_path / "locked")
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "word", "-f", locked], check=True
         )
-        with pytest.raises(errors.LaunchError, match="Passphrase") as told:
+        with pytest.raises(errors.LaunchError, match="Passphrase") as caught:
             tfd.Cluster(data_workers=1, name="locked", launcher=make(key=locked))
-        assert labels[0] in told.value.what
+        assert labels[0] in caught.value.what
 
     @pytest.mark.parametrize(
-        ("options", "said"),
+        ("options", "message"),
         [
             ({"key": "stranger_key"}, "rejected the login"),
             ({"python": "/nowhere/python"}, "starting an agent on"),
             ({"python": "/usr/bin/python3"}, "has no tfd-notebook"),
         ],
     )
-    def test_what_is_wrong_there_is_said(
-        self, sshd: Sshds, make: Make, options: dict[str, str], said: str
+    def test_errors_at_the_start_are_reported(
+        self, sshd: Sshds, make: Make, options: dict[str, str], message: str
     ) -> None:
         if "key" in options:
             options = {"key": str(getattr(sshd, options["key"]))}
-        with pytest.raises(errors.LaunchError, match=said):
+        with pytest.raises(errors.LaunchError, match=message):
             tfd.Cluster(data_workers=1, name="wrong", launcher=make(**options))
         assert "wrong" not in tfd.clusters()
 
-    def test_workers_get_gpus_of_their_own_host_and_all_are_seen(
+    def test_workers_get_gpus_of_their_own_host(
         self, hosts: Hosts, make: Make, labels: list[str], tmp_path: Path
     ) -> None:
         _nvml.write_module(tmp_path)
@@ -197,7 +199,7 @@ class TestSSH(Conformance):
             cluster.scale(workers=1)
             until(lambda: list(cluster.gpus().to_frame().task) == ["worker:0"] * 2 + [""] * 4)
 
-    def test_no_secret_is_in_any_log(self, hosts: Hosts, sshd: Sshds, make: Make) -> None:
+    def test_logs_contain_no_secret(self, hosts: Hosts, sshd: Sshds, make: Make) -> None:
         secret = "S3CRET-that-nobody-shall-see"
         env = {"MY_TOKEN": secret}
         with tfd.Cluster(data_workers=1, name="quiet", launcher=make(), env=env) as cluster:
@@ -209,7 +211,7 @@ class TestSSH(Conformance):
             assert secret not in str(cluster.logs())
 
 
-def test_a_tunnel_that_sshd_opens_to_other_hosts_is_refused(make: Make, sshd: Sshds) -> None:
+def test_tunnel_open_to_other_hosts_is_refused(make: Make, sshd: Sshds) -> None:
     with (
         sshd["east"].gateway_ports(),
         pytest.raises(errors.LaunchError, match="GatewayPorts") as caught,
@@ -220,20 +222,18 @@ def test_a_tunnel_that_sshd_opens_to_other_hosts_is_refused(make: Make, sshd: Ss
         assert numbers(cluster) == list(range(100))
 
 
-def test_a_tunnel_that_sshd_opens_after_a_reconnect_is_closed(
-    make: Make, sshd: Sshds, hosts: Hosts
-) -> None:
+def test_tunnel_opened_by_a_reconnect_is_closed(make: Make, sshd: Sshds, hosts: Hosts) -> None:
     with tfd.Cluster(data_workers=2, name="gateway", launcher=make()) as cluster:
         port = int(row(cluster, "dispatcher:0").address.rpartition(":")[2])
         with sshd["east"].gateway_ports():
             for pid in hosts.east.pids():
-                with contextlib.suppress(psutil.Error):  # one session ends with another
+                with contextlib.suppress(psutil.Error):  # a session may end with another one
                     if " ".join(psutil.Process(pid).cmdline()).startswith("sshd: root"):
                         os.kill(pid, signal.SIGKILL)
 
             def closed() -> list[Notice]:
                 found = cluster.snapshot().notices
-                return [one for one in found if f"port {port} was closed" in one.what]
+                return [item for item in found if f"port {port} was closed" in item.what]
 
             until(closed)
         (notice,) = closed()

@@ -1,4 +1,4 @@
-"""Encrypted tunnels that need no ssh, between hosts of their own, each with a real stunnel."""
+"""Encrypted tunnels without ssh, between hosts with a real stunnel."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def shared(make: Make) -> Iterator[tfd.Cluster]:
         yield cluster
 
 
-#: Prints the ports at which TCP sockets listen for others than loopback, except for sshd's.
+#: Prints the ports of TCP sockets that listen on other addresses than loopback, except sshd's.
 LISTENING = """
 import psutil
 for c in psutil.net_connections("tcp"):
@@ -61,32 +61,32 @@ for c in psutil.net_connections("tcp"):
 
 
 def open_ports(host: Host) -> set[int]:
-    """Return where a host listens for others, but for sshd and TensorFlow's filtered servers."""
+    """Return the non-local listeners of a host, except for sshd and filtered TensorFlow servers."""
     found = host.run([sys.executable, "-c", LISTENING])
     return {int(line) for line in found.stdout.split()} - {22}
 
 
 def knock(host: Host, address: str, port: int) -> bool:
-    """Whether a connection from a host to a port comes about."""
+    """Return True if a host can connect to a port."""
     code = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
     return host.run([sys.executable, "-c", code, address, str(port)]).returncode == 0
 
 
 def stunnels(host: Host) -> dict[str, int]:
     """Return the pids of a host's tunnels by the names of their configurations."""
-    found = {}
+    listeners = {}
     for pid in host.pids():
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-        except FileNotFoundError:  # it has ended meanwhile
+        except FileNotFoundError:  # the process has ended
             continue
         if words[0].endswith("stunnel"):
-            found[Path(words[1]).stem] = pid
-    return found
+            listeners[Path(words[1]).stem] = pid
+    return listeners
 
 
 def door(host: Host) -> int:
-    """Return the port at which other hosts' tunnels come in."""
+    """Return the port for the tunnels of other hosts."""
     (config,) = host.runtime.glob("agent-*/shared/tunnels/door.conf")
     (line,) = (line for line in config.read_text().splitlines() if line.startswith("accept"))
     return int(line.rpartition(" ")[2])
@@ -102,8 +102,8 @@ def test_training_data_flows_between_all_hosts(shared: tfd.Cluster, hosts: Hosts
     assert len({task.address for task in shared.tasks}) == len(shared.tasks)
 
 
-#: A training with a launcher's expression, in a process of its own: one that has connected to a
-#: cluster never is as it was before.
+#: A training with a launcher's expression. It runs in a separate process, because TensorFlow cannot
+#: undo a connection to a cluster.
 TRAINING = """
 import tensorflow as tf, tfd_notebook as tfd
 with tfd.Cluster(workers=1, ps=1, name="training", launcher={launcher}) as cluster:
@@ -120,26 +120,30 @@ with tfd.Cluster(workers=1, ps=1, name="training", launcher={launcher}) as clust
 """
 
 
-def test_workers_and_parameter_servers_compute_through_them(make: Make, hosts: Hosts) -> None:
+def test_workers_and_parameter_servers_use_the_tunnels(make: Make, hosts: Hosts) -> None:
     place = {"ps": f"root@{hosts.north.address}", "worker": f"root@{hosts.east.address}"}
     launcher = make(place=place)
     code = TRAINING.format(launcher=f"tfd.launchers.SSH(**{launcher.options!r})")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150)
-    assert "got 3.0 /job:ps" in done.stdout, done.stderr[-2000:]
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=150
+    )
+    assert "got 3.0 /job:ps" in completed.stdout, completed.stderr[-2000:]
 
 
-def test_nothing_else_listens_for_other_hosts(shared: tfd.Cluster, hosts: Hosts) -> None:
+def test_no_other_listener_is_open_to_other_hosts(shared: tfd.Cluster, hosts: Hosts) -> None:
     assert set(shared.to_frame()["open_to"]) == {"loopback"}
     for host in (hosts.north, hosts.east):
         others = [hosts.west, hosts.north if host is hosts.east else hosts.east]
         for port in open_ports(host) - {door(host)}:
-            # TensorFlow's servers listen everywhere, behind a filter of ours.
+            # TensorFlow's servers listen on all addresses, behind the package's packet filter.
             assert not any(knock(other, host.address, port) for other in others)
         assert knock(hosts.west, host.address, door(host))
 
 
-def test_strangers_are_refused(shared: tfd.Cluster, hosts: Hosts, tmp_path: Path) -> None:
-    """Without a certificate, with one of another authority, and without TLS at all."""
+def test_unauthenticated_clients_are_refused(
+    shared: tfd.Cluster, hosts: Hosts, tmp_path: Path
+) -> None:
+    """Connect without a certificate, with one of another authority, and without TLS."""
     port, task = door(hosts.east), row(shared, "data_worker:1").address.rpartition(":")[2]
     stranger = Authority(tmp_path / "stranger")
     certificate, key = stranger.issue(Peer(f"p{task}.tfd", "127.0.0.1"))
@@ -165,7 +169,7 @@ print("answered" if answer[3:4] == bytes([4]) else "refused")
         done = hosts.west.run([sys.executable, "-c", code, *words])
         return done.stdout.strip() or done.stderr.strip().splitlines()[-1].partition(":")[0]
 
-    # The same with a certificate of the cluster is answered, by TensorFlow's server.
+    # With a certificate of the cluster, TensorFlow's server answers.
     own = next(hosts.west.runtime.glob("agent-*/shared/tunnels"))
     (seen,) = (Path("/run/tfd") / own.relative_to(hosts.west.runtime),)
     assert answers("own", str(seen / "certificate.pem"), str(seen / "key.pem")) == "answered"
@@ -176,18 +180,18 @@ print("answered" if answer[3:4] == bytes([4]) else "refused")
     assert shared.state == "ready"
 
 
-def test_keys_are_this_users_alone(shared: tfd.Cluster, hosts: Hosts) -> None:
+def test_keys_are_readable_by_this_user_only(shared: tfd.Cluster, hosts: Hosts) -> None:
     for host in hosts:
         (directory,) = host.runtime.glob("agent-*/shared/tunnels")
         assert directory.stat().st_mode & 0o777 == 0o700
         for name in ("key.pem", "certificate.pem", "trust.pem"):
             assert (directory / name).stat().st_mode & 0o777 == 0o600
-        # The authority's own key is nowhere: nobody there can let in others.
+        # The authority's private key is not stored, so that no host can sign certificates.
         texts = "".join(path.read_text() for path in directory.iterdir() if path.is_file())
         assert texts.count("PRIVATE KEY") == 2
 
 
-def test_a_killed_tunnel_comes_back(shared: tfd.Cluster, hosts: Hosts) -> None:
+def test_killed_tunnel_is_restarted(shared: tfd.Cluster, hosts: Hosts) -> None:
     for host in (hosts.north, hosts.east):
         before = stunnels(host)
         assert "door" in before
@@ -204,7 +208,7 @@ def test_a_killed_tunnel_comes_back(shared: tfd.Cluster, hosts: Hosts) -> None:
     assert any("tunnel door" in notice.what for notice in shared.snapshot().notices)
 
 
-def test_it_scales(shared: tfd.Cluster, hosts: Hosts) -> None:
+def test_cluster_scales_with_tunnels(shared: tfd.Cluster, hosts: Hosts) -> None:
     shared.scale(data_workers=4)
     assert len(data_service.of(shared).data_workers()) == 4
     assert numbers(shared) == list(range(100))
@@ -212,10 +216,10 @@ def test_it_scales(shared: tfd.Cluster, hosts: Hosts) -> None:
     assert numbers(shared) == list(range(100))
 
 
-def test_a_channel_that_is_lost_harms_no_tunnel(shared: tfd.Cluster, hosts: Hosts) -> None:
+def test_lost_channel_does_not_affect_tunnels(shared: tfd.Cluster, hosts: Hosts) -> None:
     before = stunnels(hosts.north)
     for pid in hosts.north.pids():
-        with contextlib.suppress(psutil.Error):  # one session ends with another
+        with contextlib.suppress(psutil.Error):  # a session may end with another one
             if " ".join(psutil.Process(pid).cmdline()).startswith("sshd: root"):
                 os.kill(pid, signal.SIGKILL)
     assert numbers(shared) == list(range(100))
@@ -223,7 +227,7 @@ def test_a_channel_that_is_lost_harms_no_tunnel(shared: tfd.Cluster, hosts: Host
     until(lambda: "reconnected to" in " ".join(n.what for n in shared.snapshot().notices))
 
 
-def test_everything_is_removed(hosts: Hosts, make: Make) -> None:
+def test_stop_removes_all_files_and_processes(hosts: Hosts, make: Make) -> None:
     before = {host: host.pids() for host in hosts}
     mine = {child.pid for child in psutil.Process().children(recursive=True)}
     with tfd.Cluster(data_workers=2, name="brief", launcher=make()) as cluster:
@@ -239,7 +243,7 @@ def test_everything_is_removed(hosts: Hosts, make: Make) -> None:
     until(lambda: not own_tunnels())
 
 
-def test_an_agent_that_is_killed_takes_its_tunnels_along(hosts: Hosts, make: Make) -> None:
+def test_killed_agent_ends_its_tunnels(hosts: Hosts, make: Make) -> None:
     before = set(stunnels(hosts.east).values())
     cluster = tfd.Cluster(data_workers=2, name="headless", launcher=make())
     try:
@@ -260,16 +264,16 @@ def test_an_agent_that_is_killed_takes_its_tunnels_along(hosts: Hosts, make: Mak
             subprocess.run(["rm", "-r", path.parent], check=True)
 
 
-def test_a_host_without_stunnel_is_named(make: Make, hosts: Hosts) -> None:
+def test_host_without_stunnel_is_reported(make: Make, hosts: Hosts) -> None:
     nowhere = {"PATH": "/nowhere"}
-    with pytest.raises(errors.LaunchError, match="no stunnel") as told:
+    with pytest.raises(errors.LaunchError, match="no stunnel") as caught:
         tfd.Cluster(data_workers=1, name="bare", launcher=make(variables=nowhere))
-    assert f"root@{hosts.north.address}" in str(told.value)
-    assert "apt-get install stunnel4" in str(told.value)
+    assert f"root@{hosts.north.address}" in str(caught.value)
+    assert "apt-get install stunnel4" in str(caught.value)
     assert "bare" not in tfd.clusters()
 
 
-def test_hosts_that_jupyter_reaches_have_them_too(hosts: Hosts, jupyter: Jupyters) -> None:
+def test_jupyter_hosts_use_tunnels(hosts: Hosts, jupyter: Jupyters) -> None:
     launcher = tfd.launchers.Jupyter(
         [server.url for server in jupyter],
         token={server.url: server.token for server in jupyter},
@@ -283,9 +287,9 @@ def test_hosts_that_jupyter_reaches_have_them_too(hosts: Hosts, jupyter: Jupyter
         assert "door" in stunnels(hosts.east)
 
 
-def test_it_can_be_asked_for_in_words() -> None:
-    made = tfd.launchers.SSH("one", secure="tls")
-    assert tfd.launchers.SSH(**made.options).options == made.options
-    assert made.options["secure"] == "tls"
+def test_secure_tls_is_a_launcher_option() -> None:
+    ssh = tfd.launchers.SSH("one", secure="tls")
+    assert tfd.launchers.SSH(**ssh.options).options == ssh.options
+    assert ssh.options["secure"] == "tls"
     with pytest.raises(errors.UsageError, match="secure='ssl'"):
         tfd.launchers.SSH("one", secure="ssl")

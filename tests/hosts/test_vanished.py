@@ -1,4 +1,4 @@
-"""Channels between hosts of their own, of which one vanishes without closing its connections."""
+"""Channels between hosts of which one vanishes without closing its connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ sys.stdin.read()
 """
 
 
-def test_a_data_worker_stops_waiting_for_a_driver_that_vanished(
+def test_data_worker_stops_waiting_for_a_vanished_driver(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(secure_channel, "VANISHED_SECONDS", 4)

@@ -255,20 +255,20 @@ class TestBadAnswers:
         return str(caught.value)
 
     def test_nobody(self, cluster: Kubernetes) -> None:
-        self.wrong(errors.NoTasks, "there is no pod of role=worker")
+        self.wrong(errors.NoTasks, "no pod matches role=worker")
         workers(cluster, 6, phase="Pending", ready=False)
         text = self.wrong(errors.NoTasks, "no pod of role=worker is ready: w-0 is Pending, ")
         assert ", ..." in text
 
     def test_credentials(self, cluster: Kubernetes, tmp_path: Path) -> None:
         expired = str(cluster.kubeconfig("expired"))
-        text = self.wrong(errors.AccessDenied, "missing, wrong or expired", kubeconfig=expired)
+        text = self.wrong(errors.AccessDenied, "missing, invalid or expired", kubeconfig=expired)
         assert f"https://127.0.0.1:{cluster.port}" in text
         cluster.roles["stranger"] = "other"
         stranger = str(cluster.kubeconfig("stranger"))
         text = self.wrong(errors.AccessDenied, "do not suffice", kubeconfig=stranger)
         assert "cannot list resource" in text
-        assert "allow list and watch of pods" in text
+        assert "allows list and watch of pods" in text
 
     def test_configurations_that_are_none(
         self, cluster: Kubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -277,11 +277,11 @@ class TestBadAnswers:
         broken.write_text("clusters: [")
         half.write_text("current-context: it\ncontexts: []\nclusters: []\nusers: []\n")
         for path in (missing, broken, half):
-            self.wrong(errors.AccessDenied, "gives no credentials", kubeconfig=str(path))
-        self.wrong(errors.AccessDenied, "gives no credentials", context="another")
+            self.wrong(errors.AccessDenied, "reading the credentials from", kubeconfig=str(path))
+        self.wrong(errors.AccessDenied, "reading the credentials from", context="another")
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
-        self.wrong(errors.AccessDenied, "service account gives no credentials")
+        self.wrong(errors.AccessDenied, "credentials from the service account failed")
 
     @pytest.mark.parametrize("status", [500, 503])
     def test_errors_of_the_server(self, cluster: Kubernetes, status: int) -> None:
@@ -295,7 +295,7 @@ class TestBadAnswers:
         assert addresses(KubernetesResolver(WORKERS)) == ["10.0.0.0:8470"]
 
     def test_silence(self, cluster: Kubernetes, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("tfd_notebook.resolvers.kubernetes._ASK_SECONDS", 0.3)
+        monkeypatch.setattr("tfd_notebook.resolvers.kubernetes._REQUEST_SECONDS", 0.3)
         cluster.fail("silence")
         self.wrong(errors.NoAnswer, "does not answer")
 
@@ -334,9 +334,9 @@ class TestBadAnswers:
 
     def test_arguments_that_cannot_be_meant(self) -> None:
         for options, said in (
-            ({"jobs": {}}, "names no job"),
-            ({"jobs": {"worker": ""}}, "no label selector"),
-            ({"jobs": {"worker": [1]}}, "no label selector"),
+            ({"jobs": {}}, "expected a selector for each job"),
+            ({"jobs": {"worker": ""}}, "expected a label selector"),
+            ({"jobs": {"worker": [1]}}, "expected a label selector"),
             ({"jobs": WORKERS, "port": 0}, "port=0"),
             ({"jobs": WORKERS, "port": ""}, "port=''"),
         ):
